@@ -24,8 +24,8 @@ from bench.brokers import (
     WithAWindowOf1000,
     WithoutHistory,
     WithoutSyncing,
-    why_no_activemq,
-    why_no_memory_folder,
+    no_activemq_reason,
+    no_memory_folder_reason,
 )
 from bench.load import LOADS, Load, run
 from bench.options import not_negative, positive
@@ -147,10 +147,10 @@ class _Bench:
 
     def measure(self) -> int:
         notes = [*machine.facts(self._folder), ("seed", str(self._options.seed))]
-        if self._results.theirs == report.THEIRS:
+        if self._results.peer == report.ACTIVEMQ:
             notes.append(machine.activemq())
         for name, value in notes:
-            _say(f"{name}: {value}")
+            _print_line(f"{name}: {value}")
         described = len(notes)
         status = self._guarded()
         rows = report.table(self._results, self._loads, compared=self._options.only != "truenext")
@@ -160,8 +160,8 @@ class _Bench:
             notes.append((f"from SEND to receipt, {title}, {name}", f"median {half:.2f} ms, 99 % below {most:.2f} ms"))
         if echoes := self._results.of(_ONE_AT_A_TIME[0], _ECHO):
             share = statistics.median(echoes) / statistics.median(self._results.of(_ONE_AT_A_TIME[0], _BARE))
-            told = f"{report.spread(echoes)}, {share:.2f} of the {_BARE}"
-            notes.append((f"for orientation, {_ECHO}, msg/s", told))
+            text = f"{report.spread(echoes)}, {share:.2f} of the {_BARE}"
+            notes.append((f"for orientation, {_ECHO}, msg/s", text))
         print("\n" + report.plain(rows))
         print("messages a second, median (lowest-highest) of the runs; ratio of the medians")
         if self._options.history_cost and (ratio := report.median_ratio(self._results, self._loads)) is not None:
@@ -179,10 +179,10 @@ class _Bench:
             with ExitStack() as stack:
                 self._all_runs([stack.enter_context(broker) for broker in self._brokers()])
         except KeyboardInterrupt:
-            _say("interrupted")
+            _print_line("interrupted")
             return 130
         except (BrokerError, WorkerError) as error:
-            _say(f"failed: {error}")
+            _print_line(f"failed: {error}")
             return 1
         return 0
 
@@ -193,8 +193,8 @@ class _Bench:
         if self._options.history_cost:
             brokers.append(WithoutHistory(self._folder))
         elif self._options.sync_cost:
-            if reason := why_no_memory_folder():
-                _say(f"nothing to compare with: {reason}")
+            if reason := no_memory_folder_reason():
+                _print_line(f"nothing to compare with: {reason}")
                 self._options.only = "truenext"
             else:
                 brokers.append(WithoutSyncing())
@@ -202,8 +202,8 @@ class _Bench:
             brokers[0].prefetch = None
             brokers.append(WithAWindowOf1000(self._folder))
         elif not self._options.floor and self._options.only != "truenext":
-            if reason := why_no_activemq():
-                _say(f"without ActiveMQ: {reason}")
+            if reason := no_activemq_reason():
+                _print_line(f"without ActiveMQ: {reason}")
                 self._options.only = "truenext"
             else:
                 brokers.append(ActiveMQ(self._folder))
@@ -230,7 +230,7 @@ class _Bench:
         echoed = floor.echo_rate(self._folder, load, messages, self._options.seed + turn)
         for name, rate in ((_BARE, bare), (_ECHO, echoed)):
             self._results.add(load, name, rate)
-            _say(f"{load.key}. {load.title}, {name}, run {turn + 1}: {rate:,.0f} msg/s ({messages:,})")
+            _print_line(f"{load.key}. {load.title}, {name}, run {turn + 1}: {rate:,.0f} msg/s ({messages:,})")
 
     def _warm_up(self, broker: Broker) -> None:
         shares = sum(load.warmup_share for load in self._loads)
@@ -246,14 +246,14 @@ class _Bench:
             queue = f"/queue/bench.{load.key}.{self._queues}"
             outcome = run(load, broker.port, queue, messages, seed, prefetch=broker.prefetch)
         except WorkerError as error:
-            state = "is still running" if broker.alive() else "has died"
+            state = "is still running" if broker.is_running() else "has died"
             raise WorkerError(f"{error}\n{broker.name} {state}; it printed:\n{broker.log()[-3000:]}") from error
         time.sleep(_PAUSE)
         used = (broker.processor_seconds() - before) / messages * 1e6
         own = outcome.generator_processor / messages * 1e6
         if outcome.latency is not None and label != "warm-up":
             self._latencies.setdefault((load.title, broker.name), []).append(outcome.latency)
-        _say(
+        _print_line(
             f"{load.key}. {load.title}, {broker.name}, {label}: {outcome.rate:,.0f} msg/s ({messages:,} in"
             f" {outcome.seconds:.2f} s; processor time a message: broker {used:.1f} us, generator {own:.1f} us)"
         )
@@ -268,7 +268,7 @@ def _headroom(seed: int) -> int:
     return 0
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(text, flush=True)
 
 

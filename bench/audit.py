@@ -56,10 +56,10 @@ def peak_memory() -> int:
             found = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
             parents[int(found["Pid"])] = int(found["PPid"])
             peaks[int(found["Pid"])] = int(found.get("VmHWM", "0").split()[0])
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(peaks[pid] for pid in ours)
+    own_pids = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in own_pids} - own_pids:
+        own_pids |= more
+    return sum(peaks[pid] for pid in own_pids)
 
 
 def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int) -> None:
@@ -77,38 +77,38 @@ def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int)
     target.mkdir(parents=True)
     head = {"event": [1], "run": [1], "kind": ["run-started"], "reason": ["clean"], "at": [_EPOCH]}
     _write(target / "0000.parquet", head)
-    at_once = max(1, _FILE_ROWS // per_round)
-    for part, begin in enumerate(range(0, rounds, at_once)):
-        count = min(at_once, rounds - begin)
-        _write(target / f"{part + 1:04d}.parquet", _rounds(numbers, names, shares, begin, count))
+    rounds_per_file = max(1, _FILE_ROWS // per_round)
+    for part, first in enumerate(range(0, rounds, rounds_per_file)):
+        count = min(rounds_per_file, rounds - first)
+        _write(target / f"{part + 1:04d}.parquet", _rounds(numbers, names, shares, first, count))
 
 
 def _rounds(
-    numbers: np.random.Generator, names: np.ndarray, shares: np.ndarray, begin: int, count: int
+    numbers: np.random.Generator, names: np.ndarray, shares: np.ndarray, first: int, count: int
 ) -> dict[str, object]:
     wide, per_round = _WINDOW, 3 * _WINDOW + 1
     queue = names[numbers.choice(len(names), count, p=shares)]
     priority = numbers.choice([9, 4, 0], (count, wide), p=[0.2, 0.6, 0.2])
     persistent = numbers.random((count, wide)) < 0.5
-    batch = begin + 1 + np.arange(count)
-    sequence = begin * wide + 1 + np.arange(count * wide).reshape(count, wide)
+    batch = first + 1 + np.arange(count)
+    sequence = first * wide + 1 + np.arange(count * wide).reshape(count, wide)
     order = np.lexsort((sequence, -priority), axis=1)
     served = np.take_along_axis(sequence, order, axis=1)
     nothing = np.full((count, wide), -1)
     one = np.full((count, 1), -1)
     # Dispatch and acknowledgement of each message, one after the other.
-    given = np.repeat(served, 2, axis=1)
+    dispatched = np.repeat(served, 2, axis=1)
     kind = np.tile(
         np.array(["accepted"] * wide + ["committed"] + ["dispatched", "acknowledged"] * wide), (count, 1)
     ).ravel()
-    event = 2 + begin * per_round + np.arange(count * per_round)
+    event = 2 + first * per_round + np.arange(count * per_round)
     batches = np.hstack(
         [np.where(persistent, batch[:, None], 0), batch[:, None], np.hstack([nothing, nothing])]
     ).ravel()
     priorities = np.hstack([priority, one, nothing, nothing]).ravel()
-    sequences = np.hstack([sequence, one, given]).ravel()
+    sequences = np.hstack([sequence, one, dispatched]).ravel()
     is_commit, is_accept = kind == "committed", kind == "accepted"
-    is_late = ~(is_commit | is_accept)
+    is_delivery = ~(is_commit | is_accept)
     return {
         "event": event,
         "run": np.ones(len(event), np.int32),
@@ -119,8 +119,8 @@ def _rounds(
         "priority": pa.array(priorities.astype(np.int8), mask=~is_accept),
         "persistent": pa.array(np.hstack([persistent, one > 0, nothing > 0, nothing > 0]).ravel(), mask=~is_accept),
         "size": pa.array(np.full(len(event), 1024, np.int32), mask=~is_accept),
-        "batch": pa.array(batches, mask=is_late),
-        "consumer": pa.array(np.full(len(event), 7), mask=~is_late),
+        "batch": pa.array(batches, mask=is_delivery),
+        "consumer": pa.array(np.full(len(event), 7), mask=~is_delivery),
         "deliveries": pa.array(np.ones(len(event), np.int32), mask=kind != "dispatched"),
     }
 

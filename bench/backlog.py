@@ -24,7 +24,7 @@ from bench.backlog_load import LAST, MESSAGES_PER_PROBE, SIZES, Backlog, Pace, P
 from bench.brokers import BrokerError, Truenext
 from bench.memory import MEMORY_TARGET, MemoryWatch
 from bench.options import positive, sizes
-from bench.progress import guarded, phase, say, work
+from bench.progress import guarded, phase, print_line, work
 from bench.workers import Job, WorkerError, end_in_order
 
 RATE_TARGET = 0.8
@@ -131,9 +131,9 @@ class _Bench:
     def measure(self) -> int:
         notes = [*machine.facts(self._folder), ("seed", str(self._options.seed)), ("disk", self._need())]
         for name, value in notes:
-            say(f"{name}: {value}")
-        if (reason := self._why_no_room()) is not None:
-            say(f"failed: {reason}")
+            print_line(f"{name}: {value}")
+        if (reason := self._no_space_reason()) is not None:
+            print_line(f"failed: {reason}")
             return 1
         all_figures: list[Figures] = []
         status = guarded(lambda: self._measure_all(all_figures))
@@ -142,8 +142,8 @@ class _Bench:
             print(f"\n{title}\n{report.plain(rows)}")
         if self._options.markdown and status == 0:
             self._options.markdown.parent.mkdir(parents=True, exist_ok=True)
-            told = [f"{title}\n\n{report.markdown(rows, [])}" for title, rows in tables]
-            self._options.markdown.write_text("\n".join([*told, report.bullets(notes), ""]))
+            texts = [f"{title}\n\n{report.markdown(rows, [])}" for title, rows in tables]
+            self._options.markdown.write_text("\n".join([*texts, report.bullets(notes), ""]))
         return status
 
     def _need(self) -> str:
@@ -154,7 +154,7 @@ class _Bench:
             f" included, and {_gib(history)} of history); {_gib(shutil.disk_usage(self._folder).free)} are free"
         )
 
-    def _why_no_room(self) -> str | None:
+    def _no_space_reason(self) -> str | None:
         need, free = disk_bytes(max(self._options.messages)), shutil.disk_usage(self._folder).free
         if need <= free:
             return None
@@ -164,10 +164,10 @@ class _Bench:
         """Whatever ends it early, broker and data are gone afterwards."""
         for backlog in self._backlogs:
             all_figures.append(Figures(backlog))
-            _One(all_figures[-1], self._folder, self._options.probes).measure()
+            _BacklogRun(all_figures[-1], self._folder, self._options.probes).measure()
 
 
-class _One:
+class _BacklogRun:
     """One backlog, from its first message to its last."""
 
     def __init__(self, figures: Figures, folder: Path, probes: int) -> None:
@@ -180,23 +180,23 @@ class _One:
 
     def measure(self) -> None:
         """Raises: BrokerError, WorkerError, OSError, ValueError"""
-        say(f"\n{_kind(self._backlog)}, {self._backlog.messages:,} messages")
+        print_line(f"\n{_kind(self._backlog)}, {self._backlog.messages:,} messages")
         with self._broker, self._memory:
             try:
-                self._pass_through(self._figures)
+                self._run_phases(self._figures)
             except (WorkerError, OSError, ValueError) as error:
-                state = "is still running" if self._broker.alive() else "has died"
+                state = "is still running" if self._broker.is_running() else "has died"
                 raise WorkerError(f"{error}\ntruenext {state}; it printed:\n{self._broker.log()[-3000:]}") from error
 
-    def _pass_through(self, figures: Figures) -> None:
+    def _run_phases(self, figures: Figures) -> None:
         backlog = self._backlog
         with phase("enqueue", self._memory):
             figures.enqueue = self._work("enqueued", backlog.messages, fill, backlog, self._broker.port)
-            say(_pace_told(figures.enqueue))
-            say(f"  disk: {self._disk_told(1)}")
+            print_line(_describe_pace(figures.enqueue))
+            print_line(f"  disk: {self._describe_disk(1)}")
         with phase("late messages", self._memory):
             figures.probes = self._work("late messages", self._probes, probe, backlog, self._broker.port, self._probes)
-            say(_waits_told(figures.probes))
+            print_line(_describe_waits(figures.probes))
         with phase("clean restart", self._memory):
             figures.stop = self._stop_cleanly()
             figures.start, figures.start_first = self._start()
@@ -206,12 +206,12 @@ class _One:
                 self._broker.end(signal.SIGKILL, _PATIENCE)
                 figures.crash_start, figures.crash_first = self._start()
         with phase("drain", self._memory):
-            taken = figures.probes.taken
-            left = backlog.messages - len(taken)
-            figures.drain = self._work("drained", left, drain, backlog, self._broker.port, taken)
-            say(_pace_told(figures.drain))
-            say(f"  all {backlog.messages:,} came exactly once and in order")
-            say(f"  disk: {self._disk_told(EVENTS_PER_MESSAGE)}")
+            received = figures.probes.received
+            remaining = backlog.messages - len(received)
+            figures.drain = self._work("drained", remaining, drain, backlog, self._broker.port, received)
+            print_line(_describe_pace(figures.drain))
+            print_line(f"  all {backlog.messages:,} came exactly once and in order")
+            print_line(f"  disk: {self._describe_disk(EVENTS_PER_MESSAGE)}")
         with phase("end", self._memory):
             self._stop_cleanly()
 
@@ -223,7 +223,7 @@ class _One:
         started = time.monotonic()
         status = self._broker.end(signal.SIGTERM, _PATIENCE)
         seconds = time.monotonic() - started
-        say(f"  clean stop: {seconds:.2f} s, exit status {status}")
+        print_line(f"  clean stop: {seconds:.2f} s, exit status {status}")
         if status:
             raise BrokerError(f"truenext exited with {status}; it printed:\n{self._broker.log()[-3000:]}")
         return seconds
@@ -235,16 +235,16 @@ class _One:
         listening = time.monotonic() - started
         first(self._broker.port, self._backlog)
         message = time.monotonic() - started
-        say(f"  start: {listening:.2f} s until it listens, {message:.2f} s until the first message")
+        print_line(f"  start: {listening:.2f} s until it listens, {message:.2f} s until the first message")
         return listening, message
 
-    def _disk_told(self, events: int) -> str:
+    def _describe_disk(self, events: int) -> str:
         """`events` is what has happened to each message so far."""
         history = _bytes_in(self._broker.data / "history")
-        kept = _bytes_in(self._broker.data) - history
+        stored = _bytes_in(self._broker.data) - history
         messages = self._backlog.messages
         return (
-            f"checkpoint and journal {_gib(kept)} ({kept / messages / 1024:.2f} KiB a message), history"
+            f"checkpoint and journal {_gib(stored)} ({stored / messages / 1024:.2f} KiB a message), history"
             f" {_gib(history)} ({history / messages / events:.0f} bytes an event)"
         )
 
@@ -302,8 +302,8 @@ def _limits(
     ]
 
 
-def _yes(met: bool) -> str:
-    return "yes" if met else "no"
+def _yes(is_met: bool) -> str:
+    return "yes" if is_met else "no"
 
 
 def _by_kind(all_figures: list[Figures]) -> list[list[Figures]]:
@@ -319,7 +319,7 @@ def _kind(backlog: Backlog) -> str:
     return "persistent" if backlog.persistent else "transient"
 
 
-def _pace_told(pace: Pace) -> str:
+def _describe_pace(pace: Pace) -> str:
     return (
         f"  {pace.messages:,} in {pace.seconds:.1f} s: {pace.rate:,.0f} msg/s, the last {pace.last_messages:,}"
         f" {pace.last_rate:,.0f} msg/s (load generator: {pace.processor / pace.messages * 1e6:.1f} us of processor"
@@ -327,7 +327,7 @@ def _pace_told(pace: Pace) -> str:
     )
 
 
-def _waits_told(probes: Probes) -> str:
+def _describe_waits(probes: Probes) -> str:
     lines = []
     for name, kind in (("transient", False), ("persistent", True)):
         waits = [seconds * 1000 for persistent, seconds in probes.waits if persistent is kind]
@@ -337,7 +337,7 @@ def _waits_told(probes: Probes) -> str:
                 f"  late messages of priority 9, {len(waits)} {name}: median {half:.2f} ms, 99 % within {most:.2f} ms,"
                 f" longest {longest:.2f} ms"
             )
-    lines.append(f"  {len(probes.taken):,} others taken one by one meanwhile")
+    lines.append(f"  {len(probes.received):,} others taken one by one meanwhile")
     return "\n".join(lines)
 
 

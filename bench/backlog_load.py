@@ -80,7 +80,7 @@ class Probes(NamedTuple):
 
     waits: list[tuple[bool, float]]
     """Persistent or not, and seconds from writing the SEND until the MESSAGE was read and acknowledged."""
-    taken: list[int]
+    received: list[int]
     """Numbers of the others that were taken and acknowledged meanwhile, in order."""
 
 
@@ -127,7 +127,7 @@ def is_late_persistent(backlog: Backlog, number: int) -> bool:
     return bool((number - backlog.messages) % 2)
 
 
-class Account:
+class DeliveryCheck:
     """Whether each message of a backlog comes exactly once, and in the order of the contract, whoever takes it.
 
     One consumer at a time and no sender: then the order of arrival is that of the keys.
@@ -138,7 +138,7 @@ class Account:
         self._ranks = [(LATE_PRIORITY - priority) * _NUMBERS for priority in mixture.priorities]
         self._last_key = -1
 
-    def take(self, numbers: Iterable[int]) -> None:
+    def add(self, numbers: Iterable[int]) -> None:
         """Raises: ValueError"""
         seen, ranks, last_key = self._seen, self._ranks, self._last_key
         for number in numbers:
@@ -159,9 +159,9 @@ class Account:
 
     def close(self) -> None:
         """Raises: ValueError if any has not come."""
-        lost = self._seen.count(0)
-        if lost:
-            raise ValueError(f"{lost} messages have not come, the first of them is {self._seen.index(0)}")
+        missing = self._seen.count(0)
+        if missing:
+            raise ValueError(f"{missing} messages have not come, the first of them is {self._seen.index(0)}")
 
 
 def _priority(key: int) -> int:
@@ -197,23 +197,23 @@ class Inbox:
                 stop = buffer.find(0, at, end)
                 if stop < 0:
                     break
-                self._take_other(bytes(buffer[at:stop]))
+                self._count_receipt(bytes(buffer[at:stop]))
                 at = stop + 1
                 continue
             ack, number_text, size_text = found.groups()
             number, body_at = int(number_text), found.end()
-            behind = body_at + int(size_text) + 1
-            if behind > end:
+            frame_end = body_at + int(size_text) + 1
+            if frame_end > end:
                 break
-            if buffer[body_at:behind] != bodies[number % _KINDS]:
-                raise ValueError(f"message {number} came with another body: {bytes(buffer[at:behind])[:500]!r}")
+            if buffer[body_at:frame_end] != bodies[number % _KINDS]:
+                raise ValueError(f"message {number} came with another body: {bytes(buffer[at:frame_end])[:500]!r}")
             messages.append((bytes(ack), number))
-            at = behind
+            at = frame_end
         self._end = end - at
         buffer[: self._end] = buffer[at:end]
         return got, messages
 
-    def _take_other(self, frame: bytes) -> None:
+    def _count_receipt(self, frame: bytes) -> None:
         if not frame.lstrip(b"\n").startswith(b"RECEIPT\n"):
             raise ConnectionError(f"a frame that nobody expects: {frame[:500]!r}")
         self.receipts += 1
@@ -248,14 +248,14 @@ def probe(gate: Gate, backlog: Backlog, port: int, probes: int, done: Counter) -
     """Worker: take the backlog one by one, each acknowledged when it comes, and send a late message now and then."""
     dice = random.Random(backlog.seed + 1)
     mixture = Mixture(backlog.seed)
-    account = Account(backlog, mixture)
+    check = DeliveryCheck(backlog, mixture)
     most_between = min(_BETWEEN_PROBES, backlog.messages // (4 * probes))
     waits: list[tuple[bool, float]] = []
-    taken: list[int] = []
+    received: list[int] = []
     with connect(port) as producer, connect(port) as consumer:
         inbox = Inbox(consumer, mixture)
 
-        def take(receipt: str | None = None) -> list[int]:
+        def receive(receipt: str | None = None) -> list[int]:
             """What one read brings, acknowledged; the late ones are told, the others are noted down."""
             late: list[int] = []
             for ack, number in inbox.read()[1]:
@@ -263,40 +263,40 @@ def probe(gate: Gate, backlog: Backlog, port: int, probes: int, done: Counter) -
                 if number >= backlog.messages:
                     late.append(number)
                 else:
-                    account.take([number])
-                    taken.append(number)
+                    check.add([number])
+                    received.append(number)
             return late
 
         gate.ready()
         consumer.sendall(frames.subscribe(backlog.queue, True, "subscribed", prefetch=1))
         for number in range(backlog.messages, backlog.messages + probes):
-            until = len(taken) + dice.randint(0, most_between)
-            while len(taken) < until:
-                take()
+            until = len(received) + dice.randint(0, most_between)
+            while len(received) < until:
+                receive()
             # Not always just behind an acknowledgement: anywhere between two messages.
             moment = time.monotonic() + dice.uniform(0, 0.002)
-            while (left := moment - time.monotonic()) > 0:
-                if select.select([consumer], [], [], left)[0]:
-                    take()
+            while (remaining := moment - time.monotonic()) > 0:
+                if select.select([consumer], [], [], remaining)[0]:
+                    receive()
             frame = mixture.send(backlog, number)
             started = time.perf_counter()
             producer.sendall(frame)
-            while not (late := take()):
+            while not (late := receive()):
                 pass
             waits.append((is_late_persistent(backlog, number), time.perf_counter() - started))
             if late != [number]:
                 raise ValueError(f"late messages {late} came when {number} was to come")
             done.value += 1
         # The receipt for the last one says that a kill -9 brings none of them back.
-        until = len(taken) + 1
-        while len(taken) < until:
-            take(receipt="acknowledged")
+        until = len(received) + 1
+        while len(received) < until:
+            receive(receipt="acknowledged")
         while inbox.receipts < 2:
             inbox.read()
         consumer.sendall(frames.unsubscribe("unsubscribed"))
         while inbox.receipts < 3:
             inbox.read()
-    return Probes(waits, taken)
+    return Probes(waits, received)
 
 
 def first(port: int, backlog: Backlog) -> int:
@@ -313,12 +313,12 @@ def first(port: int, backlog: Backlog) -> int:
     return number
 
 
-def drain(gate: Gate, backlog: Backlog, port: int, taken: list[int], done: Counter) -> Pace:
+def drain(gate: Gate, backlog: Backlog, port: int, received: list[int], done: Counter) -> Pace:
     """Worker: take and acknowledge all that is not ``taken`` yet; every message one by one, prefetch 1000."""
     mixture = Mixture(backlog.seed)
-    account = Account(backlog, mixture)
-    account.take(taken)
-    total = backlog.messages - len(taken)
+    check = DeliveryCheck(backlog, mixture)
+    check.add(received)
+    total = backlog.messages - len(received)
     before_last = max(0, total - backlog.last)
     lap_count, lap_at = 0, 0.0
     with connect(port) as sock:
@@ -334,9 +334,9 @@ def drain(gate: Gate, backlog: Backlog, port: int, taken: list[int], done: Count
             try:
                 got, messages = inbox.read()
             except TimeoutError:
-                account.close()
+                check.close()
                 raise
-            account.take([number for _, number in messages])
+            check.add([number for _, number in messages])
             count += len(messages)
             done.value = count
             if not lap_at and count >= before_last:
@@ -354,5 +354,5 @@ def drain(gate: Gate, backlog: Backlog, port: int, taken: list[int], done: Count
                 raise ValueError(f"message {more[0][1]} came when all had come")
         ended = time.monotonic()
         processor = processor_seconds() - processor
-        account.close()
+        check.close()
     return Pace(total, ended - started, total - lap_count, ended - lap_at, processor)

@@ -121,7 +121,7 @@ class Broker:
 
         Raises: BrokerError if it ends, or does not get there in `patience` seconds.
         """
-        self._log = (self._where() / "output.log").open("wb")
+        self._log = (self._require_folder() / "output.log").open("wb")
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
@@ -145,7 +145,7 @@ class Broker:
             status = process.wait(patience)
         except subprocess.TimeoutExpired as error:
             raise BrokerError(f"{self.name} still runs {patience:.0f} s after {by.name}") from error
-        self._forget()
+        self._close_log()
         return status
 
     def prepare(self, folder: Path) -> list[str]:
@@ -165,7 +165,7 @@ class Broker:
             return ""
         return (self._folder / "output.log").read_text(errors="replace")
 
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def anonymous_memory(self) -> int | None:
@@ -195,17 +195,17 @@ class Broker:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
-            self._forget()
+            self._close_log()
             if self._folder is not None:
                 _end_exporter(self._folder / "data" / "history")
                 shutil.rmtree(self._folder, ignore_errors=True)
                 self._folder = None
 
-    def _where(self) -> Path:
+    def _require_folder(self) -> Path:
         assert self._folder is not None, "before the with block, or behind it"
         return self._folder
 
-    def _forget(self) -> None:
+    def _close_log(self) -> None:
         self._process = None
         if self._log is not None:
             self._log.close()
@@ -246,7 +246,7 @@ class Truenext(Broker):
     @property
     def data(self) -> Path:
         """Where its messages and its history are."""
-        return self._where() / "data"
+        return self._require_folder() / "data"
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -289,11 +289,11 @@ class ActiveMQ(Broker):
             raise BrokerError("ActiveMQ is not installed")
         for part in ("conf", "data", "tmp"):
             (folder / part).mkdir()
-        self._wanted = free_port()
+        self._chosen_port = free_port()
         configuration = folder / "conf" / "activemq.xml"
-        configuration.write_text(_CONFIGURATION.format(base=folder, port=self._wanted))
+        configuration.write_text(_CONFIGURATION.format(base=folder, port=self._chosen_port))
         (folder / "conf" / "log4j.properties").write_text(_LOGGING)
-        places = {"home": home, "base": folder, "conf": folder / "conf", "data": folder / "data"}
+        paths = {"home": home, "base": folder, "conf": folder / "conf", "data": folder / "data"}
         return [
             java,
             "-Xmx2g",
@@ -301,7 +301,7 @@ class ActiveMQ(Broker):
             "-Djava.awt.headless=true",
             f"-Djava.io.tmpdir={folder / 'tmp'}",
             *(part for package in _OPENED for part in ("--add-opens", f"{package}=ALL-UNNAMED")),
-            *(f"-Dactivemq.{key}={place}" for key, place in places.items()),
+            *(f"-Dactivemq.{key}={path}" for key, path in paths.items()),
             f"-Dactivemq.classpath={folder / 'conf'}",
             *("-jar", str(home / "bin" / "activemq.jar"), "start", f"xbean:file:{configuration}"),
         ]
@@ -309,10 +309,10 @@ class ActiveMQ(Broker):
     def listening_port(self) -> int:
         with socket.socket() as probe:
             probe.settimeout(1)
-            return 0 if probe.connect_ex(("127.0.0.1", self._wanted)) else self._wanted
+            return 0 if probe.connect_ex(("127.0.0.1", self._chosen_port)) else self._chosen_port
 
 
-def why_no_activemq() -> str | None:
+def no_activemq_reason() -> str | None:
     """The reason why ActiveMQ cannot be measured here, or nothing."""
     if activemq_home() is None:
         return "ActiveMQ is not installed (Debian: apt-get install activemq; elsewhere set ACTIVEMQ_HOME)"
@@ -321,14 +321,14 @@ def why_no_activemq() -> str | None:
     return None
 
 
-def why_no_memory_folder() -> str | None:
+def no_memory_folder_reason() -> str | None:
     """The reason why nothing can be measured with data in memory here, or nothing."""
     if not MEMORY_FOLDER.is_dir():
         return f"there is no folder in memory here ({MEMORY_FOLDER})"
     free = shutil.disk_usage(MEMORY_FOLDER).free
     if free < MEMORY_FOLDER_BYTES:
-        wanted = MEMORY_FOLDER_BYTES >> 20
-        return f"{MEMORY_FOLDER} has {free >> 20:,} MiB free, the data of a broker may take {wanted:,} MiB"
+        needed = MEMORY_FOLDER_BYTES >> 20
+        return f"{MEMORY_FOLDER} has {free >> 20:,} MiB free, the data of a broker may take {needed:,} MiB"
     return None
 
 
@@ -352,34 +352,34 @@ def java_version() -> str:
     java = _java()
     if java is None:
         return "none"
-    told = subprocess.run(
+    output = subprocess.run(
         [java, "-XX:+PerfDisableSharedMem", "-version"], capture_output=True, text=True, check=False
     ).stderr
-    found = re.search(r'version "([^"]+)"', told)
+    found = re.search(r'version "([^"]+)"', output)
     return found[1] if found else "of unknown version"
 
 
 def _java() -> str | None:
-    own = Path(os.environ.get("JAVA_HOME", "")) / "bin" / "java"
-    return str(own) if "JAVA_HOME" in os.environ and own.exists() else shutil.which("java")
+    configured = Path(os.environ.get("JAVA_HOME", "")) / "bin" / "java"
+    return str(configured) if "JAVA_HOME" in os.environ and configured.exists() else shutil.which("java")
 
 
 def _end_exporter(history: Path) -> None:
     """A broker that was killed leaves the process behind that turns its history into Parquet."""
-    for line in Path("/proc").glob("[0-9]*/cmdline"):
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            if os.fsencode(history) in line.read_bytes().split(b"\0"):
-                os.kill(int(line.parent.name), signal.SIGKILL)
+            if os.fsencode(history) in cmdline.read_bytes().split(b"\0"):
+                os.kill(int(cmdline.parent.name), signal.SIGKILL)
 
 
-_BELOW_THOSE_THE_SYSTEM_GIVES = range(20_000, 32_000)
+_BELOW_EPHEMERAL_PORTS = range(20_000, 32_000)
 
 
 def free_port() -> int:
     """One that nobody gets by chance before it is used. A port that the system gave once it may give to the next who
     asks, such as another broker, which would then be taken for one's own."""
     while True:
-        port = random.SystemRandom().choice(_BELOW_THOSE_THE_SYSTEM_GIVES)
+        port = random.SystemRandom().choice(_BELOW_EPHEMERAL_PORTS)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

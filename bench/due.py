@@ -28,7 +28,7 @@ from bench.brokers import Truenext
 from bench.load import GROUP, NAP, SMALL, connect, read, send_confirmed
 from bench.memory import MEMORY_TARGET, MemoryWatch
 from bench.options import positive, sizes
-from bench.progress import guarded, mib, phase, say, work
+from bench.progress import guarded, mib, phase, print_line, work
 from bench.workers import Counter, Gate, end_in_order
 from truenext import blocking
 
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures: list[Figures] = []
     with tempfile.TemporaryDirectory(prefix="bench-due-", dir=options.dir, ignore_cleanup_errors=True) as folder:
         for name, value in machine.facts(Path(folder)):
-            say(f"{name}: {value}")
+            print_line(f"{name}: {value}")
 
         def measure_all() -> None:
             for kind in KINDS if options.only is None else [options.only]:
@@ -144,7 +144,7 @@ def table(figures: list[Figures]) -> list[list[str]]:
 
 def _measure(kind: str, messages: int, within: int, folder: Path) -> Figures:
     """Raises: BrokerError, WorkerError, OSError, ValueError"""
-    say(f"\n{kind}, {messages:,} messages")
+    print_line(f"\n{kind}, {messages:,} messages")
     broker = Truenext(folder)
     memory = MemoryWatch(broker)
     with broker, memory:
@@ -153,27 +153,29 @@ def _measure(kind: str, messages: int, within: int, folder: Path) -> Figures:
         plan = Plan(kind, messages, int((time.time() + wait) * 1000), within * 1000)
         with phase("waiting", memory):
             sent = work("sent", messages, memory, seconds, send, plan, broker.port)
-            say(f"  sent at {messages / sent:,.0f} msg/s; the first time comes in {_left(plan):.0f} s")
+            print_line(
+                f"  sent at {messages / sent:,.0f} msg/s; the first time comes in {_seconds_until_first(plan):.0f} s"
+            )
         with phase("kill -9, restart", memory):
             broker.end(signal.SIGKILL, _PATIENCE)
             started = time.monotonic()
             broker.start(_PATIENCE)
             start = time.monotonic() - started
-            say(f"  start: {start:.2f} s until it listens")
-            if _left(plan) < 0:
+            print_line(f"  start: {start:.2f} s until it listens")
+            if _seconds_until_first(plan) < 0:
                 raise ValueError("the first time came before all were there: the machine is too busy, or too slow")
             if (waiting := count_of(plan, broker.port)) != messages:
                 raise ValueError(f"{waiting} are there before the first time, not {messages}")
         with phase("their times come", memory):
             job = receive if kind == "scheduled" else watch
             done = work("done", messages, memory, seconds, job, plan, broker.port)
-            say(f"  the last {done:.1f} s after the first time, each once and none too early")
-        if left := count_of(plan, broker.port):
-            raise ValueError(f"{left} are still there")
+            print_line(f"  the last {done:.1f} s after the first time, each once and none too early")
+        if remaining := count_of(plan, broker.port):
+            raise ValueError(f"{remaining} are still there")
     return Figures(plan, messages / sent, start, messages / done, memory.peak)
 
 
-def _left(plan: Plan) -> float:
+def _seconds_until_first(plan: Plan) -> float:
     """Seconds until the first time."""
     return plan.first_ms / 1000 - time.time()
 
@@ -207,7 +209,7 @@ def receive(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
     """
     seen = bytearray(plan.messages)
     count = 0
-    kept = b""
+    partial = b""
     with connect(port) as sock:
         sock.settimeout(_PATIENCE)
         gate.ready()
@@ -215,10 +217,10 @@ def receive(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
         while count < plan.messages:
             got = read(sock)
             now_ms = time.time() * 1000
-            complete = (kept + got).rpartition(b"\0")
-            kept = complete[2]
-            came = complete[0] + complete[1]
-            for number in map(int, _NUMBER.findall(came)):
+            complete = (partial + got).rpartition(b"\0")
+            partial = complete[2]
+            received = complete[0] + complete[1]
+            for number in map(int, _NUMBER.findall(received)):
                 # The broker counts whole milliseconds from when it accepted the send.
                 early_ms = plan.due_ms(number) - 1 - now_ms
                 if seen[number] or early_ms > 0:
@@ -226,7 +228,7 @@ def receive(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
                 seen[number] = 1
                 count += 1
             done.value = count
-            if acks := _ACK.findall(came):
+            if acks := _ACK.findall(received):
                 sock.sendall(frames.acks(acks[:-1]) + frames.ack_with_receipt(acks[-1], "a"))
             if len(got) < SMALL:
                 time.sleep(NAP)
@@ -246,9 +248,9 @@ def watch(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
         # The multiples of a fixed number that the times are made of are spread evenly: of any part of the spread,
         # hardly more or less than its share.
         share = max(0.0, min(1.0, (now_ms - plan.first_ms) / plan.spread_ms))
-        gone, due = plan.messages - waiting, share * plan.messages + 100
-        if gone > due:
-            raise ValueError(f"{gone} have gone, hardly {due:.0f} are due")
+        expired, due = plan.messages - waiting, share * plan.messages + 100
+        if expired > due:
+            raise ValueError(f"{expired} have gone, hardly {due:.0f} are due")
         done.value = plan.messages - waiting
         if not waiting:
             return time.time() - plan.first_ms / 1000

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bench import frames
 from bench.brokers import Truenext
-from bench.load import CHUNK, GROUP, NAP, ROOM, SILENCE, SMALL, await_frame, read, send_confirmed
+from bench.load import BUFFER_BYTES_PER_MESSAGE, CHUNK, GROUP, NAP, SILENCE, SMALL, await_frame, read, send_confirmed
 from bench.options import positive
 from bench.workers import Crew, Gate, Timing, end_in_order
 
@@ -73,10 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _connect(port: int, *asks: bytes) -> socket.socket:
+def _connect(port: int, *flags: bytes) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", port), SILENCE)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.sendall(_CONNECT % b"".join(b"%b:true\n" % name for name in asks))
+    sock.sendall(_CONNECT % b"".join(b"%b:true\n" % name for name in flags))
     await_frame(sock, b"CONNECTED")
     return sock
 
@@ -88,8 +88,8 @@ def _rate(port: int, queue: str, messages: int, *, names_begun: bool) -> float:
         consumer = crew.hire(_consume, port, queue, messages, names_begun)
         consumer.await_ready()
         producer.await_ready()
-        consumer.go()
-        producer.go()
+        consumer.start()
+        producer.start()
         received, sent = crew.finish(SILENCE + messages / 50)
     seconds: float = received.ended - sent.started
     return messages / seconds
@@ -110,7 +110,7 @@ def _consume(gate: Gate, port: int, queue: str, messages: int, names_begun: bool
     with _connect(port, *((b"truenext-started",) if names_begun else ())) as sock:
         sock.sendall(frames.subscribe(queue, True, "subscribed"))
         await_frame(sock, b"RECEIPT")
-        buffer = bytearray(messages * ROOM + 2 * CHUNK)
+        buffer = bytearray(messages * BUFFER_BYTES_PER_MESSAGE + 2 * CHUNK)
         view = memoryview(buffer)
         gate.ready()
         started = time.monotonic()
@@ -151,9 +151,9 @@ def _trip(port: int, queue: str, trips: int, *, pulls: bool) -> float:
         times = []
         for _ in range(trips):
             assert found is not None, "a message has come"
-            asks = frames.acks([found[1]]) + (_CREDIT if pulls else b"")
+            request = frames.acks([found[1]]) + (_CREDIT if pulls else b"")
             started = time.perf_counter()
-            sock.sendall(asks)
+            sock.sendall(request)
             seen = read(sock)
             while not seen.count(0):
                 seen += read(sock)
@@ -166,24 +166,24 @@ def _release(port: int, queue: str, times: int) -> float:
     with _connect(port) as producer, _connect(port, b"truenext-rounds") as sock:
         send_confirmed(producer, frames.send_groups(queue, False, HELD, GROUP, True, 1), 20)
         sock.sendall(frames.subscribe(queue, True, "subscribed", HELD))
-        _take(sock, HELD + 1)
+        _read_frames(sock, HELD + 1)
         measured = []
         for _ in range(times):
             nothing = _until_receipt(sock, _NOTHING)
             measured.append(_until_receipt(sock, _RELEASE) - nothing)
             sock.sendall(_WAKE)
-            _take(sock, HELD)
+            _read_frames(sock, HELD)
     return statistics.median(measured)
 
 
 def _until_receipt(sock: socket.socket, data: bytes) -> float:
     started = time.perf_counter()
     sock.sendall(data)
-    _take(sock, 1)
+    _read_frames(sock, 1)
     return time.perf_counter() - started
 
 
-def _take(sock: socket.socket, count: int) -> None:
+def _read_frames(sock: socket.socket, count: int) -> None:
     """So many frames, none of which has a NUL in its body."""
     while count > 0:
         count -= read(sock).count(0)

@@ -66,7 +66,7 @@ class RabbitMQ(Foreign):
         (folder / "rabbitmq.conf").write_text("loopback_users.guest = true\n")
         (folder / "advanced.config").write_text("[].\n")
         (folder / "environment.conf").touch()
-        self._own = {
+        self._environment = {
             "HOME": str(folder),  # where the cookie is
             "RUNNING_UNDER_SYSTEMD": "true",  # the script becomes the server, so that signals and figures are of that
             "RABBITMQ_CONF_ENV_FILE": str(folder / "environment.conf"),
@@ -88,10 +88,10 @@ class RabbitMQ(Foreign):
         return [str(server)]
 
     def environment(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
         # It tells systemd nothing.
-        kept.pop("NOTIFY_SOCKET", None)
-        return kept | self._own | {"ERL_EPMD_PORT": str(self._names_port)}
+        inherited.pop("NOTIFY_SOCKET", None)
+        return inherited | self._environment | {"ERL_EPMD_PORT": str(self._names_port)}
 
     def start(self, patience: float) -> None:
         if self._names is None:
@@ -116,7 +116,7 @@ class RabbitMQ(Foreign):
                 self._names = None
 
     def listening_port(self) -> int:
-        return int(self._own["RABBITMQ_NODE_PORT"]) if _RABBIT_IS_READY in self.log() else 0
+        return int(self._environment["RABBITMQ_NODE_PORT"]) if _RABBIT_IS_READY in self.log() else 0
 
     @property
     def version(self) -> str:
@@ -138,17 +138,17 @@ class Nats(Foreign):
         server = shutil.which("nats-server")
         if server is None:
             raise BrokerError("NATS is not installed")
-        said = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
-        self._version = (said.stdout + said.stderr).strip().rpartition("v")[2]
+        output = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
+        self._version = (output.stdout + output.stderr).strip().rpartition("v")[2]
         file = folder / "nats.conf"
         self._syncs = True
         for syncing in (_NATS_SYNCING, ""):
             file.write_text(_NATS_CONFIGURATION.format(store=folder / "store", syncing=syncing))
-            told = subprocess.run([server, "-c", str(file), "-t"], capture_output=True, text=True, check=False)
-            if told.returncode == 0:
+            config_test = subprocess.run([server, "-c", str(file), "-t"], capture_output=True, text=True, check=False)
+            if config_test.returncode == 0:
                 break
-            if "sync_interval" not in told.stderr:
-                raise BrokerError(f"nats-server: {told.stderr.strip()}")
+            if "sync_interval" not in config_test.stderr:
+                raise BrokerError(f"nats-server: {config_test.stderr.strip()}")
             self._syncs = False
         return [server, "-c", str(file)]
 
@@ -170,14 +170,14 @@ class Nats(Foreign):
         )
 
 
-def why_no_rabbitmq() -> str | None:
+def no_rabbitmq_reason() -> str | None:
     """The reason why RabbitMQ cannot be measured here, or nothing."""
     if _rabbitmq_server() is None or shutil.which("epmd") is None:
         return "rabbitmq-server is not installed (Debian: apt-get install rabbitmq-server)"
     return None
 
 
-def why_no_nats() -> str | None:
+def no_nats_reason() -> str | None:
     """The reason why NATS cannot be measured here, or nothing."""
     if shutil.which("nats-server") is None:
         return "nats-server is not installed (Debian: apt-get install nats-server)"

@@ -27,7 +27,7 @@ SILENCE = 60.0
 SMALL = 32 * 1024
 NAP = 0.0005
 # Room for what a broker adds to a message; the whole stream is kept and checked after the clock has stopped.
-ROOM = 2 * frames.BODY_SIZE
+BUFFER_BYTES_PER_MESSAGE = 2 * frames.BODY_SIZE
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def run(load: Load, port: int, queue: str, messages: int, seed: int, *, prefetch
         producer = crew.hire(produce, load, port, queue, messages, seed, consumed)
         consumer.await_ready()
         producer.await_ready()
-        consumer.go()
-        producer.go()
+        consumer.start()
+        producer.start()
         received, sent = crew.finish(SILENCE + messages / 50)
     ended = max(received.ended, sent.ended) if load.in_flight else received.ended
     return Outcome(messages, ended - sent.started, received.processor + sent.processor, sent.latency)
@@ -210,9 +210,9 @@ def consume(
         processor = processor_seconds()
         started = time.monotonic()
         if individual:
-            _take_and_acknowledge(sock, inbox, messages, consumed)
+            _receive_and_acknowledge(sock, inbox, messages, consumed)
         else:
-            _take(inbox, messages, consumed)
+            _receive(inbox, messages, consumed)
         ended = time.monotonic()
         processor = processor_seconds() - processor
         frames.check_messages(inbox.buffer, inbox.end, messages)
@@ -224,7 +224,7 @@ class _Inbox:
 
     def __init__(self, sock: socket.socket, messages: int) -> None:
         self._sock = sock
-        self.buffer = bytearray(messages * ROOM + 2 * CHUNK)
+        self.buffer = bytearray(messages * BUFFER_BYTES_PER_MESSAGE + 2 * CHUNK)
         self._view = memoryview(self.buffer)
         self.end = 0
 
@@ -238,7 +238,7 @@ class _Inbox:
         return got
 
 
-def _take(inbox: _Inbox, messages: int, consumed: Counter) -> None:
+def _receive(inbox: _Inbox, messages: int, consumed: Counter) -> None:
     count = 0
     while True:
         got = inbox.read()
@@ -250,7 +250,7 @@ def _take(inbox: _Inbox, messages: int, consumed: Counter) -> None:
             time.sleep(NAP)
 
 
-def _take_and_acknowledge(sock: socket.socket, inbox: _Inbox, messages: int, consumed: Counter) -> None:
+def _receive_and_acknowledge(sock: socket.socket, inbox: _Inbox, messages: int, consumed: Counter) -> None:
     count = done = 0
     while True:
         got = inbox.read()
@@ -302,7 +302,7 @@ class Inbox(Protocol):
         """Take what is there; how many messages that were."""
 
 
-def take_all(inboxes: Sequence[Inbox], messages: int, taken: Counter) -> Timing:
+def receive_all(inboxes: Sequence[Inbox], messages: int, received: Counter) -> Timing:
     """So many messages of all of them together; then they are closed."""
     with selectors.DefaultSelector() as selector:
         for inbox in inboxes:
@@ -311,9 +311,9 @@ def take_all(inboxes: Sequence[Inbox], messages: int, taken: Counter) -> Timing:
         count = 0
         while count < messages:
             for key, _ in selector.select(SILENCE):
-                take: Callable[[], int] = key.data
-                count += take()
-            taken.value = count
+                read_inbox: Callable[[], int] = key.data
+                count += read_inbox()
+            received.value = count
         ended = time.monotonic()
     for inbox in inboxes:
         inbox.sock.close()

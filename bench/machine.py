@@ -24,13 +24,13 @@ def facts(folder: Path) -> list[tuple[str, str]]:
         # Processes at work before the bench began: they take from all figures, and not from both brokers alike.
         ("load average at the start", f"{os.getloadavg()[0]:.2f}"),
         ("system", f"{platform.system()} {platform.release()}"),
-        ("python", f"{platform.python_implementation()} {platform.python_version()}, {_built()}"),
-        ("write and fsync of 4 KiB", _told(fsync_times(folder))),
+        ("python", f"{platform.python_implementation()} {platform.python_version()}, {_describe_build()}"),
+        ("write and fsync of 4 KiB", _describe_times(fsync_times(folder))),
     ]
 
 
 def activemq() -> tuple[str, str]:
-    version = "not installed" if brokers.why_no_activemq() else brokers.activemq_version()
+    version = "not installed" if brokers.no_activemq_reason() else brokers.activemq_version()
     return "activemq", f"{version}, java {brokers.java_version()}"
 
 
@@ -46,22 +46,22 @@ def fsync_times(folder: Path, rounds: int = _ROUNDS) -> list[float]:
     return sorted(times)
 
 
-def _told(times: list[float]) -> str:
+def _describe_times(times: list[float]) -> str:
     slow = times[len(times) * 99 // 100]
     return f"median {statistics.median(times) * 1e6:.0f} us, 99 % below {slow * 1e6:.0f} us"
 
 
-def _built() -> str:
+def _describe_build() -> str:
     """What of it makes the interpreter faster by a tenth to a fifth."""
-    said = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
+    config_args = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
     flags = str(sysconfig.get_config_var("PY_CFLAGS") or "") + str(sysconfig.get_config_var("PY_CFLAGS_NODIST") or "")
     has = {
-        "profile-guided optimisation": "--enable-optimizations" in said or "-fprofile-use" in flags,
-        "link-time optimisation": "--with-lto" in said or "-flto" in flags,
-        "a shared library": "--enable-shared" in said,
+        "profile-guided optimisation": "--enable-optimizations" in config_args or "-fprofile-use" in flags,
+        "link-time optimisation": "--with-lto" in config_args or "-flto" in flags,
+        "a shared library": "--enable-shared" in config_args,
     }
     level = next((flag for flag in reversed(flags.split()) if flag.startswith("-O")), "-O?")
-    return f"built {level}, " + ", ".join(f"{'with' if yes else 'without'} {what}" for what, yes in has.items())
+    return f"built {level}, " + ", ".join(f"{'with' if yes else 'without'} {option}" for option, yes in has.items())
 
 
 def _processor() -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from bench import frames, names
 from bench.brokers import Truenext
-from bench.load import AHEAD, CHUNK, GROUP, await_frame, connect, take_all
+from bench.load import AHEAD, CHUNK, GROUP, await_frame, connect, receive_all
 from bench.options import positive
 from bench.workers import Counter, Crew, Gate, Timing, counter, end_in_order
 
@@ -110,8 +110,8 @@ def _run(shape: Shape, port: int, name: str, messages: int) -> float:
         producer = crew.hire(_produce, shape, port, name, messages, consumed)
         producer.await_ready()
         consumer.await_ready()
-        consumer.go()
-        producer.go()
+        consumer.start()
+        producer.start()
         received, sent = crew.finish(SILENCE + messages / 50)
     seconds: float = received.ended - sent.started
     return messages / seconds
@@ -157,7 +157,7 @@ def _consume(gate: Gate, shape: Shape, port: int, name: str, messages: int, cons
     for number in range(shape.count):
         inboxes[number % len(inboxes)].subscribe(shape, number, _destination(shape, name, number % shape.destinations))
     gate.ready()
-    return take_all(inboxes, messages, consumed)
+    return receive_all(inboxes, messages, consumed)
 
 
 class _Inbox:

@@ -45,13 +45,13 @@ class MemoryWatch:
     def enter(self, phase: str) -> None:
         """What is sampled from here on belongs to this phase."""
         self._phase = phase
-        self._look()
+        self._sample()
 
     def _watch(self) -> None:
         while not self._end.wait(_EVERY):
-            self._look()
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         phase = self._phase
         self.now = self._broker.anonymous_memory() or 0
         self.peaks[phase] = max(self.peaks.get(phase, 0), self.now)

@@ -18,7 +18,7 @@ from bench.memory import MemoryWatch
 
 PATIENCE = 120.0
 """Seconds for a start or an end."""
-SETTLED = 1.0
+SAMPLING_S = 1.0
 """Seconds after which what was sampled counts."""
 
 
@@ -29,14 +29,14 @@ def memory(count: int, folder: Path) -> str:
             for group in _groups(count):
                 _send(sock, group)
         broker.end(signal.SIGKILL, PATIENCE)
-        made = watch.peak
+        before_kill = watch.peak
         watch.enter("after kill -9")
         broker.start(PATIENCE)
-        time.sleep(SETTLED)
+        time.sleep(SAMPLING_S)
         with connect(broker.port) as sock:
-            _take(sock, range(count - 1, count))
-        again = watch.peaks["after kill -9"]
-    return f"{count:,} queues with a message each: {made >> 10} MiB, {again >> 10} MiB after kill -9"
+            _receive(sock, range(count - 1, count))
+        after_kill = watch.peaks["after kill -9"]
+    return f"{count:,} queues with a message each: {before_kill >> 10} MiB, {after_kill >> 10} MiB after kill -9"
 
 
 def names(count: int, folder: Path) -> str:
@@ -47,7 +47,7 @@ def names(count: int, folder: Path) -> str:
         started = time.monotonic()
         for group in _groups(count):
             _send(sender, group)
-            _take(receiver, group)
+            _receive(receiver, group)
             used += len(group)
             if not first and used * 2 >= count:
                 first = f"{watch.peak >> 10} MiB, {_store(broker.data) >> 20} MiB of disk"
@@ -68,7 +68,7 @@ def _send(sock: socket.socket, numbers: range) -> None:
     await_frame(sock, b"RECEIPT")
 
 
-def _take(sock: socket.socket, numbers: range) -> None:
+def _receive(sock: socket.socket, numbers: range) -> None:
     """The message of each of these."""
     frames = [f"SUBSCRIBE\nid:{number}\ndestination:{_address(number)}\nack:auto\n\n\0" for number in numbers]
     sock.sendall("".join(frames).encode())

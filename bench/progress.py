@@ -22,24 +22,24 @@ class Progress:
         self._done = done
         self._total = total
         self._memory = memory
-        self._started = self._told_at = time.monotonic()
-        self._told = 0
+        self._started = self._printed_at = time.monotonic()
+        self._printed_count = 0
 
     def start(self) -> None:
-        self._started = self._told_at = time.monotonic()
+        self._started = self._printed_at = time.monotonic()
 
-    def tell(self) -> None:
+    def print_progress(self) -> None:
         now = time.monotonic()
-        if now - self._told_at < _EVERY:
+        if now - self._printed_at < _EVERY:
             return
         count = self.counter.value
-        lately = (count - self._told) / (now - self._told_at)
+        lately = (count - self._printed_count) / (now - self._printed_at)
         elapsed = now - self._started
-        say(
+        print_line(
             f"  {self._done} {count:,} of {self._total:,} in {elapsed:.0f} s: {count / elapsed:,.0f} a second so far,"
             f" {lately:,.0f} lately; RssAnon {mib(self._memory.now)}"
         )
-        self._told, self._told_at = count, now
+        self._printed_count, self._printed_at = count, now
 
 
 def work(done: str, total: int, memory: MemoryWatch, seconds: float, job: Job, *arguments: object) -> Any:
@@ -52,8 +52,8 @@ def work(done: str, total: int, memory: MemoryWatch, seconds: float, job: Job, *
         worker = crew.hire(job, *arguments, progress.counter)
         worker.await_ready()
         progress.start()
-        worker.go()
-        return crew.finish(seconds, progress.tell)[0]
+        worker.start()
+        return crew.finish(seconds, progress.print_progress)[0]
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def phase(name: str, memory: MemoryWatch) -> Iterator[None]:
     """What is done in it is told with the memory that it took."""
     memory.enter(name)
     yield
-    say(f"  {name}: RssAnon at most {mib(memory.peaks[name])}")
+    print_line(f"  {name}: RssAnon at most {mib(memory.peaks[name])}")
 
 
 def guarded(measure: Callable[[], object]) -> int:
@@ -69,15 +69,15 @@ def guarded(measure: Callable[[], object]) -> int:
     try:
         measure()
     except KeyboardInterrupt:
-        say("interrupted")
+        print_line("interrupted")
         return 130
     except (BrokerError, WorkerError, OSError, ValueError) as error:
-        say(f"failed: {error}")
+        print_line(f"failed: {error}")
         return 1
     return 0
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, flush=True)
 
 

@@ -18,9 +18,9 @@ async def empty(port: int, names: list[str]) -> None:
     """Remove all that waits there."""
     async with truenext.connect(f"stomp://127.0.0.1:{port}") as connection:
         for name in names:
-            question: dict[str, object] = {"queue": name}
+            arguments: dict[str, object] = {"queue": name}
             while True:
-                answer = json.loads(await connection.control_request("purge", question))
+                answer = json.loads(await connection.control_request("purge", arguments))
                 if answer["next"] is None:
                     break
-                question |= {"after": answer["next"], "until": answer["until"]}
+                arguments |= {"after": answer["next"], "until": answer["until"]}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from bench.load import Load
 
-OURS = "truenext"
-THEIRS = "ActiveMQ"
+TRUENEXT = "truenext"
+ACTIVEMQ = "ActiveMQ"
 
 HISTORY_TARGET = 0.85
 """What is left of the rate without history, at least, on any load."""
@@ -31,7 +31,7 @@ FLOOR_TARGET = 0.65
 class Results:
     """Rates by load and broker, in the order of the runs."""
 
-    theirs: str = THEIRS
+    peer: str = ACTIVEMQ
     """What truenext is compared with."""
     target: float | None = None
     """Ratio that it aims at; that of each load if there is none."""
@@ -44,13 +44,13 @@ class Results:
         return self.rates.get((load.key, broker), [])
 
     def ratio(self, load: Load) -> float | None:
-        ours, theirs = self.of(load, OURS), self.of(load, self.theirs)
-        return statistics.median(ours) / statistics.median(theirs) if ours and theirs else None
+        rates, peer_rates = self.of(load, TRUENEXT), self.of(load, self.peer)
+        return statistics.median(rates) / statistics.median(peer_rates) if rates and peer_rates else None
 
 
 def table(results: Results, loads: Sequence[Load], compared: bool) -> list[list[str]]:
     """Headings and one row a load; without a comparison only truenext's column."""
-    headings = ["load", f"{OURS} msg/s", f"{results.theirs} msg/s", "ratio", "target", "met"]
+    headings = ["load", f"{TRUENEXT} msg/s", f"{results.peer} msg/s", "ratio", "target", "met"]
     rows = [headings] + [_row(results, load) for load in loads]
     return rows if compared else [row[:2] for row in rows]
 
@@ -58,14 +58,14 @@ def table(results: Results, loads: Sequence[Load], compared: bool) -> list[list[
 def _row(results: Results, load: Load) -> list[str]:
     ratio = results.ratio(load)
     target = load.target if results.target is None else results.target
-    verdict = "-" if ratio is None else "yes" if ratio >= target else "no"
+    met = "-" if ratio is None else "yes" if ratio >= target else "no"
     return [
         f"{load.key}. {load.title}",
-        spread(results.of(load, OURS)),
-        spread(results.of(load, results.theirs)),
+        spread(results.of(load, TRUENEXT)),
+        spread(results.of(load, results.peer)),
         "-" if ratio is None else f"{ratio:.2f}",
         f"{target:g}",
-        verdict,
+        met,
     ]
 
 

@@ -65,7 +65,7 @@ def _measure(broker: Broker, messages: int, *, persistent: bool) -> None:
         subscribe = frames.subscribe(QUEUE, individual=True, receipt="there")
         receiver.sendall(subscribe.replace(b"\n\n\0", b"\nselector:colour = 'red'\n\n\0"))
         acknowledged = _Receiver(receiver)
-        acknowledged.take()
+        acknowledged.receive()
         scan = time.perf_counter() - started
         is_scanning.clear()
         thread.join()
@@ -73,16 +73,16 @@ def _measure(broker: Broker, messages: int, *, persistent: bool) -> None:
         for _ in range(MATCHES):
             sent = time.perf_counter()
             sender.sendall(_needle(persistent=persistent, receipt=False))
-            acknowledged.take()
+            acknowledged.receive()
             latencies.append(time.perf_counter() - sent)
     kind = "persistent" if persistent else "transient"
     print(f"{messages:,} {kind} messages of 1 KiB that do not match")
     print(f"scan        {scan:.2f} s, {messages / scan:,.0f} messages a second")
-    print(f"latency     {_said(latencies)}")
-    print(f"the others  {_said(before)} before, {_said(during)} during the scan")
+    print(f"latency     {_describe(latencies)}")
+    print(f"the others  {_describe(before)} before, {_describe(during)} during the scan")
 
 
-def _said(seconds: list[float]) -> str:
+def _describe(seconds: list[float]) -> str:
     if not seconds:
         return "nothing measured"
     ordered = sorted(seconds)
@@ -111,7 +111,7 @@ class _Receiver:
         self._sock = sock
         self._read = b""
 
-    def take(self) -> None:
+    def receive(self) -> None:
         while True:
             frame, end, rest = self._read.partition(b"\0")
             if not end:
@@ -142,15 +142,15 @@ class _Others:
         return self.measure_while(event)
 
     def measure_while(self, event: threading.Event) -> list[float]:
-        taken = []
+        latencies = []
         while event.is_set():
             started = time.perf_counter()
             self._sender.sendall(f"SEND\ndestination:{OTHER}\ncontent-length:1\n\nx\0".encode())
-            self._consumer.take()
-            taken.append(time.perf_counter() - started)
+            self._consumer.receive()
+            latencies.append(time.perf_counter() - started)
             # Not as fast as it can: that would be a load, and not somebody who waits.
             select.select([], [], [], 0.001)
-        return taken
+        return latencies
 
 
 if __name__ == "__main__":

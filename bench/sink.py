@@ -26,7 +26,7 @@ def producer_rate(messages: int, seed: int) -> float:
         drain = crew.hire(swallow, messages, consumed)
         producer = crew.hire(produce, LOADS[0], drain.await_port(), _QUEUE, messages, seed, consumed)
         producer.await_ready()
-        producer.go()
+        producer.start()
         timings: list[Timing] = crew.finish(_LIMIT)
     swallowed, sent = timings
     return messages / (swallowed.ended - sent.started)
@@ -39,11 +39,11 @@ def consumer_rate(messages: int, individual: bool) -> float:
         consumer = crew.hire(consume, feeder.await_port(), _QUEUE, individual, messages, counter())
         consumer.await_ready()
         feeder.await_ready()
-        consumer.go()
-        feeder.go()
+        consumer.start()
+        feeder.start()
         timings: list[Timing] = crew.finish(_LIMIT)
-    fed, taken = timings
-    return messages / (taken.ended - fed.started)
+    fed, consumed = timings
+    return messages / (consumed.ended - fed.started)
 
 
 def swallow(gate: Gate, messages: int, consumed: Counter) -> Timing:
@@ -71,7 +71,7 @@ def feed(gate: Gate, messages: int, individual: bool) -> Timing:
         sock.sendall(_CONNECTED)
         _read_frame(sock)
         sock.sendall(b"RECEIPT\nreceipt-id:subscribed\n\n\0")
-        acknowledged = threading.Thread(target=_take_acks, args=(sock, messages), daemon=True)
+        acknowledged = threading.Thread(target=_read_acks, args=(sock, messages), daemon=True)
         gate.ready()
         started = time.monotonic()
         if individual:
@@ -84,7 +84,7 @@ def feed(gate: Gate, messages: int, individual: bool) -> Timing:
         return Timing(started, time.monotonic())
 
 
-def _take_acks(sock: socket.socket, messages: int) -> None:
+def _read_acks(sock: socket.socket, messages: int) -> None:
     scratch = bytearray(CHUNK)
     count = 0
     while count < messages and (got := sock.recv_into(scratch)):

@@ -83,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for load, (persistent, individual, group) in LOADS.items():
                 messages = max(options.messages // (1 if group > 1 else 10), group)
                 with _Path(Path(folder) / f"{number}-{len(load)}", individual=individual) as path:
-                    taken = path.run(messages, group, persistent=persistent)
-                so_far = best.setdefault(load, taken)
-                best[load] = {stage: min(taken[stage], so_far[stage]) for stage in STAGES}
+                    microseconds = path.run(messages, group, persistent=persistent)
+                so_far = best.setdefault(load, microseconds)
+                best[load] = {stage: min(microseconds[stage], so_far[stage]) for stage in STAGES}
         _print_table(best)
         print("\none message at a time through a broker, calls a message:")
         calls, system = count_calls(Path(folder) / "broker", 500)
@@ -95,8 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_table(best: dict[str, dict[str, float]]) -> None:
     print(f"\n{'microseconds a message':30}" + "".join(f"{stage:>10}" for stage in (*STAGES, "sum")))
-    for load, taken in best.items():
-        row = [*(taken[stage] for stage in STAGES), sum(taken.values())]
+    for load, microseconds in best.items():
+        row = [*(microseconds[stage] for stage in STAGES), sum(microseconds.values())]
         print(f"{load:30}" + "".join(f"{value:10.2f}" for value in row))
 
 
@@ -199,9 +199,9 @@ class _Path:
     def _write(self, file: int, content: bytes, offset: int) -> None:
         at = time.perf_counter()
         disk.write(file, content, offset)
-        taken = time.perf_counter() - at
-        self._seconds["disk"] += taken
-        self._seconds["journal"] -= taken
+        seconds = time.perf_counter() - at
+        self._seconds["disk"] += seconds
+        self._seconds["journal"] -= seconds
 
     def _measure_sockets(self, data: bytes, pieces: list[bytes]) -> None:
         now = time.perf_counter

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench import frames
 from bench.brokers import Truenext
-from bench.load import CHUNK, GROUP, await_frame, connect, take_all
+from bench.load import CHUNK, GROUP, await_frame, connect, receive_all
 from bench.memory import MemoryWatch
 from bench.options import positive, sizes
 from bench.workers import Counter, Crew, Gate, Timing, counter, end_in_order
@@ -44,31 +44,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fitting = [sent for most, sent in SENT.items() if subscribers <= most]
         messages = options.messages or (fitting or [min(SENT.values())])[0]
         with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
-            for is_late in (False, True):
-                _measure(Path(folder), subscribers, messages, is_late=is_late)
+            for reads_late in (False, True):
+                _measure(Path(folder), subscribers, messages, reads_late=reads_late)
     return 0
 
 
-def _measure(folder: Path, subscribers: int, messages: int, *, is_late: bool) -> None:
+def _measure(folder: Path, subscribers: int, messages: int, *, reads_late: bool) -> None:
     received, sent_all = counter(), counter()
     on_disk = 0
 
-    def look() -> None:
+    def measure_disk() -> None:
         nonlocal on_disk
         on_disk = max(on_disk, _bytes_on_disk(folder))
 
     with Truenext(folder) as broker, MemoryWatch(broker) as memory, Crew() as crew:
-        readers = crew.hire(_read, broker.port, subscribers, messages, received, sent_all if is_late else None)
+        readers = crew.hire(_read, broker.port, subscribers, messages, received, sent_all if reads_late else None)
         producer = crew.hire(_produce, broker.port, subscribers, messages, received, sent_all)
         readers.await_ready()
         producer.await_ready()
-        readers.go()
-        producer.go()
-        read, sent = crew.finish(SILENCE + subscribers * messages / 1000, look)
+        readers.start()
+        producer.start()
+        read, sent = crew.finish(SILENCE + subscribers * messages / 1000, measure_disk)
     print(
-        f"{subscribers:,} subscribers, {messages:,} messages, read {'when all was sent' if is_late else 'at once'}: "
+        f"{subscribers:,} subscribers, {messages:,} messages, read {'when all was sent' if reads_late else 'at once'}: "
         f"{messages / (sent.ended - sent.started):,.0f} sent and "
-        f"{subscribers * messages / (read.ended - (read if is_late else sent).started):,.0f} delivered a second; "
+        f"{subscribers * messages / (read.ended - (read if reads_late else sent).started):,.0f} delivered a second; "
         f"{memory.peak / 1024:,.0f} MiB of memory, {on_disk / 2**20:,.0f} MiB of disk at most",
         flush=True,
     )
@@ -105,16 +105,16 @@ def _produce(gate: Gate, port: int, subscribers: int, messages: int, received: C
     return Timing(started, ended)
 
 
-def _read(gate: Gate, port: int, subscribers: int, messages: int, received: Counter, begin: Counter | None) -> Timing:
+def _read(gate: Gate, port: int, subscribers: int, messages: int, received: Counter, start: Counter | None) -> Timing:
     """Worker: take all messages of all subscribers, once `begin` is not 0.
 
     Raises: ValueError if one is missing or out of order
     """
     inboxes = [_Inbox(port) for _ in range(subscribers)]
     gate.ready()
-    while begin is not None and not begin.value:
+    while start is not None and not start.value:
         time.sleep(0.005)
-    return take_all(inboxes, subscribers * messages, received)
+    return receive_all(inboxes, subscribers * messages, received)
 
 
 class _Inbox:

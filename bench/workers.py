@@ -40,57 +40,57 @@ class WorkerError(RuntimeError):
 class Gate:
     """A worker's end of the line to the bench: it reports that it is ready and waits until it may begin."""
 
-    def __init__(self, line: Connection) -> None:
-        self._line = line
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
 
     def announce(self, port: int) -> None:
-        self._line.send(("port", port))
+        self._pipe.send(("port", port))
 
     def ready(self) -> None:
-        self._line.send(("ready", None))
-        self._line.recv()
+        self._pipe.send(("ready", None))
+        self._pipe.recv()
 
 
 Job = Callable[..., object]
 
 
-def _main(job: Job, line: Connection, *args: object) -> None:
+def _main(job: Job, pipe: Connection, *args: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the bench's to handle; it ends its workers itself
     gc.disable()  # nothing here makes cycles, and a collection over a million objects would show in the figures
     try:
-        line.send(("done", job(Gate(line), *args)))
+        pipe.send(("done", job(Gate(pipe), *args)))
     except BaseException:
-        line.send(("failed", traceback.format_exc(limit=4)))
+        pipe.send(("failed", traceback.format_exc(limit=4)))
 
 
 class Worker:
     """One process doing one job."""
 
-    def __init__(self, process: BaseProcess, line: Connection) -> None:
+    def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self.process = process
-        self.line = line
+        self.pipe = pipe
 
     def await_port(self) -> int:
-        return int(self._take("port", _PREPARATION))
+        return int(self._receive("port", _PREPARATION))
 
     def await_ready(self) -> None:
-        self._take("ready", _PREPARATION)
+        self._receive("ready", _PREPARATION)
 
-    def go(self) -> None:
-        self.line.send("go")
+    def start(self) -> None:
+        self.pipe.send("go")
 
-    def take_result(self) -> Any:
+    def receive_result(self) -> Any:
         """What the job returned."""
-        return self._take("done", 0.0)
+        return self._receive("done", 0.0)
 
-    def _take(self, wanted: str, seconds: float) -> Any:
-        if not self.line.poll(seconds):
+    def _receive(self, expected: str, seconds: float) -> Any:
+        if not self.pipe.poll(seconds):
             raise WorkerError(f"{self.process.name} did not answer in {seconds:.0f} s")
         try:
-            kind, value = self.line.recv()
+            kind, value = self.pipe.recv()
         except EOFError as end:
             raise WorkerError(f"{self.process.name} died") from end
-        if kind != wanted:
+        if kind != expected:
             raise WorkerError(f"{self.process.name}: {value}")
         return value
 
@@ -112,15 +112,15 @@ class Crew:
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
-            worker.line.close()
+            worker.pipe.close()
 
     def hire(self, job: Job, *args: object) -> Worker:
-        here, there = _CONTEXT.Pipe()
-        process = _CONTEXT.Process(target=_main, args=(job, there, *args), name=job.__name__, daemon=True)
-        worker = Worker(process, here)
+        parent_end, child_end = _CONTEXT.Pipe()
+        process = _CONTEXT.Process(target=_main, args=(job, child_end, *args), name=job.__name__, daemon=True)
+        worker = Worker(process, parent_end)
         process.start()
         self._workers.append(worker)
-        there.close()
+        child_end.close()
         return worker
 
     def finish(self, seconds: float, progress: Callable[[], None] | None = None) -> list[Any]:
@@ -131,16 +131,16 @@ class Crew:
         deadline = time.monotonic() + seconds
         results: dict[int, Any] = {}
         while len(results) < len(self._workers):
-            open_lines = [worker.line for index, worker in enumerate(self._workers) if index not in results]
-            left = deadline - time.monotonic()
-            if left <= 0:
+            open_pipes = [worker.pipe for index, worker in enumerate(self._workers) if index not in results]
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise WorkerError(f"no result in {seconds:.0f} s")
-            answered = wait(open_lines, left if progress is None else min(left, _PROGRESS))
+            answered = wait(open_pipes, remaining if progress is None else min(remaining, _PROGRESS))
             if progress is not None:
                 progress()
             for index, worker in enumerate(self._workers):
-                if worker.line in answered:
-                    results[index] = worker.take_result()
+                if worker.pipe in answered:
+                    results[index] = worker.receive_result()
         return [results[index] for index in sorted(results)]
 
 

@@ -33,10 +33,10 @@ class Broker:
     def stop(self) -> None:
         self._end(self._process.terminate)
 
-    def _end(self, how: Callable[[], None]) -> None:
+    def _end(self, send_signal: Callable[[], None]) -> None:
         if self._process.returncode is not None:
             return
-        how()
+        send_signal()
         self._process.wait(30)
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -65,19 +65,19 @@ class Result(NamedTuple):
         return len({message.number for message in self.sent} - set(self.delivered))
 
     @property
-    def out_of_place(self) -> int:
+    def misplaced(self) -> int:
         """Deliveries that are not the message that was due at that position."""
-        return sum(due != came for due, came in zip(self.expected(), self.delivered, strict=False))
+        return sum(due != delivered for due, delivered in zip(self.expected(), self.delivered, strict=False))
 
     @property
     def last_9(self) -> int:
         """Position, from 1, of the last message of priority 9; 0 if there is none."""
         nines = {message.number for message in self.sent if message.priority == 9}
-        return max((place for place, number in enumerate(self.delivered, 1) if number in nines), default=0)
+        return max((position for position, number in enumerate(self.delivered, 1) if number in nines), default=0)
 
     @property
     def is_right(self) -> bool:
-        return not self.lost and not self.out_of_place and len(self.delivered) == len(self.sent)
+        return not self.lost and not self.misplaced and len(self.delivered) == len(self.sent)
 
 
 class Client(stomp.ConnectionListener):
@@ -86,7 +86,7 @@ class Client(stomp.ConnectionListener):
     def __init__(self, url: str) -> None:
         self.messages: queue.Queue[stomp.utils.Frame] = queue.Queue()
         self._receipts: queue.Queue[str] = queue.Queue()
-        self._refusals: list[str] = []
+        self._errors: list[str] = []
         address = parse_url(url)
         self._connection = stomp.Connection12([(address.host, address.port)], reconnect_attempts_max=1)
         self._connection.set_listener("demo", self)
@@ -99,7 +99,7 @@ class Client(stomp.ConnectionListener):
         self._receipts.put(frame.headers["receipt-id"])
 
     def on_error(self, frame: stomp.utils.Frame) -> None:
-        self._refusals.append(frame.headers.get("message", "?"))
+        self._errors.append(frame.headers.get("message", "?"))
 
     def send(self, destination: str, message: Message, **headers: str) -> None:
         self._connection.send(
@@ -122,7 +122,7 @@ class Client(stomp.ConnectionListener):
             while self._receipts.get(timeout=RECEIVE_SECONDS) != receipt:
                 pass
         except queue.Empty:
-            raise SystemExit(f"no receipt {receipt} within {RECEIVE_SECONDS:g} s; {self._refusals}") from None
+            raise SystemExit(f"no receipt {receipt} within {RECEIVE_SECONDS:g} s; {self._errors}") from None
 
     def close(self) -> None:
         self._connection.disconnect()
@@ -269,12 +269,12 @@ def main() -> int:
     console.print(f"Client: stomp.py {stomp.__version__}; random seed {seed}\n")
     results: list[Result] = []
     with ExitStack() as stack, Progress(console=console, transient=True) as progress:
-        ours = None
+        own_broker = None
         if url is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="truenext-demo-"))
-            ours = Broker(Path(folder) / "truenext")
-            stack.callback(ours.stop)
-        broker = ours or RunningBroker(url)
+            own_broker = Broker(Path(folder) / "truenext")
+            stack.callback(own_broker.stop)
+        broker = own_broker or RunningBroker(url)
         for prefetch in (1, 1000):
             for queue, name, messages in (
                 ("production", "3000 persistent 4, 1000 transient 9", production()),
@@ -283,9 +283,9 @@ def main() -> int:
             ):
                 progress.console.print(f"{name}, prefetch {prefetch}")
                 results.append(run_case(broker, queue, name, messages, prefetch, progress))
-            if ours is not None:
+            if own_broker is not None:
                 progress.console.print(f"persistent, kill -9 twice, prefetch {prefetch}")
-                results.append(run_killed(ours, prefetch, progress, rng))
+                results.append(run_killed(own_broker, prefetch, progress, rng))
         progress.stop()
         console.print(summary(results))
         is_right = all(result.is_right for result in results)
@@ -293,24 +293,24 @@ def main() -> int:
             console.print("[bold green]Every message came, once, and in its place.[/bold green]\n")
         else:
             console.print("[bold red]The order did not hold, or messages are missing.[/bold red]\n")
-        if ours is not None:
-            ours.stop()
-            is_right &= is_proved(ours.data, console)
+        if own_broker is not None:
+            own_broker.stop()
+            is_right &= audit_passes(own_broker.data, console)
             console.print()
             is_right &= show_orders(console, REPORT / "orders")
     return 0 if is_right else 1
 
 
-def is_proved(data: Path, console: Console) -> bool:
+def audit_passes(data: Path, console: Console) -> bool:
     """Let Spark judge the history of all that the broker did, and the recording of ActiveMQ in the same way."""
     console.print("[bold]Spark audits the history of this broker, and a recording of ActiveMQ[/bold]")
     console.print(f"Spark's own output goes to {REPORT / SPARK_LOG}")
-    ours, activemq = audited = audit_all([data, ACTIVEMQ], out=REPORT)
+    truenext, activemq = audited = audit_all([data, ACTIVEMQ], out=REPORT)
     title = "The production case that broke ActiveMQ's order, on truenext and on ActiveMQ 5.17.2"
     write_page(audited, REPORT, title=title)
     if activemq.verdict.is_held:
         console.print("[bold red]The audit finds no fault in the recording of ActiveMQ: it proves nothing.[/bold red]")
-    return ours.verdict.is_held and not activemq.verdict.is_held
+    return truenext.verdict.is_held and not activemq.verdict.is_held
 
 
 def summary(results: list[Result]) -> Table:
@@ -334,7 +334,7 @@ def summary(results: list[Result]) -> Table:
             str(result.prefetch),
             str(len(result.sent)),
             str(len(result.delivered)),
-            str(result.out_of_place),
+            str(result.misplaced),
             str(result.lost),
             str(result.last_9 or "-"),
             f"{len(result.delivered) / result.seconds:,.0f}",

@@ -29,16 +29,16 @@ from bench import frames, machine, queues
 from bench.brokers import Broker, Truenext
 from bench.client import raw, tasks, threads
 from bench.client.work import Done, Order
-from bench.foreign import Foreign, Nats, RabbitMQ, why_no_nats, why_no_rabbitmq
+from bench.foreign import Foreign, Nats, RabbitMQ, no_nats_reason, no_rabbitmq_reason
 from bench.load import GROUP, SILENCE, connect, send_confirmed
 from bench.options import positive
-from bench.progress import guarded, say
+from bench.progress import guarded, print_line
 from bench.workers import Crew, Job, end_in_order
 
-_OURS = "truenext sends a RECEIPT when the message is forced to the disk"
+_TRUENEXT_PROMISE = "truenext sends a RECEIPT when the message is forced to the disk"
 
 
-class Elsewhere(NamedTuple):
+class PeerSetup(NamedTuple):
     """The peer has another broker."""
 
     broker: type[Foreign]
@@ -51,9 +51,9 @@ class Elsewhere(NamedTuple):
 class Case(NamedTuple):
     key: str
     title: str
-    ours: Job
+    job: Job
     peer: str
-    theirs: Job
+    peer_job: Job
     target: float
     """Of the rate of the peer, at least; of its round trip, at most."""
     share: int = 1
@@ -62,11 +62,11 @@ class Case(NamedTuple):
     prefetch: int | None = None
     answers: tuple[Job, Job] | None = None
     """Those that answer, of the client and of the peer: round trips are measured."""
-    elsewhere: Elsewhere | None = None
+    peer_setup: PeerSetup | None = None
 
-    def is_one_of(self, wanted: Sequence[str]) -> bool:
+    def is_one_of(self, keys: Sequence[str]) -> bool:
         """By its key, or the beginning of it, to a hyphen."""
-        return any(f"{self.key}-".startswith(f"{each}-") for each in wanted)
+        return any(f"{self.key}-".startswith(f"{each}-") for each in keys)
 
     @property
     def fills(self) -> bool:
@@ -113,54 +113,58 @@ def cases() -> tuple[list[Case], dict[str, str]]:
     found.append(Case("blocking-receive", title, threads.receive, "asyncio", tasks.receive, 0.6))
     title = "truenext.blocking, send_many"
     found.append(Case("blocking-send", title, threads.send_many, "asyncio", tasks.send_many, 0.6))
-    if reason := _why_not(RabbitMQ, why_no_rabbitmq(), "aio_pika"):
+    if reason := _skip_reason(RabbitMQ, no_rabbitmq_reason(), "aio_pika"):
         missing["rabbitmq"] = f"without RabbitMQ: {reason}"
     else:
-        found += _beside_rabbitmq()
-    if reason := _why_not(Nats, why_no_nats(), "nats"):
+        found += _rabbitmq_cases()
+    if reason := _skip_reason(Nats, no_nats_reason(), "nats"):
         missing["nats"] = f"without NATS: {reason}"
     else:
-        found += _beside_nats()
+        found += _nats_cases()
     return found, missing
 
 
-def _why_not(broker: type[Foreign], no_broker: str | None, module: str) -> str:
+def _skip_reason(broker: type[Foreign], no_broker: str | None, module: str) -> str:
     no_client = f"{broker.client} is not installed (pip install {broker.client})" if find_spec(module) is None else ""
     return "; ".join(filter(None, (no_broker, no_client)))
 
 
-def _beside_rabbitmq() -> list[Case]:
+def _rabbitmq_cases() -> list[Case]:
     from bench.client import rabbitmq
 
     prepared = {"classic": rabbitmq.prepare_classic, "quorum": rabbitmq.prepare_quorum}
     return [
         case
         for kind, prepare in prepared.items()
-        for case in _beside(
+        for case in _broker_cases(
             f"rabbitmq-{kind}",
             f"{kind} queue",
             f"aio-pika on a {kind} queue of RabbitMQ",
             (rabbitmq.send, rabbitmq.receive),
             4,
-            Elsewhere(RabbitMQ, prepare, rabbitmq.finish),
+            PeerSetup(RabbitMQ, prepare, rabbitmq.finish),
         )
     ]
 
 
-def _beside_nats() -> list[Case]:
+def _nats_cases() -> list[Case]:
     from bench.client import jetstream
 
     jobs = (jetstream.send, jetstream.receive)
-    elsewhere = Elsewhere(Nats, jetstream.prepare, jetstream.finish)
-    return _beside("nats", "stream in files", "nats-py on JetStream", jobs, 1, elsewhere)
+    peer_setup = PeerSetup(Nats, jetstream.prepare, jetstream.finish)
+    return _broker_cases("nats", "stream in files", "nats-py on JetStream", jobs, 1, peer_setup)
 
 
-def _beside(key: str, what: str, peer: str, jobs: tuple[Job, Job], target: float, elsewhere: Elsewhere) -> list[Case]:
+def _broker_cases(
+    key: str, label: str, peer: str, jobs: tuple[Job, Job], target: float, peer_setup: PeerSetup
+) -> list[Case]:
     """Those that compare brokers and all."""
-    title = f"{what}: send, each message durable and confirmed"
-    sending = Case(f"{key}-send", title, tasks.send_many, peer, jobs[0], target, elsewhere=elsewhere)
-    title = f"{what}: receive, each acknowledged by itself, prefetch 1000"
-    receiving = Case(f"{key}-receive", title, tasks.receive, peer, jobs[1], target, prefetch=1000, elsewhere=elsewhere)
+    title = f"{label}: send, each message durable and confirmed"
+    sending = Case(f"{key}-send", title, tasks.send_many, peer, jobs[0], target, peer_setup=peer_setup)
+    title = f"{label}: receive, each acknowledged by itself, prefetch 1000"
+    receiving = Case(
+        f"{key}-receive", title, tasks.receive, peer, jobs[1], target, prefetch=1000, peer_setup=peer_setup
+    )
     return [sending, receiving]
 
 
@@ -179,30 +183,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where the broker's data goes (default: temp folder)")
     options = parser.parse_args(arguments)
-    wanted = options.only.split(",")
-    unknown = {each for each in wanted if not any(case.is_one_of([each]) for case in found)}
+    chosen_keys = options.only.split(",")
+    unknown = {each for each in chosen_keys if not any(case.is_one_of([each]) for case in found)}
     if absent := sorted(unknown & missing.keys()):
         parser.error("; ".join(missing[each] for each in absent))
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
-    chosen = [case for case in found if case.is_one_of(wanted)]
+    chosen = [case for case in found if case.is_one_of(chosen_keys)]
     end_in_order()
 
     def measure() -> None:
         with tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
             for name, value in machine.facts(Path(folder)):
-                say(f"{name}: {value}")
+                print_line(f"{name}: {value}")
             with Truenext(Path(folder)) as broker:
-                for other, some in groupby(chosen, lambda case: case.elsewhere and case.elsewhere.broker):
-                    with nullcontext(broker) if other is None else other(Path(folder)) as theirs:
-                        if isinstance(theirs, Foreign):
-                            say(f"{theirs.name} {theirs.version}, {theirs.client} {version(theirs.client)}")
-                            say(f"what they promise: {_OURS}; {theirs.promise}")
+                for other, some in groupby(chosen, lambda case: case.peer_setup and case.peer_setup.broker):
+                    with nullcontext(broker) if other is None else other(Path(folder)) as peer:
+                        if isinstance(peer, Foreign):
+                            print_line(f"{peer.name} {peer.version}, {peer.client} {version(peer.client)}")
+                            print_line(f"what they promise: {_TRUENEXT_PROMISE}; {peer.promise}")
                         for case in some:
                             messages = max(case.batch, options.messages // case.share // case.batch * case.batch)
-                            _compare((broker, theirs), case, messages, options.runs)
+                            _compare((broker, peer), case, messages, options.runs)
         for reason in missing.values():
-            say(reason)
+            print_line(reason)
 
     return guarded(measure)
 
@@ -210,73 +214,75 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Figures(NamedTuple):
     value: float
     """Messages a second, or the seconds of a round trip."""
-    own: float
+    program: float
     """Processor time a message, in microseconds."""
     broker: float
 
 
 def _compare(brokers: tuple[Broker, Broker], case: Case, messages: int, runs: int) -> None:
     """The first is the client's, the second the peer's; they may be the same."""
-    say(f"{case.key}: {case.title}, {messages:,} messages")
+    print_line(f"{case.key}: {case.title}, {messages:,} messages")
     if case.counts:
-        for name, is_ours in (("client", True), (case.peer, False)):
-            done = _run(brokers[0], case, messages, is_ours=is_ours, name=f"{case.key}.counted.{name}", is_counted=True)
+        for name, is_client in (("client", True), (case.peer, False)):
+            done = _run(
+                brokers[0], case, messages, is_client=is_client, name=f"{case.key}.counted.{name}", is_counted=True
+            )
             for side, role in zip(done, ("", ", who answers"), strict=False):
                 assert side.written is not None, "it was counted"
-                say(f"  {name}{role}, a message: {side.written.told(messages)}")
-    ours: list[_Figures] = []
-    theirs: list[_Figures] = []
+                print_line(f"  {name}{role}, a message: {side.written.describe(messages)}")
+    client_figures: list[_Figures] = []
+    peer_figures: list[_Figures] = []
     for number in range(runs):
-        for broker, figures, is_ours in zip(brokers, (ours, theirs), (True, False), strict=True):
+        for broker, figures, is_client in zip(brokers, (client_figures, peer_figures), (True, False), strict=True):
             before = broker.processor_seconds()
-            name = f"{case.key}.{number}.{is_ours}"
-            first = _run(broker, case, messages, is_ours=is_ours, name=name)[0]
+            name = f"{case.key}.{number}.{is_client}"
+            first = _run(broker, case, messages, is_client=is_client, name=name)[0]
             used = (broker.processor_seconds() - before) / messages * 1e6
             value = first.trip if case.answers else messages / first.seconds
             figures.append(_Figures(value, first.processor / messages * 1e6, used))
-    for name, each in (("client", ours), (case.peer, theirs)):
-        say(f"  {name} {_told(case, each)}")
-    ratio = statistics.median(our.value / their.value for our, their in zip(ours, theirs, strict=True))
+    for name, each in (("client", client_figures), (case.peer, peer_figures)):
+        print_line(f"  {name} {_describe(case, each)}")
+    ratio = statistics.median(our.value / their.value for our, their in zip(client_figures, peer_figures, strict=True))
     if case.answers:
-        say(f"  {ratio:.2f} of the round trip of {case.peer} (at most {case.target:g})")
+        print_line(f"  {ratio:.2f} of the round trip of {case.peer} (at most {case.target:g})")
     else:
-        say(f"  {ratio:.2f} of the rate of {case.peer} (at least {case.target:g})")
+        print_line(f"  {ratio:.2f} of the rate of {case.peer} (at least {case.target:g})")
 
 
-def _told(case: Case, figures: list[_Figures]) -> str:
-    value, own, used = (statistics.median(each) for each in zip(*figures, strict=True))
+def _describe(case: Case, figures: list[_Figures]) -> str:
+    value, program, used = (statistics.median(each) for each in zip(*figures, strict=True))
     low, high = min(each.value for each in figures), max(each.value for each in figures)
-    spent = f"processor time a message {own:.1f} us, broker {used:.1f} us"
+    spent = f"processor time a message {program:.1f} us, broker {used:.1f} us"
     if case.answers:
         return f"{value * 1e6:,.0f} us ({low * 1e6:,.0f}-{high * 1e6:,.0f}); {spent}"
     return f"{value:,.0f}/s ({low:,.0f}-{high:,.0f}); {spent}"
 
 
 def _run(
-    broker: Broker, case: Case, messages: int, *, is_ours: bool, name: str, is_counted: bool = False
+    broker: Broker, case: Case, messages: int, *, is_client: bool, name: str, is_counted: bool = False
 ) -> list[Done]:
-    elsewhere = None if is_ours else case.elsewhere
+    peer_setup = None if is_client else case.peer_setup
     queue = f"/queue/{name}"
     target = f"{queue}.target"
     order = Order(broker.port, queue, messages, case.batch, target, case.prefetch, is_counted)
-    if elsewhere is not None:
-        asyncio.run(elsewhere.prepare(broker.port, queue, messages if case.fills else 0))
+    if peer_setup is not None:
+        asyncio.run(peer_setup.prepare(broker.port, queue, messages if case.fills else 0))
     elif case.fills:
         with connect(broker.port) as sock:
             send_confirmed(sock, frames.send_groups(queue, True, messages, GROUP, True, 1), 20)
-    jobs = [case.ours if is_ours else case.theirs]
+    jobs = [case.job if is_client else case.peer_job]
     if case.answers is not None:
-        jobs.append(case.answers[0 if is_ours else 1])
+        jobs.append(case.answers[0 if is_client else 1])
     with Crew() as crew:
         workers = [crew.hire(job, order) for job in jobs]
         for worker in workers:
             worker.await_ready()
         # Who answers comes first.
         for worker in reversed(workers):
-            worker.go()
+            worker.start()
         done: list[Done] = crew.finish(SILENCE + messages / 50)
-    if elsewhere is not None:
-        asyncio.run(elsewhere.finish(broker.port, queue, 0 if case.fills else messages))
+    if peer_setup is not None:
+        asyncio.run(peer_setup.finish(broker.port, queue, 0 if case.fills else messages))
     else:
         sent = target if case.key.startswith("copy") else queue if "send" in case.key else None
         asyncio.run(_check(broker.port, sent, messages))
@@ -288,11 +294,11 @@ async def _check(port: int, sent: str | None, messages: int) -> None:
 
     Raises: ValueError
     """
-    left = await queues.waiting(port)
+    waiting = await queues.waiting(port)
     expected = {} if sent is None else {sent.removeprefix("/queue/"): messages}
-    if left != expected:
-        raise ValueError(f"these wait: {left}, and not {expected}")
-    await queues.empty(port, list(left))
+    if waiting != expected:
+        raise ValueError(f"these wait: {waiting}, and not {expected}")
+    await queues.empty(port, list(waiting))
 
 
 if __name__ == "__main__":

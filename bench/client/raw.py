@@ -61,7 +61,7 @@ def receive(gate: Gate, order: Order) -> Done:
                 sock.sendall(_STARTED % value)
                 ack = _ACK % value
                 sock.sendall(ack if count % ACKS_PER_RECEIPT else ack[:-3] + _CONFIRMED % count)
-        inbox.take_leave()
+        inbox.disconnect()
     done = watch.stop()
     inbox.check(order.messages)
     return done
@@ -87,7 +87,7 @@ def iterate(gate: Gate, order: Order) -> Done:
             if last:
                 count += 1
                 sock.sendall(_ACK % last)
-        inbox.take_leave()
+        inbox.disconnect()
     done = watch.stop()
     inbox.check(order.messages)
     return done
@@ -143,7 +143,7 @@ def copy(gate: Gate, order: Order) -> Done:
             # The first was that of the SUBSCRIBE.
             while inbox.receipts < 1 + number:
                 waiting.extend(inbox.values())
-        inbox.take_leave(producer)
+        inbox.disconnect(producer)
     done = watch.stop()
     inbox.check(order.messages)
     return done
@@ -194,12 +194,12 @@ def reply(gate: Gate, order: Order) -> Done:
             to, name = _REPLY_TO.search(inbox.seen[-1]), _REPLY.search(inbox.seen[-1])
             if to is None or name is None:
                 raise ValueError(f"no request: {inbox.seen[-1][:500]!r}")
-            said = b"destination:%b\ncorrelation-id:%b\nreceipt:%d\n" % (to[1], name[1], number)
-            sock.sendall(b"SEND\n" + said + _NUMBERED % (producer, number) + tail)
+            head = b"destination:%b\ncorrelation-id:%b\nreceipt:%d\n" % (to[1], name[1], number)
+            sock.sendall(b"SEND\n" + head + _NUMBERED % (producer, number) + tail)
             while inbox.receipts < 1 + number:
                 waiting += inbox.values()
         sock.sendall(_ACK % last)
-        inbox.take_leave(producer)
+        inbox.disconnect(producer)
     return watch.stop()
 
 
@@ -241,7 +241,7 @@ class _Inbox:
         self.receipts += whole.count(b"\nreceipt-id:")
         return frames.ACK_VALUE.findall(whole)
 
-    def take_leave(self, producer: bytes = b"") -> None:
+    def disconnect(self, producer: bytes = b"") -> None:
         self._sock.sendall(_UNSUBSCRIBE)
         self._sock.sendall(_DISCONNECT_AND_FORGET % producer if producer else _DISCONNECT)
         while not (self.seen and b"\nreceipt-id:bye\n" in self.seen[-1]):

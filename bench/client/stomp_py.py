@@ -25,7 +25,7 @@ def receive(gate: Gate, order: Order) -> Done:
     if not receiver.has_all.wait(SILENCE):
         raise TimeoutError(f"{len(receiver.numbers)} of {order.messages} messages came")
     connection.disconnect(receipt="bye")
-    if not receiver.is_over.wait(SILENCE):
+    if not receiver.is_disconnected.wait(SILENCE):
         raise TimeoutError("the last acknowledgements were not confirmed")
     done = watch.stop()
     check_numbers(receiver.numbers, order.messages)
@@ -38,7 +38,7 @@ class _Receiver(stomp.ConnectionListener):
         self._messages = messages
         self.numbers: list[int] = []
         self.has_all = threading.Event()
-        self.is_over = threading.Event()
+        self.is_disconnected = threading.Event()
 
     def on_message(self, frame: stomp.utils.Frame) -> None:
         self.numbers.append(int(frame.headers["id"]))
@@ -48,4 +48,4 @@ class _Receiver(stomp.ConnectionListener):
 
     def on_receipt(self, frame: stomp.utils.Frame) -> None:
         if frame.headers["receipt-id"] == "bye":
-            self.is_over.set()
+            self.is_disconnected.set()

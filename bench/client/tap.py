@@ -51,7 +51,7 @@ class Written(NamedTuple):
                     names["receipt"] += 1
         return cls(len(written), len(stream), dict(names))
 
-    def told(self, messages: int) -> str:
+    def describe(self, messages: int) -> str:
         shares = sorted((name, count / messages) for name, count in self.frames.items())
         each = ", ".join(f"{share:.3f} {name}" for name, share in shares if share >= 0.0005)
         return f"{self.writes / messages:.3f} writes, {self.octets / messages:,.1f} bytes; {each}"

@@ -29,13 +29,13 @@ from bench import machine, queues
 from bench.brokers import Truenext
 from bench.flows import bare, costs, drain, inbox, interactive, once, shop, sql
 from bench.flows.databases import Measure, Run, in_postgresql, in_sqlite
-from bench.flows.pairs import Side, compare, hired, ours
-from bench.flows.postgresql import why_no_postgresql
+from bench.flows.pairs import Side, compare, hired, truenext_side
+from bench.flows.postgresql import no_postgresql_reason
 from bench.flows.work import CONCURRENCY, Order, Sizes
-from bench.foreign import RabbitMQ, why_no_rabbitmq
+from bench.foreign import RabbitMQ, no_rabbitmq_reason
 from bench.options import positive
 from bench.options import sizes as sizes_of
-from bench.progress import guarded, say
+from bench.progress import guarded, print_line
 from bench.workers import end_in_order
 
 PATHS = 0o711
@@ -51,18 +51,18 @@ class Case(NamedTuple):
     by_default: bool = True
     """Unless one says which."""
 
-    def is_one_of(self, wanted: Sequence[str]) -> bool:
+    def is_one_of(self, keys: Sequence[str]) -> bool:
         """By its key, or the beginning of it, to a hyphen."""
-        return any(f"{self.key}-".startswith(f"{each}-") for each in wanted)
+        return any(f"{self.key}-".startswith(f"{each}-") for each in keys)
 
 
-def why_not(key: str, folder: Path) -> str:
+def skip_reason(key: str, folder: Path) -> str:
     """The reason why a case cannot be measured with its data in this folder, or nothing."""
     reasons: list[str | None] = []
     if key.endswith("-postgresql") or key in ("dbos", "procrastinate"):
-        reasons.append(why_no_postgresql(folder))
+        reasons.append(no_postgresql_reason(folder))
     if key == "dramatiq":
-        reasons.append(why_no_rabbitmq())
+        reasons.append(no_rabbitmq_reason())
     if key in PEERS and not find_spec(key):
         name, package = PEERS[key]
         reasons.append(f"{name} is not installed (pip install '{package}')")
@@ -73,29 +73,29 @@ def why_not(key: str, folder: Path) -> str:
 
 
 def _messaging(broker: Truenext, folder: Path, sizes: Sizes) -> None:
-    sides = ours(broker, shop.serve), ours(broker, bare.relay, name="the client alone")
+    sides = truenext_side(broker, shop.serve), truenext_side(broker, bare.relay, name="the client alone")
     compare("messaging", sides, sizes.flows, sizes.runs, target=0.5)
 
 
 def _poison(broker: Truenext, folder: Path, sizes: Sizes) -> None:
-    def begin_poisoned(order: Order) -> None:
-        hired(shop.begin_poisoned, order)
+    def start_flows(order: Order) -> None:
+        hired(shop.start_flows_and_poison, order)
 
     def check(order: Order) -> None:
-        left, poison = asyncio.run(queues.waiting(broker.port)), shop.poison_of(order.flows)
+        waiting, poison = asyncio.run(queues.waiting(broker.port)), shop.poison_count(order.flows)
         # The last of them may be between two attempts.
-        if sum(left.values()) != poison:
-            raise ValueError(f"{poison} messages were poison, and these wait still: {left}")
-        asyncio.run(queues.empty(broker.port, list(left)))
+        if sum(waiting.values()) != poison:
+            raise ValueError(f"{poison} messages were poison, and these wait still: {waiting}")
+        asyncio.run(queues.empty(broker.port, list(waiting)))
 
     sides = (
-        Side("beside poison", shop.serve_poisoned, begin_poisoned, check, broker.port, broker),
-        ours(broker, shop.serve, name="the flows alone"),
+        Side("beside poison", shop.serve_poisoned, start_flows, check, broker.port, broker),
+        truenext_side(broker, shop.serve, name="the flows alone"),
     )
     compare("poison", sides, sizes.flows, sizes.runs, target=0.8)
 
 
-def _beside_sqlalchemy(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+def _sqlalchemy(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
     def prepare(order: Order) -> None:
         sql.prepare(database)
 
@@ -116,15 +116,15 @@ def _interactive(broker: Truenext, folder: Path, sizes: Sizes) -> None:
 def _dramatiq(broker: Truenext, folder: Path, sizes: Sizes) -> None:
     from bench.flows import pipeline
 
-    def begin_pipelines(order: Order) -> None:
-        hired(pipeline.begin, order)
+    def start_pipelines(order: Order) -> None:
+        hired(pipeline.start_pipelines, order)
         pipeline.wait_for(order)
 
-    with RabbitMQ(folder) as theirs:
-        say(f"  Dramatiq {version('dramatiq')}, RabbitMQ {theirs.version}; without confirms, as shipped")
+    with RabbitMQ(folder) as rabbitmq:
+        print_line(f"  Dramatiq {version('dramatiq')}, RabbitMQ {rabbitmq.version}; without confirms, as shipped")
         sides = (
-            ours(broker, shop.serve),
-            Side("Dramatiq", pipeline.work, begin_pipelines, pipeline.check, theirs.port, theirs),
+            truenext_side(broker, shop.serve),
+            Side("Dramatiq", pipeline.work, start_pipelines, pipeline.check, rabbitmq.port, rabbitmq),
         )
         compare("dramatiq", sides, sizes.flows, sizes.runs, target=2)
 
@@ -147,18 +147,22 @@ def _in_both(key: str, title: str, measure: Measure, share: int, *, by_default: 
 CASES = (
     Case("messaging", "flows of three stages, beside the client alone", _messaging),
     Case("poison", "the same, and one poison message besides for every nineteen, with three attempts", _poison),
-    *_in_both("sql", "the same with an INSERT in each stage", _beside_sqlalchemy, 4),
-    *_in_both("once", "the same, exactly once, beside best-effort 1PC", once.beside_best_effort, 4),
-    *_in_both("once-parts", "the same, exactly once, with parts of that left out", once.by_parts, 4, by_default=False),
-    Case("dbos", "exactly once, beside DBOS Transact, PostgreSQL", in_postgresql(once.beside_dbos), 4),
+    *_in_both("sql", "the same with an INSERT in each stage", _sqlalchemy, 4),
+    *_in_both("once", "the same, exactly once, beside best-effort 1PC", once.compare_best_effort, 4),
+    *_in_both(
+        "once-parts", "the same, exactly once, with parts of that left out", once.compare_parts, 4, by_default=False
+    ),
+    Case("dbos", "exactly once, beside DBOS Transact, PostgreSQL", in_postgresql(once.compare_dbos), 4),
     Case(
-        "procrastinate", "exactly once, beside procrastinate, PostgreSQL", in_postgresql(once.beside_procrastinate), 4
+        "procrastinate", "exactly once, beside procrastinate, PostgreSQL", in_postgresql(once.compare_procrastinate), 4
     ),
     *_in_both(
         "inbox", "exactly once, with a long inbox and with an empty one", inbox.compare_inboxes, 4, by_default=False
     ),
     *_in_both("drain", "what the outbox has after an outage, beside the client alone", drain.compare_drain, 0),
-    *_in_both("costs", "statements, rows and bytes of a message, exactly once and best-effort 1PC", costs.tell, 20),
+    *_in_both(
+        "costs", "statements, rows and bytes of a message, exactly once and best-effort 1PC", costs.compare_costs, 20
+    ),
     Case("interactive", f"{interactive.PER_S} questions a second", _interactive, 20),
     Case("dramatiq", "the flows of messaging, beside Dramatiq on RabbitMQ", _dramatiq),
 )
@@ -183,8 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--units", type=positive, default=100_000, metavar="N", help="left in the outbox, in drain")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="where all data goes (default: temp folder)")
     options = parser.parse_args(arguments)
-    wanted = options.only.split(",") if options.only else [case.key for case in CASES if case.by_default]
-    if unknown := [each for each in wanted if not any(case.is_one_of([each]) for case in CASES)]:
+    chosen_keys = options.only.split(",") if options.only else [case.key for case in CASES if case.by_default]
+    if unknown := [each for each in chosen_keys if not any(case.is_one_of([each]) for case in CASES)]:
         parser.error(f"no such case: {', '.join(unknown)}")
     end_in_order()
 
@@ -193,16 +197,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder = Path(name)
             folder.chmod(PATHS)
             for fact, value in machine.facts(folder):
-                say(f"{fact}: {value}")
+                print_line(f"{fact}: {value}")
             with Truenext(folder) as broker:
                 for case in CASES:
-                    if not case.is_one_of(wanted):
+                    if not case.is_one_of(chosen_keys):
                         continue
-                    if reason := why_not(case.key, folder):
-                        say(f"without {case.key}: {reason}")
+                    if reason := skip_reason(case.key, folder):
+                        print_line(f"without {case.key}: {reason}")
                         continue
                     count = max(1, options.flows // case.share) if case.share else options.units
-                    say(f"{case.key}: {case.title}, {count:,} in each run")
+                    print_line(f"{case.key}: {case.title}, {count:,} in each run")
                     sizes = Sizes(count, options.runs, options.workers, options.inbox_rows, options.units)
                     case.measure(broker, folder, sizes)
 

@@ -25,11 +25,11 @@ from bench.flows.once import side
 from bench.flows.pairs import hired
 from bench.flows.shop import service
 from bench.flows.work import STAGES, Order, Sizes, run
-from bench.progress import say
+from bench.progress import print_line
 from bench.workers import Gate
 
 IDLE_S = 10.0
-SETTLE_S = 2.0
+WARM_UP_S = 2.0
 """After it has started, an idle service does what it does once."""
 
 
@@ -40,8 +40,10 @@ class Costs(NamedTuple):
     transactions: int
 
 
-def tell(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
-    for number, (name, work) in enumerate((("exactly once", count_once), ("best-effort 1PC", count_best_effort))):
+def compare_costs(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
+    for number, (name, work) in enumerate(
+        (("exactly once", count_exactly_once), ("best-effort 1PC", count_best_effort))
+    ):
         one = side(name, broker, database)
         order = Order(broker.port, f"costs.{number}", sizes.flows, database)
         one.prepare(order)
@@ -53,28 +55,28 @@ def tell(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
         one.check(order)
         messages = sizes.flows * STAGES
         kind = "of the log" if engine.dialect.name == "postgresql" else "more in use"
-        say(
+        print_line(
             f"  {name}, a message: {costs.statements.total() / messages:.2f} statements, {costs.rows / messages:.2f} "
             f"rows, {costs.transactions / messages:.2f} transactions, {grown / messages:,.0f} bytes {kind}"
         )
-        for what, count in costs.statements.most_common(12):
-            say(f"    {count / messages:.3f} {what}")
+        for statement, count in costs.statements.most_common(12):
+            print_line(f"    {count / messages:.3f} {statement}")
     idle: Costs = hired(count_idle, Order(broker.port, "costs.idle", 1, database))
-    said = ", ".join(f"{count} {what}" for what, count in idle.statements.most_common())
-    say(f"  idle, {idle.statements.total() / IDLE_S:.1f} statements a second (1) in {IDLE_S:g} s: {said}")
+    statements = ", ".join(f"{count} {statement}" for statement, count in idle.statements.most_common())
+    print_line(f"  idle, {idle.statements.total() / IDLE_S:.1f} statements a second (1) in {IDLE_S:g} s: {statements}")
 
 
 # ---- Jobs ----
 
 
-def count_once(gate: Gate, order: Order) -> Costs:
-    counting = _Counting()
-    sql.serve_once(gate, order)
+def count_exactly_once(gate: Gate, order: Order) -> Costs:
+    counting = _StatementCounter()
+    sql.serve_exactly_once(gate, order)
     return counting.costs()
 
 
 def count_best_effort(gate: Gate, order: Order) -> Costs:
-    counting = _Counting()
+    counting = _StatementCounter()
     sql.serve(gate, order)
     return counting.costs()
 
@@ -84,31 +86,31 @@ def count_idle(gate: Gate, order: Order) -> Costs:
 
     async def program() -> Costs:
         app = service(order, exactly_once=True)
-        sql.inserting(app, order.name, lambda _: None)
+        sql.define_endpoint(app, order.name, lambda _: None)
         gate.ready()
         async with app.running():
-            await asyncio.sleep(SETTLE_S)
-            counting = _Counting()
+            await asyncio.sleep(WARM_UP_S)
+            counting = _StatementCounter()
             await asyncio.sleep(IDLE_S)
             return counting.costs()
 
     return run(program())
 
 
-class _Counting:
+class _StatementCounter:
     """From now on, of all engines of this process."""
 
     def __init__(self) -> None:
         self._statements: Counter[str] = Counter()
         self._rows = self._transactions = 0
-        event.listen(Engine, "after_cursor_execute", self._said)
-        event.listen(Engine, "commit", self._committed)
+        event.listen(Engine, "after_cursor_execute", self._on_statement)
+        event.listen(Engine, "commit", self._on_commit)
         _count_pings(lambda: self._statements.update(["SELECT: is the connection alive?"]))
 
     def costs(self) -> Costs:
         return Costs(self._statements.copy(), self._rows, self._transactions)
 
-    def _said(self, _: Connection, cursor: Any, statement: str, *__: object) -> None:
+    def _on_statement(self, _: Connection, cursor: Any, statement: str, *__: object) -> None:
         words = statement.split()
         if words[0] == "BEGIN":
             return
@@ -119,7 +121,7 @@ class _Counting:
             self._rows += rows * max(cursor.rowcount, 0)
         self._statements[f"{words[0]} {table}".strip()] += 1
 
-    def _committed(self, _: Connection) -> None:
+    def _on_commit(self, _: Connection) -> None:
         self._transactions += 1
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.brokers import Truenext
 from bench.flows.postgresql import Postgresql
 from bench.flows.work import Sizes
-from bench.progress import say
+from bench.progress import print_line
 
 Measure = Callable[[Truenext, str, Path, Sizes], None]
 """With the URL of a database, and a folder on the disk."""
@@ -27,7 +27,7 @@ def in_sqlite(measure: Measure) -> Run:
 def in_postgresql(measure: Measure) -> Run:
     def run(broker: Truenext, folder: Path, sizes: Sizes) -> None:
         with Postgresql(folder) as server:
-            say(f"  {server.version}, fsync and synchronous_commit on, as shipped")
+            print_line(f"  {server.version}, fsync and synchronous_commit on, as shipped")
             measure(broker, server.url, folder, sizes)
 
     return run

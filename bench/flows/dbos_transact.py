@@ -16,7 +16,7 @@ from sqlalchemy import Engine, create_engine, insert, text
 
 from bench.client.work import Done, Stopwatch
 from bench.flows import sql
-from bench.flows.shop import TOGETHER, Asked
+from bench.flows.shop import TOGETHER, OrderRequest
 from bench.flows.work import Order
 from bench.workers import Gate
 
@@ -29,16 +29,16 @@ _VERSION = "1"
 """Of the program. Who begins workflows is another process than the one that runs them."""
 _STEPS = ("check", "reserve", "confirm")
 _SPARE_CONNECTIONS = 8
-LOOK_S = 0.01
+CHECK_INTERVAL_S = 0.01
 
 
-def begin(gate: Gate, order: Order) -> None:
+def enqueue_workflows(gate: Gate, order: Order) -> None:
     """Have so many workflows wait in the queue."""
     run_dbos_database_migrations(order.database)
     client = DBOSClient(system_database_url=order.database)
     engine = create_engine(order.database)
     options: Any = {"queue_name": order.name, "workflow_name": "place", "app_version": _VERSION}
-    note = Asked(0).note
+    note = OrderRequest(0).note
     gate.ready()
     client.register_queue(order.name, worker_concurrency=THREADS, polling_interval_sec=POLL_S)
     for first in range(0, order.flows, TOGETHER):
@@ -51,7 +51,7 @@ def begin(gate: Gate, order: Order) -> None:
 
 def work(gate: Gate, order: Order) -> Done:
     """Until the last workflow has ended, and that is written."""
-    left = order.flows
+    remaining = order.flows
     lock, all_ = threading.Lock(), threading.Event()
     DBOS(
         config={
@@ -78,12 +78,12 @@ def work(gate: Gate, order: Order) -> Done:
     steps = [step(stage) for stage in _STEPS]
 
     def place(flow: int, note: str) -> None:
-        nonlocal left
+        nonlocal remaining
         for each in steps:
             each(flow, note)
         with lock:
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 all_.set()
 
     DBOS.workflow(name="place")(place)
@@ -94,7 +94,7 @@ def work(gate: Gate, order: Order) -> Done:
     DBOS.launch()
     all_.wait()
     while _unfinished(engine):
-        time.sleep(LOOK_S)
+        time.sleep(CHECK_INTERVAL_S)
     done = watch.stop()
     DBOS.destroy()
     engine.dispose()
@@ -104,10 +104,10 @@ def work(gate: Gate, order: Order) -> Done:
 def check(order: Order) -> None:
     """Raises: ValueError unless each workflow has succeeded"""
     engine = create_engine(order.database)
-    left = _unfinished(engine)
+    unfinished = _unfinished(engine)
     engine.dispose()
-    if left:
-        raise ValueError(f"{left} workflows have not succeeded")
+    if unfinished:
+        raise ValueError(f"{unfinished} workflows have not succeeded")
 
 
 def _unfinished(engine: Engine) -> int:

@@ -23,10 +23,10 @@ from bench.brokers import Truenext
 from bench.client.work import Done, Stopwatch
 from bench.flows import sql
 from bench.flows.pairs import hired
-from bench.flows.shop import Asked, service
+from bench.flows.shop import OrderRequest, service
 from bench.flows.work import Order, Sizes, run
 from bench.load import SILENCE
-from bench.progress import say
+from bench.progress import print_line
 from bench.workers import Gate
 from truenext import Outgoing, connect
 from truenext.stage import Endpoint
@@ -42,7 +42,7 @@ LATENCY_S = 1.0
 """Of an interactive flow, at most."""
 EVERY_S = 0.2
 """So often one begins."""
-LOOK_S = 0.05
+CHECK_INTERVAL_S = 0.05
 TOGETHER = 1000
 """Units that are written in one transaction."""
 
@@ -54,42 +54,42 @@ class Drained(NamedTuple):
 
 
 def compare_drain(broker: Truenext, database: str, folder: Path, sizes: Sizes) -> None:
-    ours: list[float] = []
-    theirs: list[float] = []
+    outbox_rates: list[float] = []
+    send_many_rates: list[float] = []
     trips: list[float] = []
     for number in range(sizes.runs):
         order = Order(broker.port, f"drain.{number}", sizes.units, database)
         sql.prepare(database)
         hired(write, order)
-        say(f"    {sizes.units:,} units are in the outbox")
+        print_line(f"    {sizes.units:,} units are in the outbox")
         drained: Drained = hired(drain, order)
         _check(order, len(drained.trips))
         sent: Done = hired(send, order)
         _check(order, len(drained.trips))
-        ours.append(sizes.units / drained.seconds)
-        theirs.append(sizes.units / sent.seconds)
+        outbox_rates.append(sizes.units / drained.seconds)
+        send_many_rates.append(sizes.units / sent.seconds)
         trips += drained.trips
-    say(f"  the outbox {_told(ours)}")
-    say(f"  send_many {_told(theirs)}")
-    ratio = statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
-    say(f"  {ratio:.2f} of the rate of send_many (at least {TARGET:g})")
-    say(
+    print_line(f"  the outbox {_describe(outbox_rates)}")
+    print_line(f"  send_many {_describe(send_many_rates)}")
+    ratio = statistics.median(our / their for our, their in zip(outbox_rates, send_many_rates, strict=True))
+    print_line(f"  {ratio:.2f} of the rate of send_many (at least {TARGET:g})")
+    print_line(
         f"  {len(trips)} interactive flows meanwhile: median {statistics.median(trips) * 1000:.0f} ms, "
         f"longest {max(trips) * 1000:.0f} ms (at most {LATENCY_S * 1000:.0f})"
     )
 
 
-def _told(rates: list[float]) -> str:
+def _describe(rates: list[float]) -> str:
     return f"{statistics.median(rates):,.0f} messages/s ({min(rates):,.0f}-{max(rates):,.0f})"
 
 
 def _check(order: Order, interactive: int) -> None:
     """Raises: ValueError unless each message waits, and each interactive flow has its rows"""
     sql.check(order.database, interactive)
-    left = asyncio.run(queues.waiting(order.port))
-    if left != {_later(order): order.flows}:
-        raise ValueError(f"{order.flows} messages were to wait, and these do: {left}")
-    asyncio.run(queues.empty(order.port, list(left)))
+    waiting = asyncio.run(queues.waiting(order.port))
+    if waiting != {_later(order): order.flows}:
+        raise ValueError(f"{order.flows} messages were to wait, and these do: {waiting}")
+    asyncio.run(queues.empty(order.port, list(waiting)))
 
 
 def _later(order: Order) -> str:
@@ -100,12 +100,12 @@ def _later(order: Order) -> str:
 def _sent(order: Order) -> Iterator[tuple[str, list[EncodedMessage]]]:
     """What each initiation sends, with its id."""
     app = service(order)
-    later: Endpoint[Asked, None] = app.remote(_later(order), Asked)
+    later: Endpoint[OrderRequest, None] = app.remote(_later(order), OrderRequest)
     for number in range(order.flows):
         id = ServiceContext.new_id()
-        said = Output(id, app.name)
-        Initiation(said, time.time_ns() // 1_000_000, {}).send(later, Asked(number), trace=f"order {number}")
-        yield id, [each.encode({}) for each in said.outgoing]
+        output = Output(id, app.name)
+        Initiation(output, time.time_ns() // 1_000_000, {}).send(later, OrderRequest(number), trace=f"order {number}")
+        yield id, [each.encode({}) for each in output.outgoing]
 
 
 # ---- Jobs ----
@@ -145,7 +145,7 @@ def drain(gate: Gate, order: Order) -> Drained:
         def ended(number: int) -> None:
             trips.setdefault(number, time.monotonic() - started[number])
 
-        place = sql.inserting(app, order.name, ended)
+        endpoint = sql.define_endpoint(app, order.name, ended)
         app.plans()
         engine = sql.engine_of(order.database)
 
@@ -153,7 +153,7 @@ def drain(gate: Gate, order: Order) -> Drained:
             started[number] = time.monotonic()
             async with AsyncSession(engine) as session:
                 async with app.initiate(session) as initiation:
-                    initiation.send(place, Asked(number), trace=f"question {number}", interactive=True)
+                    initiation.send(endpoint, OrderRequest(number), trace=f"question {number}", interactive=True)
                 await session.commit()
 
         watch = Stopwatch(gate)
@@ -168,7 +168,7 @@ def drain(gate: Gate, order: Order) -> Drained:
             await asyncio.gather(*starting)
             async with asyncio.timeout(SILENCE):
                 while len(trips) < len(starting):
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(CHECK_INTERVAL_S)
         await engine.dispose()
         return Drained(seconds, list(trips.values()))
 
@@ -177,14 +177,14 @@ def drain(gate: Gate, order: Order) -> Drained:
 
 async def _until_drained(engine: AsyncEngine, order: Order) -> float:
     """The time when it was."""
-    left = select(func.count()).select_from(select(outbox.c.id).where(~outbox.c.interactive).limit(1).subquery())
+    undrained = select(func.count()).select_from(select(outbox.c.id).where(~outbox.c.interactive).limit(1).subquery())
     while (await queues.waiting(order.port)).get(_later(order), 0) < order.flows:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
     while True:
         async with engine.connect() as connection:
-            if not (await connection.execute(left)).scalar_one():
+            if not (await connection.execute(undrained)).scalar_one():
                 return time.monotonic()
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
 
 
 def send(gate: Gate, order: Order) -> Done:

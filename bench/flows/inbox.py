@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Engine, create_engine, func, make_url, select
 from bench.brokers import Truenext
 from bench.flows import sql
 from bench.flows.once import side
-from bench.flows.pairs import Side, begin, compare
+from bench.flows.pairs import Side, compare, start_flows
 from bench.flows.work import Order, Sizes
-from bench.progress import say
+from bench.progress import print_line
 from truenext.stage.sql import apply_schema
 from truenext.stage.sql.outbox import RETENTION_MS
 from truenext.stage.sql.tables import inbox
@@ -45,7 +45,9 @@ def compare_inboxes(broker: Truenext, database: str, folder: Path, sizes: Sizes)
     full = _another(database)
     started = time.monotonic()
     _fill(full, sizes.inbox_rows)
-    say(f"  the inbox of one database has {sizes.inbox_rows:,} rows, written in {time.monotonic() - started:.0f} s")
+    print_line(
+        f"  the inbox of one database has {sizes.inbox_rows:,} rows, written in {time.monotonic() - started:.0f} s"
+    )
     sides = _with_rows(broker, full), side("an empty one", broker, database)
     compare("inbox", sides, sizes.flows, sizes.runs, target=TARGET)
 
@@ -59,16 +61,18 @@ def _with_rows(broker: Truenext, database: str) -> Side:
         with engine.connect() as connection:
             old.append(_old(connection))
         sql.prepare(database, empties_inbox=False)
-        begin(order)
+        start_flows(order)
 
     def check(order: Order) -> None:
         empty.check(order)
         with engine.connect() as connection:
-            left = _old(connection)
+            remaining = _old(connection)
         engine.dispose()
-        if not left:
+        if not remaining:
             raise ValueError("clean-up had nothing to do any more: take more --inbox-rows, or fewer --flows")
-        say(f"    clean-up has removed {old.pop() - left:,} rows meanwhile, and {left:,} are left for it")
+        print_line(
+            f"    clean-up has removed {old.pop() - remaining:,} rows meanwhile, and {remaining:,} are left for it"
+        )
 
     return empty._replace(prepare=prepare, check=check)
 
@@ -99,12 +103,12 @@ def _fill(database: str, rows: int) -> None:
     fill = _FILL[engine.dialect.name]
     now_ms = int(time.time() * 1000)
     ages = {"old": rows // 2, "before": now_ms - RETENTION_MS - _HOUR_MS - rows, "lately": now_ms - _HOUR_MS - rows}
-    _index(engine, is_there=False)
+    _index(engine, exists=False)
     for first in range(1, rows + 1, STEP):
         with engine.begin() as connection:
             connection.execute(text(fill), ages | {"first": first, "last": min(first + STEP - 1, rows)})
-        say(f"    {min(first + STEP - 1, rows):,} rows are written")
-    _index(engine, is_there=True)
+        print_line(f"    {min(first + STEP - 1, rows):,} rows are written")
+    _index(engine, exists=True)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         # As after a while, not as after the writing of millions of rows.
         connection.execute(text("ANALYZE"))
@@ -116,11 +120,11 @@ def _fill(database: str, rows: int) -> None:
     engine.dispose()
 
 
-def _index(engine: Engine, *, is_there: bool) -> None:
+def _index(engine: Engine, *, exists: bool) -> None:
     """Millions of rows are written before they have indexes. SQLite cannot drop a primary key."""
     with engine.begin() as connection:
         for index in inbox.indexes:
-            index.create(connection) if is_there else index.drop(connection)
+            index.create(connection) if exists else index.drop(connection)
         if engine.dialect.name == "postgresql":
-            change = "ADD PRIMARY KEY (id)" if is_there else "DROP CONSTRAINT truenext_inbox_pkey"
+            change = "ADD PRIMARY KEY (id)" if exists else "DROP CONSTRAINT truenext_inbox_pkey"
             connection.execute(text(f"ALTER TABLE truenext_inbox {change}"))

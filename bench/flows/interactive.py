@@ -11,10 +11,10 @@ from bench import queues
 from bench.brokers import Truenext
 from bench.client.work import Done
 from bench.flows import shop
-from bench.flows.pairs import begin, nothing_waits
+from bench.flows.pairs import check_nothing_waits, start_flows
 from bench.flows.work import Order, run
 from bench.load import SILENCE
-from bench.progress import say
+from bench.progress import print_line
 from bench.workers import Crew, Gate
 
 PER_S = 20
@@ -26,18 +26,18 @@ BACKLOG_PER_S = 2500
 """More flows than any service here ends in a second."""
 
 
-def ask(gate: Gate, order: Order) -> list[float]:
+def measure_ask(gate: Gate, order: Order) -> list[float]:
     """Ask so often, at fixed times, whether replies have come or not. Returns the seconds of each round trip."""
 
     async def program() -> list[float]:
         app = shop.service(order)
-        place = app.remote(order.name, shop.Asked, shop.Placed)
+        endpoint = app.remote(order.name, shop.OrderRequest, shop.OrderReply)
 
         async def one(number: int) -> float:
             started = time.perf_counter()
-            placed = await app.ask(place, shop.Asked(number), trace=f"question {number}", interactive=True)
-            if placed.id != number:
-                raise ValueError(f"{number} was asked, and {placed.id} replied")
+            reply = await app.ask(endpoint, shop.OrderRequest(number), trace=f"question {number}", interactive=True)
+            if reply.id != number:
+                raise ValueError(f"{number} was asked, and {reply.id} replied")
             return time.perf_counter() - started
 
         async with app.connected():
@@ -45,52 +45,52 @@ def ask(gate: Gate, order: Order) -> list[float]:
             gate.ready()
             loop = asyncio.get_running_loop()
             started = loop.time()
-            asking = []
+            pending = []
             for number in range(order.flows):
                 await asyncio.sleep(started + number / PER_S - loop.time())
-                asking.append(asyncio.ensure_future(one(number)))
-            return await asyncio.gather(*asking)
+                pending.append(asyncio.ensure_future(one(number)))
+            return await asyncio.gather(*pending)
 
     return run(program())
 
 
-def compare(broker: Truenext, questions: int, runs: int) -> None:
+def compare(broker: Truenext, requests: int, runs: int) -> None:
     quiet: list[list[float]] = []
     loaded: list[list[float]] = []
     for number in range(runs):
-        quiet.append(_run(Order(broker.port, f"interactive.{number}.quiet", questions), 0))
-        seconds = (questions + WARM_UP) / PER_S
-        loaded.append(_run(Order(broker.port, f"interactive.{number}.loaded", questions), int(seconds * BACKLOG_PER_S)))
-    say(f"  quiet {_told(quiet)}")
-    say(f"  beside batch flows {_told(loaded)}")
+        quiet.append(_run(Order(broker.port, f"interactive.{number}.quiet", requests), 0))
+        seconds = (requests + WARM_UP) / PER_S
+        loaded.append(_run(Order(broker.port, f"interactive.{number}.loaded", requests), int(seconds * BACKLOG_PER_S)))
+    print_line(f"  quiet {_describe(quiet)}")
+    print_line(f"  beside batch flows {_describe(loaded)}")
     for name, of in (("median", _median), ("99 %", _slow)):
         ratio = statistics.median(of(one) / of(other) for one, other in zip(loaded, quiet, strict=True))
         aim = f" (at most {TARGET:g})" if of is _slow else ""
-        say(f"  {ratio:.2f} of the {name} when it is quiet{aim}")
+        print_line(f"  {ratio:.2f} of the {name} when it is quiet{aim}")
 
 
 def _run(order: Order, backlog: int) -> list[float]:
     """Seconds of each round trip."""
     order = order._replace(flows=order.flows + WARM_UP)
     if backlog:
-        begin(order._replace(flows=backlog))
+        start_flows(order._replace(flows=backlog))
     with Crew() as crew:
-        for job in (shop.serve_interactive, ask):
+        for job in (shop.serve_interactive, measure_ask):
             worker = crew.hire(job, order)
             worker.await_ready()
-            worker.go()
+            worker.start()
         served: Done
         trips: list[float]
         served, trips = crew.finish(SILENCE + order.flows / PER_S)
     if not backlog:
-        nothing_waits(order)
+        check_nothing_waits(order)
         return trips[WARM_UP:]
-    left = asyncio.run(queues.waiting(order.port))
-    if not left.get(order.name):
+    waiting = asyncio.run(queues.waiting(order.port))
+    if not waiting.get(order.name):
         raise ValueError(f"{backlog:,} batch flows were gone before the last question: BACKLOG_PER_S is too small")
-    rate = (backlog - sum(left.values())) / served.seconds
-    say(f"    at least {rate:,.0f} batch flows/s went on meanwhile, {left[order.name]:,} had not begun")
-    asyncio.run(queues.empty(order.port, list(left)))
+    rate = (backlog - sum(waiting.values())) / served.seconds
+    print_line(f"    at least {rate:,.0f} batch flows/s went on meanwhile, {waiting[order.name]:,} had not begun")
+    asyncio.run(queues.empty(order.port, list(waiting)))
     return trips[WARM_UP:]
 
 
@@ -103,9 +103,9 @@ def _slow(trips: list[float]) -> float:
     return sorted(trips)[len(trips) * 99 // 100]
 
 
-def _told(runs: list[list[float]]) -> str:
-    told = []
+def _describe(runs: list[list[float]]) -> str:
+    parts = []
     for name, of in (("median", _median), ("99 %", _slow)):
         each = [of(trips) * 1000 for trips in runs]
-        told.append(f"{name} {statistics.median(each):.1f} ms ({min(each):.1f}-{max(each):.1f})")
-    return "; ".join(told)
+        parts.append(f"{name} {statistics.median(each):.1f} ms ({min(each):.1f}-{max(each):.1f})")
+    return "; ".join(parts)

@@ -13,7 +13,7 @@ from bench.client.work import Done
 from bench.flows import shop
 from bench.flows.work import CONCURRENCY, STAGES, Order
 from bench.load import SILENCE
-from bench.progress import say
+from bench.progress import print_line
 from bench.workers import Crew, Job
 
 
@@ -35,7 +35,7 @@ class Side(NamedTuple):
 class _Figures(NamedTuple):
     rate: float
     """Flows a second."""
-    own: float
+    program: float
     """Processor time an execution of a stage, in microseconds."""
     broker: float
 
@@ -56,11 +56,11 @@ def compare(
             order = Order(side.port, f"{key}.{number}.{index}", flows, side.database, concurrency)
             figures[index].append(_run(side, order))
     for side, each in zip(sides, figures, strict=True):
-        say(f"  {side.name} {_told(side, each)}")
+        print_line(f"  {side.name} {_describe(side, each)}")
     aim = "" if target is None else f" (at least {target:g})"
-    for side, theirs in zip(sides[1:], figures[1:], strict=True):
-        ratio = statistics.median(our.rate / their.rate for our, their in zip(figures[0], theirs, strict=True))
-        say(f"  {ratio:.2f} of the rate of {side.name}{aim}")
+    for side, peer_figures in zip(sides[1:], figures[1:], strict=True):
+        ratio = statistics.median(our.rate / their.rate for our, their in zip(figures[0], peer_figures, strict=True))
+        print_line(f"  {ratio:.2f} of the rate of {side.name}{aim}")
 
 
 def _run(side: Side, order: Order) -> _Figures:
@@ -73,11 +73,11 @@ def _run(side: Side, order: Order) -> _Figures:
     return _Figures(order.flows / done.seconds, done.processor / executions * 1e6, (after - before) / executions * 1e6)
 
 
-def _told(side: Side, figures: list[_Figures]) -> str:
-    rate, own, broker = (statistics.median(each) for each in zip(*figures, strict=True))
+def _describe(side: Side, figures: list[_Figures]) -> str:
+    rate, program, broker = (statistics.median(each) for each in zip(*figures, strict=True))
     low, high = min(each.rate for each in figures), max(each.rate for each in figures)
     used = f", broker {broker:.0f} us" if side.broker is not None else ""
-    return f"{rate:,.0f} flows/s ({low:,.0f}-{high:,.0f}); processor time a stage {own:.0f} us{used}"
+    return f"{rate:,.0f} flows/s ({low:,.0f}-{high:,.0f}); processor time a stage {program:.0f} us{used}"
 
 
 def hired(job: Job, order: Order) -> Any:
@@ -85,23 +85,23 @@ def hired(job: Job, order: Order) -> Any:
     with Crew() as crew:
         worker = crew.hire(job, order)
         worker.await_ready()
-        worker.go()
+        worker.start()
         return crew.finish(SILENCE + order.flows / 10)[0]
 
 
 # ---- On truenext ----
 
 
-def ours(broker: Truenext, work: Job, *, name: str = "truenext") -> Side:
+def truenext_side(broker: Truenext, work: Job, *, name: str = "truenext") -> Side:
     """Flows that wait in the queue of their first stage."""
-    return Side(name, work, begin, nothing_waits, broker.port, broker)
+    return Side(name, work, start_flows, check_nothing_waits, broker.port, broker)
 
 
-def begin(order: Order) -> None:
-    hired(shop.begin, order)
+def start_flows(order: Order) -> None:
+    hired(shop.start_flows, order)
 
 
-def nothing_waits(order: Order) -> None:
-    left = asyncio.run(queues.waiting(order.port))
-    if left:
-        raise ValueError(f"these wait still: {left}")
+def check_nothing_waits(order: Order) -> None:
+    waiting = asyncio.run(queues.waiting(order.port))
+    if waiting:
+        raise ValueError(f"these wait still: {waiting}")

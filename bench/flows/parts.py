@@ -25,7 +25,7 @@ from truenext.stage.exactly_once.processing import ExactlyOnce
 from truenext.stage.sql import exactly_once
 from truenext.stage.worker import MessageHandler
 
-NOBODY = OutboxProducer("nobody", "nobody", 0)
+UNOWNED_PRODUCER = OutboxProducer("nobody", "nobody", 0)
 """Who has it in the outbox is asked by no relay."""
 
 _COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
@@ -46,8 +46,8 @@ _UNNUMBERED = {
 
 def serve_without_numbers(gate: Gate, order: Order) -> Done:
     """Until the last flow has ended, and all of it is confirmed."""
-    with _without_numbers(CommitNumber(NOBODY, 1)), patch.object(exactly_once, "_WRITE", _UNNUMBERED):
-        return sql.serve_once(gate, order)
+    with _without_numbers(CommitNumber(UNOWNED_PRODUCER, 1)), patch.object(exactly_once, "_WRITE", _UNNUMBERED):
+        return sql.serve_exactly_once(gate, order)
 
 
 def serve_inbox_alone(gate: Gate, order: Order) -> Done:
@@ -58,7 +58,7 @@ def serve_inbox_alone(gate: Gate, order: Order) -> Done:
         ended(self, id, was_sent=False, is_acknowledged=is_acknowledged)
 
     with _without_numbers(None), patch.object(ExactlyOnce, "on_committed", nothing_sent):
-        return sql.serve_once(gate, order)
+        return sql.serve_exactly_once(gate, order)
 
 
 class _Lent:

@@ -15,7 +15,7 @@ import msgspec
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 from bench.client.work import Done, Stopwatch
-from bench.flows.shop import Asked
+from bench.flows.shop import OrderRequest
 from bench.flows.work import Order
 from bench.load import SILENCE
 from bench.workers import Gate
@@ -24,28 +24,28 @@ THREADS = 8
 _STAGES = ("check", "reserve", "confirm")
 
 
-def begin(gate: Gate, order: Order) -> None:
+def start_pipelines(gate: Gate, order: Order) -> None:
     """Begin so many pipelines, which wait then."""
     broker, actors = _declared(order, lambda: None)
     check, reserve, confirm = actors
     gate.ready()
     for number in range(order.flows):
-        asked = msgspec.to_builtins(Asked(number))
-        dramatiq.pipeline([check.message(asked), reserve.message(), confirm.message()]).run()
+        request = msgspec.to_builtins(OrderRequest(number))
+        dramatiq.pipeline([check.message(request), reserve.message(), confirm.message()]).run()
     broker.close()
 
 
 def work(gate: Gate, order: Order) -> Done:
     """Until the last pipeline has ended."""
     watch = Stopwatch(gate)
-    left = order.flows
+    remaining = order.flows
     lock, all_ = threading.Lock(), threading.Event()
 
     def ended() -> None:
-        nonlocal left
+        nonlocal remaining
         with lock:
-            left -= 1
-            if not left:
+            remaining -= 1
+            if not remaining:
                 all_.set()
 
     broker, _ = _declared(order, ended)
@@ -94,13 +94,13 @@ def _declared(order: Order, ended: Any) -> tuple[Any, list[Any]]:
     broker = _broker(order.port)
     dramatiq.set_broker(broker)
 
-    def check(asked: dict[str, Any]) -> dict[str, Any]:
-        return asked
+    def check(request: dict[str, Any]) -> dict[str, Any]:
+        return request
 
-    def reserve(asked: dict[str, Any]) -> dict[str, Any]:
-        return asked
+    def reserve(request: dict[str, Any]) -> dict[str, Any]:
+        return request
 
-    def confirm(asked: dict[str, Any]) -> None:
+    def confirm(request: dict[str, Any]) -> None:
         ended()
 
     functions = (check, reserve, confirm)

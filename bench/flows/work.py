@@ -43,12 +43,12 @@ class Ended:
     """How many flows have come to their last stage."""
 
     def __init__(self, flows: int) -> None:
-        self._left = flows
+        self._remaining = flows
         self._all = asyncio.Event()
 
     def one(self) -> None:
-        self._left -= 1
-        if self._left <= 0:
+        self._remaining -= 1
+        if self._remaining <= 0:
             self._all.set()
 
     async def wait(self) -> None:

@@ -21,7 +21,7 @@ import pandas
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from examples.orders.run import Left, Letter
+from examples.orders.run import DeadLetter, RunResult
 from examples.orders.service import TABLES, WEB_TABLE
 from examples.orders.web import Listed, read_list
 from truenext.spark.audit.command import audit_all, write_page
@@ -32,7 +32,7 @@ from truenext.spark.stages.schema import read_stage_events
 T = TypeVar("T")
 
 TITLE = "A thousand orders through a service of five stages, broker and service killed on the way"
-VERDICT = "verdict.json"
+VERDICT_FILE = "verdict.json"
 SMALL = 2
 """Parts of each table in Spark: all of them are small."""
 
@@ -41,7 +41,7 @@ LAST_TABLE = TABLES[LAST_STAGE]
 ALL_TABLES = (WEB_TABLE, *TABLES.values())
 
 
-class Told(NamedTuple):
+class RunRecords(NamedTuple):
     """What was written down, as tables of Spark."""
 
     orders: DataFrame
@@ -50,13 +50,13 @@ class Told(NamedTuple):
     """`table`, `order`: all rows of all tables."""
     flows: DataFrame
     """`flow`, `order`, `has_ended`, `is_given_up`, `last_at`."""
-    letters: DataFrame
+    dead_letters: DataFrame
     """Dead letters: `order`, `stage`, `cause`."""
     is_cut: bool
     """A process of the service was killed, so its last events may be missing."""
 
 
-class Kind(msgspec.Struct):
+class KindSummary(msgspec.Struct):
     """What became of one kind of orders."""
 
     kind: str
@@ -75,7 +75,7 @@ class Kind(msgspec.Struct):
     p99: float | None
 
 
-class RowsOf(msgspec.Struct):
+class TableSummary(msgspec.Struct):
     """One table of the service."""
 
     table: str
@@ -94,79 +94,85 @@ class Cause(msgspec.Struct):
     messages: int
 
 
-class Wrong(msgspec.Struct):
+class OrderFinding(msgspec.Struct):
     """A finding."""
 
     order: str
     finding: str
 
 
-class Answer(msgspec.Struct):
+class OrdersVerdict(msgspec.Struct):
     """What the audit has found."""
 
     is_right: bool
-    findings: list[Wrong]
-    kinds: list[Kind]
-    tables: list[RowsOf]
-    letters: list[Cause]
+    findings: list[OrderFinding]
+    kinds: list[KindSummary]
+    tables: list[TableSummary]
+    dead_letters: list[Cause]
     killed_processes: int
     """Of the service."""
     contract_held: bool
     """By `truenext audit`, of broker and stages."""
 
 
-def judge(left: Left, out: Path) -> Answer:
+def judge(result: RunResult, out: Path) -> OrdersVerdict:
     """Audit what a run has left behind. Pages, tables and the answer are written to `out`."""
     spark = start()
     spark.conf.set("spark.sql.shuffle.partitions", SMALL)
-    (audited,) = audit_all([left.data], stages=[left.events], out=out)
-    killed = killed_processes(read_stage_events(spark, [left.events]))
-    told = Told(
-        orders_table(spark, read_list(left.orders)),
-        rows_table(spark, rows_of(left.database)),
+    (audited,) = audit_all([result.data], stages=[result.events], out=out)
+    killed = killed_processes(read_stage_events(spark, [result.events]))
+    records = RunRecords(
+        orders_table(spark, read_list(result.orders)),
+        rows_table(spark, rows_of(result.database)),
         flows_table(*(spark.read.parquet(path_to_read(out.resolve() / name)) for name in ("flows", "stage_runs"))),
-        letters_table(spark, left.letters),
+        dead_letters_table(spark, result.dead_letters),
         killed > 0,
     )
-    answer = answer_of(told, left.waiting, killed, contract_held=audited.verdict.is_held)
-    (out / VERDICT).write_bytes(msgspec.json.format(msgspec.json.encode(answer)))
-    write_page([audited], out, title=TITLE, sections=sections(answer, left))
-    return answer
+    verdict = evaluate(records, result.waiting, killed, contract_held=audited.verdict.is_held)
+    (out / VERDICT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
+    write_page([audited], out, title=TITLE, sections=sections(verdict, result))
+    return verdict
 
 
-def sections(answer: Answer, left: Left) -> dict[str, pandas.DataFrame]:
+def sections(verdict: OrdersVerdict, result: RunResult) -> dict[str, pandas.DataFrame]:
     """What the page says of the orders, besides what `truenext audit` says of broker and stages."""
     kills = {
-        "killed": [kill.what for kill in left.kills],
-        "at (UTC)": [f"{pandas.Timestamp(kill.at, unit='s'):%H:%M:%S}" for kill in left.kills],
-        "seconds since the first order": [f"{kill.seconds:.1f}" for kill in left.kills],
+        "killed": [kill.name for kill in result.kills],
+        "at (UTC)": [f"{pandas.Timestamp(kill.at, unit='s'):%H:%M:%S}" for kill in result.kills],
+        "seconds since the first order": [f"{kill.seconds:.1f}" for kill in result.kills],
     }
-    findings = {"Findings": pandas.DataFrame(map(msgspec.structs.asdict, answer.findings))} if answer.findings else {}
+    findings = {"Findings": pandas.DataFrame(map(msgspec.structs.asdict, verdict.findings))} if verdict.findings else {}
     return findings | {
-        "Rows in the service's tables": pandas.DataFrame(map(msgspec.structs.asdict, answer.tables)).rename(
+        "Rows in the service's tables": pandas.DataFrame(map(msgspec.structs.asdict, verdict.tables)).rename(
             columns={"missing": "orders with too few", "too_many": "orders with too many"}
         ),
         "Killed with kill -9, and started again": pandas.DataFrame(kills),
     }
 
 
-def answer_of(told: Told, waiting: Mapping[str, int], killed: int, *, contract_held: bool) -> Answer:
+def evaluate(records: RunRecords, waiting: Mapping[str, int], killed: int, *, contract_held: bool) -> OrdersVerdict:
     """`waiting` are messages that still wait somewhere, `killed` how many processes of the service were killed."""
-    kept = Told(told.orders.persist(), told.rows.persist(), told.flows.persist(), told.letters.persist(), told.is_cut)
-    found = _rows(findings(kept), Wrong)
-    found += [Wrong("", f"{count} still wait in {name}") for name, count in waiting.items()]
-    answer = Answer(
+    cached = RunRecords(
+        records.orders.persist(),
+        records.rows.persist(),
+        records.flows.persist(),
+        records.dead_letters.persist(),
+        records.is_cut,
+    )
+    found = _rows(findings(cached), OrderFinding)
+    found += [OrderFinding("", f"{count} still wait in {name}") for name, count in waiting.items()]
+    verdict = OrdersVerdict(
         is_right=contract_held and not found,
         findings=found,
-        kinds=_rows(kinds(kept), Kind),
-        tables=_rows(tables(kept), RowsOf),
-        letters=_rows(letter_counts(kept.letters), Cause),
+        kinds=_rows(kinds(cached), KindSummary),
+        tables=_rows(tables(cached), TableSummary),
+        dead_letters=_rows(dead_letter_counts(cached.dead_letters), Cause),
         killed_processes=killed,
         contract_held=contract_held,
     )
-    for each in (kept.orders, kept.rows, kept.flows, kept.letters):
+    for each in (cached.orders, cached.rows, cached.flows, cached.dead_letters):
         each.unpersist()
-    return answer
+    return verdict
 
 
 def _rows(table: DataFrame, kind: type[T]) -> list[T]:
@@ -190,9 +196,9 @@ def rows_table(spark: SparkSession, rows: Sequence[tuple[str, str]]) -> DataFram
     return spark.createDataFrame(rows, "table string, order string")
 
 
-def letters_table(spark: SparkSession, letters: Iterable[Letter]) -> DataFrame:
+def dead_letters_table(spark: SparkSession, dead_letters: Iterable[DeadLetter]) -> DataFrame:
     return spark.createDataFrame(
-        [msgspec.structs.astuple(each) for each in letters], "order string, stage string, cause string"
+        [msgspec.structs.astuple(each) for each in dead_letters], "order string, stage string, cause string"
     )
 
 
@@ -225,12 +231,12 @@ def killed_processes(events: DataFrame) -> int:
 def due(orders: DataFrame) -> DataFrame:
     """`table`, `order`, `due`: how many rows there must be, 1 or 0. A stage that refuses an order, and all that follow,
     leave none; nobody leaves any of an order that was rolled back."""
-    places = {stage: place for place, stage in enumerate(TABLES)}
-    numbers = F.create_map(*(F.lit(each) for pair in places.items() for each in pair))
-    passed = F.coalesce(numbers[F.col("rejected_by")], F.lit(len(TABLES)))
-    all_tables = [(WEB_TABLE, -1), *((table, places[stage]) for stage, table in TABLES.items())]
-    table_list = orders.sparkSession.createDataFrame(all_tables, "table string, place int")
-    is_due = F.when(F.col("place") < 0, F.col("kind") == "customer").otherwise(F.col("place") < passed)
+    positions = {stage: position for position, stage in enumerate(TABLES)}
+    numbers = F.create_map(*(F.lit(each) for pair in positions.items() for each in pair))
+    stages_passed = F.coalesce(numbers[F.col("rejected_by")], F.lit(len(TABLES)))
+    all_tables = [(WEB_TABLE, -1), *((table, positions[stage]) for stage, table in TABLES.items())]
+    table_list = orders.sparkSession.createDataFrame(all_tables, "table string, position int")
+    is_due = F.when(F.col("position") < 0, F.col("kind") == "customer").otherwise(F.col("position") < stages_passed)
     return orders.crossJoin(F.broadcast(table_list)).select(
         "table", "order", "kind", (is_due & ~F.col("is_rolled_back")).cast("int").alias("due")
     )
@@ -239,34 +245,36 @@ def due(orders: DataFrame) -> DataFrame:
 # ---- Findings ----
 
 
-def findings(told: Told) -> DataFrame:
+def findings(records: RunRecords) -> DataFrame:
     """`order`, `finding`: what is missing, or there twice, or should not be."""
-    parts = (_wrong_rows(told), _wrong_flows(told), _wrong_letters(told))
+    parts = (_row_findings(records), _flow_findings(records), _dead_letter_findings(records))
     return reduce(DataFrame.unionByName, parts).orderBy("order", "finding")
 
 
-def _wrong_rows(told: Told) -> DataFrame:
-    there = told.rows.groupBy("table", "order").agg(F.count("*").alias("there"))
-    both = due(told.orders).join(there, ["table", "order"], "full").na.fill(0, ["due", "there"])
-    return both.where("due <> there").select("order", _said("{} rows in {} instead of {}", "there", "table", "due"))
+def _row_findings(records: RunRecords) -> DataFrame:
+    counted = records.rows.groupBy("table", "order").agg(F.count("*").alias("there"))
+    both = due(records.orders).join(counted, ["table", "order"], "full").na.fill(0, ["due", "there"])
+    return both.where("due <> there").select(
+        "order", _finding_text("{} rows in {} instead of {}", "there", "table", "due")
+    )
 
 
-def _wrong_flows(told: Told) -> DataFrame:
+def _flow_findings(records: RunRecords) -> DataFrame:
     """A flow of which the last events are missing has ended by its row, if a process was killed that may have had
     them; its row is judged like any other."""
-    started = told.flows.groupBy("order").agg(
+    started = records.flows.groupBy("order").agg(
         F.count("*").alias("flows"), F.max("has_ended").alias("has_ended"), F.max("is_given_up").alias("is_given_up")
     )
     has_row = (
-        told.rows.where(F.col("table") == LAST_TABLE).select("order").distinct().withColumn("has_row", F.lit(True))
+        records.rows.where(F.col("table") == LAST_TABLE).select("order").distinct().withColumn("has_row", F.lit(True))
     )
     all_orders = (
-        told.orders.join(started, "order", "full")
+        records.orders.join(started, "order", "full")
         .join(has_row, "order", "left")
         .na.fill(0, ["flows"])
         .na.fill(False, ["has_ended", "is_given_up", "has_row"])
     )
-    is_excused = F.lit(told.is_cut) & F.col("has_row")
+    is_excused = F.lit(records.is_cut) & F.col("has_row")
     is_committed = F.col("kind").isNotNull() & ~F.col("is_rolled_back")
     is_rejected = F.col("rejected_by").isNotNull()
     wrong = (
@@ -282,35 +290,37 @@ def _wrong_flows(told: Told) -> DataFrame:
     return all_orders.select("order", wrong.alias("finding")).where("finding is not null")
 
 
-def _wrong_letters(told: Told) -> DataFrame:
-    expected = told.orders.where("rejected_by is not null and not is_rolled_back").select(
+def _dead_letter_findings(records: RunRecords) -> DataFrame:
+    expected = records.orders.where("rejected_by is not null and not is_rolled_back").select(
         "order", F.col("rejected_by").alias("stage"), F.lit(1).alias("due")
     )
-    there = told.letters.groupBy("order", "stage").agg(F.count("*").alias("there"), F.max("cause").alias("cause"))
-    both = expected.join(there, ["order", "stage"], "full").na.fill(0, ["due", "there"])
+    dead_letters = records.dead_letters.groupBy("order", "stage").agg(
+        F.count("*").alias("there"), F.max("cause").alias("cause")
+    )
+    both = expected.join(dead_letters, ["order", "stage"], "full").na.fill(0, ["due", "there"])
     counted = both.where("due <> there").select(
-        "order", _said("{} dead letters of {} instead of {}", "there", "stage", "due")
+        "order", _finding_text("{} dead letters of {} instead of {}", "there", "stage", "due")
     )
     silent = both.where("there > 0 and coalesce(cause, '') = ''").select(
-        "order", _said("its dead letter of {} says no cause", "stage")
+        "order", _finding_text("its dead letter of {} says no cause", "stage")
     )
     return counted.unionByName(silent)
 
 
-def _said(sentence: str, *columns: str) -> Column:
+def _finding_text(sentence: str, *columns: str) -> Column:
     return F.format_string(sentence.replace("{}", "%s"), *columns).alias("finding")
 
 
 # ---- Figures ----
 
 
-def kinds(told: Told) -> DataFrame:
+def kinds(records: RunRecords) -> DataFrame:
     """One row per kind of order: how many, what became of them, and how many seconds it took from the order to the last
     thing that a stage did, of those whose flow has ended."""
-    is_told = F.coalesce(F.col("has_ended") | F.col("is_given_up"), F.lit(False))
-    took = F.when(F.col("has_ended"), F.col("last_at") - F.col("ordered_at"))
+    is_recorded = F.coalesce(F.col("has_ended") | F.col("is_given_up"), F.lit(False))
+    duration = F.when(F.col("has_ended"), F.col("last_at") - F.col("ordered_at"))
     return (
-        told.orders.join(told.flows, "order", "left")
+        records.orders.join(records.flows, "order", "left")
         .groupBy("kind")
         .agg(
             F.countDistinct(F.when(~F.col("is_rolled_back"), F.col("order"))).alias("committed"),
@@ -319,22 +329,22 @@ def kinds(told: Told) -> DataFrame:
             F.count("flow").alias("flows"),
             F.count_if("has_ended").alias("completed"),
             F.count_if("is_given_up").alias("given_up"),
-            F.count_if(~F.col("is_rolled_back") & ~is_told).alias("not_recorded"),
-            F.percentile(took, 0.5).alias("p50"),
-            F.percentile(took, 0.99).alias("p99"),
+            F.count_if(~F.col("is_rolled_back") & ~is_recorded).alias("not_recorded"),
+            F.percentile(duration, 0.5).alias("p50"),
+            F.percentile(duration, 0.99).alias("p99"),
         )
         .orderBy("kind")
     )
 
 
-def tables(told: Told) -> DataFrame:
+def tables(records: RunRecords) -> DataFrame:
     """One row per table, in the order of the stages: rows that are due, that are there, and how many orders have fewer
     (`missing`) or more (`too_many`)."""
-    there = told.rows.groupBy("table", "order").agg(F.count("*").alias("there"))
-    place = F.array_position(F.array(*map(F.lit, ALL_TABLES)), F.col("table"))
+    counted = records.rows.groupBy("table", "order").agg(F.count("*").alias("there"))
+    position = F.array_position(F.array(*map(F.lit, ALL_TABLES)), F.col("table"))
     return (
-        due(told.orders)
-        .join(there, ["table", "order"], "full")
+        due(records.orders)
+        .join(counted, ["table", "order"], "full")
         .na.fill(0, ["due", "there"])
         .groupBy("table")
         .agg(
@@ -343,9 +353,9 @@ def tables(told: Told) -> DataFrame:
             F.count_if(F.col("there") < F.col("due")).alias("missing"),
             F.count_if(F.col("there") > F.col("due")).alias("too_many"),
         )
-        .orderBy(place)
+        .orderBy(position)
     )
 
 
-def letter_counts(letters: DataFrame) -> DataFrame:
-    return letters.groupBy("stage", "cause").agg(F.count("*").alias("messages")).orderBy("stage", "cause")
+def dead_letter_counts(dead_letters: DataFrame) -> DataFrame:
+    return dead_letters.groupBy("stage", "cause").agg(F.count("*").alias("messages")).orderBy("stage", "cause")

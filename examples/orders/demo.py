@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from examples.orders.audit import VERDICT, Answer, judge
+from examples.orders.audit import VERDICT_FILE, OrdersVerdict, judge
 from examples.orders.run import Counts, run
 
 KINDS = {"customer": "users, outbox", "asked": "users who wait", "batch": "batch"}
@@ -29,32 +29,32 @@ def show(console: Console, out: Path) -> bool:
         f"wait, {counts.batch} in a batch; two processes of five stages, SQLite, exactly once"
     )
     with tempfile.TemporaryDirectory(prefix="truenext-orders-") as folder:
-        left = run(Path(folder), counts, console.print)
-        console.print(f"  {left.seconds:.0f} s until nothing waited any more\n")
+        result = run(Path(folder), counts, console.print)
+        console.print(f"  {result.seconds:.0f} s until nothing waited any more\n")
         console.print("[bold]Spark audits broker, stages and orders[/bold]")
-        answer = judge(left, out)
-    print_answer(console, answer)
-    console.print(f"For programs: {out / VERDICT}")
-    return answer.is_right
+        verdict = judge(result, out)
+    print_verdict(console, verdict)
+    console.print(f"For programs: {out / VERDICT_FILE}")
+    return verdict.is_right
 
 
-def print_answer(console: Console, answer: Answer) -> None:
-    console.print(_kinds(answer))
-    console.print(_tables(answer))
-    console.print(_letters(answer))
-    for each in answer.findings[:SHOWN_MAX]:
+def print_verdict(console: Console, verdict: OrdersVerdict) -> None:
+    console.print(_kinds(verdict))
+    console.print(_tables(verdict))
+    console.print(_dead_letters(verdict))
+    for each in verdict.findings[:SHOWN_MAX]:
         console.print(f"[red]{each.order or 'all'}: {each.finding}[/red]")
-    if len(answer.findings) > SHOWN_MAX:
-        console.print(f"[red]and {len(answer.findings) - SHOWN_MAX} more[/red]")
-    if answer.is_right:
+    if len(verdict.findings) > SHOWN_MAX:
+        console.print(f"[red]and {len(verdict.findings) - SHOWN_MAX} more[/red]")
+    if verdict.is_right:
         console.print("[bold green]Every order got what was due to it, once.[/bold green]")
-    elif answer.findings:
+    elif verdict.findings:
         console.print("[bold red]Not every order got what was due to it, once.[/bold red]")
     else:
         console.print("[bold red]The contract of broker and stages was broken: see above.[/bold red]")
 
 
-def _kinds(answer: Answer) -> Table:
+def _kinds(verdict: OrdersVerdict) -> Table:
     table = _table(
         "Orders, and what became of their flows; median and 99 % of the seconds from order to end, kills included",
         "orders",
@@ -71,28 +71,28 @@ def _kinds(answer: Answer) -> Table:
         "99 % s",
     ):
         table.add_column(name, justify="right")
-    for each in sorted(answer.kinds, key=lambda each: list(KINDS).index(each.kind)):
+    for each in sorted(verdict.kinds, key=lambda each: list(KINDS).index(each.kind)):
         counts = (each.committed, each.rolled_back, each.repeated, each.flows, each.completed, each.given_up)
         cells = map(str, (*counts, each.not_recorded))
         table.add_row(KINDS[each.kind], *cells, _seconds(each.p50), _seconds(each.p99))
     return table
 
 
-def _tables(answer: Answer) -> Table:
+def _tables(verdict: OrdersVerdict) -> Table:
     table = _table(
         "Rows in the service's tables: without primary keys, a row written twice would be there twice", "table"
     )
     for name in ("due", "there", "orders with too few", "orders with too many"):
         table.add_column(name, justify="right")
-    for each in answer.tables:
+    for each in verdict.tables:
         table.add_row(each.table, str(each.due), str(each.there), str(each.missing), str(each.too_many))
     return table
 
 
-def _letters(answer: Answer) -> Table:
+def _dead_letters(verdict: OrdersVerdict) -> Table:
     table = _table("Dead letters: messages given up after their attempts", "stage", "cause of the last attempt")
     table.add_column("messages", justify="right")
-    for each in answer.letters:
+    for each in verdict.dead_letters:
         table.add_row(each.stage, each.cause, str(each.messages))
     return table
 

@@ -29,10 +29,10 @@ END_S = 240.0
 """After this time what is not done counts as stuck, and the audit says what it is."""
 QUIET_S = 1.0
 """Nothing must wait anywhere for so long."""
-LINE_S = 3.0
+PRINT_INTERVAL_S = 3.0
 """Between two lines that say how far it is."""
 
-Say = Callable[[str], object]
+PrintLine = Callable[[str], object]
 
 
 class Counts(NamedTuple):
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
     batch: int = 750
 
 
-class Letter(msgspec.Struct):
+class DeadLetter(msgspec.Struct):
     """A dead letter, as the broker has it at the end."""
 
     order: str
@@ -54,14 +54,14 @@ class Letter(msgspec.Struct):
 class Kill(NamedTuple):
     """A process that was killed and started again."""
 
-    what: str
+    name: str
     at: float
     """Seconds since 1970."""
     seconds: float
     """Since the web application began."""
 
 
-class Left(NamedTuple):
+class RunResult(NamedTuple):
     """What the run has left behind."""
 
     data: Path
@@ -71,7 +71,7 @@ class Left(NamedTuple):
     database: Path
     orders: Path
     """The web application's own list."""
-    letters: list[Letter]
+    dead_letters: list[DeadLetter]
     waiting: dict[str, int]
     """Messages that are in queues, and in the outbox, though all should be done."""
     kills: list[Kill]
@@ -127,7 +127,7 @@ class Program:
         return self._log.read_text()
 
 
-def run(folder: Path, counts: Counts, say: Say) -> Left:
+def run(folder: Path, counts: Counts, print_line: PrintLine) -> RunResult:
     """Start everything, kill the broker and a process of the service on the way, and stop when nothing waits."""
     database, events, orders = folder / "orders.db", folder / "events", folder / "orders.jsonl"
     url = f"sqlite:///{database}"
@@ -143,22 +143,22 @@ def run(folder: Path, counts: Counts, say: Say) -> Left:
         web = Program(*(folder / "web.log", "examples.orders.web", broker.url, url, str(orders)), *map(str, counts))
         stack.callback(web.kill)
 
-        progress = Progress(database, sum(counts), say)
+        progress = Progress(database, sum(counts), print_line)
         kills = []
-        for share, what, victim in ((0.25, "the broker", broker), (0.5, "a process of the service", services[0])):
+        for share, name, victim in ((0.25, "the broker", broker), (0.5, "a process of the service", services[0])):
             progress.until(share)
             victim.kill()
-            kills.append(Kill(what, time.time(), time.monotonic() - started))
-            say(f"  kill -9 of {what}, start again")
+            kills.append(Kill(name, time.time(), time.monotonic() - started))
+            print_line(f"  kill -9 of {name}, start again")
             victim.start()
         waiting = progress.until_all_is_done(broker, web)
         seconds = time.monotonic() - started
 
         for each in services:
             each.stop()
-        letters = dead_letters(broker)
+        found = dead_letters(broker)
         broker.stop()
-    return Left(broker.data, events, database, orders, letters, waiting, kills, seconds)
+    return RunResult(broker.data, events, database, orders, found, waiting, kills, seconds)
 
 
 def make_tables(database: Path, url: str) -> None:
@@ -173,15 +173,15 @@ def make_tables(database: Path, url: str) -> None:
 class Progress:
     """How far the orders are, by the rows of the first and of the last stage."""
 
-    def __init__(self, database: Path, orders: int, say: Say) -> None:
+    def __init__(self, database: Path, orders: int, print_line: PrintLine) -> None:
         self._database = database
         self._orders = orders
-        self._say = say
-        self._started = self._said = time.monotonic()
+        self._print_line = print_line
+        self._started = self._printed_at = time.monotonic()
 
     def until(self, share: float) -> None:
         """Until so many of all orders are shipped, or it has taken too long."""
-        while self._count(list(TABLES.values())[-1]) < share * self._orders and not self._is_late():
+        while self._count(list(TABLES.values())[-1]) < share * self._orders and not self._is_timed_out():
             time.sleep(0.05)
 
     def until_all_is_done(self, broker: Broker, web: Program) -> dict[str, int]:
@@ -189,7 +189,7 @@ class Progress:
 
         Raises: SystemExit if the web application has failed, or has not ended
         """
-        while web.status is None and not self._is_late():
+        while web.status is None and not self._is_timed_out():
             time.sleep(0.05)
         if web.status != 0:
             raise SystemExit(f"the web application has ended with {web.status} (None: it runs); its log is\n{web.log}")
@@ -199,7 +199,7 @@ class Progress:
                 waiting = self._waiting(connection)
                 if waiting:
                     quiet_since = time.monotonic()
-                if self._is_late() or time.monotonic() - quiet_since > QUIET_S:
+                if self._is_timed_out() or time.monotonic() - quiet_since > QUIET_S:
                     return waiting
                 time.sleep(0.1)
 
@@ -212,12 +212,12 @@ class Progress:
         units = self._count("truenext_outbox")
         return waiting | ({"the outbox": units} if units else {})
 
-    def _is_late(self) -> bool:
+    def _is_timed_out(self) -> bool:
         now = time.monotonic()
-        if now - self._said > LINE_S:
-            self._said = now
+        if now - self._printed_at > PRINT_INTERVAL_S:
+            self._printed_at = now
             first, *_, last = (self._count(table) for table in TABLES.values())
-            self._say(f"  {now - self._started:3.0f} s: {first} placed, {last} shipped")
+            self._print_line(f"  {now - self._started:3.0f} s: {first} placed, {last} shipped")
         return now - self._started > END_S
 
     def _count(self, table: str) -> int:
@@ -229,12 +229,12 @@ def queues(connection: blocking.Connection) -> list[Queue]:
     return msgspec.json.decode(connection.control_request("queues"), type=list[Queue])
 
 
-def dead_letters(broker: Broker) -> list[Letter]:
+def dead_letters(broker: Broker) -> list[DeadLetter]:
     """All that the broker has given up."""
     with blocking.connect(broker.url) as connection:
         names = [each.name for each in queues(connection) if each.name.startswith("DLQ.")]
         return [
-            Letter(
+            DeadLetter(
                 msgspec.json.decode(message.body, type=_Envelope).flow.trace,
                 name.removeprefix("DLQ."),
                 message.last_cause.partition("\n")[0],

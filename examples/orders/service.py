@@ -90,11 +90,11 @@ async def check(order: Order, memo: Memo, flow: Flow, sql: AsyncSession) -> None
 
 
 @app.single("stock.reserve", Reserve, Reserved)
-async def reserve(asked: Reserve, sql: AsyncSession) -> Reserved:
-    if asked.item == SOLD_OUT:
-        raise Reject(f"there is no {asked.item} on any shelf")
-    await sql.execute(text("INSERT INTO reserved VALUES (:order)"), {"order": asked.order})
-    return Reserved(f"shelf of {asked.item}")
+async def reserve(request: Reserve, sql: AsyncSession) -> Reserved:
+    if request.item == SOLD_OUT:
+        raise Reject(f"there is no {request.item} on any shelf")
+    await sql.execute(text("INSERT INTO reserved VALUES (:order)"), {"order": request.order})
+    return Reserved(f"shelf of {request.item}")
 
 
 @place.stage
@@ -106,12 +106,12 @@ async def bill(reserved: Reserved, memo: Memo, flow: Flow, sql: AsyncSession) ->
 
 # It fails like a stage that does not know for sure, so it is tried again, and given up after three attempts.
 @app.single("payment.charge", Charge, Charged, attempts=3, retry={CardDeclined: "100ms"})
-async def charge(asked: Charge, sql: AsyncSession) -> Charged:
-    await sql.execute(text("INSERT INTO charged VALUES (:order)"), {"order": asked.order})
-    if asked.card == DECLINED:
+async def charge(request: Charge, sql: AsyncSession) -> Charged:
+    await sql.execute(text("INSERT INTO charged VALUES (:order)"), {"order": request.order})
+    if request.card == DECLINED:
         # The row above is taken back with this.
-        raise CardDeclined(f"the bank says no to card {asked.card}")
-    return Charged(f"payment of {asked.order}")
+        raise CardDeclined(f"the bank says no to card {request.card}")
+    return Charged(f"payment of {request.order}")
 
 
 @place.stage

@@ -67,7 +67,7 @@ def read_list(path: Path) -> list[Listed]:
     return msgspec.json.Decoder(Listed).decode_lines(path.read_bytes())
 
 
-def made(kind: str, number: int) -> tuple[Order, str | None]:
+def make_order(kind: str, number: int) -> tuple[Order, str | None]:
     """An order, and the stage that never does its part for it."""
     order = Order(f"{kind}-{number}", "tea", "4111", cents=100 + number)
     if kind != "asked" and number % 20 == 5:
@@ -79,40 +79,40 @@ def made(kind: str, number: int) -> tuple[Order, str | None]:
     return order, None
 
 
-async def customers(engine: AsyncEngine, orders: OrderList, count: int) -> None:
+async def place_customer_orders(engine: AsyncEngine, orders: OrderList, count: int) -> None:
     for number in range(count):
-        order, rejected_by = made("customer", number)
+        order, rejected_by = make_order("customer", number)
         is_rolled_back = number % 10 == 3
         times = 2 if number % 7 == 0 else 1
         ordered_at = time.time()
         for _ in range(times):
             with suppress(Cancelled):
-                await buy(engine, order, leaves=is_rolled_back)
+                await buy(engine, order, is_cancelled=is_rolled_back)
         orders.add(Listed(order.id, "customer", ordered_at, rejected_by, is_rolled_back, times))
         await asyncio.sleep(PAUSE_S)
 
 
-async def buy(engine: AsyncEngine, order: Order, *, leaves: bool) -> None:
+async def buy(engine: AsyncEngine, order: Order, *, is_cancelled: bool) -> None:
     """What the handler of a request does. Raises: Cancelled, and nothing has happened"""
     async with AsyncSession(engine) as sql, sql.begin():
         await sql.execute(INSERT, {"id": order.id, "item": order.item})
         async with app.initiate(sql, key=order.id) as initiation:
             initiation.send(place, order, trace=order.id, interactive=True)
-        if leaves:
+        if is_cancelled:
             raise Cancelled
 
 
-async def asked(orders: OrderList, count: int) -> None:
+async def place_asked_orders(orders: OrderList, count: int) -> None:
     for number in range(count):
-        order, rejected_by = made("asked", number)
+        order, rejected_by = make_order("asked", number)
         ordered_at = time.time()
-        while not await has_asked(order):
+        while not await ask(order):
             ordered_at = time.time()
         orders.add(Listed(order.id, "asked", ordered_at, rejected_by))
         await asyncio.sleep(PAUSE_S)
 
 
-async def has_asked(order: Order) -> bool:
+async def ask(order: Order) -> bool:
     """False if the flow has not begun."""
     try:
         await app.ask(place, order, trace=order.id, interactive=True, timeout=REPLY_S)
@@ -126,18 +126,18 @@ async def has_asked(order: Order) -> bool:
     return True
 
 
-async def batch(orders: OrderList, count: int) -> None:
+async def place_batch_orders(orders: OrderList, count: int) -> None:
     for first in range(0, count, TOGETHER):
-        part = [made("batch", number) for number in range(first, min(first + TOGETHER, count))]
+        part = [make_order("batch", number) for number in range(first, min(first + TOGETHER, count))]
         ordered_at = time.time()
-        while not await has_started([order for order, _ in part]):
+        while not await start_flows([order for order, _ in part]):
             ordered_at = time.time()
         for order, rejected_by in part:
             orders.add(Listed(order.id, "batch", ordered_at, rejected_by))
         await asyncio.sleep(BATCH_PAUSE_S)
 
 
-async def has_started(part: list[Order]) -> bool:
+async def start_flows(part: list[Order]) -> bool:
     """All of them, or none. A broker that is not there is waited for."""
     try:
         async with app.initiate() as initiation:
@@ -157,9 +157,9 @@ async def main(broker: str, database: str, path: str, *counts: str) -> None:
     engine = create_async_engine(database.replace("sqlite:", "sqlite+aiosqlite:"), connect_args={"timeout": 60})
     customer_count, asked_count, batch_count = map(int, counts)
     async with app.connected(), asyncio.TaskGroup() as parts:
-        parts.create_task(customers(engine, orders, customer_count))
-        parts.create_task(asked(orders, asked_count))
-        parts.create_task(batch(orders, batch_count))
+        parts.create_task(place_customer_orders(engine, orders, customer_count))
+        parts.create_task(place_asked_orders(orders, asked_count))
+        parts.create_task(place_batch_orders(orders, batch_count))
     await engine.dispose()
 
 

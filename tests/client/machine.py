@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.client.oracle import Ack, Consumer, Disagreement, Letter, Oracle, Sent, Session, Unit
-from tests.client.world import NeverIdle, Peer, World
+from tests.client.simulation import NeverIdle, Peer, Simulation
 from truenext.client.core import flows
 from truenext.client.core.buffer import Buffer, Subscription
 from truenext.client.core.consumers import parse_consumer_options
@@ -78,7 +78,7 @@ class Task:
     def can_resume(self) -> bool:
         wait = self.wait
         assert wait is not None, "it waits"
-        return wait.signal.is_set or (wait.deadline is not None and self.peer.world.loop.now >= wait.deadline)
+        return wait.signal.is_set or (wait.deadline is not None and self.peer.simulation.loop.now >= wait.deadline)
 
 
 class Machine:
@@ -88,16 +88,16 @@ class Machine:
         self._steps = steps
         attempts_max = random.choice([2, 3, 7, 7])
         policy = Policy(attempts_max=attempts_max, first_delay_ms=random.choice([0, 0, 0, 500]), delay_ms=1000)
-        self.world = World(random, patch, Policies(policy))
-        self.oracle = Oracle(self.world, attempts_max)
+        self.simulation = Simulation(random, patch, Policies(policy))
+        self.oracle = Oracle(self.simulation, attempts_max)
         self.tasks: list[Task] = []
         self.busy: set[tuple[object, object]] = set()
         self._serial = 0
         self._closed: set[Peer] = set()
         beats = random.choice([0.0, 0.0, 10.0])
         for _ in range(random.choice([1, 1, 1, 2])):
-            self.world.peer(beats)
-        self.sender = self.world.peer(0.0)
+            self.simulation.peer(beats)
+        self.sender = self.simulation.peer(0.0)
         self.is_lossy = random.random() < 0.6
         self.is_calm = random.random() < 0.3
         """Bytes are there soon after they were written."""
@@ -106,7 +106,7 @@ class Machine:
             self.weights[name] = 12
 
     def note(self, step: str) -> None:
-        self._steps.append(f"{self.world.loop.now - 1000:.2f} {step}")
+        self._steps.append(f"{self.simulation.loop.now - 1000:.2f} {step}")
 
     # ---- One example ----
 
@@ -120,7 +120,7 @@ class Machine:
 
     def run(self) -> None:
         random = self.random
-        for peer in self.world.peers:
+        for peer in self.simulation.peers:
             peer.connect()
         if random.random() < 0.8:
             self.run_all()
@@ -130,7 +130,7 @@ class Machine:
             self.send()
         if random.random() < 0.7:
             self.run_all()
-        self.world.committer.is_instant = random.random() < 0.5
+        self.simulation.committer.is_instant = random.random() < 0.5
         actions = list(self.weights)
         weights = list(self.weights.values())
         for _ in range(STEPS):
@@ -165,10 +165,10 @@ class Machine:
             "deliver_down": 14,
             "broker_step": 12,
             "disk": 4,
-            "go_on": 16,
+            "resume_any": 16,
             "flush": 5,
             "connect": 4,
-            "pass_time": 3,
+            "advance_time": 3,
             "run_all": 2,
             "settle": 1,
             "narrow": 1,
@@ -235,7 +235,7 @@ class Machine:
         in_time = task.wait.signal.is_set
         self._advance(task, lambda: task.flow.send(in_time))
 
-    def go_on(self) -> None:
+    def resume_any(self) -> None:
         able = [task for task in self.tasks if task.can_resume]
         if able:
             self.resume(self.random.choice(able))
@@ -251,10 +251,10 @@ class Machine:
 
     @property
     def now(self) -> float:
-        return self.world.loop.now
+        return self.simulation.loop.now
 
     def open_session(self) -> None:
-        peers = [peer for peer in self.world.peers if peer is not self.sender and peer not in self._closed]
+        peers = [peer for peer in self.simulation.peers if peer is not self.sender and peer not in self._closed]
         if len([each for each in self.oracle.sessions if not each.is_closed]) >= 4 or not peers:
             return
         peer = self.random.choice(peers)
@@ -441,15 +441,15 @@ class Machine:
         if session is None:
             return
         letter = self._letter()
-        was_doomed = session.unit is not None and session.unit.is_rollback_only
+        was_rollback_only = session.unit is not None and session.unit.is_rollback_only
         before = session.unit
-        began_on, began_at = session.peer.wire, self.world.event()
+        start_wire, start_event = session.peer.wire, self.simulation.event()
         self.note(f"send {letter.token} to {letter.queue} with priority {letter.priority} in a transaction")
         encoded = flows.encode_send_in_transaction(f"/queue/{letter.queue}", {"priority": letter.priority})
         body = letter.token.encode()
 
         def done(_: None) -> None:
-            if was_doomed:
+            if was_rollback_only:
                 raise Disagreement(f"{letter.token} was sent in a doomed transaction")
             unit = self.oracle.unit(session, "main")
             if before is not None and unit is not before:
@@ -466,11 +466,11 @@ class Machine:
                     return
                 if unit is None or not unit.is_rollback_only:
                     # It began with this send.
-                    if session.peer.wire is began_on and session.rolled_back < began_at:
+                    if session.peer.wire is start_wire and session.rolled_back < start_event:
                         raise Disagreement(f"a send in a transaction raises {error!r}") from error
                     self.oracle.mark_rollback_only(self.oracle.unit(session, "main"))
             elif isinstance(error, CancelledError | TimeoutError):
-                if was_doomed or (unit is not None and unit.is_rollback_only):
+                if was_rollback_only or (unit is not None and unit.is_rollback_only):
                     letter.sent = Sent.NEVER
                 elif (core := session.core.transaction) is not None and core.outcome in (
                     Outcome.OPEN,
@@ -478,7 +478,7 @@ class Machine:
                 ):
                     unit = self.oracle.unit(session, "main")
                     unit.maybe_sent.append(letter)
-                    if session.peer.wire is not began_on or session.rolled_back > began_at:
+                    if session.peer.wire is not start_wire or session.rolled_back > start_event:
                         self.oracle.mark_rollback_only(unit)
                 else:
                     # It waited for what becomes of the transaction before.
@@ -512,13 +512,13 @@ class Machine:
         if session is None:
             return
         unit = session.unit
-        was_doomed = unit is not None and unit.is_rollback_only
+        was_rollback_only = unit is not None and unit.is_rollback_only
         sent = [] if unit is None else [letter.token.encode() for letter in unit.sent]
         wire = session.peer.wire
         self.note(f"flush of {session.name} begins")
 
         def done(_: None) -> None:
-            if was_doomed:
+            if was_rollback_only:
                 raise Disagreement("a doomed transaction was flushed")
             if sent:
                 if wire is None or session.peer.wire is not wire or (unit is not None and unit.is_rollback_only):
@@ -528,8 +528,8 @@ class Machine:
                     raise Disagreement(f"flushed, and the broker has not got all of {sent}")
 
         def failed(error: BaseException) -> None:
-            is_doomed = unit is not None and unit.is_rollback_only
-            if isinstance(error, RolledBack) and (is_doomed or session.is_closed):
+            is_rollback_only = unit is not None and unit.is_rollback_only
+            if isinstance(error, RolledBack) and (is_rollback_only or session.is_closed):
                 return
             if not isinstance(error, CancelledError | TimeoutError):
                 raise Disagreement(f"flush raises {error!r}") from error
@@ -569,7 +569,7 @@ class Machine:
                 raise Disagreement(f"{what} of a message of a transaction raises {error!r}") from error
         else:
             if was_open:
-                session.rolled_back = self.world.event()
+                session.rolled_back = self.simulation.event()
             if what == "release":
                 if is_own:
                     self.oracle.rolls_back(session, owner, counts_attempts=False)
@@ -584,11 +584,11 @@ class Machine:
         if session is None:
             return
         unit = session.unit
-        was_doomed = unit is not None and unit.is_rollback_only
+        was_rollback_only = unit is not None and unit.is_rollback_only
         core, in_doubt = session.core.transaction, session.in_doubt
         if unit is not None:
             unit.core = core
-            unit.is_committing = not was_doomed
+            unit.is_committing = not was_rollback_only
             for delivered in unit.failed:
                 # As soon as the broker commits it is there again.
                 self.oracle.is_over(delivered)
@@ -598,7 +598,7 @@ class Machine:
         flow = session.core.commit(self.now + self.random.choice([TIMEOUT_S, TIMEOUT_S, 1.0]))
 
         def done(_: None) -> None:
-            if was_doomed:
+            if was_rollback_only:
                 raise Disagreement("a doomed transaction was committed")
             if unit is not None:
                 self.oracle.is_committed(session, unit)
@@ -632,7 +632,7 @@ class Machine:
                     self.oracle.is_rolled_back(session, unit)
                 elif outcome in (Outcome.IN_DOUBT, Outcome.UNKNOWN, Outcome.COMMITTING):
                     self.oracle.is_in_doubt(session, unit)
-                elif session.peer.wire is None or was_doomed or outcome is Outcome.ROLLBACK_ONLY:
+                elif session.peer.wire is None or was_rollback_only or outcome is Outcome.ROLLBACK_ONLY:
                     self.oracle.mark_rollback_only(unit)
             else:
                 raise Disagreement(f"commit raises {error!r}") from error
@@ -663,7 +663,7 @@ class Machine:
         if session.unit is None and core is not None and core.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # It has begun with a request that still waits.
             self.oracle.unit(session, core.owner)
-        session.rolled_back = self.world.event()
+        session.rolled_back = self.simulation.event()
         self.note(f"rollback of {session.name} by {owner}, {counted.value}")
         if core is not None and core.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # What becomes of it, its COMMIT says.
@@ -746,7 +746,7 @@ class Machine:
         return letter
 
     def send(self) -> None:
-        peers = [each for each in self.world.peers if each not in self._closed]
+        peers = [each for each in self.simulation.peers if each not in self._closed]
         peer = self.sender if self.random.random() < 0.7 else self.random.choice(peers)
         letter = self._letter()
         self.note(f"send {letter.token} to {letter.queue} with priority {letter.priority}")
@@ -774,7 +774,7 @@ class Machine:
         return self.random.choice([ALL, ALL, ALL, 1, 20, 200, self.random.randrange(400)])
 
     def _wires(self) -> list[Peer]:
-        return [peer for peer in self.world.peers if peer.wire is not None]
+        return [peer for peer in self.simulation.peers if peer.wire is not None]
 
     def deliver_up(self) -> None:
         peers = [peer for peer in self._wires() if peer.wire is not None and peer.wire.up]
@@ -791,7 +791,7 @@ class Machine:
             self.random.choice(peers).deliver(self._size())
 
     def flush(self) -> None:
-        for peer in self.world.peers:
+        for peer in self.simulation.peers:
             if peer.is_flush_due:
                 peer.flush_now()
             if peer.can_write_on:
@@ -799,15 +799,15 @@ class Machine:
 
     def broker_step(self) -> None:
         for _ in range(self.random.choice([1, 1, 2, 5, 20])):
-            if self.world.loop.ready:
-                self.world.loop.step()
+            if self.simulation.loop.ready:
+                self.simulation.loop.step()
 
     def disk(self) -> None:
-        if self.world.committer.batch is not None:
-            self.world.committer.done()
+        if self.simulation.committer.batch is not None:
+            self.simulation.committer.done()
 
     def connect(self) -> None:
-        for peer in self.world.peers:
+        for peer in self.simulation.peers:
             if peer.connects_at is not None and peer.connects_at <= self.now:
                 succeeds = self.random.random() < 0.9
                 self.note(f"{peer.name} connects: {succeeds}")
@@ -839,21 +839,21 @@ class Machine:
             return
         if self.random.random() < 0.3:
             self.note(f"the broker loses {peer.name}")
-            self.world.broker_loses(wire)
+            self.simulation.broker_loses(wire)
         else:
             self.note(f"{peer.name} is lost")
             peer.lose()
             peer.flush()
 
     def broker_notices(self) -> None:
-        if self.world.half_open:
+        if self.simulation.half_open:
             self.note("the broker notices")
-            self.world.broker_loses(self.random.choice(self.world.half_open))
+            self.simulation.broker_loses(self.random.choice(self.simulation.half_open))
 
     def late_bytes(self) -> None:
         """What was on its way when the client let go."""
-        if self.world.half_open:
-            self.random.choice(self.world.half_open).deliver_up(self._size())
+        if self.simulation.half_open:
+            self.random.choice(self.simulation.half_open).deliver_up(self._size())
 
     def cut(self) -> None:
         peers = self._wires()
@@ -863,22 +863,22 @@ class Machine:
             self.note(f"{peer.name} is cut")
             peer.wire.is_cut = True
 
-    def pass_time(self) -> None:
-        if any(peer.wire is not None and not peer.is_up for peer in self.world.peers):
+    def advance_time(self) -> None:
+        if any(peer.wire is not None and not peer.is_up for peer in self.simulation.peers):
             # Who takes too long to say who he is, is sent away.
             self.run_all()
         self._advance_by(self.random.choice([0.05, 0.2, 1.0, 6.0]))
 
     def _advance_by(self, seconds: float) -> None:
-        world = self.world
+        simulation = self.simulation
         end = self.now + seconds
         while True:
-            world.advance_to(min(end, world.next_after_now() or end))
-            for peer in world.peers:
+            simulation.advance_to(min(end, simulation.next_after_now() or end))
+            for peer in simulation.peers:
                 due = peer.client.delayed_calls.next_at
                 if due is not None and due <= self.now and peer.client.error is None and not peer.is_dead:
                     peer.tick()
-            world.run_broker()
+            simulation.run_broker()
             if self.now >= end:
                 break
 
@@ -893,17 +893,17 @@ class Machine:
 
     def run_all(self) -> None:
         """Everything that is under way arrives, and everything that can go on goes on."""
-        world = self.world
+        simulation = self.simulation
         for _ in range(2000):
             is_quiet = True
             self.confirm()
-            if world.loop.ready:
-                world.run_broker()
+            if simulation.loop.ready:
+                simulation.run_broker()
                 is_quiet = False
-            if world.committer.batch is not None:
-                world.committer.done()
+            if simulation.committer.batch is not None:
+                simulation.committer.done()
                 is_quiet = False
-            for peer in world.peers:
+            for peer in simulation.peers:
                 if (
                     peer.connects_at is not None
                     and peer.connects_at <= self.now
@@ -943,39 +943,39 @@ class Machine:
 
     def settle(self, seconds: float = REST_S) -> None:
         """All arrives, what is lost is seen, and time passes."""
-        world = self.world
+        simulation = self.simulation
         self.note("settle")
-        was_instant, world.committer.is_instant = world.committer.is_instant, True
+        was_instant, simulation.committer.is_instant = simulation.committer.is_instant, True
         for peer in self._wires():
             wire = peer.wire
             assert wire is not None
             wire.capacity_up = wire.capacity_down = ALL
-            if (write := world.loop.writers.get(wire)) is not None:
+            if (write := simulation.loop.writers.get(wire)) is not None:
                 write()
             if wire.is_cut:
                 peer.lose()
-        for wire in list(world.half_open):
+        for wire in list(simulation.half_open):
             if self.random.random() < 0.5:
-                world.broker_loses(wire)
+                simulation.broker_loses(wire)
         self.run_all()
         end = self.now + seconds
         while True:
             times = [task.wait.deadline for task in self.tasks if task.wait is not None and task.wait.deadline]
-            at = world.next_after_now() or end
-            world.advance_to(min([end, at, *(each for each in times if each > self.now)]))
+            at = simulation.next_after_now() or end
+            simulation.advance_to(min([end, at, *(each for each in times if each > self.now)]))
             self.run_all()
             if self.now >= end:
                 # What the broker has dispatched only just goes back when nobody asks for it.
                 end = self.oracle.arrived_at + IDLE_MAX_S
             if self.now >= end:
                 break
-            for wire in list(world.half_open):
-                world.broker_loses(wire)
-        world.committer.is_instant = was_instant
+            for wire in list(simulation.half_open):
+                simulation.broker_loses(wire)
+        simulation.committer.is_instant = was_instant
         self.check_idle()
 
     def check_idle(self) -> None:
-        for peer in self.world.peers:
+        for peer in self.simulation.peers:
             for report in peer.reports:
                 if "disagree about what is held" in report:
                     # It is mended by a new connection, and should never have been so.
@@ -983,7 +983,7 @@ class Machine:
         self._check_waiting(is_end=False)
 
     def _check_waiting(self, *, is_end: bool) -> None:
-        raw = self.world.raw()
+        raw = self.simulation.raw()
         waiting: dict[str, set[str]] = {}
         try:
             for queue in ("a", "b"):
@@ -1032,7 +1032,7 @@ class Machine:
     def finish(self) -> None:
         """The programs end: they close, or are killed."""
         random = self.random
-        for peer in self.world.peers:
+        for peer in self.simulation.peers:
             for task in [each for each in self.tasks if each.peer is peer]:
                 if random.random() < 0.5 and task in self.tasks:
                     self._advance(task, lambda task=task: task.flow.throw(CancelledError()))  # type: ignore[misc]
@@ -1055,7 +1055,7 @@ class Machine:
                 if peer.wire is not None:
                     if random.random() < 0.5:
                         peer.wire.deliver_up(ALL)
-                    self.world.broker_loses(peer.wire)
+                    self.simulation.broker_loses(peer.wire)
                     peer.wire = None
                 peer.connects_at = None
                 peer.is_dead = True
@@ -1064,22 +1064,22 @@ class Machine:
         self._lose_all()
 
     def _lose_all(self) -> None:
-        self._let_pass(10)
-        for wire in list(self.world.half_open):
-            self.world.broker_loses(wire)
-        for peer in self.world.peers:
+        self._wait(10)
+        for wire in list(self.simulation.half_open):
+            self.simulation.broker_loses(wire)
+        for peer in self.simulation.peers:
             if peer.wire is not None:
-                self.world.broker_loses(peer.wire)
+                self.simulation.broker_loses(peer.wire)
         # Those that were cut have a second to come back.
-        self._let_pass(2)
-        self.world.run_broker()
+        self._wait(2)
+        self.simulation.run_broker()
         self._check_waiting(is_end=True)
 
-    def _let_pass(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
             self.run_all()
-            self.world.advance_to(min(end, self.world.next_after_now() or end))
+            self.simulation.advance_to(min(end, self.simulation.next_after_now() or end))
         self.run_all()
 
 

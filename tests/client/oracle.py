@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tests.client.world import Peer, Wire, World, subscriptions_of
+from tests.client.simulation import Peer, Simulation, Wire, subscriptions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -176,10 +176,10 @@ class Session:
 
 
 class Oracle:
-    def __init__(self, world: World, attempts_max: int) -> None:
+    def __init__(self, simulation: Simulation, attempts_max: int) -> None:
         self.arrived_at = 0.0
         """When a message came to a client last."""
-        self._world = world
+        self._simulation = simulation
         self.attempts_max = attempts_max
         self.letters: dict[str, Letter] = {}
         self.sessions: list[Session] = []
@@ -187,11 +187,11 @@ class Oracle:
         """By the name of the subscription, which is the same on each connection."""
         self._started: dict[tuple[int, str], int] = {}
         """By wire and `ack`: when the socket took the frame that says that the program has it."""
-        world.on_client_frame = self._on_client_frame
-        world.on_broker_frame = self._on_broker_frame
-        world.dispatched = self._on_dispatched
-        world.lost_by_broker = self._on_lost_by_broker
-        world.left = self._on_left
+        simulation.on_client_frame = self._on_client_frame
+        simulation.on_broker_frame = self._on_broker_frame
+        simulation.dispatched = self._on_dispatched
+        simulation.lost_by_broker = self._on_lost_by_broker
+        simulation.client_closed = self._on_client_closed
 
     # ---- What the wire shows ----
 
@@ -208,14 +208,14 @@ class Oracle:
             raise Disagreement(f"{token} was sent in a transaction that was rolled back, and is dispatched")
 
     def _on_client_frame(self, wire: Wire, frame: Frame) -> None:
-        world, peer = self._world, wire.owner
+        simulation, peer = self._simulation, wire.owner
         if peer is None:
             return
         headers = frame.headers
         if frame.command == "SEND":
             verb = headers.get("destination", "")
             if verb == "/control/started":
-                self._started.setdefault((wire.number, headers["id"]), world.event())
+                self._started.setdefault((wire.number, headers["id"]), simulation.event())
             elif verb == "/control/release":
                 wire.rounds += 1
                 for name in subscriptions_of(frame):
@@ -223,9 +223,9 @@ class Oracle:
                     self.incoming(peer, name).round_min = wire.rounds
         elif frame.command in ("ACK", "NACK"):
             if "truenext-started" in headers:
-                self._started.setdefault((wire.number, headers["truenext-started"]), world.event())
+                self._started.setdefault((wire.number, headers["truenext-started"]), simulation.event())
             if "transaction" in headers:
-                self._started.setdefault((wire.number, headers["id"]), world.event())
+                self._started.setdefault((wire.number, headers["id"]), simulation.event())
             else:
                 name = headers["id"].partition("@")[2]
                 incoming = self.incoming(peer, name)
@@ -243,16 +243,16 @@ class Oracle:
         letter = self.letters.get(frame.body.decode())
         if letter is None:
             return
-        self.arrived_at = self._world.loop.now
+        self.arrived_at = self._simulation.loop.now
         sequence, deliveries = int(headers["truenext-sequence"]), int(headers["truenext-deliveries"])
-        dispatched, _, _ = self._world.dispatches[sequence, deliveries]
+        dispatched, _, _ = self._simulation.dispatches[sequence, deliveries]
         incoming = self.incoming(wire.owner, headers["subscription"])
         incoming.arrived[sequence, deliveries] = Arrived(
             (9 - int(headers.get("priority", "4")), sequence),
             letter,
             dispatched,
             wire.number,
-            self._world.event(),
+            self._simulation.event(),
             headers["ack"],
             int(headers["truenext-round"]),
         )
@@ -260,7 +260,7 @@ class Oracle:
     def incoming(self, peer: Peer, name: str) -> Incoming:
         return self._incoming.setdefault((peer, name), Incoming())
 
-    def _on_left(self, peer: Peer, wire: Wire) -> None:
+    def _on_client_closed(self, peer: Peer, wire: Wire) -> None:
         for letter in self.letters.values():
             handled = letter.handled_by.get(peer)
             if handled is not None and handled.wire is wire:
@@ -290,7 +290,7 @@ class Oracle:
                     started[headers["id"]] = None
         for ack in started:
             sequence, deliveries = (int(each) for each in ack.partition("@")[0].split("."))
-            if (sequence, deliveries + 1) in self._world.dispatches:
+            if (sequence, deliveries + 1) in self._simulation.dispatches:
                 continue
             for letter in self.letters.values():
                 if any(sequence in seen for seen in letter.sequences.values()):
@@ -308,7 +308,7 @@ class Oracle:
     # ---- What the program does ----
 
     def _mark(self, subscriptions: Iterable[Incoming | Consumer], why: str) -> None:
-        event = self._world.event()
+        event = self._simulation.event()
         for each in subscriptions:
             incoming = each.incoming if isinstance(each, Consumer) else each
             incoming.mark, incoming.why = event, why
@@ -329,7 +329,7 @@ class Oracle:
         return delivered
 
     def _deliver(self, session: Session, receiver: Consumer | None, received: Received, owner: object) -> Delivered:
-        world, peer = self._world, session.peer
+        simulation, peer = self._simulation, session.peer
         letter = self.letters[received.text]
         name = f"{letter.token} ({received.ack_id})"
         consumer = next((each for each in session.consumers if each.subscription is received.subscription), None)
@@ -340,9 +340,9 @@ class Oracle:
         if consumer.is_paused:
             raise Disagreement(f"{name} was handed out by a consumer that is paused")
         key = received.sequence, received.deliveries
-        if key not in world.dispatches:
+        if key not in simulation.dispatches:
             raise Disagreement(f"{name} was handed out, and never dispatched so")
-        dispatched, wire, subscription = world.dispatches[key]
+        dispatched, wire, subscription = simulation.dispatches[key]
         if peer.wire is None or wire != peer.wire.number:
             raise Disagreement(f"{name} was handed out, and is of a connection that is gone")
         if subscription != received.subscription.id:
@@ -372,7 +372,7 @@ class Oracle:
         out = consumer.incoming.arrived.pop(key, None)
         if out is None:
             raise Disagreement(f"{name} was handed out after the broker was told that it is done")
-        self._order(session, receiver, out, started_at or world.now_event, name)
+        self._order(session, receiver, out, started_at or simulation.now_event, name)
         delivered = Delivered(letter, received, consumer, owner)
         letter.held_by[peer] = delivered
         if session.ack.is_transacted:
@@ -396,10 +396,10 @@ class Oracle:
             if consumer.is_closed or consumer.is_paused:
                 continue
             for live in consumer.incoming.arrived.values():
-                if live.key < out.key and live.arrived_at < started_at and self._may_come(consumer, live):
+                if live.key < out.key and live.arrived_at < started_at and self._is_receivable(consumer, live):
                     raise Disagreement(f"{name} was handed out before {live.letter.token} ({live.ack}), which was here")
 
-    def _may_come(self, consumer: Consumer, live: Arrived) -> bool:
+    def _is_receivable(self, consumer: Consumer, live: Arrived) -> bool:
         """It is here, and the program could get it."""
         peer = consumer.session.peer
         return (
@@ -428,7 +428,7 @@ class Oracle:
     def is_current(self, delivered: Delivered) -> bool:
         """The dispatch is of the connection that is there."""
         wire = delivered.consumer.session.peer.wire
-        dispatch = self._world.dispatches[delivered.received.sequence, delivered.received.deliveries]
+        dispatch = self._simulation.dispatches[delivered.received.sequence, delivered.received.deliveries]
         return wire is not None and dispatch[1] == wire.number
 
     def _is_held(self, delivered: Delivered) -> bool:

@@ -72,7 +72,7 @@ class Script:
         """What the log of the program says."""
         self.is_blocked = False
         """The socket takes nothing."""
-        world = ClientContext(
+        context = ClientContext(
             clock=lambda: self.now,
             random=lambda: 0.5,
             flush=self.flush,
@@ -80,7 +80,7 @@ class Script:
             report=lambda what, facts: self.reports.append(what % facts),
             has_ended=lambda owner: False,
         )
-        self.client = Client(ConnectOptions(addresses=[ADDRESS], heart_beat_s=0), "me", world)
+        self.client = Client(ConnectOptions(addresses=[ADDRESS], heart_beat_s=0), "me", context)
 
     def flush(self) -> bool:
         if self.is_blocked:

@@ -63,7 +63,7 @@ def test_another_broker_is_told_no_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "expected"),
     [
         ("x" * CAUSE_BYTES_MAX, "x" * CAUSE_BYTES_MAX),
         ("x" * (CAUSE_BYTES_MAX + 1), "x" * CAUSE_BYTES_MAX),
@@ -74,9 +74,9 @@ def test_another_broker_is_told_no_cause() -> None:
     ],
     ids=["as long as may be", "longer", "two bytes", "four bytes", "a NUL", "half a character"],
 )
-def test_a_cause_is_cut_between_two_characters_and_says_what_can_be_said(cause: str, said: str) -> None:
-    assert failed_disposition(None, cause).cause == rejected_disposition(cause).cause == said
-    assert len(said.encode()) <= CAUSE_BYTES_MAX
+def test_a_cause_is_cut_between_two_characters_and_says_what_can_be_said(cause: str, expected: str) -> None:
+    assert failed_disposition(None, cause).cause == rejected_disposition(cause).cause == expected
+    assert len(expected.encode()) <= CAUSE_BYTES_MAX
 
 
 def test_a_cause_is_text() -> None:

@@ -30,9 +30,9 @@ def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
     waiting = receive(session)
     script.message(subscription, 1, deliveries=2)
     assert not waiting.resume().is_done
-    said = script.take_frames()
-    assert [each.headers["id"] for each in select_frames(said, "ACK")] == [f"1.2@{subscription.id}"]
-    assert len(select_frames(said, "SEND", "/control/credit")) == 2
+    frames = script.take_frames()
+    assert [each.headers["id"] for each in select_frames(frames, "ACK")] == [f"1.2@{subscription.id}"]
+    assert len(select_frames(frames, "SEND", "/control/credit")) == 2
     script.message(subscription, 2)
     assert one(waiting).sequence == 2
 
@@ -102,11 +102,11 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
         committing.time_out()
     script.frames.clear()
     script.connect()
-    (question,) = select_frames(script.confirm(), "SEND", "/control/producer")
+    (request,) = select_frames(script.confirm(), "SEND", "/control/producer")
     script.message(subscription, 1, deliveries=2)
     if waits == "another transaction":
         receiving = receive(session)
-    script.reply(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
+    script.reply(request, {"sends": 0, "commits": 1, "outcome": "rolled back"})
     if waits == "nobody":
         receiving = receive(session)
     assert select_frames(script.take_frames(), "SEND", "/control/release")
@@ -203,23 +203,23 @@ def committing_and_lost(script: Script) -> tuple[SessionCore, Subscription, Tran
     receiving = receive(session)
     script.message(subscription, 1)
     one(receiving)
-    leaving = RunningFlow(block.exit(None, "the task"))
+    exiting = RunningFlow(block.exit(None, "the task"))
     script.lose()
     script.frames.clear()
-    return session, subscription, block, leaving
+    return session, subscription, block, exiting
 
 
 def test_commit_cancelled_after_its_connection_was_lost_waits_for_the_outcome() -> None:
     script = Script()
-    session, _, block, leaving = committing_and_lost(script)
+    session, _, block, exiting = committing_and_lost(script)
     script.now = 10.0
-    leaving.cancel()
-    assert leaving.deadline == 15.0
+    exiting.cancel()
+    assert exiting.deadline == 15.0
     script.connect()
-    (question,) = select_frames(script.confirm(), "SEND", "/control/producer")
-    script.reply(question, {"sends": 0, "commits": 1, "outcome": "committed"})
+    (request,) = select_frames(script.confirm(), "SEND", "/control/producer")
+    script.reply(request, {"sends": 0, "commits": 1, "outcome": "committed"})
     with pytest.raises(CancelledError):
-        leaving.resume()
+        exiting.resume()
     assert block.outcome.value == "committed" and block.token == ""
     assert session.require_transactions().transaction is None
 
@@ -227,19 +227,19 @@ def test_commit_cancelled_after_its_connection_was_lost_waits_for_the_outcome() 
 @pytest.mark.parametrize("ends", ["too late", "cancelled again"])
 def test_commit_left_undecided_by_a_cancellation_has_a_token_until_the_outcome_is_known(ends: str) -> None:
     script = Script()
-    session, subscription, block, leaving = committing_and_lost(script)
-    leaving.cancel()
+    session, subscription, block, exiting = committing_and_lost(script)
+    exiting.cancel()
     with pytest.raises(CancelledError):
         if ends == "too late":
-            leaving.time_out()
+            exiting.time_out()
         else:
-            leaving.cancel()
+            exiting.cancel()
     assert block.outcome.value == "in doubt" and block.token == "here me-1 1"
     # The session goes on, and what the transaction was given is handed out again.
     script.connect()
-    (question,) = select_frames(script.confirm(), "SEND", "/control/producer")
+    (request,) = select_frames(script.confirm(), "SEND", "/control/producer")
     script.message(subscription, 1, deliveries=2)
-    script.reply(question, {"sends": 0, "commits": 1, "outcome": "rolled back"})
+    script.reply(request, {"sends": 0, "commits": 1, "outcome": "rolled back"})
     assert block.outcome.value == "rolled back" and block.token == ""
     receiving = receive(session)
     assert select_frames(script.take_frames(), "SEND", "/control/release")
@@ -250,13 +250,13 @@ def test_commit_left_undecided_by_a_cancellation_has_a_token_until_the_outcome_i
 def decided_late(outcome: str) -> SessionCore:
     """A session whose cancelled commit was left undecided, and is known since."""
     script = Script()
-    session, _, _, leaving = committing_and_lost(script)
-    leaving.cancel()
+    session, _, _, exiting = committing_and_lost(script)
+    exiting.cancel()
     with pytest.raises(CancelledError):
-        leaving.cancel()
+        exiting.cancel()
     script.connect()
-    (question,) = select_frames(script.confirm(), "SEND", "/control/producer")
-    script.reply(question, {"sends": 0, "commits": 1, "outcome": outcome})
+    (request,) = select_frames(script.confirm(), "SEND", "/control/producer")
+    script.reply(request, {"sends": 0, "commits": 1, "outcome": outcome})
     return session
 
 
@@ -346,9 +346,9 @@ def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_
     receiving = receive(session)
     script.reconnect()
     receiving.resume()
-    said = script.take_frames()
-    assert [each.command for each in said] == ["SUBSCRIBE"]
-    script.refuse(int(said[0].headers["receipt"]), "in-use")
+    frames = script.take_frames()
+    assert [each.command for each in frames] == ["SUBSCRIBE"]
+    script.refuse(int(frames[0].headers["receipt"]), "in-use")
     with pytest.raises(Refused, match="in-use"):
         receiving.resume()
     assert script.client.link is not None
@@ -361,8 +361,8 @@ def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() ->
     subscribing = RunningFlow(script.client.subscribe(SubscriptionOptions(destination="/queue/a"), session.buffer, 1.0))
     with pytest.raises(TimeoutError):
         subscribing.time_out()
-    said = script.take_frames()
-    assert [each.command for each in said] == ["SUBSCRIBE", "UNSUBSCRIBE"]
+    frames = script.take_frames()
+    assert [each.command for each in frames] == ["SUBSCRIBE", "UNSUBSCRIBE"]
     script.refuse(2, "destination")
     script.refuse(3, "not-found")
     assert script.client.link is not None
@@ -487,8 +487,8 @@ def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_ti
         waiting.time_out()
     script.frames.clear()
     script.connect()
-    (question,) = script.take_frames()[-1:]
-    script.reply(question, {"sends": 0, "commits": 0})
+    (request,) = script.take_frames()[-1:]
+    script.reply(request, {"sends": 0, "commits": 0})
     assert select_frames(script.take_frames(), "SEND", "/queue/a") == []
     # Nobody is told that they were confirmed, and the next to flush waits for none of them.
     assert [type(each.error) for each in sent] == [TimeoutError, TimeoutError]

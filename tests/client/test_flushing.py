@@ -21,8 +21,8 @@ def flush(session: SessionCore) -> RunningFlow:
     return RunningFlow(session.flush(60.0))
 
 
-def receipts(said: list[ClientFrame]) -> list[str]:
-    return [each.headers["receipt"] for each in said if "receipt" in each.headers]
+def receipts(frames: list[ClientFrame]) -> list[str]:
+    return [each.headers["receipt"] for each in frames if "receipt" in each.headers]
 
 
 def test_the_receipt_goes_with_the_last_send_that_nobody_has_written_yet() -> None:
@@ -31,9 +31,9 @@ def test_the_receipt_goes_with_the_last_send_that_nobody_has_written_yet() -> No
     send(session, b"1")
     send(session, b"2")
     flushing = flush(session)
-    said = script.take_frames()
-    assert [each.command for each in said] == ["BEGIN", "SEND", "SEND"]
-    assert [(each.body, each.headers.get("receipt")) for each in said] == [("", None), ("1", None), ("2", "4")]
+    frames = script.take_frames()
+    assert [each.command for each in frames] == ["BEGIN", "SEND", "SEND"]
+    assert [(each.body, each.headers.get("receipt")) for each in frames] == [("", None), ("1", None), ("2", "4")]
     assert not flushing.is_done
     script.receive("RECEIPT", **{"receipt-id": "4"})
     assert flushing.resume().is_done
@@ -52,9 +52,9 @@ def test_where_it_cannot_a_transaction_in_which_nothing_is_done_asks_for_it(how:
     if how == "behind a heart-beat":
         link.beat()
     flushing = flush(session)
-    said = [*before, *script.take_frames()]
-    assert [each.command for each in said][-2:] == ["BEGIN", "ABORT"]
-    (receipt,) = receipts(said)
+    frames = [*before, *script.take_frames()]
+    assert [each.command for each in frames][-2:] == ["BEGIN", "ABORT"]
+    (receipt,) = receipts(frames)
     assert receipt == str(link.frames)
     script.receive("RECEIPT", **{"receipt-id": receipt})
     assert flushing.resume().is_done

@@ -21,9 +21,9 @@ def test_in_auto_mode_none_of_several_is_acknowledged_before_the_next_are_asked_
         script.message(subscription, sequence)
     got = RunningFlow(session.receive(subscription, 3, None, "me"))
     assert [each.sequence for each in got.result] == [1, 2, 3]
-    said = script.take_frames()
-    assert not select_frames(said, "ACK")
-    assert len(select_frames(said, "SEND", "/control/started")) == 3
+    frames = script.take_frames()
+    assert not select_frames(frames, "ACK")
+    assert len(select_frames(frames, "SEND", "/control/started")) == 3
     RunningFlow(session.receive(subscription, 3, None, "me"))
     assert [each.headers["id"] for each in select_frames(script.take_frames(), "ACK")] == [
         f"{sequence}.1@{subscription.id}" for sequence in (1, 2, 3)
@@ -102,7 +102,7 @@ def test_what_another_broker_sends_is_handed_out_in_the_order_in_which_it_was_ta
     assert one(waiting.resume()).sequence == 1
 
 
-def taken_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
+def delivered_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
     """A transaction has a message that its code does not know of yet."""
     script = Script()
     script.connect()
@@ -115,7 +115,7 @@ def taken_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
 
 
 def test_what_was_taken_and_rolled_back_before_its_code_saw_it_is_not_handed_out() -> None:
-    script, session, subscription = taken_and_not_seen()
+    script, session, subscription = delivered_and_not_seen()
     session.rollback("me", counted=CountedAttempts.NONE)
     script.is_blocked = False
     assert not RunningFlow(session.receive(subscription, 1, None, "me")).is_done
@@ -123,7 +123,7 @@ def test_what_was_taken_and_rolled_back_before_its_code_saw_it_is_not_handed_out
 
 
 def test_what_its_code_has_not_seen_is_not_committed() -> None:
-    script, session, _ = taken_and_not_seen()
+    script, session, _ = delivered_and_not_seen()
     script.is_blocked = False
     with pytest.raises(RolledBack):
         RunningFlow(session.commit(5.0))

@@ -15,8 +15,8 @@ import pytest
 
 from tests.client.machine import Machine
 from tests.client.oracle import Ack, Disagreement
+from tests.client.simulation import NeverIdle
 from tests.client.test_rollback_order import try_all
-from tests.client.world import NeverIdle
 from tests.unit.mutation import mutated
 from truenext.client.core.buffer import Subscription
 from truenext.client.core.client import Client

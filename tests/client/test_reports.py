@@ -68,12 +68,12 @@ def test_message_that_cannot_be_read_is_reported_with_its_name_and_destination()
     consumer = script.consumer(session, "/queue/a")
     receive(session)
     script.message(consumer, 7, priority="high")
-    (said,) = script.reports[1:]
-    assert said.startswith("cannot read message truenext-here-7 of /queue/a: ValueError")
+    (reported,) = script.reports[1:]
+    assert reported.startswith("cannot read message truenext-here-7 of /queue/a: ValueError")
 
 
 @pytest.fixture
-def said() -> Iterator[list[str]]:
+def reported() -> Iterator[list[str]]:
     """Lines of the client's log, as `truenext` commands print them."""
     found: list[str] = []
 
@@ -90,12 +90,12 @@ def said() -> Iterator[list[str]]:
     logger.setLevel(level)
 
 
-def test_log_that_shows_fields_says_nothing_twice(said: list[str]) -> None:
+def test_log_that_shows_fields_says_nothing_twice(reported: list[str]) -> None:
     log.report("connected to %(url)s", {"url": URL, "session": "1"})
     log.report("cannot connect to %(url)s: %(error)s", {"url": URL, "error": "x", "attempts": 3})
     # A name that a log record has itself is none for a fact: logging refuses it.
     log.report("cannot read message %(message_id)s of %(destination)s: %(error)s", dict.fromkeys(_OF_MESSAGE, "y"))
-    assert said == [
+    assert reported == [
         f"INFO connected to {URL} session='1'",
         f"WARNING cannot connect to {URL}: x attempts=3",
         "WARNING cannot read message y of y: y",

@@ -17,7 +17,7 @@ import pytest
 
 from tests.client.machine import MODES
 from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
-from tests.client.world import World
+from tests.client.simulation import Simulation
 from truenext.client.core.buffer import Buffer
 from truenext.client.core.consumers import parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
@@ -43,10 +43,10 @@ class Situation:
     """A listener, and another task of the same session."""
 
     def __init__(self, patch: pytest.MonkeyPatch, messages: int, prefetch: int, ack: Ack, how: str) -> None:
-        self.world = World(Random(1), patch, Policies(Policy(attempts_max=100, delay_ms=0)))
-        self.oracle = Oracle(self.world, 100)
+        self.simulation = Simulation(Random(1), patch, Policies(Policy(attempts_max=100, delay_ms=0)))
+        self.oracle = Oracle(self.simulation, 100)
         self.ack, self.how = ack, how
-        raw = self.world.raw()
+        raw = self.simulation.raw()
         for number in range(1, messages + 1):
             letter = Letter(f"m{number}", "a", 4, sent=Sent.ACCEPTED)
             self.oracle.letters[letter.token] = letter
@@ -55,7 +55,7 @@ class Situation:
         self.wait: Wait | None = None
         self.got: list[str] = []
         """Since the last time that all were given back."""
-        self.peer = self.world.peer()
+        self.peer = self.simulation.peer()
         self.peer.connect()
         self._run()
         mode = MODES[ack]
@@ -82,7 +82,7 @@ class Situation:
         assert self.peer.wire is not None
         # Its messages are dispatched, and still on their way.
         self.peer.wire.deliver_up(ALL)
-        self.world.run_broker()
+        self.simulation.run_broker()
         while not wait.signal.is_set:
             self.peer.deliver(self.peer.wire.down.index(b"\0") + 1)
         with pytest.raises(StopIteration):
@@ -98,7 +98,7 @@ class Situation:
             if self.peer.can_write_on:
                 self.peer.write_on()
             wire.deliver_up(ALL)
-            self.world.run_broker()
+            self.simulation.run_broker()
             self.peer.deliver(ALL)
             if self.wait is not None and self.wait.signal.is_set:
                 self._advance(self.wait.signal.is_set)
@@ -131,20 +131,20 @@ class Situation:
             self._ended(error)
             return True
         if received is not None:
-            self._is_handed([received])
+            self._record_delivered([received])
             return True
         self.flow = core.receive(self.consumer.subscription, 1, None, "main")
         self._advance(None)
         return True
 
-    def _advance(self, came: bool | None) -> None:
+    def _advance(self, result: bool | None) -> None:
         try:
-            self.wait = self.flow.send(came)
+            self.wait = self.flow.send(result)
             while self.wait.signal.is_set:
                 self.wait = self.flow.send(True)
         except StopIteration as ended:
             self.flow = self.wait = None
-            self._is_handed(ended.value)
+            self._record_delivered(ended.value)
         except (RolledBack, ClosedError) as error:
             self.flow = self.wait = None
             self._ended(error)
@@ -155,9 +155,9 @@ class Situation:
             self.session.core.rollback("main", counted=CountedAttempts.NONE)
             self.oracle.rolls_back(self.session, "main", counts_attempts=False)
 
-    def _is_handed(self, received: list[Any]) -> None:
-        for given in self.oracle.deliver(self.session, self.consumer, received, "main", 1):
-            self.got.append(given.letter.token)
+    def _record_delivered(self, received: list[Any]) -> None:
+        for delivered in self.oracle.deliver(self.session, self.consumer, received, "main", 1):
+            self.got.append(delivered.letter.token)
 
     def _is_written(self) -> bool:
         """The client's socket takes more, for the broker has read what it had."""
@@ -172,7 +172,7 @@ class Situation:
         if not self.wire.up:
             return False
         self.wire.deliver_up(ALL)
-        self.world.run_broker()
+        self.simulation.run_broker()
         return True
 
     def _returns(self) -> bool:
@@ -182,9 +182,9 @@ class Situation:
             unit = session.unit
             if unit is None or unit.is_rollback_only:
                 return False
-            given = unit.delivered[0]
-            core.settle(given.received, FAILED, "other")
-            self.oracle.is_settled(session, given, "other", is_rejected=False)
+            delivered = unit.delivered[0]
+            core.settle(delivered.received, FAILED, "other")
+            self.oracle.is_settled(session, delivered, "other", is_rejected=False)
         elif self.how == "rollback":
             if session.unit is None and core.transaction is None:
                 return False
@@ -203,13 +203,13 @@ class Situation:
         else:
             if not session.delivered:
                 return False
-            given = session.delivered[0]
+            delivered = session.delivered[0]
             if self.how == "nack":
-                core.settle(given.received, FAILED)
-                self.oracle.has_failed(given)
+                core.settle(delivered.received, FAILED)
+                self.oracle.has_failed(delivered)
             else:
-                core.release(given.received)
-                self.oracle.is_released(given)
+                core.release(delivered.received)
+                self.oracle.is_released(delivered)
         self.got.clear()
         return True
 
@@ -220,9 +220,9 @@ class Situation:
         self.wire.capacity_up = ALL
         self._run()
         session, core = self.session, self.session.core
-        for given in list(session.delivered):
-            core.release(given.received)
-            self.oracle.is_released(given)
+        for delivered in list(session.delivered):
+            core.release(delivered.received)
+            self.oracle.is_released(delivered)
         if session.is_closed:
             core.close("main")
             self.flow = self.wait = None
@@ -247,9 +247,9 @@ class Situation:
             if len(self.got) == before:
                 break
             if self.ack is Ack.INDIVIDUAL:
-                for given in list(self.session.delivered):
-                    self.session.core.settle(given.received, DONE)
-                    self.oracle.is_done(given)
+                for delivered in list(self.session.delivered):
+                    self.session.core.settle(delivered.received, DONE)
+                    self.oracle.is_done(delivered)
             if self.ack is Ack.AT_COMMIT:
                 # What is not committed fills the window.
                 self._commit()

@@ -112,7 +112,7 @@ def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that
     script.now += NO_SPACE_RETRY_S
     client.tick()
     assert select_frames(script.take_frames(), "SEND", "/queue/a")
-    said = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-space"
-    with pytest.raises(TimeoutError, match=f"^{said}$") as caught:
+    report = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-space"
+    with pytest.raises(TimeoutError, match=f"^{report}$") as caught:
         waiting.time_out()
     assert isinstance(caught.value.__cause__, Refused)

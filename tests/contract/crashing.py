@@ -210,10 +210,10 @@ def recover(store: EmbeddedStore, may_hold: list[Held], disk: Disk) -> Held:
     """The one of the models that the store holds. The history's own files tell of all that was confirmed, which is the
     most that they may.
     """
-    told = may_hold[0].history
-    store.last_history_chunk = chunk_position(told[-1]) if told else None
+    chunks = may_hold[0].history
+    store.last_history_chunk = chunk_position(chunks[-1]) if chunks else None
     recovered = store.recover()
-    assert_nothing_behind_the_last_frame(store, disk)
+    assert_nothing_after_last_frame(store, disk)
     differences = []
     for model in reversed(may_hold):
         model = model.copy()
@@ -227,7 +227,7 @@ def recover(store: EmbeddedStore, may_hold: list[Held], disk: Disk) -> Held:
     raise differences[-1]
 
 
-def assert_nothing_behind_the_last_frame(store: EmbeddedStore, disk: Disk) -> None:
+def assert_nothing_after_last_frame(store: EmbeddedStore, disk: Disk) -> None:
     """What a crash left of a batch never meets a batch to come."""
     journal = store._journal
     # A segment that recovery itself began may hold its earlier life.
@@ -276,27 +276,27 @@ def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[s
         for n in range(rng.randint(0, 3))
     }
     held = sorted(model.messages)
-    gone = rng.sample(held, min(len(held), rng.randint(0, 4))) if rng.random() >= growth else []
+    removed = rng.sample(held, min(len(held), rng.randint(0, 4))) if rng.random() >= growth else []
     shared = None
     if rng.random() < 0.4:
         copies = [message_key(rng.choice(lanes), first + len(new) + n) for n in range(rng.randint(2, 4))]
         shared = Shared(first, random_record(rng, growth), copies, rng.random() < 0.6)
-    left = sorted((model.messages.keys() | new) - set(gone))
-    marked = rng.sample(left, min(len(left), 2))
+    remaining = sorted((model.messages.keys() | new) - set(removed))
+    marked = rng.sample(remaining, min(len(remaining), 2))
     causes = {
         key: (f"{first} {key!r}", "x" * 500) if key not in model.causes else ("", f"{first}")
         for key in marked
         if rng.random() < 0.4
     }
     queues = {model.new_queue(): f"queue {first}"} if rng.random() < 0.2 else {}
-    empty = model.empty_queues([*left, *(shared.copies if shared else ())])
+    empty = model.empty_queues([*remaining, *(shared.copies if shared else ())])
     queues |= dict.fromkeys(rng.sample(empty, min(len(empty), rng.choice([0, 0, 1, 2]))), "")
     return model.changes(
         new,
-        gone,
+        removed,
         shared=shared,
         marks={key: Mark(rng.randint(1, 7), rng.randint(1, 9), rng.randint(0, 9)) for key in marked},
-        causes={key: Causes(*said) for key, said in causes.items()},
+        causes={key: Causes(*texts) for key, texts in causes.items()},
         queues=queues,
         producers=(
             {

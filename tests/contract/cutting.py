@@ -29,7 +29,7 @@ SEGMENT_BYTES = 1500
 FIRST_LIMIT = 1000
 """Of sequences."""
 
-Told = tuple[int, int] | None
+LastChunk = tuple[int, int] | None
 
 
 class Loss(NamedTuple):
@@ -78,9 +78,9 @@ def frames(folder: Path) -> Iterator[tuple[Path, int, int, int]]:
 
 def losses(folder: Path) -> Iterator[tuple[Loss, Path]]:
     """Each, and a folder where it has happened. What is behind a lost frame is lost with it."""
-    for path, number, begin, end in list(frames(folder)):
-        middle = (begin + end) // 2
-        for how in (f"cut at {begin}", f"cut at {middle}", f"zeros from {begin}", f"zeros from {middle}"):
+    for path, number, start, end in list(frames(folder)):
+        middle = (start + end) // 2
+        for how in (f"cut at {start}", f"cut at {middle}", f"zeros from {start}", f"zeros from {middle}"):
             lost = _copy(folder)
             for later in segments(lost)[segments(folder).index(path) + 1 :]:
                 later.unlink()
@@ -90,7 +90,7 @@ def losses(folder: Path) -> Iterator[tuple[Loss, Path]]:
             is_cut = how.startswith("cut")
             one.write_bytes(kept if is_cut else kept.ljust(len(content), b"\0"))
             yield Loss(f"{path.name} {how}", number, is_cut), lost
-        if begin == 0:
+        if start == 0:
             lost = _copy(folder)
             for later in segments(lost)[segments(folder).index(path) :]:
                 later.unlink()
@@ -103,13 +103,13 @@ def _copy(folder: Path) -> Path:
     return shutil.copytree(folder, copied)
 
 
-def refusal(folder: Path, told: Told = None) -> str:
+def start_error(folder: Path, last_chunk: LastChunk = None) -> str:
     """What a start says, nothing if it starts. `told` is what the history's own files tell."""
     before = {path.name: path.read_bytes() for path in segments(folder)}
     store = None
     try:
         store = EmbeddedStore(folder)
-        store.last_history_chunk = told
+        store.last_history_chunk = last_chunk
         store.recover()
     except StoreError as error:
         for path in segments(folder):
@@ -121,36 +121,36 @@ def refusal(folder: Path, told: Told = None) -> str:
     return ""
 
 
-def findings(folder: Path, told: Told = None) -> list[str]:
+def findings(folder: Path, last_chunk: LastChunk = None) -> list[str]:
     """What `truenext store check` says."""
     found: list[str] = []
-    check(folder, lambda finding: found.append(str(finding)), lambda *_: None, last_history_chunk=told)
+    check(folder, lambda finding: found.append(str(finding)), lambda *_: None, last_history_chunk=last_chunk)
     return found
 
 
-def expect(folder: Path, loss: Loss, told: Told, *, is_missed: bool) -> None:
-    found, said = findings(folder, told), refusal(folder, told)
+def expect(folder: Path, loss: Loss, last_chunk: LastChunk, *, is_missed: bool) -> None:
+    found, error = findings(folder, last_chunk), start_error(folder, last_chunk)
     if not is_missed:
         assert not found, (loss, found)
-        assert not said, (loss, said)
+        assert not error, (loss, error)
         return
     assert any(line.startswith("journal") for line in found), loss
-    assert "the journal in " in said, (loss, said)
-    assert f"`truenext store export {folder} NEW` saves what can be read" in said, loss
+    assert "the journal in " in error, (loss, error)
+    assert f"`truenext store export {folder} NEW` saves what can be read" in error, loss
     if loss.changes_size:
         assert any("was made with" in line for line in found), (loss, found)
     if "cut" in loss.how:
-        assert "was made with" in said or "is damaged: segment" in said, (loss, said)
+        assert "was made with" in error or "is damaged: segment" in error, (loss, error)
 
 
-def try_losses(folder: Path, *, missed: Collection[int], told: Told = None) -> None:
+def try_losses(folder: Path, *, missed: Collection[int], last_chunk: LastChunk = None) -> None:
     """Missed is every loss that begins with one of these frames, or changes the size of a segment, and nothing else."""
-    assert findings(folder, told) == []
-    assert refusal(_copy(folder), told) == ""
+    assert findings(folder, last_chunk) == []
+    assert start_error(_copy(folder), last_chunk) == ""
     tried = set()
     for loss, lost in losses(folder):
         tried.add(loss.frame)
-        expect(lost, loss, told, is_missed=loss.frame in missed or loss.changes_size)
+        expect(lost, loss, last_chunk, is_missed=loss.frame in missed or loss.changes_size)
     assert tried & set(missed)
 
 
@@ -249,8 +249,8 @@ def a_history_that_tells_more(folder: Path) -> None:
     send(disk, 9)
     disk.store.close()
     for silent in (None, chunk_position(chunk(1)), (2, 100)):
-        try_losses(folder, missed={1}, told=silent)
-    try_losses(folder, missed={1, *range(3, 10)}, told=chunk_position(chunk(8)))
+        try_losses(folder, missed={1}, last_chunk=silent)
+    try_losses(folder, missed={1, *range(3, 10)}, last_chunk=chunk_position(chunk(8)))
 
 
 def a_kill_before_the_first_batch(folder: Path) -> None:

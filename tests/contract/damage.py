@@ -69,9 +69,9 @@ class Run(NamedTuple):
 
     found: Content | None
     """What was there at the start."""
-    left: Content | None
+    remaining: Content | None
     """What was there at the next start, when it had worked with it."""
-    refusal: str
+    store_error: str
     bug: str
     """An exception that is none of ours."""
     signal: int
@@ -236,11 +236,11 @@ def run_broker(folder: Path) -> Run:
     process = process_context.Process(target=_work, args=(folder, sender), daemon=True)
     process.start()
     sender.close()
-    said: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     try:
         while receiver.poll(PATIENCE_SECONDS):
             kind, what = receiver.recv()
-            said[kind] = what
+            results[kind] = what
         raise AssertionError(f"a broker on {folder} hangs")
     except EOFError:
         process.join(PATIENCE_SECONDS)
@@ -250,7 +250,11 @@ def run_broker(folder: Path) -> Run:
         receiver.close()
     assert process.exitcode is not None, "it has ended"
     return Run(
-        said.get("found"), said.get("left"), said.get("refusal", ""), said.get("bug", ""), -min(process.exitcode, 0)
+        results.get("found"),
+        results.get("left"),
+        results.get("refusal", ""),
+        results.get("bug", ""),
+        -min(process.exitcode, 0),
     )
 
 
@@ -260,7 +264,7 @@ def _work(folder: Path, sender: Connection) -> None:
         _open_history(folder)
         found = read_all(store)
         sender.send(("found", found))
-        _take_and_send(store, found)
+        _acknowledge_and_send(store, found)
         store.close()
         store = EmbeddedStore(folder, segment_bytes=SEGMENT_BYTES, segments_max=1)
         sender.send(("left", read_all(store, limit=1000)))
@@ -277,7 +281,7 @@ def _open_history(folder: Path) -> None:
     history.close()
 
 
-def _take_and_send(store: EmbeddedStore, content: Content) -> None:
+def _acknowledge_and_send(store: EmbeddedStore, content: Content) -> None:
     number = 0
     for batch_of in work_on(content.shelf):
         number += 1
@@ -327,7 +331,7 @@ def work_on(shelf: Shelf) -> list[list[tuple[bytes, Shown]]]:
     batches = []
     sequence = FIRST_SENT
     for lane, of_lane in sorted(shelf.items()):
-        taken = [
+        acknowledged = [
             (message_key(lane, number), shown)
             for number, shown in list(of_lane.items())[::3]
             if shown.message is not None
@@ -338,7 +342,7 @@ def work_on(shelf: Shelf) -> list[list[tuple[bytes, Shown]]]:
             message = message_of(key, random.Random(sequence), persistent=True)
             sent.append((key, Shown(message, NO_MARK)))
             sequence += 1
-        batches.append(taken + sent)
+        batches.append(acknowledged + sent)
     return batches
 
 

@@ -56,7 +56,7 @@ class Job(NamedTuple):
 class Outcome(NamedTuple):
     calls: int
     """For LMDB's files."""
-    refusal: str
+    store_error: str
     """What the store said when it confirmed no more, or nothing."""
 
 
@@ -82,13 +82,13 @@ def plan(disk: Disk, may_hold: list[Held], rng: Any, batches: int, growth: float
     """Batches that a store on this disk can be given, which is opened once to see what it holds."""
     life, _ = live(disk, may_hold, rng, 0)
     (model,) = life.models
-    models, given = [model], [model.changes({}, [], clean_stop=False)]
+    models, planned = [model], [model.changes({}, [], clean_stop=False)]
     for _ in range(batches):
         model = model.copy()
-        model.apply(given[-1])
+        model.apply(planned[-1])
         models.append(model)
-        given.append(random_changes(model, rng, growth))
-    return Plan(disk, may_hold, models, given[:-1])
+        planned.append(random_changes(model, rng, growth))
+    return Plan(disk, may_hold, models, planned[:-1])
 
 
 def record(plans: list[Plan], failures: Sequence[Failure | None], fault: str = "") -> list[tuple[Life, Outcome]]:

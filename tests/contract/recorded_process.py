@@ -45,8 +45,8 @@ def main(jobs: Path, fault: str) -> None:
     for folder, log, segment_bytes, history_chunks, batches, failure in pickle.loads(jobs.read_bytes()):
         call, lasts, error, share = failure or (0, 0, 0, 0.0)
         recorded.crash_begin(bytes(folder), bytes(log), b"lmdb", call, lasts, error, share)
-        refusal = live(folder, segment_bytes, history_chunks, batches, recorded.crash_mark)
-        outcomes.append((recorded.crash_end(), refusal))
+        store_error = live(folder, segment_bytes, history_chunks, batches, recorded.crash_mark)
+        outcomes.append((recorded.crash_end(), store_error))
     jobs.write_bytes(pickle.dumps(outcomes))
 
 

@@ -251,9 +251,9 @@ class Walk:
             elif isinstance(one, Write):
                 if (index, SIZE) in chosen:
                     apply(disk, Write(one.file, one.offset + len(one.content), b""))
-                for number, (begin, end) in enumerate(sectors(one)):
+                for number, (start, end) in enumerate(sectors(one)):
                     if (index, WHOLE) in chosen or (index, number) in chosen:
-                        apply(disk, Write(one.file, begin, one.content[begin - one.offset : end - one.offset]))
+                        apply(disk, Write(one.file, start, one.content[start - one.offset : end - one.offset]))
             elif isinstance(one, Name):
                 # A name that depends on another is not there without that.
                 touched: set[str | int | None] = {*one.names, *one.names.values()} - {None, A_FOLDER}
@@ -436,7 +436,7 @@ class Recorder(Log):
 
     def _open(self, call: Callable[..., int]) -> Callable[..., int]:
         def opened(path: Any, flags: int, *rest: Any, **named: Any) -> int:
-            if not flags & (os.O_CREAT | os.O_TRUNC) or not self._is_ours(path):
+            if not flags & (os.O_CREAT | os.O_TRUNC) or not self._is_in_folder(path):
                 return call(path, flags, *rest, **named)
             name = self._name(path)
             with self.lock:
@@ -451,7 +451,7 @@ class Recorder(Log):
     def _pwrite(self, call: Callable[..., int]) -> Callable[..., int]:
         def written(file: int, content: bytes, offset: int) -> int:
             path = path_of(file)
-            if not self._is_ours(path):
+            if not self._is_in_folder(path):
                 return call(file, content, offset)
             name = self._name(path)
             with self.lock:
@@ -475,20 +475,20 @@ class Recorder(Log):
 
     def _posix_fallocate(self, call: Callable[..., None]) -> Callable[..., None]:
         """Of what is in no folder that is written down: what else is there to be read is written."""
-        refused = self._not_modelled("posix_fallocate", call)
+        not_modelled = self._not_modelled("posix_fallocate", call)
 
-        def given(file: int, offset: int, size: int) -> None:
-            if self._is_ours(path_of(file)):
+        def allocate(file: int, offset: int, size: int) -> None:
+            if self._is_in_folder(path_of(file)):
                 with self.lock:
                     self._may_fail("posix_fallocate")
-            refused(file, offset, size)
+            not_modelled(file, offset, size)
 
-        return given
+        return allocate
 
     def _fsync(self, call: Callable[..., None]) -> Callable[..., None]:
         def synced(file: int) -> None:
             path = path_of(file)
-            if not self._is_ours(path):
+            if not self._is_in_folder(path):
                 call(file)
                 return
             name = self._name(path)
@@ -509,7 +509,7 @@ class Recorder(Log):
         def renamed(old: Any, new: Any) -> None:
             before, after = self._name(old), self._name(new)
             with self.lock:
-                if self._is_ours(old):
+                if self._is_in_folder(old):
                     self._may_fail("rename")
                 call(old, new)
                 if before is not None and after is not None:
@@ -521,7 +521,7 @@ class Recorder(Log):
         def unlinked(path: Any) -> None:
             name = self._name(path)
             with self.lock:
-                if self._is_ours(path) and Path(path).exists():
+                if self._is_in_folder(path) and Path(path).exists():
                     self._may_fail("unlink")
                 call(path)
                 if name is not None:
@@ -539,13 +539,13 @@ class Recorder(Log):
         return made
 
     def _not_modelled(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def refused(what: Any, *rest: Any, **named: Any) -> Any:
+        def not_modelled(what: Any, *rest: Any, **named: Any) -> Any:
             path = path_of(what) if isinstance(what, int) else Path(what)
             if self._name(path) is not None:
                 raise NotModelled(f"{name} of {path}")
             return call(what, *rest, **named)
 
-        return refused
+        return not_modelled
 
     def _open_lmdb(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def opened(path: str, *, subdir: bool = True, **named: Any) -> Any:
@@ -562,12 +562,12 @@ class Recorder(Log):
 
     def _name(self, path: Any) -> str | None:
         """Relative to the data folder; None for what does not count."""
-        if not self._is_ours(path):
+        if not self._is_in_folder(path):
             return None
         name = "" if Path(path) == self._folder else str(Path(path).relative_to(self._folder))
         return name if name in ("", *FOLDERS) or name.partition("/")[0] in FOLDERS else None
 
-    def _is_ours(self, path: Any) -> bool:
+    def _is_in_folder(self, path: Any) -> bool:
         return Path(path).is_relative_to(self._folder)
 
     def _may_fail(self, name: str) -> None:

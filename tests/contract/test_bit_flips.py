@@ -41,7 +41,7 @@ def quick_path() -> Path:
     return Path(tempfile.mkdtemp(prefix="truenext-flips-", dir=memory if memory.is_dir() else None))
 
 
-def places(folder: Path, seed: random.Random) -> Iterator[tuple[Path, int]]:
+def random_bits(folder: Path, seed: random.Random) -> Iterator[tuple[Path, int]]:
     """Files and bits in them: some anywhere, most where one bit says much."""
     data = folder / "lmdb/data.mdb"
     journal = sorted((folder / "journal").glob("*.journal"))
@@ -129,11 +129,11 @@ def judge(run: Run, written: Content) -> str:
     outcomes = []
     if run.found is not None:
         outcomes.append(expect(run.found, written))
-    if run.left is not None and run.found is not None:
-        outcomes.append(expect(run.left, _readable_again(worked_on(run.found), written), run.found.timers))
+    if run.remaining is not None and run.found is not None:
+        outcomes.append(expect(run.remaining, _readable_again(worked_on(run.found), written), run.found.timers))
     if run.signal:
         return f"death by signal {run.signal}"
-    if run.refusal:
+    if run.store_error:
         return "refused"
     return next((outcome for outcome in outcomes if outcome != "right"), "right")
 
@@ -159,7 +159,7 @@ def exported(folder: Path, new: Path) -> Content | None:
     return content
 
 
-def gone_in_the_journal(folder: Path, written: Content) -> Iterator[tuple[int, bytes]]:
+def removed_in_journal(folder: Path, written: Content) -> Iterator[tuple[int, bytes]]:
     """Where keys of messages stand that are still in the checkpoint, and were acknowledged; and the keys."""
     data = folder / "lmdb/data.mdb"
     content = data.read_bytes()
@@ -203,7 +203,7 @@ def test_no_flipped_bit_makes_a_broker_show_what_was_not_written(quick_path: Pat
     seed = random.Random(SEED)
     print(f"\nseed {SEED}")
     assert findings(pristine) == []
-    for n, (path, bit) in zip(range(FLIPS), places(pristine, seed), strict=False):
+    for n, (path, bit) in zip(range(FLIPS), random_bits(pristine, seed), strict=False):
         where = f"seed {SEED}, flip {n}: bit {bit} of {path.relative_to(pristine)}"
         folder, new = quick_path / "data", quick_path / "new"
         shutil.copytree(pristine, folder)
@@ -236,7 +236,7 @@ def test_a_damaged_key_of_what_was_acknowledged_makes_one_more_damaged_message_a
     write_history(folder)
     trial = quick_path / "trial"
     outcomes = Counter[str]()
-    for at, key in gone_in_the_journal(folder, content):
+    for at, key in removed_in_journal(folder, content):
         shutil.copytree(folder, trial)
         flip(trial / "lmdb/data.mdb", (at + len(key) - 1) * 8)
         found = findings(trial)

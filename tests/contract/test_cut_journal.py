@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract import cutting
-from tests.contract.cutting import SCENES, SEGMENT_BYTES, fresh, refusal, segments, send
+from tests.contract.cutting import SCENES, SEGMENT_BYTES, fresh, segments, send, start_error
 from tests.contract.simulated_disk import quick_folder
 
 
@@ -26,7 +26,7 @@ def test_a_file_that_a_crash_left_half_made_is_no_damage(tmp_path: Path, name: s
     disk.store.close()
     (tmp_path / "journal" / name).write_bytes(bytes(SEGMENT_BYTES // 2))
     assert cutting.findings(tmp_path) == []
-    assert refusal(tmp_path) == ""
+    assert start_error(tmp_path) == ""
 
 
 def test_a_segment_that_grew_costs_nothing(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_segment_that_grew_costs_nothing(tmp_path: Path) -> None:
     path = segments(tmp_path)[-1]
     path.write_bytes(path.read_bytes() + bytes(100))
     assert cutting.findings(tmp_path) == []
-    assert refusal(tmp_path) == ""
+    assert start_error(tmp_path) == ""
 
 
 def test_a_journal_that_is_gone_is_missed(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_journal_that_is_gone_is_missed(tmp_path: Path) -> None:
     disk.store.close()
     for path in (tmp_path / "journal").iterdir():
         path.unlink()
-    assert refusal(tmp_path).startswith(
+    assert start_error(tmp_path).startswith(
         f"the journal in {tmp_path} is damaged: frames 1 to 4 are missing at its end; the checkpoint says that frame 4"
     )
     assert cutting.findings(tmp_path) == [

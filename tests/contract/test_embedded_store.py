@@ -218,9 +218,11 @@ def test_producers_stand_in_a_batch_by_their_name() -> None:
 
 def test_causes_of_a_damaged_folder_are_saved(tmp_path: Path) -> None:
     disk = Disk("checkpointing", tmp_path / "data")
-    said = {key(n): (f"first {n}", f"last {n}" * 50) for n in (1, 2)}
+    causes = {key(n): (f"first {n}", f"last {n}" * 50) for n in (1, 2)}
     records = {key(n): encode(key(n), SentMessage(4, True, 0, b"", b"body")) for n in range(1, 30)}
-    disk.apply(puts=records, queues={1: "orders"}, sequence_limit=99, marks=dict.fromkeys(said, (2, 2)), causes=said)
+    disk.apply(
+        puts=records, queues={1: "orders"}, sequence_limit=99, marks=dict.fromkeys(causes, (2, 2)), causes=causes
+    )
     disk.apply(redelivered_below=1)
     until(lambda: len(journal_files(tmp_path / "data")) == 1)
     disk.apply(marks={key(2): (3, 3)}, causes={key(2): ("", "the last")})
@@ -384,7 +386,7 @@ def test_the_last_batch_is_written_again_when_the_store_opens(tmp_path: Path, mo
     disk.apply(puts=put(2))
     disk.store.close()
     (path,) = journal_files(tmp_path)
-    begin, end = frames(tmp_path)[-1]
+    start, end = frames(tmp_path)[-1]
     written = []
 
     def note(file: int, content: bytes, offset: int) -> int:
@@ -395,7 +397,7 @@ def test_the_last_batch_is_written_again_when_the_store_opens(tmp_path: Path, mo
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", note)
     disk.open()
-    assert written == [(path.read_bytes()[begin:end], begin)]
+    assert written == [(path.read_bytes()[start:end], start)]
     disk.store.close()
 
 
@@ -473,11 +475,11 @@ def test_a_batch_larger_than_a_segment_gets_one_of_its_own_size(tmp_path: Path) 
 def test_batches_wait_when_the_journal_is_too_far_ahead_of_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on = threading.Event()
+    may_continue = threading.Event()
     finish = Checkpoint.finish
 
     def held(self: Checkpoint, *rest: Any) -> None:
-        assert go_on.wait(10)
+        assert may_continue.wait(10)
         finish(self, *rest)
 
     monkeypatch.setattr(Checkpoint, "finish", held)
@@ -494,7 +496,7 @@ def test_batches_wait_when_the_journal_is_too_far_ahead_of_the_checkpoint(
     assert thread.is_alive()
     assert len(journal_files(tmp_path)) == 1 + LAG_SEGMENTS_MAX
     assert len(sequences(disk.store)) == disk.number - 1
-    go_on.set()
+    may_continue.set()
     thread.join()
     assert sequences(disk.store) == list(range(1, 101))
     disk.store.close()
@@ -535,7 +537,7 @@ def test_nothing_moves_until_the_first_batch_shows_that_the_history_was_taken(
 # Crashes in the middle of a move
 
 
-def or_stand_still(action: Callable[..., None]) -> Callable[..., None]:
+def or_block(action: Callable[..., None]) -> Callable[..., None]:
     def call(checkpointer: Checkpointer, *args: int) -> None:
         try:
             action(checkpointer, *args)
@@ -550,8 +552,8 @@ class Stopped(Exception):
     pass
 
 
-@mock.patch.object(Checkpointer, "_checkpoint_segment", or_stand_still(Checkpointer._checkpoint_segment))
-@mock.patch.object(Checkpointer, "_clean_up", or_stand_still(Checkpointer._clean_up))
+@mock.patch.object(Checkpointer, "_checkpoint_segment", or_block(Checkpointer._checkpoint_segment))
+@mock.patch.object(Checkpointer, "_clean_up", or_block(Checkpointer._clean_up))
 @mock.patch.object(Checkpointer, "_is_lagging", lambda _: False)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -577,14 +579,14 @@ def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
 
 def interrupt(store: EmbeddedStore, calls: int, data: st.DataObject) -> None:
     """The checkpoint stands still from the given call on; the journal goes on, as far as it may."""
-    comes_after = data.draw(st.booleans(), label="after the call")
+    is_after = data.draw(st.booleans(), label="after the call")
     count = 0
 
     def counted(action: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
             count += 1
-            if count > calls and not comes_after:
+            if count > calls and not is_after:
                 raise Stopped
             result = action(*args, **kwargs)
             if count > calls:
@@ -618,10 +620,10 @@ def test_a_torn_last_frame_is_cut_wherever_it_tears(tmp_path: Path) -> None:
     disk.apply(puts=put(1), queues={1: "orders"})
     disk.apply(puts=put(2))
     disk.store.close()
-    begin, end = frames(tmp_path / "data")[-1]
+    start, end = frames(tmp_path / "data")[-1]
     (path,) = journal_files(tmp_path / "data")
     whole = path.read_bytes()
-    for cut in range(begin, end):
+    for cut in range(start, end):
         for rest in (bytes(end - cut), b"\xff" * (end - cut))[cut % 2 :][:1]:
             torn = whole[:cut] + rest + whole[end:]
             if torn == whole:
@@ -629,7 +631,7 @@ def test_a_torn_last_frame_is_cut_wherever_it_tears(tmp_path: Path) -> None:
             path.write_bytes(torn)
             disk.open()
             assert sequences(disk.store) == [1]
-            assert path.read_bytes()[begin:].strip(b"\0") == b""
+            assert path.read_bytes()[start:].strip(b"\0") == b""
             disk.apply(puts=put(3))
             disk.crash()
             assert sequences(disk.store) == [1, 3]
@@ -643,8 +645,8 @@ def test_a_damaged_frame_with_a_good_one_behind_it_stops_the_broker(tmp_path: Pa
     disk.store.close()
     (path,) = journal_files(tmp_path / "data")
     whole = path.read_bytes()
-    begin, end = frames(tmp_path / "data")[1]
-    for at in range(begin, end):
+    start, end = frames(tmp_path / "data")[1]
+    for at in range(start, end):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         with pytest.raises(StoreError, match=r"journal in .* is damaged: frame 2 at byte .* is unreadable"):
             disk.open()
@@ -714,12 +716,12 @@ def test_a_frame_of_another_segment_or_another_store_never_passes(tmp_path: Path
         one.apply(puts=put(1))
         one.apply(puts=put(2))
         one.store.close()
-    begin, end = frames(tmp_path / "other")[1]
-    foreign = journal_files(tmp_path / "other")[0].read_bytes()[begin:end]
+    start, end = frames(tmp_path / "other")[1]
+    foreign = journal_files(tmp_path / "other")[0].read_bytes()[start:end]
     (path,) = journal_files(tmp_path / "data")
     mine = path.read_bytes()
-    for forged in (foreign, mine[begin : begin + 8] + struct.pack("<Q", 2) + mine[begin + 16 : end]):
-        path.write_bytes(mine[:begin] + forged + bytes(len(mine) - begin - len(forged)))
+    for forged in (foreign, mine[start : start + 8] + struct.pack("<Q", 2) + mine[start + 16 : end]):
+        path.write_bytes(mine[:start] + forged + bytes(len(mine) - start - len(forged)))
         disk.open()
         assert sequences(disk.store) == [1]
         disk.store.close()
@@ -765,7 +767,7 @@ def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, databa
         values = dict(txn.cursor(env.open_db(database.encode(), txn=txn)))
     assert len(values) == {"meta": 12}.get(database, 1)
 
-    def refused(name: bytes, damaged: bytes | None) -> None:
+    def expect_error(name: bytes, damaged: bytes | None) -> None:
         """If this stands under the name; None is nothing."""
         (path / "data.mdb").write_bytes(whole)
         with lmdb.open(str(path), max_dbs=DATABASES_MAX) as env, env.begin(write=True) as txn:
@@ -786,13 +788,13 @@ def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, databa
 
     for name, value in values.items():
         for at in range(len(value)):
-            refused(name, value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :])
-        refused(name, b"cut")
+            expect_error(name, value[:at] + bytes([value[at] ^ 1]) + value[at + 1 :])
+        expect_error(name, b"cut")
         if database == "meta":
-            refused(name, None)
+            expect_error(name, None)
         else:
             # For a mark, behind the one message.
-            refused(name[:-1] + bytes([3 if database.endswith("marks") else name[-1] ^ 1]), value)
+            expect_error(name[:-1] + bytes([3 if database.endswith("marks") else name[-1] ^ 1]), value)
     (path / "data.mdb").write_bytes(whole)
     disk.open()
     assert sequences(disk.store) == [1, 2]
@@ -864,14 +866,14 @@ def test_a_checkpoint_that_cannot_be_written_stops_the_broker(tmp_path: Path) ->
 def test_a_page_read_in_the_middle_of_a_write_shows_nothing_of_it(
     embedded_disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half_done, go_on = threading.Event(), threading.Event()
+    half_done, may_continue = threading.Event(), threading.Event()
     append = Journal.append
 
     def halting(self: Journal, parts: list[bytes], size: int) -> tuple[int, int]:
-        place = append(self, parts, size)
+        position = append(self, parts, size)
         half_done.set()
-        assert go_on.wait(10)
-        return place
+        assert may_continue.wait(10)
+        return position
 
     embedded_disk.apply(puts=put(1, 2), marks={key(2): (1, 1)})
     batch = embedded_disk.batch(removes=[key(1)], puts=put(3, 4, 5, 6), marks={key(2): (2, 2)})
@@ -880,7 +882,7 @@ def test_a_page_read_in_the_middle_of_a_write_shows_nothing_of_it(
     thread.start()
     assert half_done.wait(10)
     page = embedded_disk.store.page(LANE, 0, 10)
-    go_on.set()
+    may_continue.set()
     thread.join()
     assert [(sequence_of(m.key), m.mark.attempts) for m in page.messages] == [(1, 0), (2, 1)]
     assert page.as_of == 1
@@ -893,13 +895,13 @@ def test_a_page_read_in_the_middle_of_a_write_shows_nothing_of_it(
 def test_a_page_read_in_the_middle_of_a_move_shows_every_message_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    moving, go_on = threading.Event(), threading.Event()
+    moving, may_continue = threading.Event(), threading.Event()
     action: Callable[..., None] = getattr(Checkpoint, call)
 
     def held(self: Checkpoint, *args: Any, **kwargs: Any) -> None:
         action(self, *args, **kwargs)
         moving.set()
-        assert go_on.wait(10)
+        assert may_continue.wait(10)
 
     disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(1, 2, 3, 4), marks={key(2): (1, 1)})
@@ -913,7 +915,7 @@ def test_a_page_read_in_the_middle_of_a_move_shows_every_message_once(
     assert moving.wait(10)
     disk.apply(removes=[key(4), key(11)])
     messages = disk.store.page(LANE, 0, 100).messages
-    go_on.set()
+    may_continue.set()
     assert [(sequence_of(m.key), m.mark.attempts, m.record) for m in messages] == [
         (n, {2: 1, 3: 3}.get(n, 0), b"record %d" % n) for n in (2, 3, 5, 6, 7, 8, 10, 20)
     ]
@@ -993,12 +995,12 @@ def test_a_store_opened_with_other_sizes_reads_what_is_there(tmp_path: Path) -> 
 @pytest.mark.parametrize("bit", range(8))
 def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it_is(tmp_path: Path, bit: int) -> None:
     """A search in keys that are out of order says that there is nothing; whoever asks takes that for the truth."""
-    asked = [key(n) for n in range(1, 41)]
+    keys = [key(n) for n in range(1, 41)]
     disk = Disk("checkpointing", tmp_path)
-    disk.apply(puts={one: b"record %3d" % sequence_of(one) for one in asked})
+    disk.apply(puts={one: b"record %3d" % sequence_of(one) for one in keys})
     disk.apply(puts=put(*range(100, 130)))
     until(lambda: len(journal_files(tmp_path)) == 1)
-    assert [each.key for each in disk.store.messages([*asked, key(77)]).messages] == asked
+    assert [each.key for each in disk.store.messages([*keys, key(77)]).messages] == keys
     disk.store.close()
     path = tmp_path / "lmdb" / "data.mdb"
     written = key(20) + b"record  20"
@@ -1007,7 +1009,7 @@ def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it
     store = embedded("checkpointing", tmp_path)
     try:
         store.recover()
-        for one in asked:
+        for one in keys:
             try:
                 there = [each.key for each in store.messages([one]).messages]
             except StoreError as error:
@@ -1015,6 +1017,6 @@ def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it
                 continue
             assert (one, there) == (one, [one])
         with pytest.raises(StoreError, match="is damaged"):
-            store.messages(asked)
+            store.messages(keys)
     finally:
         store.close()

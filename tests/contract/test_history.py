@@ -38,7 +38,7 @@ ORDERS = Destination(DestinationKind.QUEUE, "orders")
 PRIVATE = Destination(DestinationKind.TEMPORARY, "/temp-queue/x/answers", session="x")
 
 
-class Told:
+class RecordedEngine:
     """An engine, and the history that it has given away."""
 
     def __init__(self, *, run: int = 1, first_event: int = 1, attempts_max: int = 2) -> None:
@@ -76,9 +76,9 @@ class Told:
 
     def story(self) -> list[tuple[Any, ...]]:
         """Kind and sequence of every event, with what is of interest; commits left out."""
-        wanted = ("sequence", "deliveries", "attempts", "reason", "target_sequence")
+        names = ("sequence", "deliveries", "attempts", "reason", "target_sequence")
         return [
-            (event["kind"], *(event[name] for name in wanted if name in event))
+            (event["kind"], *(event[name] for name in names if name in event))
             for event in self.events()
             if event["kind"] not in ("committed", "subscribed", "run-started")
         ]
@@ -88,13 +88,13 @@ class Told:
 
 
 def test_a_persistent_message_is_told_from_acceptance_to_acknowledgement() -> None:
-    told = Told()
-    session = told.session()
-    told.send(session, 7, body=b"12345")
-    told.subscribe(session, window=3)
-    told.commit()
-    told.engine.acknowledge(session, Ack("s", 1, None))
-    events = told.events()
+    recorded = RecordedEngine()
+    session = recorded.session()
+    recorded.send(session, 7, body=b"12345")
+    recorded.subscribe(session, window=3)
+    recorded.commit()
+    recorded.engine.acknowledge(session, Ack("s", 1, None))
+    events = recorded.events()
     for event in events:
         assert (event.pop("run"), event.pop("at")) == (1, 1_000_000)
     assert events == [
@@ -126,11 +126,11 @@ def test_a_persistent_message_is_told_from_acceptance_to_acknowledgement() -> No
 
 
 def test_of_a_message_of_a_group_is_told_which_that_is_and_of_others_nothing() -> None:
-    told = Told()
-    session = told.session()
+    recorded = RecordedEngine()
+    session = recorded.session()
     for group in ("", "g", "g", "", "h", "g"):
-        told.send(session, group=group)
-    accepted = [event for event in told.events() if event["kind"] == "accepted"]
+        recorded.send(session, group=group)
+    accepted = [event for event in recorded.events() if event["kind"] == "accepted"]
     assert [event["sequence"] for event in accepted] == [1, 2, 3, 4, 5, 6]
     first, g, again, fourth, h, last = (event.get("group") for event in accepted)
     assert first is fourth is None
@@ -138,21 +138,21 @@ def test_of_a_message_of_a_group_is_told_which_that_is_and_of_others_nothing() -
 
 
 def test_a_transient_is_visible_at_once() -> None:
-    told = Told()
-    told.send(told.session(), persistent=False)
-    (accepted,) = (event for event in told.events() if event["kind"] == "accepted")
+    recorded = RecordedEngine()
+    recorded.send(recorded.session(), persistent=False)
+    (accepted,) = (event for event in recorded.events() if event["kind"] == "accepted")
     assert (accepted["batch"], accepted["persistent"]) == (0, False)
 
 
 def test_failures_and_the_dead_letter_are_told() -> None:
-    told = Told(attempts_max=2)
-    session = told.session()
-    told.send(session)
-    told.subscribe(session)
+    recorded = RecordedEngine(attempts_max=2)
+    session = recorded.session()
+    recorded.send(session)
+    recorded.subscribe(session)
     for _ in range(2):
-        told.commit()
-        told.engine.nack(session, Nack("s", 1, None))
-    assert told.story() == [
+        recorded.commit()
+        recorded.engine.nack(session, Nack("s", 1, None))
+    assert recorded.story() == [
         ("accepted", 1),
         ("dispatched", 1, 1),
         ("returned", 1, 1, "nacked"),
@@ -160,151 +160,156 @@ def test_failures_and_the_dead_letter_are_told() -> None:
         ("dead-lettered", 1, 2),
         ("accepted", 2),
     ]
-    assert {event["queue"] for event in told.events() if event.get("sequence") == 2} == {"DLQ.orders"}
-    assert [event["target_queue"] for event in told.events() if event["kind"] == "dead-lettered"] == ["DLQ.orders"]
+    assert {event["queue"] for event in recorded.events() if event.get("sequence") == 2} == {"DLQ.orders"}
+    assert [event["target_queue"] for event in recorded.events() if event["kind"] == "dead-lettered"] == ["DLQ.orders"]
 
 
 def test_a_pause_and_what_was_moved_and_purged_are_told() -> None:
-    told = Told()
-    session = told.session()
-    told.send(session, persistent=False)
-    told.send(session, persistent=False)
-    told.engine.pause("orders")
+    recorded = RecordedEngine()
+    session = recorded.session()
+    recorded.send(session, persistent=False)
+    recorded.send(session, persistent=False)
+    recorded.engine.pause("orders")
     move: BulkRequest = Move("orders", limit=1, to="elsewhere")
-    for asked in (move, Purge("orders")):
-        read = told.engine.next_bulk_read(asked)
+    for request in (move, Purge("orders")):
+        read = recorded.engine.next_bulk_read(request)
         assert read is not None
-        told.engine.execute_bulk(asked, read, PageResult([], 0, is_end=True))
-    told.engine.resume("orders")
-    assert told.story() == [
+        recorded.engine.execute_bulk(request, read, PageResult([], 0, is_end=True))
+    recorded.engine.resume("orders")
+    assert recorded.story() == [
         *(("accepted", 1), ("accepted", 2), ("paused",)),
         *(("moved", 1, 3), ("accepted", 3), ("removed", 2), ("resumed",)),
     ]
-    assert [event["target_queue"] for event in told.events() if event["kind"] == "moved"] == ["elsewhere"]
+    assert [event["target_queue"] for event in recorded.events() if event["kind"] == "moved"] == ["elsewhere"]
 
 
 def test_what_a_leaving_consumer_held_is_told_as_released() -> None:
-    told = Told()
-    session = told.session()
-    told.send(session)
-    told.send(session)
-    told.subscribe(session)
-    told.commit()
-    told.engine.unsubscribe(session, Unsubscribe("s"))
-    assert told.story()[-3:] == [("returned", 1, 0, "released"), ("returned", 2, 0, "released"), ("unsubscribed",)]
+    recorded = RecordedEngine()
+    session = recorded.session()
+    recorded.send(session)
+    recorded.send(session)
+    recorded.subscribe(session)
+    recorded.commit()
+    recorded.engine.unsubscribe(session, Unsubscribe("s"))
+    assert recorded.story()[-3:] == [("returned", 1, 0, "released"), ("returned", 2, 0, "released"), ("unsubscribed",)]
 
 
-def returns(told: Told) -> list[tuple[Any, ...]]:
+def returns(recorded: RecordedEngine) -> list[tuple[Any, ...]]:
     """Sequence, attempts and reason."""
-    return [event[1:] for event in told.story() if event[0] == "returned"]
+    return [event[1:] for event in recorded.story() if event[0] == "returned"]
 
 
-def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[Told, ConnectionState]:
+def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[RecordedEngine, ConnectionState]:
     """With a consumer that holds so many messages, and a transaction."""
-    told = Told()
-    told.engine.change_policies(Policies(Policy(attempts_max=attempts_max, **policy)))
-    session = told.session()
+    recorded = RecordedEngine()
+    recorded.engine.change_policies(Policies(Policy(attempts_max=attempts_max, **policy)))
+    session = recorded.session()
     for _ in range(count):
-        told.send(session)
-    told.subscribe(session)
-    told.commit()
-    told.engine.begin(session, Begin("t"))
-    return told, session
+        recorded.send(session)
+    recorded.subscribe(session)
+    recorded.commit()
+    recorded.engine.begin(session, Begin("t"))
+    return recorded, session
 
 
 def test_a_refusal_is_told_as_refused_also_at_the_commit_of_its_transaction() -> None:
-    told, session = holding(3)
-    told.engine.nack(session, Nack("s", 2))
-    told.engine.nack(session, Nack("s", 3, "t"))
-    assert returns(told) == [(2, 1, "nacked")]
-    told.engine.commit(session, Commit("t"))
-    assert returns(told)[1:] == [(3, 1, "nacked")]
+    recorded, session = holding(3)
+    recorded.engine.nack(session, Nack("s", 2))
+    recorded.engine.nack(session, Nack("s", 3, "t"))
+    assert returns(recorded) == [(2, 1, "nacked")]
+    recorded.engine.commit(session, Commit("t"))
+    assert returns(recorded)[1:] == [(3, 1, "nacked")]
 
 
 def test_a_return_has_the_cause_of_its_refusal_and_a_dead_letter_the_last_one() -> None:
-    told, session = holding(3, attempts_max=2)
-    told.engine.nack(session, Nack("s", 1, cause="one"))
-    told.engine.nack(session, Nack("s", 2, cause="one"))
-    told.engine.nack(session, Nack("s", 3))
-    told.engine.turn()
-    told.engine.nack(session, Nack("s", 1, "t", cause="forgotten"))
-    told.engine.abort(session, Abort("t"))
-    told.engine.nack(session, Nack("s", 2, cause="two"))
-    told.engine.nack(session, Nack("s", 3))
-    told.commit()
-    said = [
+    recorded, session = holding(3, attempts_max=2)
+    recorded.engine.nack(session, Nack("s", 1, cause="one"))
+    recorded.engine.nack(session, Nack("s", 2, cause="one"))
+    recorded.engine.nack(session, Nack("s", 3))
+    recorded.engine.turn()
+    recorded.engine.nack(session, Nack("s", 1, "t", cause="forgotten"))
+    recorded.engine.abort(session, Abort("t"))
+    recorded.engine.nack(session, Nack("s", 2, cause="two"))
+    recorded.engine.nack(session, Nack("s", 3))
+    recorded.commit()
+    found = [
         (event["kind"], event["sequence"], event.get("cause"))
-        for event in told.events()
+        for event in recorded.events()
         if event["kind"] in ("returned", "dead-lettered")
     ]
-    assert said[:3] == [("returned", 1, "one"), ("returned", 2, "one"), ("returned", 3, None)]
-    assert said[3:] == [("dead-lettered", 1, "one"), ("dead-lettered", 2, "two"), ("dead-lettered", 3, None)]
+    assert found[:3] == [("returned", 1, "one"), ("returned", 2, "one"), ("returned", 3, None)]
+    assert found[3:] == [("dead-lettered", 1, "one"), ("dead-lettered", 2, "two"), ("dead-lettered", 3, None)]
 
 
 def test_a_cause_is_written_once_in_a_chunk_and_again_in_the_next() -> None:
-    told, session = holding(4)
+    recorded, session = holding(4)
     cause = "because " * 500
     for sequence in (1, 2, 3):
-        told.engine.nack(session, Nack("s", sequence, cause=cause))
-    told.commit()
-    told.engine.nack(session, Nack("s", 4, cause=cause))
-    told.commit()
-    assert [chunk.count(cause.encode()) for chunk in told.chunks if cause.encode() in chunk] == [1, 1]
-    assert [event["cause"] for event in told.events() if event["kind"] == "returned"] == [cause] * 4
+        recorded.engine.nack(session, Nack("s", sequence, cause=cause))
+    recorded.commit()
+    recorded.engine.nack(session, Nack("s", 4, cause=cause))
+    recorded.commit()
+    assert [chunk.count(cause.encode()) for chunk in recorded.chunks if cause.encode() in chunk] == [1, 1]
+    assert [event["cause"] for event in recorded.events() if event["kind"] == "returned"] == [cause] * 4
 
 
 def test_an_abort_is_told_as_aborted_of_what_was_refused_in_it_too() -> None:
-    told, session = holding(3)
-    told.engine.acknowledge(session, Ack("s", 1, "t"))
-    told.engine.nack(session, Nack("s", 2, "t"))
-    told.engine.abort(session, Abort("t"))
-    assert returns(told) == [(1, 1, "aborted"), (2, 1, "aborted")]
+    recorded, session = holding(3)
+    recorded.engine.acknowledge(session, Ack("s", 1, "t"))
+    recorded.engine.nack(session, Nack("s", 2, "t"))
+    recorded.engine.abort(session, Abort("t"))
+    assert returns(recorded) == [(1, 1, "aborted"), (2, 1, "aborted")]
 
 
 def test_a_lost_connection_is_told_as_lost_of_what_counts_as_an_attempt_and_of_the_rest_as_released() -> None:
-    told, session = holding(5)
-    told.engine.acknowledge(session, Ack("s", 4, "t"))
-    told.engine.nack(session, Nack("s", 5, "t"))
-    told.engine.disconnect(session, is_clean=False)
+    recorded, session = holding(5)
+    recorded.engine.acknowledge(session, Ack("s", 4, "t"))
+    recorded.engine.nack(session, Nack("s", 5, "t"))
+    recorded.engine.disconnect(session, is_clean=False)
     lost = [(4, 1, "lost"), (5, 1, "lost"), (1, 1, "lost")]
-    assert returns(told) == [*lost, (2, 0, "released"), (3, 0, "released")]
+    assert returns(recorded) == [*lost, (2, 0, "released"), (3, 0, "released")]
 
 
 def test_a_disconnect_is_told_as_released() -> None:
-    told, session = holding(3)
-    told.engine.acknowledge(session, Ack("s", 3, "t"))
-    told.engine.disconnect(session, is_clean=True)
-    assert sorted(returns(told)) == [(number, 0, "released") for number in (1, 2, 3)]
+    recorded, session = holding(3)
+    recorded.engine.acknowledge(session, Ack("s", 3, "t"))
+    recorded.engine.disconnect(session, is_clean=True)
+    assert sorted(returns(recorded)) == [(number, 0, "released") for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
 def test_what_waits_for_its_next_try_is_told_with_what_its_consumer_did(while_waiting: WhileWaiting) -> None:
-    told, session = holding(2, while_waiting=while_waiting, first_delay_ms=1000)
+    recorded, session = holding(2, while_waiting=while_waiting, first_delay_ms=1000)
     wait = {WhileWaiting.SKIP: "delayed", WhileWaiting.BLOCK: "blocking"}[while_waiting]
-    told.engine.nack(session, Nack("s", 1))
-    told.engine.acknowledge(session, Ack("s", 2, "t"))
-    told.engine.abort(session, Abort("t"))
-    told.engine.tick(3_000_000, 2_000_000)
-    told.commit()
-    assert returns(told) == [(1, 1, f"nacked and {wait}"), (2, 1, f"aborted and {wait}"), (1, 1, "due"), (2, 1, "due")]
+    recorded.engine.nack(session, Nack("s", 1))
+    recorded.engine.acknowledge(session, Ack("s", 2, "t"))
+    recorded.engine.abort(session, Abort("t"))
+    recorded.engine.tick(3_000_000, 2_000_000)
+    recorded.commit()
+    assert returns(recorded) == [
+        (1, 1, f"nacked and {wait}"),
+        (2, 1, f"aborted and {wait}"),
+        (1, 1, "due"),
+        (2, 1, "due"),
+    ]
 
 
 def test_an_acknowledgement_in_a_transaction_is_told_at_commit_and_never_after_an_abort() -> None:
-    told = Told(attempts_max=9)
-    session = told.session()
-    told.send(session)
-    told.subscribe(session)
+    recorded = RecordedEngine(attempts_max=9)
+    session = recorded.session()
+    recorded.send(session)
+    recorded.subscribe(session)
     for end in (Abort("t"), Commit("t")):
-        told.commit()
-        told.engine.begin(session, Begin("t"))
-        told.engine.acknowledge(session, Ack("s", 1, "t"))
-        told.send(session, transaction="t")
-        assert told.story()[-1][0] == "dispatched"
+        recorded.commit()
+        recorded.engine.begin(session, Begin("t"))
+        recorded.engine.acknowledge(session, Ack("s", 1, "t"))
+        recorded.send(session, transaction="t")
+        assert recorded.story()[-1][0] == "dispatched"
         if isinstance(end, Abort):
-            told.engine.abort(session, end)
+            recorded.engine.abort(session, end)
         else:
-            told.engine.commit(session, end)
-    assert told.story() == [
+            recorded.engine.commit(session, end)
+    assert recorded.story() == [
         ("accepted", 1),
         ("dispatched", 1, 1),
         ("returned", 1, 1, "aborted"),
@@ -316,41 +321,41 @@ def test_an_acknowledgement_in_a_transaction_is_told_at_commit_and_never_after_a
 
 
 def test_what_an_auto_consumer_has_taken_is_told_as_acknowledged() -> None:
-    told = Told()
-    session = told.session()
+    recorded = RecordedEngine()
+    session = recorded.session()
     for persistent in (True, False):
-        told.send(session, persistent=persistent)
-    told.subscribe(session, AckMode.AUTO)
-    told.commit()
-    told.engine.on_all_sent(session)
-    assert told.story()[-2:] == [("acknowledged", 1), ("acknowledged", 2)]
+        recorded.send(session, persistent=persistent)
+    recorded.subscribe(session, AckMode.AUTO)
+    recorded.commit()
+    recorded.engine.on_all_sent(session)
+    assert recorded.story()[-2:] == [("acknowledged", 1), ("acknowledged", 2)]
 
 
 def test_an_expired_message_is_told() -> None:
-    told = Told()
-    session = told.session()
-    told.send(session, expires_ms=2)
-    told.subscribe(session)
-    told.engine.tick(3_000_000, 0)
-    told.commit()
-    assert told.story() == [("accepted", 1), ("expired", 1)]
+    recorded = RecordedEngine()
+    session = recorded.session()
+    recorded.send(session, expires_ms=2)
+    recorded.subscribe(session)
+    recorded.engine.tick(3_000_000, 0)
+    recorded.commit()
+    assert recorded.story() == [("accepted", 1), ("expired", 1)]
 
 
 def test_a_durable_subscription_is_told_to_end_behind_what_it_did_and_before_what_the_next_of_its_name_does() -> None:
-    told = Told()
-    session = told.session()
+    recorded = RecordedEngine()
+    session = recorded.session()
     news = parse("/topic/news", "x")
     durable = Subscribe("s", news, AckMode.INDIVIDUAL, 1, durable="me,s")
-    told.engine.subscribe(session, durable)
+    recorded.engine.subscribe(session, durable)
     for persistent in (True, True, False):
-        told.send(session, persistent=persistent, destination=news)
-    told.commit()
-    told.send(session, destination=news)
-    told.engine.pause("subscription,me,s,news")
-    told.engine.unsubscribe(session, Unsubscribe("s", "me,s"))
-    told.engine.subscribe(session, durable)
-    told.send(session, destination=news)
-    events = [event for event in told.events() if "queue" in event]
+        recorded.send(session, persistent=persistent, destination=news)
+    recorded.commit()
+    recorded.send(session, destination=news)
+    recorded.engine.pause("subscription,me,s,news")
+    recorded.engine.unsubscribe(session, Unsubscribe("s", "me,s"))
+    recorded.engine.subscribe(session, durable)
+    recorded.send(session, destination=news)
+    events = [event for event in recorded.events() if "queue" in event]
     assert {event["queue"] for event in events} == {"subscription,me,s,news"}
     assert [(event["kind"], event.get("sequence")) for event in events] == [
         ("subscribed", None),
@@ -391,38 +396,38 @@ def test_a_start_counts_what_of_ended_subscriptions_is_left_with_what_is_in_the_
 
 
 def test_the_end_of_a_subscription_that_goes_with_its_connection_is_not_told() -> None:
-    told = Told()
-    session = told.session()
+    recorded = RecordedEngine()
+    session = recorded.session()
     news = parse("/topic/news", "x")
     for subscription in ("s", "t"):
-        told.engine.subscribe(session, Subscribe(subscription, news, AckMode.INDIVIDUAL, 1))
-    told.send(session, destination=news)
-    told.commit()
-    told.engine.unsubscribe(session, Unsubscribe("s"))
-    told.engine.disconnect(session, is_clean=True)
-    assert {event["kind"] for event in told.events()} == {"run-started", "committed"}
+        recorded.engine.subscribe(session, Subscribe(subscription, news, AckMode.INDIVIDUAL, 1))
+    recorded.send(session, destination=news)
+    recorded.commit()
+    recorded.engine.unsubscribe(session, Unsubscribe("s"))
+    recorded.engine.disconnect(session, is_clean=True)
+    assert {event["kind"] for event in recorded.events()} == {"run-started", "committed"}
 
 
-def consumer_of(told: Told, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> BrokerConsumer:
+def consumer_of(recorded: RecordedEngine, mode: AckMode = AckMode.INDIVIDUAL, **more: Any) -> BrokerConsumer:
     """A consumer of the queue, whose connection names what it begins."""
-    session = told.session()
+    session = recorded.session()
     session.names_begun = True
-    told.subscribe(session, mode, **more)
+    recorded.subscribe(session, mode, **more)
     return session.consumers["s"]
 
 
 def test_what_a_connection_names_as_begun_is_told_of_one_and_of_many_and_of_each_whose_it_is() -> None:
-    told = Told()
-    consumer = consumer_of(told)
+    recorded = RecordedEngine()
+    consumer = consumer_of(recorded)
     for _ in range(4):
-        told.send(consumer.session, persistent=False)
-    told.commit()
+        recorded.send(consumer.session, persistent=False)
+    recorded.commit()
     first, *others = consumer.held.values()
-    told.log.started(first, consumer)
-    told.engine.acknowledge(consumer.session, Ack("s", first.sequence))
+    recorded.log.started(first, consumer)
+    recorded.engine.acknowledge(consumer.session, Ack("s", first.sequence))
     for entry in others:
-        told.log.started(entry, consumer)
-    last = [event for event in told.events() if event["kind"] in ("started", "acknowledged")]
+        recorded.log.started(entry, consumer)
+    last = [event for event in recorded.events() if event["kind"] in ("started", "acknowledged")]
     assert [(event["kind"], event["queue"], event["sequence"], event.get("consumer")) for event in last] == [
         # What was begun a moment later is told together with it.
         *(("started", "orders", number, consumer.number) for number in (1, 2, 3, 4)),
@@ -431,35 +436,35 @@ def test_what_a_connection_names_as_begun_is_told_of_one_and_of_many_and_of_each
 
 
 def test_what_many_consumers_begin_in_many_queues_is_each_ones_own() -> None:
-    told = Told()
+    recorded = RecordedEngine()
     held: list[tuple[Entry, BrokerConsumer]] = []
     for number, address in enumerate(("/queue/a", "/queue/a", "/queue/b"), 1):
-        session = told.session(str(number))
-        told.subscribe(session, destination=parse(address, ""), window=1)
-        told.send(session, persistent=False, destination=parse(address, ""))
-        told.commit()
+        session = recorded.session(str(number))
+        recorded.subscribe(session, destination=parse(address, ""), window=1)
+        recorded.send(session, persistent=False, destination=parse(address, ""))
+        recorded.commit()
         (consumer,) = session.consumers.values()
         held += [(entry, consumer) for entry in consumer.held.values()]
     for _ in range(2):
         for entry, consumer in held:
-            told.log.started(entry, consumer)
-    started = [event for event in told.events() if event["kind"] == "started"]
+            recorded.log.started(entry, consumer)
+    started = [event for event in recorded.events() if event["kind"] == "started"]
     once = [("a", 1, 1), ("a", 2, 2), ("b", 3, 3)]
     assert [(event["queue"], event["sequence"], event["consumer"]) for event in started] == 2 * once
 
 
 def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
-    told = Told()
-    consumer = consumer_of(told)
+    recorded = RecordedEngine()
+    consumer = consumer_of(recorded)
     queue = consumer.queue
     assert queue is not None
     for window in (0, 20):
-        told.log.window_changed(consumer, queue, window)
-    told.log.requested(consumer, queue, 7)
-    told.log.requested(consumer, queue, 0)
-    about = [event for event in told.events() if event["kind"] in ("window", "requested")]
-    wanted = ("kind", "queue", "consumer", "window", "count")
-    assert [tuple(event.get(name) for name in wanted) for event in about] == [
+        recorded.log.window_changed(consumer, queue, window)
+    recorded.log.requested(consumer, queue, 7)
+    recorded.log.requested(consumer, queue, 0)
+    about = [event for event in recorded.events() if event["kind"] in ("window", "requested")]
+    names = ("kind", "queue", "consumer", "window", "count")
+    assert [tuple(event.get(name) for name in names) for event in about] == [
         ("window", "orders", consumer.number, 0, None),
         ("window", "orders", consumer.number, 20, None),
         ("requested", "orders", consumer.number, None, 7),
@@ -476,29 +481,29 @@ def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
 def test_a_subscription_tells_all_that_decides_what_it_may_have(
     *, mode: AckMode, has_selector: bool, has_express: bool, names_begun: bool, pulls: bool, is_exclusive: bool
 ) -> None:
-    told = Told()
-    consumer = consumer_of(told, mode)
+    recorded = RecordedEngine()
+    consumer = consumer_of(recorded, mode)
     assert consumer.queue is not None
     consumer.session.names_begun = names_begun
     consumer.has_express, consumer.pull_request = has_express, PullRequest() if pulls else None
     consumer.is_exclusive, consumer.priority = is_exclusive, -127
-    told.log.subscribed(consumer, consumer.queue, has_selector=has_selector)
-    said = told.events()[-1]
+    recorded.log.subscribed(consumer, consumer.queue, has_selector=has_selector)
+    found = recorded.events()[-1]
     words = {" with selector": has_selector, " with express": has_express, " with started": names_begun}
     words |= {" pulling": pulls, " exclusive": is_exclusive}
-    assert said["mode"] == mode.value + "".join(word for word, is_so in words.items() if is_so)
-    assert said.get("priority") == (-127 if is_exclusive else None)
-    assert said.get("window") == (None if pulls or mode is AckMode.AUTO else 10)
+    assert found["mode"] == mode.value + "".join(word for word, is_so in words.items() if is_so)
+    assert found.get("priority") == (-127 if is_exclusive else None)
+    assert found.get("window") == (None if pulls or mode is AckMode.AUTO else 10)
 
 
 def test_of_a_consumer_of_a_pattern_that_rests_when_a_queue_is_made_a_window_of_0_is_told() -> None:
-    told = Told()
-    session = told.session()
+    recorded = RecordedEngine()
+    session = recorded.session()
     session.has_rounds = True
-    told.subscribe(session, destination=parse("/queue/>", ""))
-    told.engine.release(session, Release(["s"], [], suspends=True))
-    told.send(session)
-    subscribed = [event for event in told.events() if event["kind"] == "subscribed"]
+    recorded.subscribe(session, destination=parse("/queue/>", ""))
+    recorded.engine.release(session, Release(["s"], [], suspends=True))
+    recorded.send(session)
+    subscribed = [event for event in recorded.events() if event["kind"] == "subscribed"]
     assert [(event["queue"], event["window"]) for event in subscribed] == [("orders", 0)]
 
 
@@ -509,17 +514,17 @@ def test_modes_of_before_keep_their_codes() -> None:
 
 
 def test_without_history_nothing_of_a_client_is_told() -> None:
-    told, log = Told(), NoEventLog()
-    tell_all(told, log)
+    recorded, log = RecordedEngine(), NoEventLog()
+    record_all(recorded, log)
     assert log.is_empty() and log.close_chunk() == b""
 
 
-def tell_all(told: Told, log: EventLog) -> None:
+def record_all(recorded: RecordedEngine, log: EventLog) -> None:
     """Of a client that names what it begins, rests and pulls."""
-    consumer = consumer_of(told)
+    consumer = consumer_of(recorded)
     for _ in range(3):
-        told.send(consumer.session, persistent=False)
-    told.commit()
+        recorded.send(consumer.session, persistent=False)
+    recorded.commit()
     assert consumer.queue is not None
     log.window_changed(consumer, consumer.queue, 0)
     for entry in consumer.held.values():
@@ -529,42 +534,42 @@ def tell_all(told: Told, log: EventLog) -> None:
 
 
 def test_temporary_queues_are_nobodys_business() -> None:
-    told = Told()
-    session = told.session()
-    told.subscribe(session, destination=PRIVATE)
-    told.send(session, persistent=False, destination=PRIVATE)
-    told.commit()
+    recorded = RecordedEngine()
+    session = recorded.session()
+    recorded.subscribe(session, destination=PRIVATE)
+    recorded.send(session, persistent=False, destination=PRIVATE)
+    recorded.commit()
     (consumer,) = session.consumers.values()
     (held,) = consumer.held.values()
     assert consumer.queue is not None
-    told.log.started(held, consumer)
-    told.log.window_changed(consumer, consumer.queue, 0)
-    told.log.requested(consumer, consumer.queue, 1)
-    told.engine.acknowledge(session, Ack("s", 1, None))
-    assert {event["kind"] for event in told.events()} == {"run-started", "committed"}
+    recorded.log.started(held, consumer)
+    recorded.log.window_changed(consumer, consumer.queue, 0)
+    recorded.log.requested(consumer, consumer.queue, 1)
+    recorded.engine.acknowledge(session, Ack("s", 1, None))
+    assert {event["kind"] for event in recorded.events()} == {"run-started", "committed"}
 
 
 def test_history_alone_makes_no_further_batches() -> None:
-    told = Told()
-    told.send(told.session(), persistent=False)
-    told.commit()
-    told.commit()
-    assert not told.engine.has_batch
+    recorded = RecordedEngine()
+    recorded.send(recorded.session(), persistent=False)
+    recorded.commit()
+    recorded.commit()
+    assert not recorded.engine.has_batch
 
 
 def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:
     """So that the store's journal must have it."""
-    told = Told()
-    session = told.session()
+    recorded = RecordedEngine()
+    session = recorded.session()
     for persistent in (True, False):
-        told.send(session, persistent=persistent)
-        told.engine.turn()
-        batch = told.engine.take_batch()
+        recorded.send(session, persistent=persistent)
+        recorded.engine.turn()
+        batch = recorded.engine.take_batch()
         assert batch is not None
         assert batch.is_empty() is not persistent
         assert is_of_batch(batch.history) is persistent
-        told.engine.committed(batch)
-        told.commit()
+        recorded.engine.committed(batch)
+        recorded.commit()
 
 
 def is_of_batch(one: bytes) -> bool:
@@ -577,8 +582,8 @@ def test_events_are_numbered_one_by_one_whatever_happens() -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
-    told = busy(rng)
-    assert [event["event"] for event in told.events()] == list(range(1, len(told.events()) + 1))
+    recorded = busy(rng)
+    assert [event["event"] for event in recorded.events()] == list(range(1, len(recorded.events()) + 1))
 
 
 def busy(
@@ -588,14 +593,14 @@ def busy(
     addresses: Sequence[str] = ("/queue/orders",),
     sent_to: Sequence[str] = ("/queue/orders",),
     **first: int,
-) -> Told:
+) -> RecordedEngine:
     """Something of everything; messages are of these groups, and sent to these queues; others are subscribed to."""
-    told = Told(attempts_max=3, **first)
+    recorded = RecordedEngine(attempts_max=3, **first)
 
     def joined(number: int) -> ConnectionState:
-        session = told.session(str(number))
+        session = recorded.session(str(number))
         destination = parse(addresses[number % len(addresses)], "")
-        told.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6), destination=destination)
+        recorded.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6), destination=destination)
         return session
 
     sessions = [joined(number) for number in range(3)]
@@ -607,72 +612,72 @@ def busy(
             case 0 | 1:
                 group = rng.choice(groups)
                 destination = parse(sent_to[step % len(sent_to)], "")
-                told.send(
+                recorded.send(
                     session, rng.randrange(10), persistent=rng.random() < 0.5, group=group, destination=destination
                 )
             case 2:
-                told.commit()
+                recorded.commit()
             case 3 if held and session.consumers["s"].mode is not AckMode.AUTO:
-                told.engine.acknowledge(session, Ack("s", rng.choice(held), None))
+                recorded.engine.acknowledge(session, Ack("s", rng.choice(held), None))
             case 4 if held and session.consumers["s"].mode is not AckMode.AUTO:
                 cause = rng.choice(["", "", "one", "\u00fc\n", "x" * 400])
-                told.engine.nack(session, Nack("s", rng.choice(held), None, cause=cause))
+                recorded.engine.nack(session, Nack("s", rng.choice(held), None, cause=cause))
             case 5:
-                told.engine.on_all_sent(session)
+                recorded.engine.on_all_sent(session)
             case 6:
-                told.engine.turn()
+                recorded.engine.turn()
             case 7 if rng.random() < 0.3:
-                told.engine.pause("orders")
+                recorded.engine.pause("orders")
             case 7:
-                told.engine.resume("orders")
+                recorded.engine.resume("orders")
             case 8 if held and session.consumers["s"].mode is not AckMode.AUTO:
-                told.engine.begin(session, Begin("t"))
-                told.engine.acknowledge(session, Ack("s", rng.choice(held), "t"))
-                told.engine.abort(session, Abort("t"))
+                recorded.engine.begin(session, Begin("t"))
+                recorded.engine.acknowledge(session, Ack("s", rng.choice(held), "t"))
+                recorded.engine.abort(session, Abort("t"))
             case 9 if rng.random() < 0.3:
-                told.engine.disconnect(session, is_clean=rng.random() < 0.5)
+                recorded.engine.disconnect(session, is_clean=rng.random() < 0.5)
                 sessions[number] = joined(number)
-        told.engine.tick(1_000_000 + rng.randrange(10**6), 0)
-    told.commit()
-    return told
+        recorded.engine.tick(1_000_000 + rng.randrange(10**6), 0)
+    recorded.commit()
+    return recorded
 
 
 # Files
 
 
-def write(folder: Path, told: Told) -> History:
+def write(folder: Path, recorded: RecordedEngine) -> History:
     history = History(folder)
-    for chunk in told.chunks:
+    for chunk in recorded.chunks:
         history.append(chunk)
     return history
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
-    told = busy(random.Random(1))
-    write(tmp_path, told).close()
-    assert read_folder(tmp_path) == told.events()
+    recorded = busy(random.Random(1))
+    write(tmp_path, recorded).close()
+    assert read_folder(tmp_path) == recorded.events()
 
 
 def test_what_was_appended_can_be_read_once_it_is_flushed_or_synced_or_much(tmp_path: Path) -> None:
-    told = busy(random.Random(1))
+    recorded = busy(random.Random(1))
     history = History(tmp_path)
-    history.append(told.chunks[0])
-    history.append(told.chunks[1])
+    history.append(recorded.chunks[0])
+    history.append(recorded.chunks[1])
     assert read_folder(tmp_path) == []
     history.flush()
     first_two = read_folder(tmp_path)
-    assert first_two == told.events()[: len(first_two)] != []
-    history.append(told.chunks[2])
+    assert first_two == recorded.events()[: len(first_two)] != []
+    history.append(recorded.chunks[2])
     assert read_folder(tmp_path) == first_two
     history.sync()
     assert len(read_folder(tmp_path)) > len(first_two)
-    for chunk in told.chunks[3:]:
+    for chunk in recorded.chunks[3:]:
         history.append(chunk)
-    event_log = EventLog(run=1, first_event=len(told.events()) + 1)
+    event_log = EventLog(run=1, first_event=len(recorded.events()) + 1)
     for batch in range(10_000):
         event_log.committed(batch)
     history.append(event_log.close_chunk())
-    assert len(read_folder(tmp_path)) == len(told.events()) + 10_000
+    assert len(read_folder(tmp_path)) == len(recorded.events()) + 10_000
     history.close()
 
 
@@ -700,33 +705,33 @@ def test_a_long_history_has_many_files_and_each_names_its_queues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 2000)
-    told = busy(random.Random(1))
-    write(tmp_path, told).close()
+    recorded = busy(random.Random(1))
+    write(tmp_path, recorded).close()
     assert len(history_files(tmp_path)) > 3
-    assert read_folder(tmp_path) == told.events()
+    assert read_folder(tmp_path) == recorded.events()
 
 
 def test_a_torn_chunk_is_cut_wherever_it_tears_and_the_store_brings_it_back(tmp_path: Path) -> None:
-    told = busy(random.Random(1), steps=40)
-    write(tmp_path, told).close()
+    recorded = busy(random.Random(1), steps=40)
+    write(tmp_path, recorded).close()
     (path,) = history_files(tmp_path)
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         history = History(tmp_path)
         kept = read_folder(tmp_path)
-        assert kept == told.events()[: len(kept)]
-        history.restore(told.chunks)
+        assert kept == recorded.events()[: len(kept)]
+        history.restore(recorded.chunks)
         history.close()
-        assert read_folder(tmp_path) == told.events()
+        assert read_folder(tmp_path) == recorded.events()
 
 
 def test_what_the_files_have_is_not_restored_twice(tmp_path: Path) -> None:
-    told = busy(random.Random(1), steps=40)
-    history = write(tmp_path, told)
-    history.restore(told.chunks)
+    recorded = busy(random.Random(1), steps=40)
+    history = write(tmp_path, recorded)
+    history.restore(recorded.chunks)
     history.close()
-    assert read_folder(tmp_path) == told.events()
+    assert read_folder(tmp_path) == recorded.events()
 
 
 def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(tmp_path: Path) -> None:
@@ -807,24 +812,24 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         write(tmp_path, busy(random.Random(1), steps=3))
 
 
-@pytest.mark.parametrize("taken", [0, 10], ids=["nothing", "a part"])
+@pytest.mark.parametrize("accepted", [0, 10], ids=["nothing", "a part"])
 def test_a_history_that_finds_the_disk_full_goes_on_with_the_space_it_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: int
 ) -> None:
-    """`taken` is what the full disk takes of each write before it refuses the next one."""
-    told = busy(random.Random(1), steps=40)
+    """`accepted` is what the full disk takes of each write before it refuses the next one."""
+    recorded = busy(random.Random(1), steps=40)
     refused: list[OSError] = []
-    left = taken
+    capacity = accepted
     system_open, system_write = os.open, os.write
 
     def write_some(file: int, content: bytes) -> int:
-        nonlocal left
+        nonlocal capacity
         if len(refused) >= 2:
             return system_write(file, content)
-        if not left:
+        if not capacity:
             raise OSError(28, os.strerror(28))
-        part = content[:left]
-        left = 0
+        part = content[:capacity]
+        capacity = 0
         return system_write(file, part)
 
     def open_some(path: Any, flags: int, *mode: int) -> int:
@@ -835,11 +840,11 @@ def test_a_history_that_finds_the_disk_full_goes_on_with_the_space_it_is_given(
     monkeypatch.setattr(os, "write", write_some)
     monkeypatch.setattr(os, "open", open_some)
     history = History(tmp_path, on_write_error=refused.append)
-    for chunk in told.chunks:
+    for chunk in recorded.chunks:
         history.append(chunk)
     history.close()
     assert [error.errno for error in refused] == [28, 28]
-    assert read_folder(tmp_path) == told.events()
+    assert read_folder(tmp_path) == recorded.events()
 
 
 def test_a_history_that_is_given_no_space_ends_with_the_full_disk_named(
@@ -864,17 +869,17 @@ def test_a_history_that_is_given_no_space_ends_with_the_full_disk_named(
 
 
 @pytest.fixture
-def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
+def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedEngine:
     pytest.importorskip("pyarrow")
     monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 2000)
     seed = random.randrange(1 << 30)
     print("seed", seed)
-    told = busy(random.Random(seed))
-    write(tmp_path, told).close()
-    return told
+    recorded = busy(random.Random(seed))
+    write(tmp_path, recorded).close()
+    return recorded
 
 
-def test_parquet_says_what_the_files_said(long_history: Told, tmp_path: Path) -> None:
+def test_parquet_says_what_the_files_said(long_history: RecordedEngine, tmp_path: Path) -> None:
     *_, growing = history_files(tmp_path)
     assert len(list(export_ended(tmp_path))) > 1
     assert history_files(tmp_path) == [growing]
@@ -885,35 +890,35 @@ def test_parquet_says_what_the_files_said(long_history: Told, tmp_path: Path) ->
 
 def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    told = Told()
-    tell_all(told, told.log)
-    told.commit()
-    write(tmp_path, told).close()
+    recorded = RecordedEngine()
+    record_all(recorded, recorded.log)
+    recorded.commit()
+    write(tmp_path, recorded).close()
     (tmp_path / "0000000000001000.history").touch()
     list(export_ended(tmp_path))
     exported = read_parquet(tmp_path / EVENTS_FOLDER)
-    assert exported == told.events()
+    assert exported == recorded.events()
     assert Counter(event["kind"] for event in exported)["started"] == 4
 
 
 def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    told = Told()
+    recorded = RecordedEngine()
     for priority in (-127, 0, 127):
         subscribe = Subscribe("s", ORDERS, AckMode.CLIENT, 10, priority=priority, is_exclusive=priority != 0)
-        told.engine.subscribe(told.session(str(priority)), subscribe)
-        told.send(told.session("sender"), 9)
-    told.commit()
-    write(tmp_path, told).close()
+        recorded.engine.subscribe(recorded.session(str(priority)), subscribe)
+        recorded.send(recorded.session("sender"), 9)
+    recorded.commit()
+    write(tmp_path, recorded).close()
     (tmp_path / "0000000000001000.history").touch()
     list(export_ended(tmp_path))
     exported = read_parquet(tmp_path / EVENTS_FOLDER)
-    assert exported == told.events()
-    said = [(event["mode"], event.get("priority")) for event in exported if event["kind"] == "subscribed"]
-    assert said == [("client exclusive", -127), ("client", None), ("client exclusive", 127)]
+    assert exported == recorded.events()
+    found = [(event["mode"], event.get("priority")) for event in exported if event["kind"] == "subscribed"]
+    assert found == [("client exclusive", -127), ("client", None), ("client exclusive", 127)]
 
 
-def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: Told, tmp_path: Path) -> None:
+def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: RecordedEngine, tmp_path: Path) -> None:
     next(iter(export_ended(tmp_path)))
     before = history_files(tmp_path)
     files = export_all(tmp_path, tmp_path / "rest")
@@ -923,7 +928,7 @@ def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: Told, tm
 
 
 def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice(
-    long_history: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long_history: RecordedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -936,33 +941,33 @@ def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice
 def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
     monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 500)
-    told = Told()
-    session = told.session()
+    recorded = RecordedEngine()
+    session = recorded.session()
     for day in range(40):
-        told.engine.tick(day * 86_400_000_000 // 4, 0)
-        told.send(session)
-        told.commit()
-    write(tmp_path, told).close()
+        recorded.engine.tick(day * 86_400_000_000 // 4, 0)
+        recorded.send(session)
+        recorded.commit()
+    write(tmp_path, recorded).close()
     list(export_ended(tmp_path))
     folders = sorted(path.name for path in (tmp_path / EVENTS_FOLDER).iterdir())
     assert folders[:3] == ["date=1970-01-01", "date=1970-01-02", "date=1970-01-03"]
     exported = read_parquet(tmp_path / EVENTS_FOLDER)
-    assert exported == told.events()[: len(exported)]
+    assert exported == recorded.events()[: len(exported)]
 
 
-def test_old_history_goes_first_by_age_then_by_size(long_history: Told, tmp_path: Path) -> None:
+def test_old_history_goes_first_by_age_then_by_size(long_history: RecordedEngine, tmp_path: Path) -> None:
     list(export_ended(tmp_path))
     files = sorted((tmp_path / EVENTS_FOLDER).glob("date=*/*.parquet"))
     day = tmp_path / EVENTS_FOLDER / "date=2999-01-01"
     day.mkdir()
     for path in files[2:]:
         path.rename(day / path.name)
-    left = sorted(day.iterdir())
+    capacity = sorted(day.iterdir())
     assert delete_old_files(tmp_path) == files[:2]
     assert not files[0].parent.exists()
-    size = sum(path.stat().st_size for path in left[1:])
-    assert delete_old_files(tmp_path, bytes_max=size) == left[:1]
-    assert delete_old_files(tmp_path, bytes_max=0) == left[1:]
+    size = sum(path.stat().st_size for path in capacity[1:])
+    assert delete_old_files(tmp_path, bytes_max=size) == capacity[:1]
+    assert delete_old_files(tmp_path, bytes_max=0) == capacity[1:]
     assert len(history_files(tmp_path)) == 1
 
 
@@ -1030,11 +1035,11 @@ def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Pa
     content = bytearray(path.read_bytes())
     content[chunks[4].end - 1] ^= 1
     path.write_bytes(content)
-    left = [1, 2, 3, 4, 6, 7, 8, 9, 10]
-    assert [chunk.first_event for chunk in chunks_of_file(path)] == left
+    capacity = [1, 2, 3, 4, 6, 7, 8, 9, 10]
+    assert [chunk.first_event for chunk in chunks_of_file(path)] == capacity
     history = History(tmp_path)
     assert history.start_run(after_clean_stop=True) == (2, 11)
     history.append(event_log.close_chunk())
     history.close()
     assert path.read_bytes() == content
-    assert [chunk.first_event for chunk in chunks_of_file(path)] == left
+    assert [chunk.first_event for chunk in chunks_of_file(path)] == capacity

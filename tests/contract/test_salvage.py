@@ -105,17 +105,17 @@ def test_a_history_that_cannot_be_read_is_not_said_to_be_exported(
     monkeypatch.chdir(tmp_path)
     unreadable(data / "history", monkeypatch)
     result = CliRunner().invoke(main, ["history", "export", str(data), *options])
-    said = f"truenext: {data / 'history'}: Permission denied\n"
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "", said)
+    message = f"truenext: {data / 'history'}: Permission denied\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", message)
 
 
 def test_a_file_in_place_of_the_history_is_named(data: Path) -> None:
     shutil.rmtree(data / "history")
     (data / "history").touch()
-    said = f"truenext: {data / 'history'}: Not a directory\n"
-    assert (truenext("check", data).exit_code, truenext("check", data).stderr) == (2, said)
+    message = f"truenext: {data / 'history'}: Not a directory\n"
+    assert (truenext("check", data).exit_code, truenext("check", data).stderr) == (2, message)
     result = CliRunner().invoke(main, ["history", "export", str(data)])
-    assert (result.exit_code, result.stderr) == (1, said)
+    assert (result.exit_code, result.stderr) == (1, message)
 
 
 def damages(result: Result) -> list[str]:
@@ -269,8 +269,8 @@ def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
     assert f"has format 1; this truenext reads format {FORMAT_VERSION}: use the version that wrote it" in result.stderr
 
 
-@pytest.mark.parametrize("left", ["no bytes", "zeros", "many zeros", "first page", "second page"])
-def test_what_a_power_cut_left_of_the_very_first_start_holds_nothing(tmp_path: Path, left: str) -> None:
+@pytest.mark.parametrize("remaining", ["no bytes", "zeros", "many zeros", "first page", "second page"])
+def test_what_a_power_cut_left_of_the_very_first_start_holds_nothing(tmp_path: Path, remaining: str) -> None:
     lmdb.open(str(tmp_path / "lmdb")).close()
     first, second = (tmp_path / "lmdb/data.mdb").read_bytes()[:PAGE], (tmp_path / "lmdb/data.mdb").read_bytes()[PAGE:]
     contents = {
@@ -280,11 +280,11 @@ def test_what_a_power_cut_left_of_the_very_first_start_holds_nothing(tmp_path: P
         "first page": first + bytes(PAGE),
         "second page": bytes(PAGE) + second,
     }
-    (tmp_path / "lmdb/data.mdb").write_bytes(contents[left])
+    (tmp_path / "lmdb/data.mdb").write_bytes(contents[remaining])
     result = truenext("check", tmp_path)
     assert result.exit_code == 2
     assert f"{tmp_path} holds nothing yet: its first start was cut off. Delete it" in result.stderr
-    if contents[left]:
+    if contents[remaining]:
         served = CliRunner().invoke(main, ["serve", "--data", str(tmp_path), "--listen", "stomp://127.0.0.1:0"])
         assert served.exit_code == 1
         assert served.stderr.replace("truenext: ", "") == result.stderr.replace("truenext: ", "")
@@ -317,10 +317,10 @@ def frames(path: Path) -> list[tuple[int, int]]:
     return found
 
 
-def spoil(path: Path, begin: int, end: int) -> None:
+def spoil(path: Path, start: int, end: int) -> None:
     """Other bytes than those that are there."""
     content = bytearray(path.read_bytes())
-    content[begin:end] = bytes(byte ^ 0x5A for byte in content[begin:end])
+    content[start:end] = bytes(byte ^ 0x5A for byte in content[start:end])
     path.write_bytes(content)
 
 
@@ -356,7 +356,7 @@ def shown(content: Content) -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("frame", "left"),
+    ("frame", "remaining"),
     [
         (1, {3: (1, 2)}),
         (2, {2: (0, 0)}),
@@ -365,17 +365,17 @@ def shown(content: Content) -> dict[int, tuple[int, int]]:
     ],
 )
 def test_what_stands_behind_a_damaged_frame_counts_and_the_frame_does_not(
-    in_journal: Path, frame: int, left: dict[int, tuple[int, int]]
+    in_journal: Path, frame: int, remaining: dict[int, tuple[int, int]]
 ) -> None:
     """A message that it acknowledged is there again, rather than none of those behind it."""
     (path,) = segments(in_journal)
-    begin, end = frames(path)[frame]
-    spoil(path, begin + 4, end)
+    start, end = frames(path)[frame]
+    spoil(path, start + 4, end)
     assert check(in_journal) == [
-        f"journal/{path.name}: bytes {begin} to {end - 1} cannot be read, and a good frame follows",
+        f"journal/{path.name}: bytes {start} to {end - 1} cannot be read, and a good frame follows",
         f"journal/{path.name}: frame {frame + 1} is missing before byte {end}",
     ]
-    assert shown(export(in_journal)) == left
+    assert shown(export(in_journal)) == remaining
     recovered = recovered_of(in_journal.parent / "new")
     assert recovered.sequence_limit == recovered.redelivered_below == 100 + SEQUENCE_BLOCK
     assert recovered.clean_stop
@@ -411,13 +411,13 @@ def test_a_queue_that_has_gone_is_no_damage_nor_is_another_that_has_its_number(t
 def test_one_wrong_bit_in_the_last_frame_is_no_tear(in_journal: Path) -> None:
     (path,) = segments(in_journal)
     whole = path.read_bytes()
-    begin, end = frames(path)[-1]
-    for bit in range(begin * 8, end * 8, 3):
+    start, end = frames(path)[-1]
+    for bit in range(start * 8, end * 8, 3):
         content = bytearray(whole)
         content[bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
-        assert f"one bit of frame 6 at byte {begin} of segment 0000000000000001 is wrong" in refused(in_journal)
-    assert check(in_journal) == [f"journal/{path.name}: one bit of frame 6 at byte {begin} is wrong"]
+        assert f"one bit of frame 6 at byte {start} of segment 0000000000000001 is wrong" in store_error(in_journal)
+    assert check(in_journal) == [f"journal/{path.name}: one bit of frame 6 at byte {start} is wrong"]
 
 
 def test_a_torn_last_frame_is_explained_and_no_damage(in_journal: Path) -> None:
@@ -426,12 +426,12 @@ def test_a_torn_last_frame_is_explained_and_no_damage(in_journal: Path) -> None:
     disk.apply(puts=records(5))
     disk.store.close()
     (path,) = segments(in_journal)
-    begin, end = frames(path)[-1]
+    start, end = frames(path)[-1]
     spoil(path, end - 7, end)
     result = truenext("check", in_journal)
     assert result.exit_code == 0
     assert (
-        f"journal/{path.name} ends, at byte {begin}, with a part of a batch that was never confirmed" in result.stdout
+        f"journal/{path.name} ends, at byte {start}, with a part of a batch that was never confirmed" in result.stdout
     )
 
 
@@ -456,9 +456,9 @@ def test_a_batch_that_cannot_be_read_is_named(in_journal: Path) -> None:
     """Its checksum is right: as if another truenext had written it."""
     (path,) = segments(in_journal)
     content = bytearray(path.read_bytes())
-    begin, end = frames(path)[2]
-    content[begin + FRAME.size] ^= 1
-    struct.pack_into("<I", content, begin, crc32(content[begin + 4 : end], salt_of(in_journal)))
+    start, end = frames(path)[2]
+    content[start + FRAME.size] ^= 1
+    struct.pack_into("<I", content, start, crc32(content[start + 4 : end], salt_of(in_journal)))
     path.write_bytes(content)
     assert [line for line in check(in_journal) if "cannot be read: " in line]
 
@@ -502,21 +502,21 @@ def test_a_good_frame_is_found_however_many_before_it_are_lost(in_journal: Path,
     content = bytearray(path.read_bytes())
     of_frames = frames(path)
     assert len(of_frames) > lost + 1
-    begin, behind = of_frames[-1 - lost][0], of_frames[-1][0]
-    content[begin:behind] = b"x" * (behind - begin)
+    start, after = of_frames[-1 - lost][0], of_frames[-1][0]
+    content[start:after] = b"x" * (after - start)
     path.write_bytes(content)
-    assert f"bytes {begin} to {behind - 1} cannot be read" in "\n".join(check(in_journal))
+    assert f"bytes {start} to {after - 1} cannot be read" in "\n".join(check(in_journal))
 
 
 def test_a_sector_that_the_disk_does_not_give_costs_what_was_in_it(
     in_journal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = segments(in_journal)
-    begin, end = frames(path)[2]
+    start, end = frames(path)[2]
     read = os.pread
 
     def broken(file: int, size: int, offset: int) -> bytes:
-        if os.path.samestat(os.fstat(file), path.stat()) and offset < end and offset + size > begin:
+        if os.path.samestat(os.fstat(file), path.stat()) and offset < end and offset + size > start:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(file, size, offset)
 
@@ -590,8 +590,8 @@ def test_no_page_is_neither_free_nor_in_use(tmp_path: Path) -> None:
         checkpoint.put(sorted((name, seed.randbytes(seed.randrange(5000))) for name in names), are_transient=False)
         there += names
         seed.shuffle(there)
-        gone = [there.pop() for _ in range(seed.randrange(len(there)))]
-        checkpoint.delete((name, False) for name in gone)
+        removed = [there.pop() for _ in range(seed.randrange(len(there)))]
+        checkpoint.delete((name, False) for name in removed)
         file = LmdbFile(tmp_path / "data.mdb", read_metas(tmp_path / "data.mdb")[0][0], pytest.fail)
         file.read_free_pages()
         trees = [Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")]
@@ -853,7 +853,7 @@ def test_a_damaged_history_costs_no_message_and_is_named(data: Path, content: Co
 # ---- What a broker asks before it believes ----
 
 
-def refused(data: Path) -> str:
+def store_error(data: Path) -> str:
     store = None
     try:
         store = EmbeddedStore(data)
@@ -877,15 +877,15 @@ def test_a_state_that_is_over_is_not_taken_for_the_last(data: Path, content: Con
         pages[at + bit // 8] ^= 1 << bit % 8
         path.write_bytes(pages)
         copied = shutil.copytree(data, data.with_name("copied"), dirs_exist_ok=True)
-        said = refused(data)
-        if bit == 1 and not said:
+        message = store_error(data)
+        if bit == 1 and not message:
             # That is the next transaction. What the last one did is missing: nothing, if it only noted how far the
             # journal goes; else a segment that has moved.
             store = EmbeddedStore(copied)
             assert read_all(store) == content
             store.close()
         else:
-            assert ("transactions" if bit != 1 else "is damaged") in said
+            assert ("transactions" if bit != 1 else "is damaged") in message
         pages[at + bit // 8] ^= 1 << bit % 8
 
 
@@ -903,14 +903,14 @@ def flip_in_main(data: Path, name: bytes, offset: int, bit: int) -> None:
 def test_a_database_that_is_missing_is_not_made_anew(data: Path, name: bytes) -> None:
     flip_in_main(data, name, 0, 1)
     # Where names are not in order, LMDB does not find others either.
-    assert re.search("the database .* is missing", refused(data))
+    assert re.search("the database .* is missing", store_error(data))
 
 
 @pytest.mark.parametrize("name", DATABASES)
 def test_a_database_that_is_ordered_otherwise_is_not_read(data: Path, name: bytes) -> None:
     """The flag of reverse keys."""
     flip_in_main(data, name, len(name) + 4, 1)
-    assert f"the database {name.decode()} has unexpected flags" in refused(data)
+    assert f"the database {name.decode()} has unexpected flags" in store_error(data)
     assert f"lmdb/data.mdb: it has flags 0x2 ({name.decode()})" in check(data)
 
 
@@ -923,7 +923,7 @@ def test_what_lmdb_refuses_is_found(data: Path) -> None:
     flip_in_main(data, b"messages", -4, 1)
     (line,) = check(data)
     assert f"page {read_metas(path)[0][0].main.root} has entries of a kind that does not belong here" in line
-    assert "LMDB says MDB_INCOMPATIBLE" in refused(data)
+    assert "LMDB says MDB_INCOMPATIBLE" in store_error(data)
 
 
 @pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
@@ -935,7 +935,7 @@ def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
     lower = struct.unpack_from("<H", content, root * PAGE + 12)[0]
     struct.pack_into("<H", content, root * PAGE + 12, lower - 2)
     path.write_bytes(content)
-    assert f"values in {database} are counted and" in refused(data)
+    assert f"values in {database} are counted and" in store_error(data)
 
 
 @pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
@@ -947,7 +947,7 @@ def test_values_that_are_out_of_order_are_not_believed(data: Path, database: str
     at = root * PAGE + 16
     content[at : at + 4] = content[at + 2 : at + 4] + content[at : at + 2]
     path.write_bytes(content)
-    assert f"in {database} is out of order" in refused(data)
+    assert f"in {database} is out of order" in store_error(data)
     assert any(f"page {root} has keys that are not in order ({database})" in line for line in check(data))
 
 
@@ -955,12 +955,12 @@ def test_messages_that_nobody_counts_are_missed(data: Path) -> None:
     counts: list[bytes] = []
     rewrite(data, "counts", lambda txn, db: counts.extend(txn.cursor(db).iternext(values=False)))
     rewrite(data, "counts", lambda txn, db: txn.delete(counts[0], db=db))
-    assert "messages are counted and" in refused(data)
+    assert "messages are counted and" in store_error(data)
 
 
 def test_a_queue_without_a_name_is_missed(data: Path) -> None:
     rewrite(data, "queues", lambda txn, db: txn.delete(struct.pack(">I", 1), db=db))
-    assert "messages are in queue 1, whose name is missing" in refused(data)
+    assert "messages are in queue 1, whose name is missing" in store_error(data)
 
 
 def test_messages_out_of_order_are_not_shown(tmp_path: Path) -> None:
@@ -1045,11 +1045,11 @@ def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path:
 @pytest.mark.parametrize("name", ["check", "export"])
 def test_damage_names_the_commands_and_the_folder(data: Path, name: str) -> None:
     overwrite(data, pages_of(data, b"counts")[0])
-    assert f"`truenext store {name} {data}" in refused(data)
+    assert f"`truenext store {name} {data}" in store_error(data)
     path = data / "lmdb/data.mdb"
     with path.open("r+b") as file:
         file.write(bytes(PAGE))
-    assert f"`truenext store {name} {data}" in refused(data)
+    assert f"`truenext store {name} {data}" in store_error(data)
 
 
 @pytest.mark.parametrize("is_used_again", [False, True])
@@ -1064,10 +1064,10 @@ def test_a_sector_that_a_crash_left_as_it_was_is_no_flipped_bit_though_one_bit_i
     payload = payload[: SECTOR - FRAME.size] + (b"\x40" if old == "zeros" else b"\x41")
     rest = struct.pack("<IQQ", len(payload), segment, number) + payload
     frame = struct.pack("<I", crc32(rest, salt)) + rest
-    behind = (b"what an earlier life left" if is_used_again else b"").ljust(2 * SECTOR, b"\0")
+    after = (b"what an earlier life left" if is_used_again else b"").ljust(2 * SECTOR, b"\0")
 
     def flipped(at: int, bit: int) -> bool:
-        content = bytearray(frame + behind)
+        content = bytearray(frame + after)
         content[at] ^= bit
         return has_flipped_bit(memoryview(content), 0, segment, number, salt)
 

@@ -76,7 +76,7 @@ def shown(data: Path) -> dict[bytes, SentMessage]:
     return {each.key: decode(each.key, each.record, each.content) for each in found}
 
 
-def left() -> dict[bytes, SentMessage]:
+def remaining() -> dict[bytes, SentMessage]:
     """What is there if nothing is damaged."""
     return {one: content_of(number) for number in NUMBERS for one in copies(number)[1:]}
 
@@ -107,8 +107,8 @@ def test_a_sound_folder_is_sound_and_every_copy_is_exported(data: Path) -> None:
     assert check(data) == []
     assert "8 messages of" in truenext("check", data).stdout
     assert "4 contents of" in truenext("check", data).stdout
-    assert shown(data) == left()
-    assert exported(data) == left()
+    assert shown(data) == remaining()
+    assert exported(data) == remaining()
 
 
 def test_copies_whose_content_is_missing_are_named_and_left_out(data: Path) -> None:
@@ -120,7 +120,7 @@ def test_copies_whose_content_is_missing_are_named_and_left_out(data: Path) -> N
         "damaged"
         for number, name in ((2, "'b'"), (3, "'c'"))
     ]
-    assert exported(data) == {one: message for one, message in left().items() if one not in copies(1)}
+    assert exported(data) == {one: message for one, message in remaining().items() if one not in copies(1)}
 
 
 def test_a_damaged_content_costs_its_copies_and_no_others(data: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_damaged_content_costs_its_copies_and_no_others(data: Path) -> None:
     found = check(data)
     assert found[0] == "lmdb/data.mdb: content 4 is damaged: checksum does not match"
     assert len(found) == 3 and all("its content, number 4, is missing or damaged" in one for one in found[1:])
-    assert exported(data) == {one: message for one, message in left().items() if one not in copies(4)}
+    assert exported(data) == {one: message for one, message in remaining().items() if one not in copies(4)}
 
 
 def test_a_content_that_nobody_refers_to_is_named_and_left_out(data: Path) -> None:
@@ -140,16 +140,16 @@ def test_a_content_that_nobody_refers_to_is_named_and_left_out(data: Path) -> No
     checkpoint.delete([(one, True) for one in copies(4)[1:]])
     checkpoint.close()
     assert check(data) == ["contents: content 4 has 0 references, 2 are counted"]
-    assert exported(data) == {one: message for one, message in left().items() if one not in copies(4)}
+    assert exported(data) == {one: message for one, message in remaining().items() if one not in copies(4)}
 
 
-@pytest.mark.parametrize("said", [1, 3])
-def test_a_wrong_count_is_named_and_put_right(data: Path, said: int) -> None:
+@pytest.mark.parametrize("stored_count", [1, 3])
+def test_a_wrong_count_is_named_and_put_right(data: Path, stored_count: int) -> None:
     checkpoint = checkpoint_of(data)
-    checkpoint.put_marks({content_key(4): (Mark(said, 0), NO_CAUSES)})
+    checkpoint.put_marks({content_key(4): (Mark(stored_count, 0), NO_CAUSES)})
     checkpoint.close()
-    assert check(data) == [f"contents: content 4 has 2 references, {said} are counted"]
-    assert exported(data) == left()
+    assert check(data) == [f"contents: content 4 has 2 references, {stored_count} are counted"]
+    assert exported(data) == remaining()
 
 
 def test_what_a_lost_batch_had_removed_is_counted_again(data: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_a_lost_batch_had_removed_is_counted_again(data: Path) -> None:
     record[record.rindex(copies(10)[0])] ^= 0xFF
     segment.write_bytes(record)
     assert any("cannot be read, and a good frame follows" in one for one in check(data))
-    assert exported(data) == left() | {copies(10)[0]: content_of(10)}
+    assert exported(data) == remaining() | {copies(10)[0]: content_of(10)}
 
 
 def test_a_copy_that_stands_on_a_lost_page_is_missed_by_its_content(data: Path) -> None:
@@ -169,4 +169,4 @@ def test_a_copy_that_stands_on_a_lost_page_is_missed_by_its_content(data: Path) 
     checkpoint.delete([(copies(1)[1], False)])
     checkpoint.close()
     assert check(data) == ["contents: content 1 has 1 references, 2 are counted"]
-    assert exported(data) == {one: message for one, message in left().items() if one != copies(1)[1]}
+    assert exported(data) == {one: message for one, message in remaining().items() if one != copies(1)[1]}

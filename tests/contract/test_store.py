@@ -177,9 +177,9 @@ def test_removing_a_message_that_is_not_there_is_refused(disk: Disk, field: str)
 @pytest.mark.parametrize("field", ["removes", "transient_removes"])
 def test_removing_a_message_twice_in_one_batch_is_refused(disk: Disk, field: str) -> None:
     disk.apply(puts=put(1, 2), transient_puts=put(3, 4))
-    gone = key(1) if field == "removes" else key(3)
+    removed = key(1) if field == "removes" else key(3)
     with pytest.raises(StoreError, match="removes"):
-        disk.apply(**{field: [gone, gone]})
+        disk.apply(**{field: [removed, removed]})
 
 
 def test_a_message_is_removed_only_as_the_kind_it_was_put(disk: Disk) -> None:
@@ -280,8 +280,8 @@ def test_a_page_is_as_large_as_it_may_be_and_says_whether_it_is_the_lanes_end(di
 def test_messages_are_found_by_their_keys_in_any_lanes_as_many_as_fit(disk: Disk) -> None:
     disk.apply(puts=put(1, 3) | put(2, lane=OTHER_LANE), transient_puts=put(4, lane=NEXT_QUEUE), marks={key(3): (1, 2)})
     there = [key(1), key(3), key(2, lane=OTHER_LANE), key(4, lane=NEXT_QUEUE)]
-    asked = [*reversed(there), key(2), key(9), key(1, lane=OTHER_LANE), key(77, lane=lane_key(9, 9))]
-    page = disk.store.messages(asked)
+    keys = [*reversed(there), key(2), key(9), key(1, lane=OTHER_LANE), key(77, lane=lane_key(9, 9))]
+    page = disk.store.messages(keys)
     assert [(each.key, each.record, each.mark.deliveries) for each in page.messages] == [
         (one, b"record %d" % sequence_of(one), 2 if one == key(3) else 0) for one in sorted(there)
     ]
@@ -289,7 +289,7 @@ def test_messages_are_found_by_their_keys_in_any_lanes_as_many_as_fit(disk: Disk
 
     size = len(b"record 1")
     for size_max, count in ((1, 1), (size, 1), (2 * size, 2), (4 * size, 4)):
-        page = disk.store.messages(asked, size_max)
+        page = disk.store.messages(keys, size_max)
         assert ([each.key for each in page.messages], page.is_end) == (sorted(there)[:count], count == 4)
     page = disk.store.messages([key(2), key(9)], 1)
     assert (page.messages, page.is_end) == ([], True)
@@ -362,14 +362,14 @@ def test_pages_read_while_batches_are_applied_show_whole_batches_and_claim_no_mo
 
     def batch(number: int) -> Batch:
         base = number * 10
-        gone = [] if number == 1 else [key(base - 10 + n) for n in range(1, 7)]
+        removed = [] if number == 1 else [key(base - 10 + n) for n in range(1, 7)]
         return disk.batch(
             puts=put(base + 1, base + 2, base + 3),
             transient_puts=put(base + 4, base + 5, base + 6),
-            removes=gone[:3],
-            transient_removes=gone[3:],
+            removes=removed[:3],
+            transient_removes=removed[3:],
             marks={key(base + 1): (number, number)},
-            unmarks=gone[:1],
+            unmarks=removed[:1],
         )
 
     batches = [batch(number) for number in range(1, 101)]
@@ -429,9 +429,9 @@ def test_the_first_and_the_last_cause_of_a_message_stay_until_it_goes(disk: Disk
 
 
 def test_what_is_said_of_many_messages_is_written_once(tmp_path: Path) -> None:
-    said = {key(n): ("why " * 1000, "because " * 500) for n in range(1, 1001)}
+    texts = {key(n): ("why " * 1000, "because " * 500) for n in range(1, 1001)}
     batch = Batch(1)
-    batch.marks, batch.causes = {k: Mark(1, 1) for k in said}, {k: Causes(*both) for k, both in said.items()}
+    batch.marks, batch.causes = {k: Mark(1, 1) for k in texts}, {k: Causes(*both) for k, both in texts.items()}
     written = b"".join(encode(batch, changes_of(batch).rare))
     assert len(written) < 100_000
     rest = decode(memoryview(written)).rare
@@ -701,14 +701,14 @@ def test_a_content_comes_with_every_message_that_refers_to_it_and_is_no_message_
 def test_a_content_goes_with_the_last_message_that_refers_to_it(disk: Disk, end: str, persistent: bool) -> None:
     copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
     disk.apply(**share(7, *copies, persistent=persistent), clean_stop=True)
-    for left in (2, 1, 0):
-        disk.apply(**unshare(7, copies[left], persistent=persistent))
+    for remaining in (2, 1, 0):
+        disk.apply(**unshare(7, copies[remaining], persistent=persistent))
         if end != "none":
             disk.stop() if end == "stop" else disk.crash()
         found = disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages
-        assert [(m.key, m.mark) for m in found] == ([(content_key(7), Mark(left, 0))] if left else [])
+        assert [(m.key, m.mark) for m in found] == ([(content_key(7), Mark(remaining, 0))] if remaining else [])
         shown = [m for lane in (LANE, OTHER_LANE, NEXT_QUEUE) for m in disk.store.page(lane, 0, 10).messages]
-        assert [(m.key, m.content) for m in shown] == [(one, b"content 7") for one in copies[:left]]
+        assert [(m.key, m.content) for m in shown] == [(one, b"content 7") for one in copies[:remaining]]
     # The key comes back, as it never does in a broker, to show that its count is gone.
     disk.apply(**share(7, key(17), key(18), persistent=persistent))
     assert [m.mark for m in disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages] == [Mark(2, 0)]
@@ -770,14 +770,14 @@ def test_pages_read_while_everything_moves_show_no_message_without_its_content(
     def apply_all() -> None:
         try:
             for n in range(1, 300):
-                gone = [key(n - 5)] if n > 5 else []
-                gone += [key(n - 9, OTHER_LANE)] if n > 9 else []
-                dereferenced = [content_key(sequence_of(one)) for one in gone]
+                removed = [key(n - 5)] if n > 5 else []
+                removed += [key(n - 9, OTHER_LANE)] if n > 9 else []
+                dereferenced = [content_key(sequence_of(one)) for one in removed]
                 shared = share(n, key(n), key(n, OTHER_LANE), persistent=persistent)
                 if persistent:
-                    disk.apply(**shared, removes=gone, dereferenced=dereferenced)
+                    disk.apply(**shared, removes=removed, dereferenced=dereferenced)
                 else:
-                    disk.apply(**shared, transient_removes=gone, transient_dereferenced=dereferenced)
+                    disk.apply(**shared, transient_removes=removed, transient_dereferenced=dereferenced)
         except BaseException as failure:
             failures.append(failure)
 
@@ -853,7 +853,7 @@ class Model:
     def changes(
         self,
         new: dict[bytes, tuple[bytes, bool]],
-        gone: list[bytes],
+        removed: list[bytes],
         *,
         shared: Shared | None = None,
         marks: dict[bytes, Mark] | None = None,
@@ -872,7 +872,7 @@ class Model:
                 of_kind[k] = encode_reference(k, shared.number, persistent=shared.persistent)
             marks[content_key(shared.number)] = Mark(len(shared.copies), 0)
         dereferenced = [
-            (_content_of(record), persistent) for record, persistent in map(self.messages.__getitem__, gone)
+            (_content_of(record), persistent) for record, persistent in map(self.messages.__getitem__, removed)
         ]
         return {
             "puts": puts,
@@ -880,9 +880,9 @@ class Model:
             "dereferenced": [k for k, persistent in dereferenced if k and persistent],
             "transient_dereferenced": [k for k, persistent in dereferenced if k and not persistent],
             "transient_puts": transient_puts,
-            "removes": [k for k in gone if self.messages[k][1]],
-            "transient_removes": [k for k in gone if not self.messages[k][1]],
-            "unmarks": [k for k in gone if k in self.marks],
+            "removes": [k for k in removed if self.messages[k][1]],
+            "transient_removes": [k for k in removed if not self.messages[k][1]],
+            "unmarks": [k for k in removed if k in self.marks],
             **rest,
         }
 
@@ -890,9 +890,9 @@ class Model:
         """A number that no queue has, though one may have had it."""
         return next(number for number in itertools.count(1) if number not in self.queues)
 
-    def empty_queues(self, left: Iterable[bytes]) -> list[int]:
+    def empty_queues(self, remaining: Iterable[bytes]) -> list[int]:
         """Those that can go if these messages are left."""
-        there = {split_lane_key(one[:LANE_KEY_SIZE])[0] for one in left}
+        there = {split_lane_key(one[:LANE_KEY_SIZE])[0] for one in remaining}
         return sorted(self.queues.keys() - there)
 
     def apply(self, changes: dict[str, Any]) -> None:
@@ -911,9 +911,9 @@ class Model:
         self.marks.update(
             {k: mark for k, mark in changes.get("marks", {}).items() if not k.startswith(CONTENTS_LANE_KEY)}
         )
-        for k, said in changes.get("causes", {}).items():
+        for k, texts in changes.get("causes", {}).items():
             first, last = self.causes.get(k, ("", ""))
-            self.causes[k] = (first or said[0], said[1] or last)
+            self.causes[k] = (first or texts[0], texts[1] or last)
         self.queues = {n: name for n, name in (self.queues | changes.get("queues", {})).items() if name}
         for name in changes.get("forgotten_producers", []):
             self.producers.pop(name, None)
@@ -1006,7 +1006,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     )
     new = data.draw(st.dictionaries(fresh, st.tuples(st.binary(max_size=9), st.booleans()), max_size=6), label="puts")
     held = sorted(model.messages)
-    gone = data.draw(st.lists(st.sampled_from(held), unique=True), label="removes") if held else []
+    removed = data.draw(st.lists(st.sampled_from(held), unique=True), label="removes") if held else []
     shared: Shared | None = None
     is_persistent: bool = data.draw(st.booleans(), label="is the content persistent")
     copies = [one for one, (_, persistent) in new.items() if persistent is is_persistent]
@@ -1015,14 +1015,14 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
         content: bytes = data.draw(st.binary(min_size=1, max_size=99), label="content")
         shared = Shared(data.draw(numbers, label="its number"), content, copies, is_persistent)
         new = {one: rest for one, rest in new.items() if one not in copies}
-    left = sorted((model.messages.keys() | new | set(copies)) - set(gone))
+    remaining = sorted((model.messages.keys() | new | set(copies)) - set(removed))
     number = st.integers(0, 2**32 - 1)
     # The highest bit of attempts says that the last of them was a lost connection.
     attempts = st.integers(0, 2**31 - 1)
     mark = st.builds(Mark, attempts, number, st.sampled_from([0, 1, DUE_NEVER]), st.booleans())
-    marks = data.draw(st.dictionaries(st.sampled_from(left), mark, max_size=4), label="marks") if left else {}
-    said = st.sampled_from([("", "b"), ("a", "a"), ("a", "b"), ("\u00fc\n" * 200, "c" * 400), ("", "")])
-    causes = data.draw(st.dictionaries(st.sampled_from(sorted(marks)), said), label="causes") if marks else {}
+    marks = data.draw(st.dictionaries(st.sampled_from(remaining), mark, max_size=4), label="marks") if remaining else {}
+    texts = st.sampled_from([("", "b"), ("a", "a"), ("a", "b"), ("\u00fc\n" * 200, "c" * 400), ("", "")])
+    causes = data.draw(st.dictionaries(st.sampled_from(sorted(marks)), texts), label="causes") if marks else {}
     # Who has said a last word has said a first one.
     causes = {k: both for k, both in causes.items() if both[0] or k in model.causes}
     names = st.sampled_from("abc")
@@ -1040,7 +1040,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     producers = data.draw(st.dictionaries(names, state), label="producers")
     forgotten = data.draw(st.lists(names, unique=True), label="forgotten")
     queues = {model.new_queue(): f"queue {len(model.used)}"} if data.draw(st.booleans()) else {}
-    empty = model.empty_queues(left)
+    empty = model.empty_queues(remaining)
     queues |= dict.fromkeys(data.draw(st.lists(st.sampled_from(empty)), label="queues that go") if empty else [], "")
     timer_of = st.builds(timer, st.integers(0, 3), some, st.sampled_from([0, 1024, 2**64 - 1]))
     timers = dict.fromkeys(data.draw(st.lists(timer_of, max_size=5), label="timers"))
@@ -1048,7 +1048,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     limit = model.sequence_limit + 7 if data.draw(st.booleans()) else 0
     changes = model.changes(
         new,
-        gone,
+        removed,
         shared=shared,
         marks=marks,
         causes=causes,

@@ -62,7 +62,7 @@ def test_a_message_is_found_in_the_journal_while_an_older_segment_moves_into_the
 # Pages beside batches and moves
 
 
-Ask = Callable[[Store], Page]
+ReadPage = Callable[[Store], Page]
 
 
 def all_of_the_lane(store: Store) -> Page:
@@ -76,10 +76,10 @@ def one_by_one(store: Store) -> Page:
 class HeldPage:
     """A page that stands still in its first read of the journal until it may go on."""
 
-    def __init__(self, disk: Disk, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, disk: Disk, read_page: ReadPage, monkeypatch: pytest.MonkeyPatch) -> None:
         self._disk = disk
-        self._ask = ask
-        self._is_reading, self._go_on = threading.Event(), threading.Event()
+        self._read_page = read_page
+        self._is_reading, self._may_continue = threading.Event(), threading.Event()
         self._pages: list[Page] = []
         self._thread = threading.Thread(target=self._read)
         read_run = Journal._read_run
@@ -87,7 +87,7 @@ class HeldPage:
         def held(journal: Journal, *rest: Any) -> Iterator[bytes]:
             if threading.current_thread() is self._thread:
                 self._is_reading.set()
-                assert self._go_on.wait(10)
+                assert self._may_continue.wait(10)
             return read_run(journal, *rest)
 
         monkeypatch.setattr(Journal, "_read_run", held)
@@ -95,22 +95,22 @@ class HeldPage:
         assert self._is_reading.wait(10)
 
     def _read(self) -> None:
-        self._pages.append(self._ask(self._disk.store))
+        self._pages.append(self._read_page(self._disk.store))
 
     def end(self) -> Page:
-        self._go_on.set()
+        self._may_continue.set()
         self._thread.join()
         return self._pages[0]
 
 
-@pytest.mark.parametrize("ask", [all_of_the_lane, one_by_one])
+@pytest.mark.parametrize("read_page", [all_of_the_lane, one_by_one])
 def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_page: ReadPage
 ) -> None:
     disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(1, 2, 3, 4))
     (first,) = journal_files(tmp_path)
-    page = HeldPage(disk, ask, monkeypatch)
+    page = HeldPage(disk, read_page, monkeypatch)
     disk.apply(puts=put(5, 6, 7, 8))
     until(lambda: bool(disk.store._checkpointer._blocking_views))  # type: ignore[attr-defined]
     assert first.exists()
@@ -123,9 +123,9 @@ def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
     disk.store.close()
 
 
-@pytest.mark.parametrize("ask", [all_of_the_lane, one_by_one])
+@pytest.mark.parametrize("read_page", [all_of_the_lane, one_by_one])
 def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Ask
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_page: ReadPage
 ) -> None:
     """Messages of the checkpoint (1 to 4) and of the journal (5 to 8)."""
     disk = Disk("checkpointing", tmp_path)
@@ -137,7 +137,7 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
     disk.apply(puts=put(5, 7), transient_puts=put(6, 8), marks={key(5): (5, 5)})
     # A batch may have to wait for a move, and that for the page.
     monkeypatch.setattr(Checkpointer, "_is_lagging", lambda _: False)
-    page = HeldPage(disk, ask, monkeypatch)
+    page = HeldPage(disk, read_page, monkeypatch)
     disk.apply(
         removes=[key(1), key(5)],
         transient_removes=[key(4), key(8)],
@@ -150,7 +150,7 @@ def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
         (n, {5: 5}.get(n, 0)) for n in (5, 6, 7, 8)
     ]
     assert found.as_of == 4
-    now = ask(disk.store)
+    now = read_page(disk.store)
     assert [(sequence_of(m.key), m.mark.attempts) for m in now.messages] == [(2, 9), (6, 9), (7, 0), (9, 0)]
     disk.store.close()
 
@@ -170,8 +170,8 @@ def test_pages_leave_nothing_out_while_everything_moves(tmp_path: Path, limit: i
             expected_up_to = put_up_to
             after, found = 0, []
             if limit is None:
-                asked = [key(n) for n in range(removed_up_to + 1, expected_up_to + 1)]
-                found = [sequence_of(message.key) for message in disk.store.messages(asked).messages]
+                keys = [key(n) for n in range(removed_up_to + 1, expected_up_to + 1)]
+                found = [sequence_of(message.key) for message in disk.store.messages(keys).messages]
             while limit is not None and (page := disk.store.page(LANE, after, limit).messages):
                 found += [sequence_of(message.key) for message in page]
                 after = found[-1]
@@ -235,19 +235,19 @@ def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
 ) -> None:
     monkeypatch.setattr(checkpointer, "TRANSACTION_KEYS_MAX", 2)
     disk = checkpointed_transients(tmp_path, 9)
-    left = transactions
+    remaining = transactions
     clean = Checkpointer._clean_up
 
     def limited(one: Checkpointer) -> None:
-        nonlocal left
-        if left:
-            left -= 1
+        nonlocal remaining
+        if remaining:
+            remaining -= 1
             clean(one)
 
     with monkeypatch.context() as patch:
         patch.setattr(Checkpointer, "_clean_up", limited)
         disk.crash()
-        until(lambda: not left)
+        until(lambda: not remaining)
         # Those of this generation are there, and stay.
         disk.apply(transient_puts=put(*range(200, 210)), marks={key(200): (8, 8)})
         disk.apply(puts=put(*range(110, 120), lane=NEXT_QUEUE))
@@ -622,18 +622,18 @@ def test_a_history_that_finds_the_disk_full_gets_the_space_of_the_ballast(
     disk.apply(puts=put(1))
     ballast = tmp_path / "ballast"
     until(ballast.exists)
-    looks = 0
+    checks = 0
 
     def statvfs(_: object) -> SimpleNamespace:
-        nonlocal looks
-        looks += 1
+        nonlocal checks
+        checks += 1
         return SimpleNamespace(f_bavail=1 if ballast.exists() else 1 + disk_space.BALLAST_SEGMENTS, f_frsize=1 << 20)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", statvfs)
         store.delete_ballast(no_space())
         assert store.disk_level is DiskLevel.NONE
-        until(lambda: looks > 10)
+        until(lambda: checks > 10)
         assert not ballast.exists()
         disk.apply(removes=[key(1)])
         # Given up already.
@@ -651,18 +651,18 @@ def test_a_store_that_opens_on_a_nearly_full_disk_leaves_its_last_space_to_other
 ) -> None:
     """To try for the ballast took the last bytes from the history for a moment, which then ended the broker."""
     monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
-    looks = 0
+    checks = 0
 
     def statvfs(_: object) -> SimpleNamespace:
-        nonlocal looks
-        looks += 1
+        nonlocal checks
+        checks += 1
         return SimpleNamespace(f_bavail=1, f_frsize=1 << 20)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", statvfs)
         disk = Disk("embedded", tmp_path)
         disk.apply(puts=put(1))
-        until(lambda: looks > 10)
+        until(lambda: checks > 10)
         assert not (tmp_path / "ballast").exists()
         assert not list(tmp_path.glob("journal/spare-*"))
         assert disk.store.disk_level is DiskLevel.NONE

@@ -119,9 +119,9 @@ class BrokerProcess:
         self._log_checked = 0
         serve = ["serve", "--data", str(self.data), "--listen", f"stomp://127.0.0.1:{port}", *self.options]
         self._process = self._started(serve)
-        said = self._read_line()
-        assert said.startswith("listening on stomp://127.0.0.1:"), f"broker said {said!r}, and in its log:\n{self.log}"
-        self.port = int(said.rpartition(":")[2])
+        line = self._read_line()
+        assert line.startswith("listening on stomp://127.0.0.1:"), f"broker said {line!r}, and in its log:\n{self.log}"
+        self.port = int(line.rpartition(":")[2])
 
     def _started(self, command: list[str]) -> subprocess.Popen[bytes] | Forked:
         if self._folder_of_held_disk is not None:
@@ -165,7 +165,7 @@ class BrokerProcess:
         self.close_clients()
         self.start()
 
-    def start_again_where_it_was(self) -> None:
+    def start_on_same_port(self) -> None:
         """Somebody else has killed it; its clients find it at the same port."""
         status = self.wait_for_end()
         assert status == -signal.SIGKILL, f"broker had ended by itself, with {status}, log:\n{self.log}"
@@ -209,14 +209,14 @@ class BrokerProcess:
         version: str = "1.2",
         heart_beat: str = "0,0",
         receive_buffer: int = 0,
-        says_hello: bool = True,
+        sends_connect: bool = True,
         headers: dict[str, str] | None = None,
     ) -> RawClient:
         """A client that is closed with the test, if not before; `headers` are said on CONNECT."""
         client = RawClient(self.port, receive_buffer=receive_buffer)
         self._clients.append(client)
-        if says_hello:
-            client.say_hello(version, heart_beat, headers=headers)
+        if sends_connect:
+            client.send_connect(version, heart_beat, headers=headers)
         return client
 
     def close_clients(self) -> None:
@@ -228,19 +228,19 @@ class BrokerProcess:
         """A command that talks to it."""
         return completed_text(*arguments, "--url", f"stomp://127.0.0.1:{self.port}")
 
-    def said(self, *arguments: str) -> str:
+    def output_of(self, *arguments: str) -> str:
         """By a command that succeeds."""
         done = self.truenext(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def ask(self, verb: str) -> Any:
+    def control_request(self, verb: str) -> Any:
         """What the broker says about itself."""
         client = RawClient(self.port)
         try:
-            client.say_hello("1.2", "0,0")
-            client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
-            client.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"})
+            client.send_connect("1.2", "0,0")
+            client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+            client.send_frame("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"})
             answer = client.message()
             client.disconnect()
         finally:
@@ -249,14 +249,14 @@ class BrokerProcess:
 
     def status(self) -> dict[str, Any]:
         """What the broker says of its memory and disk, and of queues that are stuck."""
-        status: dict[str, Any] = self.ask("status")
+        status: dict[str, Any] = self.control_request("status")
         return status
 
     def queues(self) -> dict[str, QueueFacts]:
         """What the broker says of its queues."""
         return {
             facts["name"]: QueueFacts(facts["waiting"], facts["unacknowledged"], facts["consumers"])
-            for facts in self.ask("queues")
+            for facts in self.control_request("queues")
         }
 
     def await_facts(self, queue: str, **expected: int) -> None:
@@ -276,7 +276,7 @@ class BrokerProcess:
             assert time.monotonic() < deadline, f"the sockets still take messages: {memory}"
             time.sleep(0.002)
 
-    def what_is_left(self, queue: str, *, once_durable: bool = False) -> list[Frame]:
+    def remaining_messages(self, queue: str, *, once_durable: bool = False) -> list[Frame]:
         """Everything that waits in a queue; it stays there.
 
         `once_durable` waits for what other connections sent before without asking for a receipt.
@@ -342,21 +342,21 @@ class BrokerProcess:
     @contextmanager
     def watched_memory(self) -> Iterator[list[int]]:
         """Bytes of private memory, looked at all the time; the last is the broker's at the end."""
-        looks = [self._private_bytes()]
+        samples = [self._private_bytes()]
         is_over = threading.Event()
 
-        def look() -> None:
+        def sample() -> None:
             while not is_over.wait(0.01):
-                looks.append(self._private_bytes())
+                samples.append(self._private_bytes())
 
-        thread = threading.Thread(target=look)
+        thread = threading.Thread(target=sample)
         thread.start()
         try:
-            yield looks
+            yield samples
         finally:
             is_over.set()
             thread.join()
-        looks.append(self._private_bytes())
+        samples.append(self._private_bytes())
 
     def _private_bytes(self) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
@@ -378,8 +378,8 @@ class BrokerProcess:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             has_ended = process.poll() is not None
-            said = self._out.read_bytes() if self._out.exists() else b""
-            if said.endswith(b"\n") or has_ended:
-                return said.decode().strip()
-            assert time.monotonic() < deadline, f"broker said only {said!r}, log:\n{self.log}"
+            output = self._out.read_bytes() if self._out.exists() else b""
+            if output.endswith(b"\n") or has_ended:
+                return output.decode().strip()
+            assert time.monotonic() < deadline, f"broker said only {output!r}, log:\n{self.log}"
             time.sleep(0.002)

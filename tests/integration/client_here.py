@@ -22,7 +22,7 @@ def on_a_connection(work: Work, *, heart_beat: float = 10.0, waiting: Sequence[s
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-async def left(broker: LocalBroker, queue: str = "q") -> list[tuple[str, int]]:
+async def remaining(broker: LocalBroker, queue: str = "q") -> list[tuple[str, int]]:
     """Bodies and attempts of what waits, when nobody has anything."""
     contents = await broker.queue(queue)
     assert contents.unacknowledged == 0

@@ -114,15 +114,15 @@ def _run(
 
 def completed(
     *command: str,
-    said: bytes = b"",
+    stdin_bytes: bytes = b"",
     folder: Path | None = None,
     run: Callable[[Sequence[str]], object] = truenext,
     seconds: float = 60.0,
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command and its end, with `said` on its standard input. Raises: subprocess.TimeoutExpired"""
+    """A command and its end, with `stdin_bytes` on its standard input. Raises: subprocess.TimeoutExpired"""
     with tempfile.TemporaryDirectory() as own:
         stdin, out, err = (Path(own) / name for name in ("in", "out", "err"))
-        stdin.write_bytes(said)
+        stdin.write_bytes(stdin_bytes)
         process = Forked(command, stdin=stdin, stdout=out, stderr=err, run=run, folder=folder)
         try:
             status = process.wait(seconds)

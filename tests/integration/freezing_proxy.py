@@ -12,23 +12,23 @@ ENDLESS = 1 << 60
 class Way:
     """One direction of a connection: so many more bytes pass, and then none until it is let go."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, passes: int) -> None:
+    def __init__(self, source: socket.socket, target: socket.socket, passed_bytes: int) -> None:
         self._source = source
         self._target = target
-        self._passes = passes
+        self._passed_bytes = passed_bytes
         self._changed = threading.Condition()
-        self.is_frozen = passes == 0
+        self.is_frozen = passed_bytes == 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def freeze(self) -> None:
         with self._changed:
-            self._passes = 0
+            self._passed_bytes = 0
             self.is_frozen = True
 
-    def let_go(self) -> None:
+    def unfreeze(self) -> None:
         with self._changed:
-            self._passes = ENDLESS
+            self._passed_bytes = ENDLESS
             self.is_frozen = False
             self._changed.notify_all()
 
@@ -38,20 +38,20 @@ class Way:
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             while data := self._source.recv(65536):
-                self._pass_on(data)
+                self._forward(data)
         with self._changed:
             # That it has ended is news too.
-            self._changed.wait_for(lambda: self._passes > 0)
+            self._changed.wait_for(lambda: self._passed_bytes > 0)
         with contextlib.suppress(OSError):
             self._target.shutdown(socket.SHUT_WR)
 
-    def _pass_on(self, data: bytes) -> None:
+    def _forward(self, data: bytes) -> None:
         while data:
             with self._changed:
-                self._changed.wait_for(lambda: self._passes > 0)
-                part = data[: self._passes]
-                self._passes -= len(part)
-                self.is_frozen = self._passes == 0
+                self._changed.wait_for(lambda: self._passed_bytes > 0)
+                part = data[: self._passed_bytes]
+                self._passed_bytes -= len(part)
+                self.is_frozen = self._passed_bytes == 0
             self._target.sendall(part)
             data = data[len(part) :]
 
@@ -73,16 +73,16 @@ class Link:
         self.up.freeze()
         self.down.freeze()
 
-    def let_go(self) -> None:
-        self.up.let_go()
-        self.down.let_go()
+    def unfreeze(self) -> None:
+        self.up.unfreeze()
+        self.down.unfreeze()
 
     def close(self) -> None:
         """Both sides are hung up, and what stood still is lost."""
         for end in self._sockets:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        self.let_go()
+        self.unfreeze()
         self.up.join()
         self.down.join()
         for end in self._sockets:

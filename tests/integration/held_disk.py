@@ -51,8 +51,8 @@ class HeldStore(EmbeddedStore):
 
     @property
     def disk_level(self) -> DiskLevel:
-        said = self.folder / "room"
-        return DiskLevel[said.read_text()] if said.exists() else super().disk_level
+        file = self.folder / "room"
+        return DiskLevel[file.read_text()] if file.exists() else super().disk_level
 
 
 def _write(file: int, content: bytes) -> int:

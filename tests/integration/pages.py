@@ -68,14 +68,14 @@ class Folder:
         self._programs = path.parent / f"{path.name}.bin"
         path.mkdir()
         self._programs.mkdir()
-        place = [sys.executable, TRUENEXT]
+        command = [sys.executable, TRUENEXT]
         self._write_program("python", f'exec {shlex.join(dying_with_us([sys.executable]))} "$@"')
         self._write_program("pytest", f'exec {shlex.join(dying_with_us([sys.executable, "-m", "pytest"]))} "$@"')
         self._write_program(
             "truenext",
             # Where a service finds its broker is said in its program.
             f'case $1 in\nserve) set -- "$@" --listen {url};;\nstages) ;;\n*) set -- "$@" --url {url};;\nesac\n'
-            f'exec {shlex.join(dying_with_us(place))} "$@"',
+            f'exec {shlex.join(dying_with_us(command))} "$@"',
         )
 
     def _write_program(self, name: str, text: str) -> None:
@@ -125,22 +125,22 @@ class Terminal:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._hand, ours = os.openpty()
+        self._master, slave = os.openpty()
         # What is typed is not shown again, and Ctrl-C is no text.
-        modes = termios.tcgetattr(ours)
+        modes = termios.tcgetattr(slave)
         modes[3] &= ~termios.ECHO
-        termios.tcsetattr(ours, termios.TCSANOW, modes)
+        termios.tcsetattr(slave, termios.TCSANOW, modes)
         self._shell = subprocess.Popen(
             ["bash", "--norc", "--noprofile", "--noediting", "-i"],
-            stdin=ours,
-            stdout=ours,
-            stderr=ours,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
             cwd=folder.path,
             env=folder.environment(),
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
-        os.close(ours)
+        os.close(slave)
         self._read()
 
     def do(self, text: str) -> str:
@@ -150,11 +150,11 @@ class Terminal:
         for command, expected in (each.split("\n", 1) for each in commands):
             shown += f"$ {command}\n"
             print(f"$ {command}", flush=True)  # pytest shows it if the test fails
-            os.write(self._hand, f"{command}\n".encode())
+            os.write(self._master, f"{command}\n".encode())
             before, interrupt, after = expected.rpartition("^C\n")
             if interrupt:
                 shown += self._read(before, has_prompt=False) + interrupt
-                os.write(self._hand, b"\x03")
+                os.write(self._master, b"\x03")
             # Of a program in the background the prompt comes at once, and what it says a moment later.
             shown += self._read(after if command.endswith("&") else None)
             self._wait_for_file_of(command)
@@ -175,22 +175,22 @@ class Terminal:
         """
         read = ""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
+        while (remaining := deadline - time.monotonic()) > 0:
             text = read.replace(_PROMPT, "")
             is_all = expected is None or comparable(text) == comparable(expected)
             if is_all and (_PROMPT in read or not has_prompt):
                 return text
-            if select.select([self._hand], [], [], left)[0]:
-                came = os.read(self._hand, 65536).decode().replace("\r\n", "\n")
-                read = self._folder.there(read + came)
-        wanted = "a prompt" if expected is None else f"this:\n{expected}"
-        raise AssertionError(f"after {PATIENCE_SECONDS:g} seconds there is only this:\n{read}\nand not {wanted}")
+            if select.select([self._master], [], [], remaining)[0]:
+                chunk = os.read(self._master, 65536).decode().replace("\r\n", "\n")
+                read = self._folder.there(read + chunk)
+        description = "a prompt" if expected is None else f"this:\n{expected}"
+        raise AssertionError(f"after {PATIENCE_SECONDS:g} seconds there is only this:\n{read}\nand not {description}")
 
     def close(self) -> None:
         """What still runs in it is killed with it."""
         self._shell.send_signal(signal.SIGKILL)
         self._shell.wait()
-        os.close(self._hand)
+        os.close(self._master)
 
 
 def compare(shown: str, block: Block) -> None:

@@ -78,7 +78,7 @@ class RawClient:
             self._frames.extend(self._decoder.receive(data))
         return self._frames.popleft()
 
-    def say(self, command: str, headers: dict[str, str], body: bytes = b"", *, confirmed: bool = False) -> None:
+    def send_frame(self, command: str, headers: dict[str, str], body: bytes = b"", *, confirmed: bool = False) -> None:
         """Write a frame; if `confirmed`, ask for a receipt and wait for it."""
         if confirmed:
             headers = headers | {"receipt": self.new_receipt()}
@@ -86,14 +86,14 @@ class RawClient:
         if confirmed:
             self.await_receipt(headers["receipt"])
 
-    def say_hello(
+    def send_connect(
         self, version: str, heart_beat: str, *, client_id: str | None = None, headers: dict[str, str] | None = None
     ) -> Frame:
-        said = {"accept-version": version, "host": "test", "heart-beat": heart_beat} | (headers or {})
-        self.say("CONNECT", said if client_id is None else said | {"client-id": client_id})
-        return self.await_hello()
+        fields = {"accept-version": version, "host": "test", "heart-beat": heart_beat} | (headers or {})
+        self.send_frame("CONNECT", fields if client_id is None else fields | {"client-id": client_id})
+        return self.await_connected()
 
-    def await_hello(self, seconds: float = RECEIVE_SECONDS) -> Frame:
+    def await_connected(self, seconds: float = RECEIVE_SECONDS) -> Frame:
         connected = self.next_frame(seconds)
         assert connected.command == "CONNECTED", connected
         self._version = self._decoder.version = Version(connected.headers["version"])
@@ -134,8 +134,8 @@ class RawClient:
         question is answered behind what the turn of the first one dispatched.
         """
         for _ in range(2):
-            self.say("BEGIN", {"transaction": "are we there"}, confirmed=True)
-            self.say("ABORT", {"transaction": "are we there"}, confirmed=True)
+            self.send_frame("BEGIN", {"transaction": "are we there"}, confirmed=True)
+            self.send_frame("ABORT", {"transaction": "are we there"}, confirmed=True)
         messages = list(self._messages)
         self._messages.clear()
         return messages
@@ -174,14 +174,14 @@ class RawClient:
         confirmed: bool = False,
         headers: dict[str, str] | None = None,
     ) -> None:
-        said = {"destination": f"/queue/{queue}"}
+        fields = {"destination": f"/queue/{queue}"}
         if persistent:
-            said["persistent"] = "true"
+            fields["persistent"] = "true"
         if priority is not None:
-            said["priority"] = str(priority)
+            fields["priority"] = str(priority)
         if transaction is not None:
-            said["transaction"] = transaction
-        self.say("SEND", said | (headers or {}), body, confirmed=confirmed)
+            fields["transaction"] = transaction
+        self.send_frame("SEND", fields | (headers or {}), body, confirmed=confirmed)
 
     def subscribe(
         self,
@@ -196,13 +196,13 @@ class RawClient:
         headers = {"id": subscription, "destination": f"/queue/{queue}", "ack": ack} | (headers or {})
         if prefetch is not None:
             headers["activemq.prefetchSize"] = str(prefetch)
-        self.say("SUBSCRIBE", headers, confirmed=True)
+        self.send_frame("SUBSCRIBE", headers, confirmed=True)
 
     def unsubscribe(self, subscription: str = "1") -> None:
-        self.say("UNSUBSCRIBE", {"id": subscription}, confirmed=True)
+        self.send_frame("UNSUBSCRIBE", {"id": subscription}, confirmed=True)
 
     def ack(self, message: Frame, *, transaction: str | None = None, confirmed: bool = False) -> None:
-        self.say("ACK", self._naming(message, transaction), confirmed=confirmed)
+        self.send_frame("ACK", self._naming(message, transaction), confirmed=confirmed)
 
     def nack(
         self,
@@ -212,34 +212,34 @@ class RawClient:
         confirmed: bool = False,
         headers: dict[str, str] | None = None,
     ) -> None:
-        self.say("NACK", self._naming(message, transaction) | (headers or {}), confirmed=confirmed)
+        self.send_frame("NACK", self._naming(message, transaction) | (headers or {}), confirmed=confirmed)
 
     def begin(self, transaction: str) -> None:
-        self.say("BEGIN", {"transaction": transaction})
+        self.send_frame("BEGIN", {"transaction": transaction})
 
     def commit(self, transaction: str, *, confirmed: bool = True, headers: dict[str, str] | None = None) -> None:
-        self.say("COMMIT", {"transaction": transaction} | (headers or {}), confirmed=confirmed)
+        self.send_frame("COMMIT", {"transaction": transaction} | (headers or {}), confirmed=confirmed)
 
     def abort(self, transaction: str, *, confirmed: bool = True) -> None:
-        self.say("ABORT", {"transaction": transaction}, confirmed=confirmed)
+        self.send_frame("ABORT", {"transaction": transaction}, confirmed=confirmed)
 
     # ---- What is truenext's own ----
 
     def started(self, message: Frame) -> None:
-        self.say("SEND", {"destination": "/control/started", "id": message.headers["ack"]})
+        self.send_frame("SEND", {"destination": "/control/started", "id": message.headers["ack"]})
 
-    def ask(self, messages: int, *, subscription: str = "1", waits: bool = True, name: str = "") -> None:
+    def pull(self, messages: int, *, subscription: str = "1", waits: bool = True, name: str = "") -> None:
         """Of a subscription that pulls."""
         headers = {"destination": "/control/credit", "id": subscription, "messages": str(messages)}
         headers |= {} if waits else {"wait": "false"}
-        self.say("SEND", headers | ({"correlation-id": name} if name else {}))
+        self.send_frame("SEND", headers | ({"correlation-id": name} if name else {}))
 
     def wake(self, subscription: str = "1") -> None:
-        self.say("SEND", {"destination": "/control/wake", "id": subscription})
+        self.send_frame("SEND", {"destination": "/control/wake", "id": subscription})
 
     def release(self, *subscriptions: str, keep: Sequence[Frame] = (), confirmed: bool = False, **others: Any) -> None:
-        asked = {"subscriptions": subscriptions, "keep": [message.headers["ack"] for message in keep]} | others
-        self.say("SEND", {"destination": "/control/release"}, json.dumps(asked).encode(), confirmed=confirmed)
+        request = {"subscriptions": subscriptions, "keep": [message.headers["ack"] for message in keep]} | others
+        self.send_frame("SEND", {"destination": "/control/release"}, json.dumps(request).encode(), confirmed=confirmed)
 
     def next_error(self) -> Frame:
         """The next ERROR that does not end the connection."""
@@ -251,7 +251,7 @@ class RawClient:
 
     def disconnect(self) -> None:
         """Say DISCONNECT, and wait until the broker has done its part."""
-        self.say("DISCONNECT", {}, confirmed=True)
+        self.send_frame("DISCONNECT", {}, confirmed=True)
         self.await_end()
 
     def hang_up(self) -> None:

@@ -55,7 +55,7 @@ def test_in_auto_mode_a_message_is_gone_once_it_was_sent(broker: BrokerProcess, 
     reader.crash()
 
     broker.await_facts(queue, waiting=0, unacknowledged=0, consumers=0)
-    assert broker.what_is_left(queue, once_durable=True) == []
+    assert broker.remaining_messages(queue, once_durable=True) == []
 
 
 @VERSIONS
@@ -67,7 +67,7 @@ def test_in_client_mode_an_ack_covers_all_that_came_before_it(broker: BrokerProc
     reader.ack(messages[3], confirmed=True)
     reader.disconnect()
 
-    assert bodies(broker.what_is_left(queue, once_durable=True)) == ["4", "5"]
+    assert bodies(broker.remaining_messages(queue, once_durable=True)) == ["4", "5"]
 
 
 @VERSIONS
@@ -80,7 +80,7 @@ def test_in_client_individual_mode_an_ack_covers_one_message(broker: BrokerProce
     reader.ack(messages[0], confirmed=True)
     reader.disconnect()
 
-    assert bodies(broker.what_is_left(queue, once_durable=True)) == ["1", "2", "4", "5"]
+    assert bodies(broker.remaining_messages(queue, once_durable=True)) == ["1", "2", "4", "5"]
 
 
 def test_in_client_mode_all_is_by_order_of_dispatch_not_by_order_of_arrival(broker: BrokerProcess, queue: str) -> None:
@@ -93,7 +93,7 @@ def test_in_client_mode_all_is_by_order_of_dispatch_not_by_order_of_arrival(brok
     reader.ack(low, confirmed=True)
     reader.disconnect()
 
-    assert bodies(broker.what_is_left(queue, once_durable=True)) == ["high"]
+    assert bodies(broker.remaining_messages(queue, once_durable=True)) == ["high"]
 
 
 @MODES
@@ -168,9 +168,9 @@ def test_attempts_are_remembered_over_a_restart(own_broker: BrokerProcess, queue
 
     own_broker.restart(is_clean=is_clean)
 
-    left = own_broker.what_is_left(queue, once_durable=True)
-    assert attempts(left) == [3]
-    assert left[0].headers["redelivered"] == "true"
+    remaining = own_broker.remaining_messages(queue, once_durable=True)
+    assert attempts(remaining) == [3]
+    assert remaining[0].headers["redelivered"] == "true"
 
 
 # ---- Transactions ----
@@ -189,14 +189,18 @@ def test_a_transaction_over_two_queues_is_done_as_a_whole_at_commit(
     worker.ack(held[1], transaction="t")
     worker.send(target, b"to one", persistent=True, transaction="t")
     worker.send(other_target, b"to the other", transaction="t", confirmed=True)
-    assert broker.what_is_left(target, once_durable=True) == broker.what_is_left(other_target, once_durable=True) == []
+    assert (
+        broker.remaining_messages(target, once_durable=True)
+        == broker.remaining_messages(other_target, once_durable=True)
+        == []
+    )
 
     worker.commit("t")
 
-    assert bodies(broker.what_is_left(target, once_durable=True)) == ["to one"]
-    assert bodies(broker.what_is_left(other_target, once_durable=True)) == ["to the other"]
+    assert bodies(broker.remaining_messages(target, once_durable=True)) == ["to one"]
+    assert bodies(broker.remaining_messages(other_target, once_durable=True)) == ["to the other"]
     worker.disconnect()
-    assert bodies(broker.what_is_left(source, once_durable=True)) == ["2"]
+    assert bodies(broker.remaining_messages(source, once_durable=True)) == ["2"]
 
 
 def test_a_transaction_over_two_queues_is_undone_as_a_whole_at_abort(
@@ -219,12 +223,12 @@ def test_a_transaction_over_two_queues_is_undone_as_a_whole_at_abort(
     again = worker.only(4)
     assert sorted(bodies(again)) == ["0", "0", "1", "1"]
     assert attempts(again) == [1, 1, 1, 1]
-    assert broker.what_is_left(target, once_durable=True) == []
+    assert broker.remaining_messages(target, once_durable=True) == []
 
 
-@pytest.mark.parametrize("has_begun_to_end", ["disconnect", "crash", "kill -9"])
+@pytest.mark.parametrize("end_started_by", ["disconnect", "crash", "kill -9"])
 def test_a_transaction_that_is_not_committed_never_happened(
-    own_broker: BrokerProcess, new_queue: Callable[[], str], has_begun_to_end: str
+    own_broker: BrokerProcess, new_queue: Callable[[], str], end_started_by: str
 ) -> None:
     source, target = new_queue(), new_queue()
     sender, worker = own_broker.connect(), own_broker.connect()
@@ -234,19 +238,19 @@ def test_a_transaction_that_is_not_committed_never_happened(
     worker.ack(worker.message(), transaction="t")
     worker.send(target, b"never", persistent=True, transaction="t", confirmed=True)
 
-    if has_begun_to_end == "disconnect":
+    if end_started_by == "disconnect":
         worker.disconnect()
-    elif has_begun_to_end == "crash":
+    elif end_started_by == "crash":
         worker.crash()
         own_broker.await_facts(source, consumers=0)
     else:
         own_broker.restart(is_clean=False)
 
-    left = own_broker.what_is_left(source, once_durable=True)
-    assert bodies(left) == ["work"]
+    remaining = own_broker.remaining_messages(source, once_durable=True)
+    assert bodies(remaining) == ["work"]
     # Whoever crashed in an open transaction had failed with what it acknowledged there.
-    assert attempts(left) == ([1] if has_begun_to_end == "crash" else [0])
-    assert own_broker.what_is_left(target, once_durable=True) == []
+    assert attempts(remaining) == ([1] if end_started_by == "crash" else [0])
+    assert own_broker.remaining_messages(target, once_durable=True) == []
 
 
 def test_an_acknowledgement_inside_a_transaction_gives_its_credit_back_at_once(
@@ -263,7 +267,7 @@ def test_an_acknowledgement_inside_a_transaction_gives_its_credit_back_at_once(
     reader.commit("t")
     reader.disconnect()
 
-    assert broker.what_is_left(queue, once_durable=True) == []
+    assert broker.remaining_messages(queue, once_durable=True) == []
 
 
 def test_a_nack_inside_a_transaction_takes_effect_at_commit(broker: BrokerProcess, queue: str) -> None:
@@ -300,13 +304,13 @@ def test_a_receipt_for_an_acknowledgement_is_followed_by_no_redelivery_after_a_c
 
     own_broker.restart(is_clean=False)
 
-    assert bodies(own_broker.what_is_left(queue, once_durable=True)) == numbers(20, first=15)
+    assert bodies(own_broker.remaining_messages(queue, once_durable=True)) == numbers(20, first=15)
 
 
 # ---- Bounds of a transaction ----
 
 
-def refused(client: RawClient, pattern: str) -> None:
+def expect_error(client: RawClient, pattern: str) -> None:
     """The client's connection ends with an ERROR that says what `pattern` says."""
     error = client.error()
     assert re.search(pattern, error.body.decode()), error.body
@@ -316,9 +320,9 @@ def refused(client: RawClient, pattern: str) -> None:
 def test_more_open_transactions_than_allowed_are_refused(broker: BrokerProcess) -> None:
     client = broker.connect()
     for number in range(TRANSACTIONS_MAX):
-        client.say("BEGIN", {"transaction": f"t{number}"}, confirmed=True)
+        client.send_frame("BEGIN", {"transaction": f"t{number}"}, confirmed=True)
     client.begin("one too many")
-    refused(client, f"more than {TRANSACTIONS_MAX} open transactions")
+    expect_error(client, f"more than {TRANSACTIONS_MAX} open transactions")
 
 
 def test_more_bytes_in_open_transactions_than_allowed_are_refused(broker: BrokerProcess, queue: str) -> None:
@@ -328,8 +332,8 @@ def test_more_bytes_in_open_transactions_than_allowed_are_refused(broker: Broker
     half = bytes(TRANSACTION_BYTES_MAX // 2)
     client.send(queue, half, transaction="t1", confirmed=True)
     client.send(queue, half, transaction="t2")
-    refused(client, f"more than {TRANSACTION_BYTES_MAX} bytes")
-    assert broker.what_is_left(queue, once_durable=True) == []
+    expect_error(client, f"more than {TRANSACTION_BYTES_MAX} bytes")
+    assert broker.remaining_messages(queue, once_durable=True) == []
 
 
 def test_more_messages_in_open_transactions_than_allowed_are_refused(broker: BrokerProcess, queue: str) -> None:
@@ -338,8 +342,8 @@ def test_more_messages_in_open_transactions_than_allowed_are_refused(broker: Bro
     send = b"SEND\ndestination:/queue/%s\ntransaction:t\n\n\0" % queue.encode()
     client.write(send * TRANSACTION_MESSAGES_MAX)
     client.send(queue, b"one too many", transaction="t")
-    refused(client, f"more than {TRANSACTION_MESSAGES_MAX} sends and acknowledgements")
-    assert broker.what_is_left(queue, once_durable=True) == []
+    expect_error(client, f"more than {TRANSACTION_MESSAGES_MAX} sends and acknowledgements")
+    assert broker.remaining_messages(queue, once_durable=True) == []
 
 
 @pytest.mark.parametrize("command", ["SEND", "ACK", "NACK", "COMMIT", "ABORT"])
@@ -351,10 +355,10 @@ def test_a_transaction_that_is_not_open_is_refused_by_name(broker: BrokerProcess
     if command == "SEND":
         client.send(queue, b"", transaction="nowhere")
     elif command in ("ACK", "NACK"):
-        client.say(command, {"id": message.headers["ack"], "transaction": "nowhere"})
+        client.send_frame(command, {"id": message.headers["ack"], "transaction": "nowhere"})
     else:
-        client.say(command, {"transaction": "nowhere"})
-    refused(client, "transaction 'nowhere' is not open")
+        client.send_frame(command, {"transaction": "nowhere"})
+    expect_error(client, "transaction 'nowhere' is not open")
     broker.await_facts(queue, waiting=1, consumers=0)
 
 
@@ -362,7 +366,7 @@ def test_a_transaction_that_is_open_cannot_be_begun_again(broker: BrokerProcess)
     client = broker.connect()
     client.begin("t")
     client.begin("t")
-    refused(client, "transaction 't' is open already")
+    expect_error(client, "transaction 't' is open already")
 
 
 # ---- Acknowledgements of what is not held ----
@@ -388,7 +392,7 @@ def test_an_acknowledgement_of_what_is_not_held_ends_that_connection_alone(
         for identity, pattern in cases.values():
             stranger = broker.connect()
             stranger.subscribe(other_queue, prefetch=1)
-            stranger.say(command, {"id": identity, "receipt": "the receipt in question"})
+            stranger.send_frame(command, {"id": identity, "receipt": "the receipt in question"})
             error = stranger.error()
             assert re.search(pattern, error.body.decode()), error.body
             assert error.headers["receipt-id"] == "the receipt in question"
@@ -406,7 +410,7 @@ def test_an_acknowledgement_is_accepted_once(broker: BrokerProcess, queue: str, 
     message = reader.message()
     reader.ack(message, confirmed=True)
     reader.ack(message)
-    refused(reader, f"message {message.headers['truenext-sequence']} is not held")
+    expect_error(reader, f"message {message.headers['truenext-sequence']} is not held")
 
 
 def test_an_acknowledgement_in_auto_mode_is_refused(broker: BrokerProcess, queue: str) -> None:
@@ -414,8 +418,8 @@ def test_an_acknowledgement_in_auto_mode_is_refused(broker: BrokerProcess, queue
     reader = broker.connect()
     reader.subscribe(queue, ack="auto")
     message = reader.message()
-    reader.say("ACK", {"id": f"{message.headers['truenext-sequence']}@1"})
-    refused(reader, "subscription '1' acknowledges by itself")
+    reader.send_frame("ACK", {"id": f"{message.headers['truenext-sequence']}@1"})
+    expect_error(reader, "subscription '1' acknowledges by itself")
 
 
 # ---- Attempts and dead letters ----
@@ -436,7 +440,7 @@ def test_after_seven_attempts_a_message_is_a_dead_letter(broker: BrokerProcess, 
         reader.nack(message, confirmed=True, headers=AT_ONCE)
     assert reader.message().body == b"good"
 
-    dead = broker.what_is_left(f"DLQ.{queue}", once_durable=True)
+    dead = broker.remaining_messages(f"DLQ.{queue}", once_durable=True)
     assert bodies(dead) == ["poison"]
     headers = dead[0].headers
     assert headers["destination"] == f"/queue/DLQ.{queue}"
@@ -463,7 +467,7 @@ def test_what_fails_in_a_dead_letter_queue_stays_there_at_its_place(broker: Brok
         reader.nack(message, headers=AT_ONCE)
     reader.disconnect()
 
-    assert bodies(broker.what_is_left(dead_letters, once_durable=True)) == numbers(3)
+    assert bodies(broker.remaining_messages(dead_letters, once_durable=True)) == numbers(3)
 
 
 @pytest.mark.parametrize("is_transient", [True, False], ids=["transient", "persistent"])
@@ -478,8 +482,8 @@ def test_a_dead_letter_is_confirmed_with_the_nack_that_made_it(
 
     own_broker.restart(is_clean=False)
 
-    assert own_broker.what_is_left(queue, once_durable=True) == []
-    assert bodies(own_broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["poison"]
+    assert own_broker.remaining_messages(queue, once_durable=True) == []
+    assert bodies(own_broker.remaining_messages(f"DLQ.{queue}", once_durable=True)) == ["poison"]
 
 
 def test_seven_aborts_make_a_dead_letter_too(broker: BrokerProcess, queue: str) -> None:
@@ -495,9 +499,9 @@ def test_seven_aborts_make_a_dead_letter_too(broker: BrokerProcess, queue: str) 
         reader.abort(f"t{number}")
     reader.disconnect()
 
-    left = broker.what_is_left(queue, once_durable=True)
-    assert (bodies(left), attempts(left)) == (["1"], [0])
-    assert bodies(broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["0"]
+    remaining = broker.remaining_messages(queue, once_durable=True)
+    assert (bodies(remaining), attempts(remaining)) == (["1"], [0])
+    assert bodies(broker.remaining_messages(f"DLQ.{queue}", once_durable=True)) == ["0"]
 
 
 @MODES
@@ -516,10 +520,10 @@ def test_a_consumer_that_crashes_ten_times_kills_nothing_but_the_message_it_was_
         reader.crash()
 
     broker.await_facts(queue, waiting=49, consumers=0)
-    left = broker.what_is_left(queue, once_durable=True)
-    assert bodies(left) == numbers(50, first=1)
-    assert attempts(left) == [3] + [0] * 48
-    assert bodies(broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["0"]
+    remaining = broker.remaining_messages(queue, once_durable=True)
+    assert bodies(remaining) == numbers(50, first=1)
+    assert attempts(remaining) == [3] + [0] * 48
+    assert bodies(broker.remaining_messages(f"DLQ.{queue}", once_durable=True)) == ["0"]
 
 
 def test_ten_clean_disconnects_charge_nothing(broker: BrokerProcess, queue: str) -> None:
@@ -530,10 +534,10 @@ def test_ten_clean_disconnects_charge_nothing(broker: BrokerProcess, queue: str)
         assert bodies(reader.messages(20)) == numbers(20)
         reader.disconnect()
 
-    left = broker.what_is_left(queue, once_durable=True)
-    assert bodies(left) == numbers(20)
-    assert attempts(left) == [0] * 20
-    assert deliveries(left) == [11] * 20
+    remaining = broker.remaining_messages(queue, once_durable=True)
+    assert bodies(remaining) == numbers(20)
+    assert attempts(remaining) == [0] * 20
+    assert deliveries(remaining) == [11] * 20
 
 
 def test_ten_ends_of_the_broker_charge_nothing(own_broker: BrokerProcess, queue: str) -> None:
@@ -546,8 +550,8 @@ def test_ten_ends_of_the_broker_charge_nothing(own_broker: BrokerProcess, queue:
         assert bodies(reader.messages(5)) == numbers(5)
         own_broker.restart(is_clean=time % 2 == 0)
 
-    left = own_broker.what_is_left(queue, once_durable=True)
-    assert (bodies(left), attempts(left)) == (numbers(5), [0] * 5)
+    remaining = own_broker.remaining_messages(queue, once_durable=True)
+    assert (bodies(remaining), attempts(remaining)) == (numbers(5), [0] * 5)
 
 
 def test_an_unsubscribe_returns_what_was_held_without_an_attempt(broker: BrokerProcess, queue: str) -> None:
@@ -568,7 +572,7 @@ def test_an_unsubscribe_returns_what_was_held_without_an_attempt(broker: BrokerP
     # What it held before is not its own any more, though it comes from the same connection: it was given back.
     reader.unsubscribe()
     reader.ack(held[0])
-    refused(reader, "there is no subscription '1'")
+    expect_error(reader, "there is no subscription '1'")
 
 
 def test_the_end_of_one_subscription_leaves_the_others_of_its_connection_alone(
@@ -587,8 +591,8 @@ def test_the_end_of_one_subscription_leaves_the_others_of_its_connection_alone(
     reader.ack(held[1], confirmed=True)
     reader.disconnect()
 
-    assert broker.what_is_left(queue, once_durable=True) == []
-    assert bodies(broker.what_is_left(other_queue, once_durable=True)) == bodies(other_held)
+    assert broker.remaining_messages(queue, once_durable=True) == []
+    assert bodies(broker.remaining_messages(other_queue, once_durable=True)) == bodies(other_held)
 
 
 # ---- Crashes that are hard to notice ----
@@ -605,9 +609,9 @@ def test_a_consumer_that_crashes_right_behind_its_last_word_is_noticed(own_broke
         reader.crash()
 
     own_broker.await_facts(queue, consumers=0)
-    left = own_broker.what_is_left(queue, once_durable=True)
-    assert bodies(left) == numbers(5, first=1)
-    assert attempts(left) == [1, 0, 0, 0]
+    remaining = own_broker.remaining_messages(queue, once_durable=True)
+    assert bodies(remaining) == numbers(5, first=1)
+    assert attempts(remaining) == [1, 0, 0, 0]
 
 
 def test_consumers_that_crash_while_they_are_written_to_disturb_nobody(own_broker: BrokerProcess, queue: str) -> None:
@@ -644,30 +648,30 @@ def test_what_the_socket_of_a_slow_auto_reader_has_not_taken_goes_to_the_next_on
     dispatched = count - broker.queues()[queue].waiting
     assert dispatched < count, "the socket has taken everything; take more messages"
 
-    taken = []
+    received = []
     if end == "disconnect":
-        slow.say("DISCONNECT", {})
+        slow.send_frame("DISCONNECT", {})
     else:
         slow.hang_up()
     try:
         while True:
-            taken.append(slow.message())
+            received.append(slow.message())
     except EOFError:
         slow.close()
 
     broker.await_facts(queue, consumers=0)
     next_reader.subscribe(queue)
-    rest = next_reader.messages(count - len(taken))
+    rest = next_reader.messages(count - len(received))
     assert next_reader.arrived() == []
-    seen = [int(message.body.split()[0]) for message in taken + rest]
-    assert 0 < len(taken) < count
+    seen = [int(message.body.split()[0]) for message in received + rest]
+    assert 0 < len(received) < count
     assert seen == list(range(count))
     assert attempts(rest) == [0] * len(rest)
     # Those that stood in line for the socket were dispatched, the others were not.
     counted = deliveries(rest)
     assert counted == sorted(counted, reverse=True)
     assert {1} <= set(counted) <= {1, 2}
-    assert len(taken) + counted.count(2) >= dispatched
+    assert len(received) + counted.count(2) >= dispatched
 
 
 def test_a_slow_auto_reader_that_reads_on_gets_everything_once_and_in_order(broker: BrokerProcess, queue: str) -> None:
@@ -682,4 +686,4 @@ def test_a_slow_auto_reader_that_reads_on_gets_everything_once_and_in_order(brok
     assert slow.arrived() == []
     broker.await_facts(queue, waiting=0, unacknowledged=0)
     slow.disconnect()
-    assert broker.what_is_left(queue, once_durable=True) == []
+    assert broker.remaining_messages(queue, once_durable=True) == []

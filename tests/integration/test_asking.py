@@ -40,17 +40,17 @@ def full_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProc
 
 
 def test_every_command_that_asks_or_does_something_works_in_a_full_broker(full_broker: BrokerProcess) -> None:
-    assert '"waiting":20' in full_broker.said("queues", "--json")
-    assert "20 waiting in 1 queue" in full_broker.said("status")
-    full_broker.said("pause", "q")
-    assert "q (paused)" in full_broker.said("queues")
-    full_broker.said("resume", "q")
-    full_broker.said("move", "q", "r", "--count", "5")
-    full_broker.said("purge", "q")
+    assert '"waiting":20' in full_broker.output_of("queues", "--json")
+    assert "20 waiting in 1 queue" in full_broker.output_of("status")
+    full_broker.output_of("pause", "q")
+    assert "q (paused)" in full_broker.output_of("queues")
+    full_broker.output_of("resume", "q")
+    full_broker.output_of("move", "q", "r", "--count", "5")
+    full_broker.output_of("purge", "q")
     assert full_broker.queues().keys() == {"q", "r"}
     assert full_broker.queues()["r"].waiting == 5
-    full_broker.said("move", "r", "q")
-    full_broker.said("scheduled", "q")
+    full_broker.output_of("move", "r", "q")
+    full_broker.output_of("scheduled", "q")
 
 
 @pytest.mark.parametrize(
@@ -74,20 +74,20 @@ def test_every_command_that_asks_or_does_something_works_in_a_full_broker(full_b
 def test_whatever_is_not_part_of_asking_is_refused_with_the_limit(
     full_broker: BrokerProcess, command: str, headers: dict[str, str]
 ) -> None:
-    client = full_broker.connect(says_hello=False)
-    client.say_hello("1.2", "0,0", client_id="c")
-    client.say(command, headers | {"receipt": "r"})
+    client = full_broker.connect(sends_connect=False)
+    client.send_connect("1.2", "0,0", client_id="c")
+    client.send_frame(command, headers | {"receipt": "r"})
     error = client.error()
-    said = error.body.decode()
-    assert said.startswith(f"there are {FEW} connections, the most that one listener takes with so few files")
-    assert "(ulimit -n): this one may only ask, by SEND to /control/" in said
+    text = error.body.decode()
+    assert text.startswith(f"there are {FEW} connections, the most that one listener takes with so few files")
+    assert "(ulimit -n): this one may only ask, by SEND to /control/" in text
     assert error.headers["receipt-id"] == "r"
 
 
 def test_an_answer_can_be_acknowledged_and_the_subscription_ended(full_broker: BrokerProcess) -> None:
     client = full_broker.connect()
-    client.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS, "ack": "client-individual"}, confirmed=True)
-    client.say("SEND", {"destination": "/control/status", "reply-to": ANSWERS})
+    client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS, "ack": "client-individual"}, confirmed=True)
+    client.send_frame("SEND", {"destination": "/control/status", "reply-to": ANSWERS})
     client.ack(client.message(), confirmed=True)
     client.unsubscribe("a")
     client.disconnect()
@@ -97,13 +97,13 @@ def test_the_eleventh_beyond_is_refused_with_both_limits_and_there_is_room_once_
     full_broker: BrokerProcess,
 ) -> None:
     beyond = [full_broker.connect() for _ in range(CONTROL_ONLY_CONNECTIONS_MAX)]
-    refused = full_broker.connect(says_hello=False)
-    said = refused.next_frame()
-    assert said.command == "ERROR"
-    assert f"there are {FEW} connections" in said.headers["message"]
-    assert f"and {CONTROL_ONLY_CONNECTIONS_MAX} more that may only ask" in said.headers["message"]
-    refused.await_end()
-    assert f"connection refused: there are too many client='127.0.0.1:{refused.local_port}'" in full_broker.log
+    rejected_client = full_broker.connect(sends_connect=False)
+    text = rejected_client.next_frame()
+    assert text.command == "ERROR"
+    assert f"there are {FEW} connections" in text.headers["message"]
+    assert f"and {CONTROL_ONLY_CONNECTIONS_MAX} more that may only ask" in text.headers["message"]
+    rejected_client.await_end()
+    assert f"connection refused: there are too many client='127.0.0.1:{rejected_client.local_port}'" in full_broker.log
     full_broker._log_checked = len(full_broker.log)
     beyond[0].disconnect()
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -127,27 +127,27 @@ def run(use: Callable[[int], None], *, connections_max: int = FEW) -> None:
 
 def hello(port: int) -> RawClient:
     client = RawClient(port)
-    client.say_hello("1.2", "0,0")
+    client.send_connect("1.2", "0,0")
     return client
 
 
-def ask(client: RawClient) -> None:
-    client.say("SEND", {"destination": "/control/queues", "reply-to": ANSWERS})
+def control_request(client: RawClient) -> None:
+    client.send_frame("SEND", {"destination": "/control/queues", "reply-to": ANSWERS})
     client.message()
 
 
 def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_not() -> None:
     def use(port: int) -> None:
         others = [hello(port) for _ in range(FEW)]
-        silent, asks = hello(port), hello(port)
-        asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+        silent, asking_client = hello(port), hello(port)
+        asking_client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
         started = time.monotonic()
         while time.monotonic() - started < 3:
-            ask(asks)
+            control_request(asking_client)
             time.sleep(0.1)
         assert "may only ask, and has not for 1 seconds" in silent.error().body.decode()
-        ask(asks)
-        assert "has not for 1 seconds" in asks.error().body.decode()
+        control_request(asking_client)
+        assert "has not for 1 seconds" in asking_client.error().body.decode()
         for client in others:
             client.disconnect()
 
@@ -163,8 +163,8 @@ def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_ma
     def use(port: int) -> None:
         def numbered(number: int, secret: str = "") -> RawClient:
             client = RawClient(port)
-            said = {"truenext-connection": str(number)} | ({"truenext-secret": secret} if secret else {})
-            client.say_hello("1.2", "0,0", headers=said)
+            text = {"truenext-connection": str(number)} | ({"truenext-secret": secret} if secret else {})
+            client.send_connect("1.2", "0,0", headers=text)
             return client
 
         ghost, *others = (numbered(1) for _ in range(FEW))
@@ -199,12 +199,12 @@ def test_a_question_that_came_while_the_broker_was_away_is_answered() -> None:
         loop = asyncio.get_running_loop()
 
         def use(port: int) -> None:
-            other, asks = hello(port), hello(port)
-            asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+            other, asking_client = hello(port), hello(port)
+            asking_client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
             loop.call_soon_threadsafe(time.sleep, 1.5)
             time.sleep(0.2)
-            ask(asks)
-            asks.disconnect()
+            control_request(asking_client)
+            asking_client.disconnect()
             other.disconnect()
 
         async with broker_here(connections_max=1) as listener:
@@ -220,21 +220,21 @@ def test_a_question_that_came_while_the_broker_was_away_is_answered() -> None:
 def test_who_comes_when_others_have_left_may_do_everything_though_somebody_still_only_asks() -> None:
     def use(port: int) -> None:
         others = [hello(port) for _ in range(FEW)]
-        asks = hello(port)
-        asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+        asking_client = hello(port)
+        asking_client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
         others.pop().disconnect()
         client = None
         deadline = time.monotonic() + PATIENCE_SECONDS
         while client is None:
             assert time.monotonic() < deadline, "it is still taken for one too many"
-            ask(asks)
+            control_request(asking_client)
             client = hello(port)
-            client.say("SEND", {"destination": "/queue/q", "receipt": "r"}, b"x")
+            client.send_frame("SEND", {"destination": "/queue/q", "receipt": "r"}, b"x")
             if client.next_frame().command == "ERROR":
                 client.close()
                 client = None
-        asks.say("SEND", {"destination": "/queue/q"}, b"y")
-        assert "may only ask" in asks.error().body.decode()
+        asking_client.send_frame("SEND", {"destination": "/queue/q"}, b"y")
+        assert "may only ask" in asking_client.error().body.decode()
         client.subscribe("q")
         assert bodies(client.arrived()) == ["x"]
         for each in (*others, client):
@@ -248,19 +248,19 @@ def test_the_answers_have_a_queue_though_there_are_as_many_as_there_may_be() -> 
         sender = hello(port)
         sender.send("a", b"")
         sender.send("b", b"", confirmed=True)
-        asks = hello(port)
-        asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
-        ask(asks)
-        asks.say("SUBSCRIBE", {"id": "b", "destination": "/temp-queue/another"})
-        assert "queues" in asks.error().body.decode()
+        asking_client = hello(port)
+        asking_client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+        control_request(asking_client)
+        asking_client.send_frame("SUBSCRIBE", {"id": "b", "destination": "/temp-queue/another"})
+        assert "queues" in asking_client.error().body.decode()
         # Without a subscription the question itself makes it.
-        asks = hello(port)
-        asks.say("SEND", {"destination": "/control/queues", "reply-to": ANSWERS}, confirmed=True)
-        asks.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS})
-        assert b'"name":"b"' in asks.message().body
-        asks.disconnect()
+        asking_client = hello(port)
+        asking_client.send_frame("SEND", {"destination": "/control/queues", "reply-to": ANSWERS}, confirmed=True)
+        asking_client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS})
+        assert b'"name":"b"' in asking_client.message().body
+        asking_client.disconnect()
         listens = hello(port)
-        listens.say("SUBSCRIBE", {"id": "a", "destination": "/topic/t"})
+        listens.send_frame("SUBSCRIBE", {"id": "a", "destination": "/topic/t"})
         assert "queues" in listens.error().body.decode(), "nothing is answered there"
         sender.send("c", b"")
         assert "queues" in sender.error().body.decode()
@@ -283,9 +283,9 @@ def test_the_broker_asks_for_as_many_files_as_its_connections_may_need(tmp_path:
     broker = BrokerProcess(tmp_path, files_max="-S -n 200")
     broker.start()
     try:
-        wanted = FILES_OWN + CONNECTIONS_MAX + CONTROL_ONLY_CONNECTIONS_MAX
+        files_needed = FILES_OWN + CONNECTIONS_MAX + CONTROL_ONLY_CONNECTIONS_MAX
         soft, hard = files_of(broker)
-        assert int(soft) == wanted if hard == "unlimited" else int(soft) == min(wanted, int(hard))
+        assert int(soft) == files_needed if hard == "unlimited" else int(soft) == min(files_needed, int(hard))
         broker.stop()
     finally:
         broker.clean_up()

@@ -8,7 +8,7 @@ from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, numbered
 from truenext.wire.stomp.frame import Frame
 
-Say = Callable[[RawClient, Frame, dict[str, str]], None]
+Fail = Callable[[RawClient, Frame, dict[str, str]], None]
 
 
 def nack(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
@@ -24,7 +24,7 @@ def commit_of_a_nack(client: RawClient, message: Frame, headers: dict[str, str])
 def abort(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
     client.begin("t")
     client.ack(message, transaction="t")
-    client.say("ABORT", {"transaction": "t"} | headers)
+    client.send_frame("ABORT", {"transaction": "t"} | headers)
 
 
 def repeated_commit(client: RawClient, message: Frame, headers: dict[str, str]) -> None:
@@ -37,7 +37,7 @@ def release_with_a_transaction(client: RawClient, message: Frame, headers: dict[
     client.begin("t")
     client.ack(message, transaction="t")
     client.release("1", abort="t", confirmed=False)
-    client.say("SEND", {"destination": "/control/wake", "id": "1"} | headers)
+    client.send_frame("SEND", {"destination": "/control/wake", "id": "1"} | headers)
 
 
 def holding(broker: BrokerProcess, queue: str) -> tuple[RawClient, Frame]:
@@ -65,7 +65,7 @@ def attempts_after_kill(broker: BrokerProcess, queue: str) -> str:
     "fail", [nack, commit_of_a_nack, abort, repeated_commit, release_with_a_transaction], ids=lambda one: one.__name__
 )
 def test_attempt_survives_a_kill_behind_the_receipt_of_what_counted_it(
-    held_broker: BrokerProcess, queue: str, fail: Say
+    held_broker: BrokerProcess, queue: str, fail: Fail
 ) -> None:
     client, message = holding(held_broker, queue)
     receipt = client.new_receipt()

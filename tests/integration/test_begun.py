@@ -52,7 +52,7 @@ def test_what_was_begun_is_charged_and_nothing_else(broker: BrokerProcess, queue
         reader.hang_up()
         reader.await_end()
     else:
-        reader.say("ACK", {"id": "9999999@1"})
+        reader.send_frame("ACK", {"id": "9999999@1"})
         reader.error()
     back = again(broker, queue, 4)
     assert bodies(back) == ["0", "1", "2", "4"]
@@ -153,7 +153,7 @@ def test_an_ack_may_name_what_is_begun_next(broker: BrokerProcess, queue: str) -
     reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
     messages = reader.only(3)
-    reader.say("ACK", {"id": messages[0].headers["ack"], "truenext-started": messages[2].headers["ack"]})
+    reader.send_frame("ACK", {"id": messages[0].headers["ack"], "truenext-started": messages[2].headers["ack"]})
     reader.arrived()
     reader.crash()
     back = again(broker, queue, 2)
@@ -165,8 +165,10 @@ def test_an_ack_that_names_a_wrong_one_as_begun_does_nothing(broker: BrokerProce
     reader = broker.connect(headers=STARTED | {"truenext-keep-open": "true"})
     reader.subscribe(queue)
     (message,) = reader.only(1)
-    reader.say("ACK", {"id": message.headers["ack"], "truenext-started": "9999999@1"})
-    reader.say("ACK", {"id": message.headers["ack"], "truenext-started": message.headers["ack"], "transaction": "t"})
+    reader.send_frame("ACK", {"id": message.headers["ack"], "truenext-started": "9999999@1"})
+    reader.send_frame(
+        "ACK", {"id": message.headers["ack"], "truenext-started": message.headers["ack"], "transaction": "t"}
+    )
     assert [reader.next_error().headers["truenext-code"] for _ in range(2)] == ["not-held", "header"]
     reader.ack(message, confirmed=True)
 
@@ -180,5 +182,5 @@ def test_begun_is_refused_where_it_means_nothing(broker: BrokerProcess, queue: s
     for ack, code in (("auto", "not-held"), ("client", "not-held")):
         reader = broker.connect(headers=STARTED)
         reader.subscribe(queue, ack=ack)
-        reader.say("SEND", {"destination": "/control/started", "id": "9999999@1"})
+        reader.send_frame("SEND", {"destination": "/control/started", "id": "9999999@1"})
         assert reader.error().headers["truenext-code"] == code

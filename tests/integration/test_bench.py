@@ -22,7 +22,7 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
 @in_make_faults
 @pytest.mark.timeout(RUN_S + 60)
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (
             ("bench", "--only", "truenext", "--messages", "2000", "--warmup", "100", "--runs", "1"),
@@ -51,19 +51,19 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )
 def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
-    tmp_path: Path, arguments: tuple[str, ...], said: str
+    tmp_path: Path, arguments: tuple[str, ...], expected: str
 ) -> None:
     command = dying_with_us([sys.executable, "-m", *arguments, "--dir", str(tmp_path)])
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert re.search(said, done.stdout), done.stdout
+    assert re.search(expected, done.stdout), done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
 @in_make_faults
 @pytest.mark.timeout(RUN_S + 60)
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (
             ("--only", "messaging,poison,sql,interactive,dramatiq,dbos,procrastinate", "--flows", "40"),
@@ -108,7 +108,7 @@ def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
     ids=lambda value: value[1] if isinstance(value[0], str) and value[0] == "--only" else "",
 )
 def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_folder(
-    arguments: tuple[str, ...], said: tuple[str, ...]
+    arguments: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     # Nobody but its owner may enter that of a test.
     with tempfile.TemporaryDirectory() as name:
@@ -117,7 +117,7 @@ def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_fol
         command = dying_with_us([sys.executable, "-m", "bench.flows", *arguments, "--runs", "1", "--dir", name])
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        for each in said:
+        for each in expected:
             assert re.search(each, done.stdout), done.stdout
         assert list(folder.iterdir()) == []
 

@@ -49,16 +49,16 @@ def test_a_small_backlog_of_either_kind_goes_through_all_phases(tmp_path: Path) 
     ended = run_backlog(data, "--messages", "1000,3000", "--probes", "5", "--seed", "3", "--markdown", str(page))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stderr == ""
-    said = ended.stdout
-    assert "seed: 3" in said
-    assert said.count("all 1,000 came exactly once and in order") == 2
-    assert said.count("all 3,000 came exactly once and in order") == 2
+    output = ended.stdout
+    assert "seed: 3" in output
+    assert output.count("all 1,000 came exactly once and in order") == 2
+    assert output.count("all 3,000 came exactly once and in order") == 2
     # A clean stop in the middle and one at the end; transients are not asked to survive a kill.
-    assert said.count("exit status 0") == 8
-    assert said.count("kill -9, restart: RssAnon") == 2
-    assert said.count("3 transient: median") == said.count("2 persistent: median") == 4
+    assert output.count("exit status 0") == 8
+    assert output.count("kill -9, restart: RssAnon") == 2
+    assert output.count("3 transient: median") == output.count("2 persistent: median") == 4
     for kind in ("persistent", "transient"):
-        table = said.split(f"\n{kind}, 512 to 1536 bytes")[1].split("\n\n")[0]
+        table = output.split(f"\n{kind}, 512 to 1536 bytes")[1].split("\n\n")[0]
         assert re.search(r" 1,000 +3,000 ", table.splitlines()[1])
         figures = [line.split("  ")[0] for line in table.splitlines()[3:]]
         assert figures[0] == "enqueue, msg/s"

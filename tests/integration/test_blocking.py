@@ -37,17 +37,17 @@ def connection(broker: BrokerProcess) -> Iterator[blocking.Connection]:
 
 
 @pytest.fixture
-def place(queue: str) -> str:
+def destination(queue: str) -> str:
     return f"/queue/{queue}"
 
 
 @pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
+def no_thread_remains() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while left := set(threading.enumerate()) - before:
-        assert time.monotonic() < deadline, f"threads are left: {left}"
+    while remaining := set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, f"threads are left: {remaining}"
         time.sleep(0.002)
 
 
@@ -71,9 +71,9 @@ def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
         raise error
 
 
-def await_true(said: Callable[[], bool]) -> None:
+def await_true(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while not said():
+    while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.002)
 
@@ -83,8 +83,8 @@ def text(message: blocking.Content | None) -> str:
     return message.text
 
 
-def fill(connection: blocking.Connection, place: str, count: int) -> None:
-    assert connection.send_many(place, (str(number) for number in range(count))) == count
+def fill(connection: blocking.Connection, destination: str, count: int) -> None:
+    assert connection.send_many(destination, (str(number) for number in range(count))) == count
 
 
 def to_main_thread(number: signal.Signals) -> None:
@@ -114,37 +114,39 @@ def interrupted(after: Callable[[], bool] = lambda: True, *, delay: float = 0.1)
 # ---- Sending and receiving ----
 
 
-def test_connect_gives_a_connection_with_and_without_a_block(broker: BrokerProcess, place: str) -> None:
+def test_connect_gives_a_connection_with_and_without_a_block(broker: BrokerProcess, destination: str) -> None:
     connection = blocking.connect(url(broker))
-    connection.send(place, b"1")
+    connection.send(destination, b"1")
     assert connection.health().state == "connected"
     connection.close()
     assert connection.health().state == "closed"
     with pytest.raises(ClosedError):
-        connection.send(place, b"2")
+        connection.send(destination, b"2")
     connection.close()
 
 
 def test_nobody_there_is_told_in_time() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionLost, match="no broker at"):
-            blocking.connect(f"stomp://127.0.0.1:{nobody.getsockname()[1]}", timeout=0.2)
+            blocking.connect(f"stomp://127.0.0.1:{listener.getsockname()[1]}", timeout=0.2)
 
 
-def test_a_refused_message_raises_to_its_sender_alone(connection: blocking.Connection, place: str) -> None:
+def test_a_refused_message_raises_to_its_sender_alone(connection: blocking.Connection, destination: str) -> None:
     with pytest.raises(Refused):
         connection.send("/nowhere/at-all", b"")
-    connection.send(place, b"1")
-    with connection.consumer(place) as consumer:
+    connection.send(destination, b"1")
+    with connection.consumer(destination) as consumer:
         assert text(consumer.receive(5)) == "1"
 
 
 @PREFETCHES
-def test_what_is_handed_out_is_in_order(connection: blocking.Connection, place: str, prefetch: int | None) -> None:
-    fill(connection, place, 50)
-    connection.send(place, "first", priority=9)
-    with connection.consumer(place, prefetch=prefetch) as consumer:
+def test_what_is_handed_out_is_in_order(
+    connection: blocking.Connection, destination: str, prefetch: int | None
+) -> None:
+    fill(connection, destination, 50)
+    connection.send(destination, "first", priority=9)
+    with connection.consumer(destination, prefetch=prefetch) as consumer:
         got = [text(consumer.receive(5)) for _ in range(51)]
         assert got == ["first", *map(str, range(50))]
         assert consumer.receive(0) is None
@@ -152,36 +154,36 @@ def test_what_is_handed_out_is_in_order(connection: blocking.Connection, place: 
 
 
 @PREFETCHES
-def test_receive_0_gives_what_is_there(connection: blocking.Connection, place: str, prefetch: int | None) -> None:
-    with connection.consumer(place, prefetch=prefetch) as consumer:
+def test_receive_0_gives_what_is_there(connection: blocking.Connection, destination: str, prefetch: int | None) -> None:
+    with connection.consumer(destination, prefetch=prefetch) as consumer:
         for number in range(5):
-            connection.send(place, str(number))
+            connection.send(destination, str(number))
             assert text(consumer.receive(0)) == str(number)
             assert consumer.receive(0) is None
 
 
 def test_an_auto_consumer_acknowledges_what_it_goes_on_from(
-    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
-    fill(connection, place, 3)
-    with connection.consumer(place) as consumer:
+    fill(connection, destination, 3)
+    with connection.consumer(destination) as consumer:
         for message in consumer:
             if message.text == "1":
                 break
     broker.await_facts(queue, waiting=1, unacknowledged=0)
-    with pytest.raises(ZeroDivisionError), connection.consumer(place) as consumer:
+    with pytest.raises(ZeroDivisionError), connection.consumer(destination) as consumer:
         assert text(consumer.receive(5)) == "2"
         raise ZeroDivisionError
-    with connection.consumer(place) as consumer:
+    with connection.consumer(destination) as consumer:
         again = consumer.receive(5)
         assert again is not None and again.attempts == 1
 
 
 def test_of_individual_messages_the_program_says_what_became(
-    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
-    fill(connection, place, 4)
-    with connection.consumer(place, ack="individual") as consumer:
+    fill(connection, destination, 4)
+    with connection.consumer(destination, ack="individual") as consumer:
         got = [consumer.receive(5) for _ in range(4)]
         first, second, third, fourth = (message for message in got if message is not None)
         first.ack()
@@ -200,12 +202,12 @@ def test_of_individual_messages_the_program_says_what_became(
 
 
 def test_a_transaction_happens_or_does_not(
-    broker: BrokerProcess, connection: blocking.Connection, place: str, new_queue: Callable[[], str]
+    broker: BrokerProcess, connection: blocking.Connection, destination: str, new_queue: Callable[[], str]
 ) -> None:
     done = f"/queue/{new_queue()}"
-    fill(connection, place, 2)
+    fill(connection, destination, 2)
     with connection.session(transacted=True) as session:
-        consumer = session.consumer(place)
+        consumer = session.consumer(destination)
         with session.transaction() as transaction:
             session.send(done, text(consumer.receive(5)))
         assert transaction.outcome is blocking.Outcome.COMMITTED
@@ -217,12 +219,12 @@ def test_a_transaction_happens_or_does_not(
         assert text(message) == "1" and message is not None and message.attempts == 1
         session.rollback(failed=False)
     assert [shown.text for shown in connection.browse(done)] == ["0"]
-    assert [shown.text for shown in connection.browse(place)] == ["1"]
+    assert [shown.text for shown in connection.browse(destination)] == ["1"]
 
 
-def test_a_rollback_by_another_thread_dooms_the_transaction(connection: blocking.Connection, place: str) -> None:
-    fill(connection, place, 1)
-    with connection.session(transacted=True) as session, session.consumer(place) as consumer:
+def test_a_rollback_by_another_thread_dooms_the_transaction(connection: blocking.Connection, destination: str) -> None:
+    fill(connection, destination, 1)
+    with connection.session(transacted=True) as session, session.consumer(destination) as consumer:
         assert text(consumer.receive(5)) == "0"
         with in_thread(lambda: session.rollback(failed=False)):
             pass
@@ -232,66 +234,66 @@ def test_a_rollback_by_another_thread_dooms_the_transaction(connection: blocking
         session.commit()
 
 
-def test_send_nowait_goes_on_and_flush_waits(connection: blocking.Connection, place: str) -> None:
-    sent = [connection.send_nowait(place, str(number)) for number in range(100)]
+def test_send_nowait_goes_on_and_flush_waits(connection: blocking.Connection, destination: str) -> None:
+    sent = [connection.send_nowait(destination, str(number)) for number in range(100)]
     sent[50].wait()
     connection.flush()
     assert all(each.is_done for each in sent)
-    assert len(list(connection.browse(place))) == 100
+    assert len(list(connection.browse(destination))) == 100
 
 
-def test_more_than_may_be_under_way_is_sent_too(connection: blocking.Connection, place: str) -> None:
-    fill(connection, place, 12_000)
+def test_more_than_may_be_under_way_is_sent_too(connection: blocking.Connection, destination: str) -> None:
+    fill(connection, destination, 12_000)
     assert connection.health().unconfirmed == 0
 
 
 def test_what_a_socket_does_not_take_at_once_arrives(
-    broker: BrokerProcess, connection: blocking.Connection, place: str
+    broker: BrokerProcess, connection: blocking.Connection, destination: str
 ) -> None:
     large = b"x" * (6 * 1024 * 1024)
-    with in_thread(lambda: connection.send(place, large)):
+    with in_thread(lambda: connection.send(destination, large)):
         with broker.asleep():
             time.sleep(0.3)
-        connection.send(place, b"small", priority=9)
-    with connection.consumer(place) as consumer:
+        connection.send(destination, b"small", priority=9)
+    with connection.consumer(destination) as consumer:
         assert text(consumer.receive(10)) == "small"
         message = consumer.receive(10)
         assert message is not None and message.body == large
 
 
-def test_browse_shows_and_takes_nothing(connection: blocking.Connection, place: str) -> None:
-    fill(connection, place, 3000)
-    shown = connection.browse(place)
+def test_browse_shows_and_takes_nothing(connection: blocking.Connection, destination: str) -> None:
+    fill(connection, destination, 3000)
+    shown = connection.browse(destination)
     assert next(shown).text == "0"
     time.sleep(0.2)
     assert [each.text for each in shown] == [str(number) for number in range(1, 3000)]
-    with connection.consumer(place) as consumer:
+    with connection.consumer(destination) as consumer:
         assert text(consumer.receive(5)) == "0"
 
 
-def test_a_request_gets_its_reply_from_another_thread(connection: blocking.Connection, place: str) -> None:
+def test_a_request_gets_its_reply_from_another_thread(connection: blocking.Connection, destination: str) -> None:
     def answer() -> None:
-        with connection.consumer(place, prefetch=0) as consumer:
+        with connection.consumer(destination, prefetch=0) as consumer:
             message = consumer.receive(5)
             assert message is not None
             connection.reply(message, f"{message.text}!")
 
     with in_thread(answer):
-        assert connection.request(place, "hello", timeout=10).text == "hello!"
+        assert connection.request(destination, "hello", timeout=10).text == "hello!"
     with pytest.raises(TimeoutError):
-        connection.request(place, "nobody", timeout=0.1)
+        connection.request(destination, "nobody", timeout=0.1)
 
 
 def test_sixteen_threads_use_one_connection(connection: blocking.Connection, new_queue: Callable[[], str]) -> None:
     errors: list[BaseException] = []
 
-    def work(place: str) -> None:
+    def work(destination: str) -> None:
         try:
-            with connection.consumer(place, prefetch=5) as consumer:
+            with connection.consumer(destination, prefetch=5) as consumer:
                 for number in range(100):
-                    connection.send(place, str(number), priority=number % 10, persistent=number % 2 == 0)
+                    connection.send(destination, str(number), priority=number % 10, persistent=number % 2 == 0)
                     assert text(consumer.receive(10)) == str(number)
-                assert connection.send_many(place, map(str, range(50))) == 50
+                assert connection.send_many(destination, map(str, range(50))) == 50
                 assert [text(consumer.receive(10)) for _ in range(50)] == [str(number) for number in range(50)]
         except BaseException as error:
             errors.append(error)
@@ -305,10 +307,10 @@ def test_sixteen_threads_use_one_connection(connection: blocking.Connection, new
     assert not errors
 
 
-def test_threads_that_share_a_consumer_get_each_message_once(connection: blocking.Connection, place: str) -> None:
-    fill(connection, place, 400)
+def test_threads_that_share_a_consumer_get_each_message_once(connection: blocking.Connection, destination: str) -> None:
+    fill(connection, destination, 400)
     got: list[str] = []
-    with connection.consumer(place, ack="individual") as consumer:
+    with connection.consumer(destination, ack="individual") as consumer:
 
         def work() -> None:
             while (message := consumer.receive(0.5)) is not None:
@@ -326,9 +328,9 @@ def test_threads_that_share_a_consumer_get_each_message_once(connection: blockin
 # ---- The end ----
 
 
-def test_close_ends_what_other_threads_wait_for(broker: BrokerProcess, place: str) -> None:
+def test_close_ends_what_other_threads_wait_for(broker: BrokerProcess, destination: str) -> None:
     connection = blocking.connect(url(broker))
-    consumer = connection.consumer(place)
+    consumer = connection.consumer(destination)
     raised: list[type[BaseException]] = []
     iterated: list[object] = []
 
@@ -348,28 +350,28 @@ def test_close_ends_what_other_threads_wait_for(broker: BrokerProcess, place: st
 
 
 def test_what_was_handed_out_goes_back_with_the_end(
-    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
-    fill(connection, place, 3)
+    fill(connection, destination, 3)
     other = blocking.connect(url(broker))
-    consumer = other.consumer(place, ack="individual")
+    consumer = other.consumer(destination, ack="individual")
     assert text(consumer.receive(5)) == "0"
     other.close()
     broker.await_facts(queue, waiting=3, unacknowledged=0)
-    assert [shown.attempts for shown in connection.browse(place)] == [0, 0, 0]
+    assert [shown.attempts for shown in connection.browse(destination)] == [0, 0, 0]
 
 
-def test_a_forked_child_touches_nothing(connection: blocking.Connection, place: str) -> None:
-    fill(connection, place, 2)
-    holds, lets_go = threading.Event(), threading.Event()
+def test_a_forked_child_touches_nothing(connection: blocking.Connection, destination: str) -> None:
+    fill(connection, destination, 2)
+    holds, released = threading.Event(), threading.Event()
 
     def hold_lock() -> None:
         # The worst moment for a fork.
         with connection._driver.state_lock():
             holds.set()
-            lets_go.wait()
+            released.wait()
 
-    with connection.consumer(place, ack="individual") as consumer:
+    with connection.consumer(destination, ack="individual") as consumer:
         assert text(consumer.receive(5)) == "0"
         with in_thread(hold_lock):
             assert holds.wait(PATIENCE_SECONDS)
@@ -377,59 +379,61 @@ def test_a_forked_child_touches_nothing(connection: blocking.Connection, place: 
                 warnings.simplefilter("ignore")
                 child = os.fork()
             if not child:
-                os._exit(_use_in_child(connection, consumer, place))
+                os._exit(_use_in_child(connection, consumer, destination))
             deadline = time.monotonic() + PATIENCE_SECONDS
             while not (ended := os.waitpid(child, os.WNOHANG))[0]:
                 if time.monotonic() > deadline:
                     os.kill(child, signal.SIGKILL)
                 time.sleep(0.01)
-            lets_go.set()
+            released.set()
         assert os.waitstatus_to_exitcode(ended[1]) == 0, "the child was not refused, or waited"
         message = consumer.receive(5)
         assert message is not None and message.text == "1"
         message.ack()
-        connection.send(place, "2")
+        connection.send(destination, "2")
         assert text(consumer.receive(5)) == "2"
     assert connection.health().reconnects == 0
 
 
-def _use_in_child(connection: blocking.Connection, consumer: blocking.Consumer, place: str) -> int:
+def _use_in_child(connection: blocking.Connection, consumer: blocking.Consumer, destination: str) -> int:
     """How many uses were not refused."""
     uses: list[Callable[[], object]] = [
-        lambda: connection.send(place, b""),
-        lambda: connection.send_many(place, [b""]),
-        lambda: connection.send_nowait(place, b""),
-        lambda: connection.consumer(place),
+        lambda: connection.send(destination, b""),
+        lambda: connection.send_many(destination, [b""]),
+        lambda: connection.send_nowait(destination, b""),
+        lambda: connection.consumer(destination),
         lambda: connection.session(),
         lambda: connection.health(),
         lambda: connection.close(),
-        lambda: next(connection.browse(place)),
+        lambda: next(connection.browse(destination)),
         lambda: consumer.receive(1),
         lambda: consumer.receive(0),
         lambda: next(consumer),
         lambda: consumer.pause(),
         lambda: consumer.close(),
     ]
-    left = len(uses)
+    remaining = len(uses)
     for use in uses:
         try:
             use()
         except ClosedError:
-            left -= 1
+            remaining -= 1
     with connection, consumer:
         pass
-    return left
+    return remaining
 
 
 # ---- Ctrl-C ----
 
 
 @PREFETCHES
-def test_ctrl_c_ends_a_receive_that_waits(connection: blocking.Connection, place: str, prefetch: int | None) -> None:
-    with connection.consumer(place, prefetch=prefetch) as consumer:
+def test_ctrl_c_ends_a_receive_that_waits(
+    connection: blocking.Connection, destination: str, prefetch: int | None
+) -> None:
+    with connection.consumer(destination, prefetch=prefetch) as consumer:
         with pytest.raises(KeyboardInterrupt), interrupted():
             consumer.receive()
-        connection.send(place, "1")
+        connection.send(destination, "1")
         assert text(consumer.receive(5)) == "1"
 
 
@@ -441,11 +445,11 @@ def test_ctrl_c_while_a_commit_is_in_doubt_waits_for_it_and_a_second_one_leaves_
     expected = {"before": "rolled back", "after": "committed"}[when]
     with blocking_broker() as broker, blocking.connect(broker.url) as other:
         with blocking.connect(broker.url) as connection, connection.session(transacted=True) as session:
-            may_come_back = threading.Event()
+            may_return = threading.Event()
             reach = connection._driver._connect
 
             def reach_later(address: Address) -> socket.socket | None:
-                if not may_come_back.is_set():
+                if not may_return.is_set():
                     raise OSError("nobody is there")
                 return reach(address)
 
@@ -456,7 +460,7 @@ def test_ctrl_c_while_a_commit_is_in_doubt_waits_for_it_and_a_second_one_leaves_
                     to_main_thread(signal.SIGINT)
                 time.sleep(0.1)
                 if presses == 1:
-                    may_come_back.set()
+                    may_return.set()
 
             monkeypatch.setattr(connection._driver, "_connect", reach_later)
             broker.lose_commit(when)
@@ -518,15 +522,15 @@ class Storm:
 
 
 def test_ctrl_c_at_any_moment_loses_no_message_and_charges_nobody(
-    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
     """What was received and not handled goes back, wherever in the client the signal comes."""
     count = 3000
-    fill(connection, place, count)
+    fill(connection, destination, count)
     got: list[int] = []
 
     def work() -> bool:
-        with connection.consumer(place, ack="individual", prefetch=10) as consumer:
+        with connection.consumer(destination, ack="individual", prefetch=10) as consumer:
             while (message := consumer.receive(0.5)) is not None:
                 with message.process():
                     assert message.attempts == 0
@@ -538,8 +542,8 @@ def test_ctrl_c_at_any_moment_loses_no_message_and_charges_nobody(
     assert storm.count == storm.MOST
     assert set(got) == set(range(count))
     assert connection.health().reconnects == 0
-    connection.send(place, "last")
-    with connection.consumer(place) as consumer:
+    connection.send(destination, "last")
+    with connection.consumer(destination) as consumer:
         rest = list(iter(lambda: text(consumer.receive(5)), "last"))
     # What was handled when the signal came before the client could say so.
     assert len(rest) <= storm.count
@@ -547,16 +551,16 @@ def test_ctrl_c_at_any_moment_loses_no_message_and_charges_nobody(
 
 
 def test_ctrl_c_at_any_moment_leaves_each_transaction_done_once(
-    connection: blocking.Connection, place: str, new_queue: Callable[[], str]
+    connection: blocking.Connection, destination: str, new_queue: Callable[[], str]
 ) -> None:
     """Also in a program that goes on in the same session."""
     done = f"/queue/{new_queue()}"
     count = 500
-    fill(connection, place, count)
+    fill(connection, destination, count)
 
     def work() -> bool:
         with connection.session(transacted=True) as session:
-            session.consumer(place, prefetch=10)
+            session.consumer(destination, prefetch=10)
             while True:
                 with suppress(KeyboardInterrupt):
                     storm.ready()
@@ -572,10 +576,10 @@ def test_ctrl_c_at_any_moment_leaves_each_transaction_done_once(
     assert storm.count == storm.MOST
     assert connection.health().reconnects == 0
     assert sorted(int(shown.text) for shown in connection.browse(done)) == list(range(count))
-    assert list(connection.browse(place)) == []
+    assert list(connection.browse(destination)) == []
 
 
-def test_a_handler_of_another_signal_may_use_the_connection(connection: blocking.Connection, place: str) -> None:
+def test_a_handler_of_another_signal_may_use_the_connection(connection: blocking.Connection, destination: str) -> None:
     """Whatever the main thread is doing with it."""
     count = 0
 
@@ -592,27 +596,27 @@ def test_a_handler_of_another_signal_may_use_the_connection(connection: blocking
 
     before = signal.signal(signal.SIGTERM, on_signal)
     try:
-        with in_thread(press), connection.consumer(place) as consumer:
+        with in_thread(press), connection.consumer(destination) as consumer:
             try:
                 for number in range(1000):
-                    connection.send(place, str(number))
+                    connection.send(destination, str(number))
                 assert [text(consumer.receive(5)) for _ in range(1000)] == [str(number) for number in range(1000)]
             finally:
                 stops.set()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert count > 10
-    assert list(connection.browse(place)) == []
+    assert list(connection.browse(destination)) == []
 
 
 # ---- Handlers ----
 
 
 def test_consume_handles_several_at_once_and_ends_with_the_connection(
-    broker: BrokerProcess, queue: str, place: str
+    broker: BrokerProcess, queue: str, destination: str
 ) -> None:
     connection = blocking.connect(url(broker))
-    fill(connection, place, 20)
+    fill(connection, destination, 20)
     together = threading.Barrier(4)
     handled: list[str] = []
 
@@ -621,7 +625,7 @@ def test_consume_handles_several_at_once_and_ends_with_the_connection(
             together.wait(PATIENCE_SECONDS)
         handled.append(message.text)
 
-    with in_thread(lambda: connection.consume(place, handle, concurrency=4)):
+    with in_thread(lambda: connection.consume(destination, handle, concurrency=4)):
         await_true(lambda: len(handled) == 20)
         connection.close()
     assert sorted(handled, key=int) == [str(number) for number in range(20)]
@@ -629,10 +633,10 @@ def test_consume_handles_several_at_once_and_ends_with_the_connection(
 
 
 def test_what_a_handler_raises_is_an_attempt_and_nothing_of_its_transaction_happens(
-    connection: blocking.Connection, place: str, new_queue: Callable[[], str], caplog: pytest.LogCaptureFixture
+    connection: blocking.Connection, destination: str, new_queue: Callable[[], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     done = f"/queue/{new_queue()}"
-    fill(connection, place, 3)
+    fill(connection, destination, 3)
     handled: list[tuple[str, int]] = []
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
@@ -644,72 +648,72 @@ def test_what_a_handler_raises_is_an_attempt_and_nothing_of_its_transaction_happ
             session.commit()
             session.close()
 
-    connection.consume(place, handle, transacted=True)
+    connection.consume(destination, handle, transacted=True)
     assert handled == [("0", 0), ("1", 0), ("1", 1), ("2", 0)]
     assert [shown.text for shown in connection.browse(done)] == ["0", "1", "2"]
     (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert said.startswith(f"the handler of {place} has failed with message ")
+    assert said.startswith(f"the handler of {destination} has failed with message ")
 
 
 def test_a_handler_may_close_the_connection(
-    broker: BrokerProcess, queue: str, place: str, caplog: pytest.LogCaptureFixture
+    broker: BrokerProcess, queue: str, destination: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     connection = blocking.connect(url(broker))
-    fill(connection, place, 3)
+    fill(connection, destination, 3)
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
         if message.text == "1":
             connection.close()
 
-    connection.consume(place, handle, prefetch=1)
+    connection.consume(destination, handle, prefetch=1)
     broker.await_facts(queue, waiting=2, unacknowledged=0)
     assert "has failed with message" not in caplog.text
 
 
-def test_close_waits_for_handlers_no_longer_than_told(broker: BrokerProcess, queue: str, place: str) -> None:
+def test_close_waits_for_handlers_no_longer_than_told(broker: BrokerProcess, queue: str, destination: str) -> None:
     connection = blocking.connect(url(broker))
-    fill(connection, place, 1)
-    started, lets_go = threading.Event(), threading.Event()
+    fill(connection, destination, 1)
+    started, released = threading.Event(), threading.Event()
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
         started.set()
-        lets_go.wait()
+        released.wait()
 
-    with in_thread(lambda: connection.consume(place, handle)) as consuming:
+    with in_thread(lambda: connection.consume(destination, handle)) as consuming:
         assert started.wait(PATIENCE_SECONDS)
         connection.close(timeout=0.1)
         consuming.join(PATIENCE_SECONDS)
         assert not consuming.is_alive()
         broker.await_facts(queue, waiting=1, unacknowledged=0)
-        lets_go.set()
+        released.set()
 
 
-def test_what_ends_a_handlers_thread_ends_consume(connection: blocking.Connection, place: str) -> None:
-    fill(connection, place, 1)
+def test_what_ends_a_handlers_thread_ends_consume(connection: blocking.Connection, destination: str) -> None:
+    fill(connection, destination, 1)
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
         sys.exit(7)
 
     with pytest.raises(SystemExit):
-        connection.consume(place, handle, concurrency=2)
-    with connection.consumer(place) as consumer:
+        connection.consume(destination, handle, concurrency=2)
+    with connection.consumer(destination) as consumer:
         message = consumer.receive(5)
         assert message is not None and message.attempts == 0
 
 
-def test_an_async_handler_is_refused(connection: blocking.Connection, place: str) -> None:
+def test_an_async_handler_is_refused(connection: blocking.Connection, destination: str) -> None:
     async def handle(message: blocking.Message, session: blocking.Session) -> None: ...
 
     with pytest.raises(TypeError, match="async"):
-        connection.consume(place, handle)  # type: ignore[arg-type]
+        connection.consume(destination, handle)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("transacted", [False, True])
 def test_ctrl_c_in_consume_waits_for_the_handlers_that_run(
-    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str, transacted: bool
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str, transacted: bool
 ) -> None:
     """Also if others have nothing to do, and end before."""
-    fill(connection, place, 1)
+    fill(connection, destination, 1)
     started = threading.Event()
     ended: list[str] = []
 
@@ -719,25 +723,25 @@ def test_ctrl_c_in_consume_waits_for_the_handlers_that_run(
         ended.append(message.text)
 
     with pytest.raises(KeyboardInterrupt), interrupted(started.is_set):
-        connection.consume(place, handle, concurrency=3, transacted=transacted)
+        connection.consume(destination, handle, concurrency=3, transacted=transacted)
     assert ended == ["0"]
     broker.await_facts(queue, waiting=0, unacknowledged=0, consumers=0)
 
 
 def test_a_second_ctrl_c_ends_consume_at_once(
-    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
-    fill(connection, place, 2)
-    started, lets_go = threading.Event(), threading.Event()
+    fill(connection, destination, 2)
+    started, released = threading.Event(), threading.Event()
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
         started.set()
-        lets_go.wait()
+        released.wait()
 
     with pytest.raises(KeyboardInterrupt), interrupted(started.is_set), interrupted(started.is_set, delay=0.5):
-        connection.consume(place, handle)
+        connection.consume(destination, handle)
     broker.await_facts(queue, waiting=2, unacknowledged=0, consumers=0)
-    lets_go.set()
+    released.set()
 
 
 _PROGRAM = """
@@ -756,12 +760,12 @@ with blocking.connect(sys.argv[1]) as connection:
 
 
 def test_a_program_that_is_interrupted_ends_cleanly(
-    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str, new_queue: Callable[[], str]
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str, new_queue: Callable[[], str]
 ) -> None:
     done = f"/queue/{new_queue()}"
-    fill(connection, place, 1)
+    fill(connection, destination, 1)
     program = subprocess.Popen(
-        dying_with_us([sys.executable, "-c", _PROGRAM, url(broker), place, done]),
+        dying_with_us([sys.executable, "-c", _PROGRAM, url(broker), destination, done]),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -776,34 +780,34 @@ def test_a_program_that_is_interrupted_ends_cleanly(
 
 
 @pytest.mark.parametrize("after", [0.0, 0.002, 0.005, 0.01])
-def test_ctrl_c_while_consume_begins_ends_it(connection: blocking.Connection, place: str, after: float) -> None:
+def test_ctrl_c_while_consume_begins_ends_it(connection: blocking.Connection, destination: str, after: float) -> None:
     """Also between one of its threads and the next."""
 
     def handle(message: blocking.Message, session: blocking.Session) -> None: ...
 
     with pytest.raises(KeyboardInterrupt), interrupted(delay=after):
-        connection.consume(place, handle, concurrency=200)
+        connection.consume(destination, handle, concurrency=200)
     assert connection.health().consumers == []
 
 
 def test_ctrl_c_in_close_ends_it_at_once(
-    broker: BrokerProcess, connection: blocking.Connection, queue: str, place: str
+    broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
-    fill(connection, place, 1)
-    started, lets_go = threading.Event(), threading.Event()
+    fill(connection, destination, 1)
+    started, released = threading.Event(), threading.Event()
     other = blocking.connect(url(broker))
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
         started.set()
-        lets_go.wait()
+        released.wait()
 
-    with in_thread(lambda: other.consume(place, handle)):
+    with in_thread(lambda: other.consume(destination, handle)):
         assert started.wait(PATIENCE_SECONDS)
         with pytest.raises(KeyboardInterrupt), interrupted():
             other.close(timeout=60)
         broker.await_facts(queue, waiting=1, unacknowledged=0, consumers=0)
-        assert [shown.attempts for shown in connection.browse(place)] == [0]
-        lets_go.set()
+        assert [shown.attempts for shown in connection.browse(destination)] == [0]
+        released.set()
 
 
 # ---- Lost connections ----
@@ -811,18 +815,24 @@ def test_ctrl_c_in_close_ends_it_at_once(
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
 def test_what_is_asked_while_no_broker_is_there_is_done_when_it_is_back(
-    own_broker: BrokerProcess, queue: str, place: str, is_clean: bool
+    own_broker: BrokerProcess, queue: str, destination: str, is_clean: bool
 ) -> None:
     port = own_broker.port
     own_broker.options = [*own_broker.options, "--listen", f"stomp://127.0.0.1:{port}"]
-    with blocking.connect(url(own_broker)) as connection, connection.consumer(place, ack="individual") as consumer:
-        connection.send(place, "0")
+    with (
+        blocking.connect(url(own_broker)) as connection,
+        connection.consumer(destination, ack="individual") as consumer,
+    ):
+        connection.send(destination, "0")
         held = consumer.receive(5)
         assert text(held) == "0" and held is not None
         own_broker.stop() if is_clean else own_broker.kill()
         await_true(lambda: connection.health().state == "connecting")
         got: list[str] = []
-        with in_thread(lambda: connection.send(place, "1")), in_thread(lambda: got.append(text(consumer.receive()))):
+        with (
+            in_thread(lambda: connection.send(destination, "1")),
+            in_thread(lambda: got.append(text(consumer.receive()))),
+        ):
             # Of the last dispatch; it is told with the next.
             held.ack()
             time.sleep(0.2)
@@ -832,13 +842,13 @@ def test_what_is_asked_while_no_broker_is_there_is_done_when_it_is_back(
         own_broker.await_facts(queue, waiting=0, unacknowledged=1)
 
 
-def test_a_long_handler_costs_no_heart_beat(broker: BrokerProcess, place: str) -> None:
+def test_a_long_handler_costs_no_heart_beat(broker: BrokerProcess, destination: str) -> None:
     with blocking.connect(url(broker), heart_beat=0.5) as connection:
-        fill(connection, place, 1)
+        fill(connection, destination, 1)
 
         def handle(message: blocking.Message, session: blocking.Session) -> None:
             time.sleep(3)
             session.close()
 
-        connection.consume(place, handle)
+        connection.consume(destination, handle)
         assert connection.health().reconnects == 0 and connection.health().state == "connected"

@@ -13,12 +13,12 @@ from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies
 from truenext.wire.stomp.frame import Frame
 
-LEAVES_MEMORY = pytest.mark.parametrize("options", [("--queue-memory-limit", "100KiB", "--page-size", "50")])
+EVICTED = pytest.mark.parametrize("options", [("--queue-memory-limit", "100KiB", "--page-size", "50")])
 
 
 def browse(client: RawClient, queue: str, *, name: str = "b", selector: str | None = None) -> None:
     headers = {"id": name, "destination": f"/queue/{queue}", "browser": "true"}
-    client.say("SUBSCRIBE", headers if selector is None else headers | {"selector": selector}, confirmed=True)
+    client.send_frame("SUBSCRIBE", headers if selector is None else headers | {"selector": selector}, confirmed=True)
 
 
 def shown(client: RawClient) -> list[Frame]:
@@ -49,7 +49,7 @@ def fill(client: RawClient, queue: str, count: int) -> list[str]:
     return [str(number) for number in sorted(range(count), key=lambda number: (-(number % 3), number))]
 
 
-@LEAVES_MEMORY
+@EVICTED
 def test_the_whole_queue_is_shown_in_order_and_then_consumed_as_if_it_had_not_been(
     broker: BrokerProcess, queue: str
 ) -> None:
@@ -68,15 +68,15 @@ def test_the_whole_queue_is_shown_in_order_and_then_consumed_as_if_it_had_not_be
     assert "redelivered" not in messages[-1].headers and messages[-1].headers["truenext-deliveries"] == "0"
     assert broker.queues()[queue].waiting == 3000
     client.subscribe(queue, prefetch=100)
-    taken = []
+    received = []
     for _ in expected:
-        taken.append(client.message())
-        client.ack(taken[-1])
-    assert bodies(taken) == expected
-    assert taken[-1].headers["truenext-deliveries"] == "1"
+        received.append(client.message())
+        client.ack(received[-1])
+    assert bodies(received) == expected
+    assert received[-1].headers["truenext-deliveries"] == "1"
 
 
-@LEAVES_MEMORY
+@EVICTED
 def test_a_selector_is_asked_about_what_is_on_disk_as_well(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     expected = fill(client, queue, 1000)
@@ -105,13 +105,15 @@ def test_what_it_is_shown_is_not_acknowledged(broker: BrokerProcess, queue: str)
     browse(client, queue)
     (message,) = shown(client)
     assert "ack" not in message.headers
-    client.say("ACK", {"id": f"{message.headers['truenext-sequence']}@b"})
+    client.send_frame("ACK", {"id": f"{message.headers['truenext-sequence']}@b"})
     assert "browses" in client.error().headers["message"]
 
 
 def test_a_selector_that_is_none_is_refused_with_the_place_of_the_fault(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
-    client.say("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "browser": "true", "selector": "a = = 1"})
+    client.send_frame(
+        "SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "browser": "true", "selector": "a = = 1"}
+    )
     assert "is not understood at character 5" in client.error().headers["message"]
 
 

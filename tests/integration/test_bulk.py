@@ -13,15 +13,15 @@ from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from tests.integration.raw_client import RawClient, UnexpectedError, bodies
 
 
-def asking(broker: BrokerProcess) -> RawClient:
+def requester(broker: BrokerProcess) -> RawClient:
     client = broker.connect()
-    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
     return client
 
 
-def ask(client: RawClient, verb: str, **question: Any) -> None:
-    body = json.dumps(question).encode()
-    client.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"}, body)
+def control_request(client: RawClient, verb: str, **arguments: Any) -> None:
+    body = json.dumps(arguments).encode()
+    client.send_frame("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"}, body)
 
 
 def fill(broker: BrokerProcess, queue: str, count: int, *, transient_every: int = 3) -> None:
@@ -36,8 +36,8 @@ def fill(broker: BrokerProcess, queue: str, count: int, *, transient_every: int 
 
 def test_what_waits_is_moved_in_order_transient_or_not(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
-    assert broker.said("move", queue, f"{queue}.new") == f"10 moved to {queue}.new\n"
-    moved = broker.what_is_left(f"{queue}.new")
+    assert broker.output_of("move", queue, f"{queue}.new") == f"10 moved to {queue}.new\n"
+    moved = broker.remaining_messages(f"{queue}.new")
     assert bodies(moved) == [str(number) for number in range(10)]
     assert {each.headers["destination"] for each in moved} == {f"/queue/{queue}.new"}
     assert [each.headers.get("persistent") for each in moved[:4]] == [None, "true", "true", None]
@@ -46,14 +46,14 @@ def test_what_waits_is_moved_in_order_transient_or_not(broker: BrokerProcess, qu
 
 def test_a_selector_a_limit_and_single_ids_say_what_is_moved(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
-    broker.said("move", queue, f"{queue}.red", "--selector", "colour = 'red'", "--count", "2")
-    assert bodies(broker.what_is_left(f"{queue}.red")) == ["1", "3"]
-    (third,) = [each for each in broker.what_is_left(queue) if each.body == b"5"]
+    broker.output_of("move", queue, f"{queue}.red", "--selector", "colour = 'red'", "--count", "2")
+    assert bodies(broker.remaining_messages(f"{queue}.red")) == ["1", "3"]
+    (third,) = [each for each in broker.remaining_messages(queue) if each.body == b"5"]
     sequence = third.headers["truenext-sequence"]
     assert broker.truenext("move", queue, f"{queue}.one", "--id", sequence).returncode == 0
     again = broker.truenext("move", queue, f"{queue}.one", "--id", sequence)
     assert (again.returncode, again.stderr) == (1, f"truenext: not moved: {sequence}\n")
-    assert bodies(broker.what_is_left(f"{queue}.one")) == ["5"]
+    assert bodies(broker.remaining_messages(f"{queue}.one")) == ["5"]
 
 
 def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_and_by_a_header(
@@ -64,20 +64,22 @@ def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_a
     for body in (b"often", b"cause", b"header", b"other"):
         client.send(queue, body, persistent=True, headers={"x-trace": body.decode()}, confirmed=True)
     for message in client.messages(4):
-        said = {"id": message.headers["ack"]}
+        fields = {"id": message.headers["ack"]}
         if message.body != b"often":
-            client.say("NACK", said | {"truenext-reject": "true", "truenext-cause": f"because of {message.body!r}"})
+            client.send_frame(
+                "NACK", fields | {"truenext-reject": "true", "truenext-cause": f"because of {message.body!r}"}
+            )
             continue
         for _ in range(3):
-            client.say("NACK", said | {"truenext-delay": "0"})
-            said = {"id": client.message().headers["ack"]}
-        client.say("NACK", said | {"truenext-reject": "true"}, confirmed=True)
+            client.send_frame("NACK", fields | {"truenext-delay": "0"})
+            fields = {"id": client.message().headers["ack"]}
+        client.send_frame("NACK", fields | {"truenext-reject": "true"}, confirmed=True)
     broker.await_facts(f"DLQ.{queue}", waiting=4)
     client.disconnect()
     for command in ("redrive", "stages rerun"):
-        (example,) = re.findall(r'such as "(.+?)"', " ".join(broker.said(*command.split(), "--help").split()))
+        (example,) = re.findall(r'such as "(.+?)"', " ".join(broker.output_of(*command.split(), "--help").split()))
         assert example == "truenext_original_attempts > 2"
-    count = broker.said("stages", "rerun", f"DLQ.{queue}", "--selector", example)
+    count = broker.output_of("stages", "rerun", f"DLQ.{queue}", "--selector", example)
     assert count == f"1 message would be sent to {queue} under new ids: say --force\n"
     for selector, body in (
         (example, b"often"),
@@ -85,12 +87,12 @@ def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_a
         ("x_trace = 'header'", b"header"),
         ("hyphenated_props:x-trace = 'other'", b"other"),
     ):
-        assert broker.said("redrive", f"DLQ.{queue}", "--selector", selector) == f"1 moved to {queue}\n"
-        (back,) = broker.what_is_left(queue)
+        assert broker.output_of("redrive", f"DLQ.{queue}", "--selector", selector) == f"1 moved to {queue}\n"
+        (back,) = broker.remaining_messages(queue)
         assert back.body == body
-        broker.said("purge", queue, "--selector", f"x_trace = '{body.decode()}'")
-    refused = broker.truenext("redrive", f"DLQ.{queue}", "--selector", "truenext-attempts > 2")
-    assert refused.returncode == 2 and "of a dead letter ask for truenext_original_attempts" in refused.stderr
+        broker.output_of("purge", queue, "--selector", f"x_trace = '{body.decode()}'")
+    failed = broker.truenext("redrive", f"DLQ.{queue}", "--selector", "truenext-attempts > 2")
+    assert failed.returncode == 2 and "of a dead letter ask for truenext_original_attempts" in failed.stderr
 
 
 def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: BrokerProcess, queue: str) -> None:
@@ -98,11 +100,11 @@ def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: Bro
     client = broker.connect()
     client.subscribe(queue, prefetch=2)
     held = client.messages(2)
-    dry = json.loads(broker.said("purge", queue, "--dry-run", "--json"))
+    dry = json.loads(broker.output_of("purge", queue, "--dry-run", "--json"))
     assert (dry["count"], dry["dry_run"]) == (8, True)
     left = "1 left: consumers hold them, or they are still being committed\n"
-    assert broker.said("purge", queue, "--selector", "colour = 'red'") == f"4 removed\n{left}"
-    purged = json.loads(broker.said("purge", queue, "--json"))
+    assert broker.output_of("purge", queue, "--selector", "colour = 'red'") == f"4 removed\n{left}"
+    purged = json.loads(broker.output_of("purge", queue, "--json"))
     assert (purged["count"], purged["left"]) == (4, 2)
     client.nack(held[0])
     client.nack(held[1], confirmed=True)
@@ -126,17 +128,17 @@ def test_what_is_held_is_said_to_be_left_and_only_what_was_named_fails(
     why = "consumers hold them, or they are still being committed\n"
     for words, left in (([], 3), (["--selector", "colour = 'red'"], 2), (["--selector", "colour = 'blue'"], 1)):
         count = 0 if "colour = 'blue'" in words else 1
-        said = broker.said("purge", queue, *words, "--dry-run")
-        assert said == f"{count} would be removed\n{left} left: {why}"
-    assert broker.said("move", queue, f"{queue}.new") == f"1 moved to {queue}.new\n3 left: {why}"
-    assert broker.said("purge", queue) == f"0 removed\n3 left: {why}"
+        fields = broker.output_of("purge", queue, *words, "--dry-run")
+        assert fields == f"{count} would be removed\n{left} left: {why}"
+    assert broker.output_of("move", queue, f"{queue}.new") == f"1 moved to {queue}.new\n3 left: {why}"
+    assert broker.output_of("purge", queue) == f"0 removed\n3 left: {why}"
     named = broker.truenext("move", queue, f"{queue}.new", "--id", sequence)
     assert (named.returncode, named.stdout) == (1, f"0 moved\n1 left: {why}")
     assert named.stderr == f"truenext: not moved: {sequence}\n"
 
 
 @pytest.mark.parametrize(
-    ("verb", "question", "why"),
+    ("verb", "arguments", "why"),
     [
         ("move", {"queue": "nowhere", "to": "there"}, "there is no queue 'nowhere'"),
         ("move", {"queue": "orders"}, "missing required field `to`"),
@@ -149,12 +151,12 @@ def test_what_is_held_is_said_to_be_left_and_only_what_was_named_fails(
     ],
 )
 def test_work_that_cannot_be_is_refused_by_name(
-    broker: BrokerProcess, verb: str, question: dict[str, Any], why: str
+    broker: BrokerProcess, verb: str, arguments: dict[str, Any], why: str
 ) -> None:
-    client = asking(broker)
+    client = requester(broker)
     client.send("orders", b"", confirmed=True)
     with pytest.raises(UnexpectedError, match=why):
-        ask(client, verb, **question)
+        control_request(client, verb, **arguments)
         client.message()
 
 
@@ -162,38 +164,38 @@ def test_kill_9_between_pieces_neither_loses_nor_doubles_what_is_moved(own_broke
     count = 300
     fill(own_broker, "q", count, transient_every=count + 1)
     for pieces in (1, 2, 3):
-        client = asking(own_broker)
+        client = requester(own_broker)
         after, until = [0, 0], None
         for _ in range(pieces):
-            ask(client, "move", queue="q", to="r", limit=20, after=after, until=until)
+            control_request(client, "move", queue="q", to="r", limit=20, after=after, until=until)
             piece = json.loads(client.message().body)
             assert piece["moved"] == 20
             after, until = piece["next"], piece["until"]
-        ask(client, "move", queue="q", to="r", limit=20, after=after, until=until)
+        control_request(client, "move", queue="q", to="r", limit=20, after=after, until=until)
         own_broker.kill()
         own_broker.close_clients()
         own_broker.start()
-    own_broker.said("move", "q", "r")
+    own_broker.output_of("move", "q", "r")
     own_broker.await_facts("q", waiting=0)
     own_broker.await_facts("r", waiting=count - 1)
-    there = Counter(bodies(own_broker.what_is_left("r")))
+    there = Counter(bodies(own_broker.remaining_messages("r")))
     # The first was transient, and a kill may lose it.
     assert there == Counter(str(number) for number in range(1, count))
 
 
 def test_kill_9_between_the_pieces_of_a_purge_brings_nothing_back(own_broker: BrokerProcess) -> None:
     fill(own_broker, "q", 200, transient_every=500)
-    client = asking(own_broker)
-    ask(client, "purge", queue="q", limit=50)
+    client = requester(own_broker)
+    control_request(client, "purge", queue="q", limit=50)
     piece = json.loads(client.message().body)
     assert piece["moved"] == 50
-    ask(client, "purge", queue="q", limit=50, after=piece["next"])
+    control_request(client, "purge", queue="q", limit=50, after=piece["next"])
     own_broker.kill()
     own_broker.close_clients()
     own_broker.start()
-    there = bodies(own_broker.what_is_left("q"))
-    assert there in ([str(number) for number in range(begin, 200)] for begin in (50, 100))
-    own_broker.said("purge", "q")
+    there = bodies(own_broker.remaining_messages("q"))
+    assert there in ([str(number) for number in range(start, 200)] for start in (50, 100))
+    own_broker.output_of("purge", "q")
     own_broker.restart(is_clean=False)
     assert own_broker.queues().get("q") in (None, (0, 0, 0))
 
@@ -228,15 +230,15 @@ def test_a_paused_queue_takes_sends_and_acknowledgements_and_dispatches_nothing(
     client.send("q", b"held", persistent=True, confirmed=True)
     client.subscribe("q", prefetch=5)
     held = client.message()
-    own_broker.said("pause", "q")
+    own_broker.output_of("pause", "q")
     client.send("q", b"while paused", persistent=True, confirmed=True)
     client.ack(held, confirmed=True)
     client.only(0)
-    assert "q (paused)" in own_broker.said("queues")
+    assert "q (paused)" in own_broker.output_of("queues")
     client.disconnect()
     for is_clean in (True, False):
         own_broker.restart(is_clean=is_clean)
-        (facts,) = json.loads(own_broker.said("queues", "--json"))
+        (facts,) = json.loads(own_broker.output_of("queues", "--json"))
         assert (facts["paused"], facts["waiting"]) == (True, 1)
         client = own_broker.connect()
         client.subscribe("q")
@@ -244,19 +246,19 @@ def test_a_paused_queue_takes_sends_and_acknowledgements_and_dispatches_nothing(
         client.disconnect()
     client = own_broker.connect()
     client.subscribe("q")
-    own_broker.said("resume", "q")
+    own_broker.output_of("resume", "q")
     assert client.message().body == b"while paused"
     client.disconnect()
     own_broker.restart(is_clean=False)
-    assert not json.loads(own_broker.said("queues", "--json"))[0]["paused"]
+    assert not json.loads(own_broker.output_of("queues", "--json"))[0]["paused"]
 
 
 def test_a_queue_can_be_paused_before_anybody_uses_it(own_broker: BrokerProcess) -> None:
-    own_broker.said("pause", "new")
+    own_broker.output_of("pause", "new")
     own_broker.restart(is_clean=False)
     client = own_broker.connect()
     client.subscribe("new")
     client.send("new", b"first", confirmed=True)
     client.only(0)
-    own_broker.said("resume", "new")
+    own_broker.output_of("resume", "new")
     assert client.message().body == b"first"

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import truenext
-from bench.brokers import ActiveMQ, why_no_activemq
+from bench.brokers import ActiveMQ, no_activemq_reason
 from tests.integration.freezing_proxy import FreezingProxy
 from truenext import blocking
 from truenext.cli.main import main
@@ -22,7 +22,7 @@ from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.send_options import SendOptions
 from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
 
-pytestmark = pytest.mark.skipif(why_no_activemq() is not None, reason=why_no_activemq() or "")
+pytestmark = pytest.mark.skipif(no_activemq_reason() is not None, reason=no_activemq_reason() or "")
 
 PATIENCE_S = 60.0
 QUIET_S = 0.2
@@ -44,8 +44,8 @@ class ActiveMQOfTests(ActiveMQ):
     def prepare(self, folder: Path) -> list[str]:
         command = super().prepare(folder)
         file = folder / "conf" / "activemq.xml"
-        told = file.read_text().replace('useJmx="false"', 'useJmx="false" schedulerSupport="true"', 1)
-        file.write_text(told.replace("<destinationPolicy>", f"{USERS}<destinationPolicy>", 1))
+        configuration = file.read_text().replace('useJmx="false"', 'useJmx="false" schedulerSupport="true"', 1)
+        file.write_text(configuration.replace("<destinationPolicy>", f"{USERS}<destinationPolicy>", 1))
         return command
 
 
@@ -75,14 +75,14 @@ def proxy(activemq: ActiveMQ) -> Iterator[FreezingProxy]:
 
 
 @pytest.fixture
-def place() -> str:
+def destination() -> str:
     """A queue that nobody else uses."""
     return f"/queue/of.tests.{next(_NUMBERS)}"
 
 
-def fill(connection: blocking.Connection, place: str, count: int) -> list[str]:
+def fill(connection: blocking.Connection, destination: str, count: int) -> list[str]:
     bodies = [str(number) for number in range(count)]
-    assert connection.send_many(place, bodies) == count
+    assert connection.send_many(destination, bodies) == count
     return bodies
 
 
@@ -91,15 +91,15 @@ def text(message: blocking.Content | None) -> str:
     return message.text
 
 
-def taken(connection: blocking.Connection, place: str) -> list[str]:
+def receive_all(connection: blocking.Connection, destination: str) -> list[str]:
     """All that waits, which is then gone."""
-    with connection.consumer(place) as consumer:
+    with connection.consumer(destination) as consumer:
         return [message.text for message in iter(lambda: consumer.receive(QUIET_S), None)]
 
 
-def await_true(said: Callable[[], bool]) -> None:
+def await_true(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not said():
+    while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.005)
 
@@ -112,69 +112,69 @@ def through(proxy: FreezingProxy, *, heart_beat: float = 10.0) -> blocking.Conne
 
 
 def test_messages_come_as_that_broker_orders_them_and_without_counts(
-    connection: blocking.Connection, place: str
+    connection: blocking.Connection, destination: str
 ) -> None:
-    bodies = fill(connection, place, 30)
-    connection.send(place, "urgent", priority=9, persistent=False)
-    with connection.consumer(place) as consumer:
+    bodies = fill(connection, destination, 30)
+    connection.send(destination, "urgent", priority=9, persistent=False)
+    with connection.consumer(destination) as consumer:
         first = consumer.receive(PATIENCE_S)
         assert text(first) == "urgent"
         assert first is not None and (first.attempts, first.deliveries, first.priority) == (0, 0, 9)
         assert [text(consumer.receive(PATIENCE_S)) for _ in bodies] == bodies
-    assert taken(connection, place) == []
+    assert receive_all(connection, destination) == []
 
 
-def test_prefetch_0_is_a_prefetch_of_1(connection: blocking.Connection, url: str, place: str) -> None:
-    fill(connection, place, 3)
-    with connection.consumer(place, prefetch=0, ack="individual") as consumer, blocking.connect(url) as other:
+def test_prefetch_0_is_a_prefetch_of_1(connection: blocking.Connection, url: str, destination: str) -> None:
+    fill(connection, destination, 3)
+    with connection.consumer(destination, prefetch=0, ack="individual") as consumer, blocking.connect(url) as other:
         first = consumer.receive(PATIENCE_S)
         # One is held, so the others are for others.
-        with other.consumer(place, prefetch=0) as others:
+        with other.consumer(destination, prefetch=0) as others:
             assert [text(others.receive(PATIENCE_S)) for _ in range(2)] == ["1", "2"]
             assert others.receive(QUIET_S) is None
         assert first is not None
         first.ack()
         assert consumer.receive(QUIET_S) is None
-    assert taken(connection, place) == []
+    assert receive_all(connection, destination) == []
 
 
 # ---- What comes again ----
 
 
-def roll_back(connection: blocking.Connection, place: str) -> None:
-    with connection.session(transacted=True) as session, session.consumer(place):
+def roll_back(connection: blocking.Connection, destination: str) -> None:
+    with connection.session(transacted=True) as session, session.consumer(destination):
         assert [text(session.receive(PATIENCE_S)) for _ in range(2)] == ["0", "1"]
-        session.send(place, "never sent")
+        session.send(destination, "never sent")
         session.rollback()
         assert [text(session.receive(PATIENCE_S)) for _ in range(3)] == ["0", "1", "2"]
 
 
-def raise_in_a_transaction(connection: blocking.Connection, place: str) -> None:
-    with connection.session(transacted=True) as session, session.consumer(place):
+def raise_in_a_transaction(connection: blocking.Connection, destination: str) -> None:
+    with connection.session(transacted=True) as session, session.consumer(destination):
         for _ in range(2):
             with pytest.raises(ZeroDivisionError), session.transaction():
                 assert text(session.receive(PATIENCE_S)) == "0"
                 raise ZeroDivisionError
 
 
-def nack(connection: blocking.Connection, place: str) -> None:
-    with connection.consumer(place, ack="individual") as consumer:
+def nack(connection: blocking.Connection, destination: str) -> None:
+    with connection.consumer(destination, ack="individual") as consumer:
         for _ in range(3):
             message = consumer.receive(PATIENCE_S)
             assert message is not None and (message.text, message.attempts) == ("0", 0)
             message.nack()
 
 
-def release(connection: blocking.Connection, place: str) -> None:
-    with connection.consumer(place, ack="individual") as consumer:
+def release(connection: blocking.Connection, destination: str) -> None:
+    with connection.consumer(destination, ack="individual") as consumer:
         for _ in range(3):
             message = consumer.receive(PATIENCE_S)
             assert text(message) == "0" and message is not None
             message.release()
 
 
-def fail_in_a_block(connection: blocking.Connection, place: str) -> None:
-    with connection.consumer(place, ack="individual") as consumer:
+def fail_in_a_block(connection: blocking.Connection, destination: str) -> None:
+    with connection.consumer(destination, ack="individual") as consumer:
         for _ in range(3):
             message = consumer.receive(PATIENCE_S)
             assert message is not None
@@ -183,35 +183,35 @@ def fail_in_a_block(connection: blocking.Connection, place: str) -> None:
                 raise ZeroDivisionError
 
 
-def fail_an_auto_consumer(connection: blocking.Connection, place: str) -> None:
+def fail_an_auto_consumer(connection: blocking.Connection, destination: str) -> None:
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), connection.consumer(place) as consumer:
+        with pytest.raises(ZeroDivisionError), connection.consumer(destination) as consumer:
             assert text(consumer.receive(PATIENCE_S)) == "0"
             raise ZeroDivisionError
 
 
-def close(connection: blocking.Connection, place: str) -> None:
-    with connection.consumer(place, ack="individual") as consumer:
+def close(connection: blocking.Connection, destination: str) -> None:
+    with connection.consumer(destination, ack="individual") as consumer:
         assert [text(consumer.receive(PATIENCE_S)) for _ in range(3)] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
-    "leave", [roll_back, raise_in_a_transaction, nack, release, fail_in_a_block, fail_an_auto_consumer, close]
+    "end", [roll_back, raise_in_a_transaction, nack, release, fail_in_a_block, fail_an_auto_consumer, close]
 )
 def test_what_is_not_done_comes_again_in_order_and_is_no_dead_letter(
-    connection: blocking.Connection, place: str, leave: Callable[[blocking.Connection, str], None]
+    connection: blocking.Connection, destination: str, end: Callable[[blocking.Connection, str], None]
 ) -> None:
-    bodies = fill(connection, place, 20)
-    leave(connection, place)
-    assert taken(connection, place) == bodies
+    bodies = fill(connection, destination, 20)
+    end(connection, destination)
+    assert receive_all(connection, destination) == bodies
     assert dead_letters(connection) == []
 
 
-def test_a_cancelled_receive_has_taken_nothing(url: str, place: str) -> None:
+def test_a_cancelled_receive_has_taken_nothing(url: str, destination: str) -> None:
     async def main() -> None:
         async with truenext.connect(url) as connection:
-            await connection.send_many(place, [str(number) for number in range(20)])
-            async with connection.session(transacted=True) as session, session.consumer(place):
+            await connection.send_many(destination, [str(number) for number in range(20)])
+            async with connection.session(transacted=True) as session, session.consumer(destination):
                 for delay in (0.0, 0.001, 0.005, 0.02):
                     receiving = asyncio.create_task(session.receive())
                     await asyncio.sleep(delay)
@@ -227,10 +227,10 @@ def test_a_cancelled_receive_has_taken_nothing(url: str, place: str) -> None:
 
 
 def test_what_the_program_still_has_is_not_handed_out_again_when_another_fails(
-    connection: blocking.Connection, place: str
+    connection: blocking.Connection, destination: str
 ) -> None:
-    bodies = fill(connection, place, 6)
-    with connection.consumer(place, ack="individual") as consumer:
+    bodies = fill(connection, destination, 6)
+    with connection.consumer(destination, ack="individual") as consumer:
         kept, failed, released = (consumer.receive(PATIENCE_S) for _ in range(3))
         assert kept is not None and failed is not None and released is not None
         failed.nack()
@@ -245,13 +245,15 @@ def test_what_the_program_still_has_is_not_handed_out_again_when_another_fails(
         last = [consumer.receive(PATIENCE_S) for _ in range(2)]
         assert [text(message) for message in last] == ["2", "5"]
         assert consumer.receive(QUIET_S) is None
-    assert taken(connection, place) == ["2", "5"]
+    assert receive_all(connection, destination) == ["2", "5"]
 
 
-def test_a_rejected_message_is_a_dead_letter_if_it_is_persistent(connection: blocking.Connection, place: str) -> None:
-    connection.send(place, "kept as a dead letter")
-    connection.send(place, "gone", persistent=False)
-    with connection.consumer(place, ack="individual") as consumer:
+def test_a_rejected_message_is_a_dead_letter_if_it_is_persistent(
+    connection: blocking.Connection, destination: str
+) -> None:
+    connection.send(destination, "kept as a dead letter")
+    connection.send(destination, "gone", persistent=False)
+    with connection.consumer(destination, ack="individual") as consumer:
         for _ in range(2):
             message = consumer.receive(PATIENCE_S)
             assert message is not None
@@ -261,60 +263,60 @@ def test_a_rejected_message_is_a_dead_letter_if_it_is_persistent(connection: blo
 
 
 def dead_letters(connection: blocking.Connection) -> list[str]:
-    return taken(connection, "/queue/ActiveMQ.DLQ")
+    return receive_all(connection, "/queue/ActiveMQ.DLQ")
 
 
 # ---- Pause ----
 
 
 def test_a_paused_consumer_hands_out_nothing_and_keeps_what_has_come(
-    connection: blocking.Connection, url: str, place: str
+    connection: blocking.Connection, url: str, destination: str
 ) -> None:
-    bodies = fill(connection, place, 5)
-    with connection.consumer(place, ack="individual") as consumer:
+    bodies = fill(connection, destination, 5)
+    with connection.consumer(destination, ack="individual") as consumer:
         message = consumer.receive(PATIENCE_S)
         assert message is not None and message.text == "0"
         consumer.pause()
         assert consumer.receive(QUIET_S) is None
         # What the program has is not dispatched again, neither here nor elsewhere.
         with blocking.connect(url) as other:
-            assert taken(other, place) == []
+            assert receive_all(other, destination) == []
         message.ack()
         consumer.resume()
         assert text(consumer.receive(PATIENCE_S)) == "1"
-    assert taken(connection, place) == bodies[1:]
+    assert receive_all(connection, destination) == bodies[1:]
 
 
 # ---- Transactions and handlers ----
 
 
-def test_a_commit_is_all_of_a_transaction(connection: blocking.Connection, place: str) -> None:
-    fill(connection, place, 3)
-    with connection.session(transacted=True) as session, session.consumer(place):
+def test_a_commit_is_all_of_a_transaction(connection: blocking.Connection, destination: str) -> None:
+    fill(connection, destination, 3)
+    with connection.session(transacted=True) as session, session.consumer(destination):
         with session.transaction() as transaction:
             for _ in range(3):
-                session.send(f"{place}.done", text(session.receive(PATIENCE_S)))
+                session.send(f"{destination}.done", text(session.receive(PATIENCE_S)))
         assert transaction.outcome.value == "committed"
-    assert taken(connection, place) == []
-    assert taken(connection, f"{place}.done") == ["0", "1", "2"]
+    assert receive_all(connection, destination) == []
+    assert receive_all(connection, f"{destination}.done") == ["0", "1", "2"]
 
 
 def test_a_commit_beside_a_failed_message_raises_and_all_of_it_comes_again(
-    connection: blocking.Connection, place: str
+    connection: blocking.Connection, destination: str
 ) -> None:
-    bodies = fill(connection, place, 3)
-    with connection.session(transacted=True) as session, session.consumer(place):
+    bodies = fill(connection, destination, 3)
+    with connection.session(transacted=True) as session, session.consumer(destination):
         refused = pytest.raises(LocalProtocolError, match="a message that has failed needs a truenext broker")
         with refused, session.transaction() as transaction:
-            session.send(f"{place}.done", "never sent")
+            session.send(f"{destination}.done", "never sent")
             session.receive(PATIENCE_S)
             message = session.receive(PATIENCE_S)
             assert message is not None
             transaction.mark_failed(message)
         with session.transaction():
             assert [text(session.receive(PATIENCE_S)) for _ in bodies] == bodies
-    assert taken(connection, place) == []
-    assert taken(connection, f"{place}.done") == []
+    assert receive_all(connection, destination) == []
+    assert receive_all(connection, f"{destination}.done") == []
 
 
 @pytest.mark.parametrize("transacted", [False, True])
@@ -322,19 +324,19 @@ def test_a_commit_beside_a_failed_message_raises_and_all_of_it_comes_again(
 def test_consume_handles_each_message_and_what_fails_comes_again(
     url: str, *, transacted: bool, concurrency: int
 ) -> None:
-    place = f"/queue/consumed.{transacted}.{concurrency}"
+    destination = f"/queue/consumed.{transacted}.{concurrency}"
     runs: dict[str, int] = {}
     running: set[str] = set()
 
     async def main() -> None:
         async with truenext.connect(url) as connection:
-            await connection.send_many(place, [str(number) for number in range(12)])
+            await connection.send_many(destination, [str(number) for number in range(12)])
             is_done = asyncio.Event()
 
             async def handle(message: truenext.Message, session: truenext.Session) -> None:
                 assert message.text not in running, "it runs twice at once"
                 runs[message.text] = runs.get(message.text, 0) + 1
-                await session.send(f"{place}.done", message.text)
+                await session.send(f"{destination}.done", message.text)
                 running.add(message.text)
                 await asyncio.sleep(0.02)
                 running.remove(message.text)
@@ -344,7 +346,7 @@ def test_consume_handles_each_message_and_what_fails_comes_again(
                     is_done.set()
 
             consuming = asyncio.create_task(
-                connection.consume(place, handle, transacted=transacted, concurrency=concurrency)
+                connection.consume(destination, handle, transacted=transacted, concurrency=concurrency)
             )
             async with asyncio.timeout(PATIENCE_S):
                 await is_done.wait()
@@ -354,8 +356,8 @@ def test_consume_handles_each_message_and_what_fails_comes_again(
     asyncio.run(main())
     assert runs == {str(number): 3 if number == 4 else 1 for number in range(12)}
     with blocking.connect(url) as connection:
-        assert taken(connection, place) == []
-        done = sorted(taken(connection, f"{place}.done"), key=int)
+        assert receive_all(connection, destination) == []
+        done = sorted(receive_all(connection, f"{destination}.done"), key=int)
         extra = [] if transacted else ["4", "4"]
         assert done == sorted([*(str(number) for number in range(12)), *extra], key=int)
 
@@ -364,29 +366,29 @@ def test_consume_handles_each_message_and_what_fails_comes_again(
 
 
 def test_a_sender_whose_message_was_not_confirmed_is_told_and_the_next_is_sent(
-    proxy: FreezingProxy, connection: blocking.Connection, place: str
+    proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
     with through(proxy) as client:
         link = proxy.newest()
-        client.send(place, "before")
+        client.send(destination, "before")
         link.down.freeze()
-        sent = client.send_nowait(place, "maybe")
+        sent = client.send_nowait(destination, "maybe")
         # It has arrived, and nobody has said so.
-        await_true(lambda: [message.text for message in connection.browse(place)] == ["before", "maybe"])
+        await_true(lambda: [message.text for message in connection.browse(destination)] == ["before", "maybe"])
         link.close()
         with pytest.raises(ConnectionLost, match="it may have arrived"):
             sent.wait()
-        client.send(place, "after")
+        client.send(destination, "after")
         assert client.health().reconnects == 1
-    assert taken(connection, place) == ["before", "maybe", "after"]
+    assert receive_all(connection, destination) == ["before", "maybe", "after"]
 
 
 def test_a_commit_under_way_is_in_doubt_and_nobody_knows_its_outcome(
-    proxy: FreezingProxy, connection: blocking.Connection, place: str
+    proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
     with through(proxy) as client, client.session(transacted=True) as session:
         link = proxy.newest()
-        session.send(place, "maybe")
+        session.send(destination, "maybe")
         link.down.freeze()
         cutting = threading.Timer(0.3, link.close)
         cutting.start()
@@ -395,15 +397,15 @@ def test_a_commit_under_way_is_in_doubt_and_nobody_knows_its_outcome(
         cutting.join()
         assert client.outcome(doubt.value) == "unknown"
         with session.transaction():
-            session.send(place, "next")
-    assert taken(connection, place) == ["maybe", "next"]
+            session.send(destination, "next")
+    assert receive_all(connection, destination) == ["maybe", "next"]
 
 
 def test_what_the_program_had_when_the_connection_was_lost_is_not_handed_out_twice(
-    proxy: FreezingProxy, connection: blocking.Connection, place: str
+    proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
-    fill(connection, place, 5)
-    with through(proxy) as client, client.consumer(place, ack="individual") as consumer:
+    fill(connection, destination, 5)
+    with through(proxy) as client, client.consumer(destination, ack="individual") as consumer:
         link = proxy.newest()
         first, second, third, fourth = (consumer.receive(PATIENCE_S) for _ in range(4))
         assert first is not None and second is not None and third is not None and fourth is not None
@@ -421,31 +423,31 @@ def test_what_the_program_had_when_the_connection_was_lost_is_not_handed_out_twi
         for message in got:
             assert message is not None
             message.ack()
-    assert taken(connection, place) == []
+    assert receive_all(connection, destination) == []
     assert dead_letters(connection) == []
 
 
 def test_a_transaction_that_was_lost_is_rolled_back_and_comes_again(
-    proxy: FreezingProxy, connection: blocking.Connection, place: str
+    proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
-    bodies = fill(connection, place, 5)
-    with through(proxy) as client, client.session(transacted=True) as session, session.consumer(place):
+    bodies = fill(connection, destination, 5)
+    with through(proxy) as client, client.session(transacted=True) as session, session.consumer(destination):
         link = proxy.newest()
         with pytest.raises(RolledBack), session.transaction():
             assert text(session.receive(PATIENCE_S)) == "0"
-            session.send(f"{place}.done", "never sent")
+            session.send(f"{destination}.done", "never sent")
             link.close()
             await_true(lambda: client.health().reconnects == 1)
         with session.transaction():
             assert [text(session.receive(PATIENCE_S)) for _ in bodies] == bodies
-    assert taken(connection, f"{place}.done") == []
+    assert receive_all(connection, f"{destination}.done") == []
 
 
 def test_both_sides_send_heart_beats_and_a_frozen_connection_is_seen(
-    proxy: FreezingProxy, connection: blocking.Connection, place: str
+    proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
-    fill(connection, place, 1)
-    with through(proxy, heart_beat=0.5) as client, client.consumer(place) as consumer:
+    fill(connection, destination, 1)
+    with through(proxy, heart_beat=0.5) as client, client.consumer(destination) as consumer:
         link = proxy.newest()
         time.sleep(2.5)
         assert client.health().reconnects == 0
@@ -461,66 +463,66 @@ def test_both_sides_send_heart_beats_and_a_frozen_connection_is_seen(
     "options", [{"ttl": 60.0}, {"producer": "mine", "number": 1}], ids=lambda options: next(iter(options))
 )
 def test_a_send_that_cannot_be_kept_is_refused_and_holds_up_none_behind_it(
-    connection: blocking.Connection, place: str, options: SendOptions
+    connection: blocking.Connection, destination: str, options: SendOptions
 ) -> None:
     for _ in range(2):
         with pytest.raises(LocalProtocolError, match="needs a truenext broker; this one is ActiveMQ"):
-            connection.send(place, "never sent", **options)
-        connection.send(place, "sent")
+            connection.send(destination, "never sent", **options)
+        connection.send(destination, "sent")
     if "ttl" in options:
         with pytest.raises(LocalProtocolError, match="a ttl needs"):
-            connection.request(place, "never sent", ttl=60)
+            connection.request(destination, "never sent", ttl=60)
         refused = pytest.raises(LocalProtocolError, match="a ttl needs")
         with connection.session(transacted=True) as session, refused:
-            session.send(place, "never sent", ttl=60)
-    assert taken(connection, place) == ["sent", "sent"]
+            session.send(destination, "never sent", ttl=60)
+    assert receive_all(connection, destination) == ["sent", "sent"]
 
 
-def test_what_needs_answers_of_the_broker_is_refused(connection: blocking.Connection, place: str) -> None:
+def test_what_needs_answers_of_the_broker_is_refused(connection: blocking.Connection, destination: str) -> None:
     with pytest.raises(LocalProtocolError, match="a question to the broker needs a truenext broker"):
         connection.control_request("queues")
-    with connection.consumer(place, ack="individual") as consumer:
+    with connection.consumer(destination, ack="individual") as consumer:
         with pytest.raises(LocalProtocolError, match=r"receive\(0\) needs a truenext broker"):
             consumer.receive(0)
-        connection.send(place, "x")
+        connection.send(destination, "x")
         message = consumer.receive(PATIENCE_S)
         assert message is not None
         with pytest.raises(LocalProtocolError, match="nack with a delay needs a truenext broker"):
             message.nack(delay=1)
         # What was refused did nothing.
         message.ack()
-    assert taken(connection, place) == []
+    assert receive_all(connection, destination) == []
 
 
 # ---- What STOMP brokers share ----
 
 
-def test_requests_are_answered(connection: blocking.Connection, url: str, place: str) -> None:
+def test_requests_are_answered(connection: blocking.Connection, url: str, destination: str) -> None:
     def answer() -> None:
-        with blocking.connect(url) as other, other.consumer(place) as questions:
+        with blocking.connect(url) as other, other.consumer(destination) as requests:
             for _ in range(2):
-                question = questions.receive(PATIENCE_S)
-                assert question is not None
-                other.reply(question, f"{question.text}!")
+                request = requests.receive(PATIENCE_S)
+                assert request is not None
+                other.reply(request, f"{request.text}!")
 
     answering = threading.Thread(target=answer)
     answering.start()
-    assert [connection.request(place, body, timeout=PATIENCE_S).text for body in ("a", "b")] == ["a!", "b!"]
+    assert [connection.request(destination, body, timeout=PATIENCE_S).text for body in ("a", "b")] == ["a!", "b!"]
     answering.join()
 
 
-def test_a_queue_is_browsed_and_stays(connection: blocking.Connection, place: str) -> None:
-    bodies = fill(connection, place, 5)
-    connection.send(place, "red", headers={"colour": "red"})
-    assert [message.text for message in connection.browse(place)] == [*bodies, "red"]
-    assert [message.text for message in connection.browse(place, selector="colour = 'red'")] == ["red"]
-    assert taken(connection, place) == [*bodies, "red"]
+def test_a_queue_is_browsed_and_stays(connection: blocking.Connection, destination: str) -> None:
+    bodies = fill(connection, destination, 5)
+    connection.send(destination, "red", headers={"colour": "red"})
+    assert [message.text for message in connection.browse(destination)] == [*bodies, "red"]
+    assert [message.text for message in connection.browse(destination, selector="colour = 'red'")] == ["red"]
+    assert receive_all(connection, destination) == [*bodies, "red"]
 
 
 def test_a_durable_subscription_collects_while_nobody_is_there_and_can_be_ended(
-    connection: blocking.Connection, url: str, place: str
+    connection: blocking.Connection, url: str, destination: str
 ) -> None:
-    topic = place.replace("queue", "topic")
+    topic = destination.replace("queue", "topic")
     options: ConsumerOptions = {"durable": "news"}
     with blocking.connect(url, client_id=f"reader of {topic}") as reader:
         with reader.consumer(topic, **options) as consumer:
@@ -543,9 +545,9 @@ def test_a_durable_subscription_collects_while_nobody_is_there_and_can_be_ended(
 
 
 def test_a_durable_subscriber_comes_back_though_the_broker_believes_that_it_is_still_there(
-    proxy: FreezingProxy, connection: blocking.Connection, place: str
+    proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
-    topic = place.replace("queue", "topic")
+    topic = destination.replace("queue", "topic")
     address = f"stomp://127.0.0.1:{proxy.port}"
     with blocking.connect(address, client_id=f"reader of {topic}", heart_beat=0.5) as reader:
         link = proxy.newest()
@@ -559,21 +561,21 @@ def test_a_durable_subscriber_comes_back_though_the_broker_believes_that_it_is_s
         reader.unsubscribe("news")
 
 
-def test_a_selector_is_asked_and_one_that_is_none_is_refused(connection: blocking.Connection, place: str) -> None:
-    fill(connection, place, 2)
-    connection.send(place, "red", headers={"colour": "red"})
-    with connection.consumer(place, selector="colour = 'red'") as consumer:
+def test_a_selector_is_asked_and_one_that_is_none_is_refused(connection: blocking.Connection, destination: str) -> None:
+    fill(connection, destination, 2)
+    connection.send(destination, "red", headers={"colour": "red"})
+    with connection.consumer(destination, selector="colour = 'red'") as consumer:
         assert text(consumer.receive(PATIENCE_S)) == "red"
         assert consumer.receive(QUIET_S) is None
     with pytest.raises(Refused):
-        connection.consumer(place, selector="colour = ")
-    connection.send(place, "after")
-    assert taken(connection, place) == ["0", "1", "after"]
+        connection.consumer(destination, selector="colour = ")
+    connection.send(destination, "after")
+    assert receive_all(connection, destination) == ["0", "1", "after"]
 
 
-def test_a_delayed_send_comes_later(connection: blocking.Connection, place: str) -> None:
-    connection.send(place, "later", delay=0.5)
-    with connection.consumer(place) as consumer:
+def test_a_delayed_send_comes_later(connection: blocking.Connection, destination: str) -> None:
+    connection.send(destination, "later", delay=0.5)
+    with connection.consumer(destination) as consumer:
         assert consumer.receive(0.1) is None
         assert text(consumer.receive(PATIENCE_S)) == "later"
 
@@ -581,27 +583,27 @@ def test_a_delayed_send_comes_later(connection: blocking.Connection, place: str)
 # ---- Credentials ----
 
 
-def test_wrong_credentials_end_it_and_right_ones_do(url: str, place: str) -> None:
-    began = time.monotonic()
+def test_wrong_credentials_end_it_and_right_ones_do(url: str, destination: str) -> None:
+    started_at = time.monotonic()
     with pytest.raises(Refused, match="password"):
         blocking.connect(url, user="somebody", password="wrong")
-    assert time.monotonic() - began < PATIENCE_S / 2
+    assert time.monotonic() - started_at < PATIENCE_S / 2
     with blocking.connect(url, user="somebody", password="right") as connection:
-        connection.send(place, "x")
-        assert taken(connection, place) == ["x"]
+        connection.send(destination, "x")
+        assert receive_all(connection, destination) == ["x"]
 
 
 # ---- Commands ----
 
 
-def test_commands_send_receive_and_browse_and_what_needs_our_broker_is_refused(url: str, place: str) -> None:
+def test_commands_send_receive_and_browse_and_what_needs_our_broker_is_refused(url: str, destination: str) -> None:
     def said(status: int, *words: str) -> str:
         done = CliRunner().invoke(main, [*words, "--url", url])
         assert done.exit_code == status, done.output
         return done.output
 
-    assert said(0, "send", place, "x") == ""
-    assert said(0, "browse", place) == "x\n"
-    assert said(1, "browse", place, "--follow").startswith("truenext: --follow needs a truenext broker")
-    assert said(0, "receive", place) == "x\n"
+    assert said(0, "send", destination, "x") == ""
+    assert said(0, "browse", destination) == "x\n"
+    assert said(1, "browse", destination, "--follow").startswith("truenext: --follow needs a truenext broker")
+    assert said(0, "receive", destination) == "x\n"
     assert said(2, "queues").startswith("truenext: a question to the broker needs a truenext broker")

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from tests.integration.client_here import left, on_a_connection
+from tests.integration.client_here import on_a_connection, remaining
 from truenext import blocking, testing
 from truenext.client.tasks.connection import Connection, Message, Session
 from truenext.errors import ClosedError, LocalProtocolError, RolledBack
@@ -19,7 +19,7 @@ PATIENCE_S = 60.0
 NOTHING_S = 0.1
 
 
-async def take(session: Session, *texts: str) -> list[Message]:
+async def receive(session: Session, *texts: str) -> list[Message]:
     got = [await session.receive(PATIENCE_S) for _ in texts]
     assert [None if each is None else each.text for each in got] == list(texts)
     return [each for each in got if each is not None]
@@ -28,12 +28,12 @@ async def take(session: Session, *texts: str) -> list[Message]:
 def test_what_is_handed_out_is_acknowledged_with_the_commit_and_not_before() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            await take(session, "0", "1")
+            await receive(session, "0", "1")
             await session.send("/queue/done", "x")
             assert (await broker.queue("q")).unacknowledged == 4
             await session.commit()
-        assert await left(broker) == [("2", 0), ("3", 0)]
-        assert await left(broker, "done") == [("x", 0)]
+        assert await remaining(broker) == [("2", 0), ("3", 0)]
+        assert await remaining(broker, "done") == [("x", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -42,10 +42,10 @@ def test_a_transaction_without_a_send_is_committed_too() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             async with session.transaction():
-                await take(session, "0")
+                await receive(session, "0")
             async with session.transaction():
-                await take(session, "1")
-        assert await left(broker) == [("2", 0), ("3", 0)]
+                await receive(session, "1")
+        assert await remaining(broker) == [("2", 0), ("3", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -57,21 +57,21 @@ def test_a_message_that_is_refused_in_its_transaction_waits_as_long_as_was_said_
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            got = await take(session, "0", "1")
+            got = await receive(session, "0", "1")
             if sends:
                 await session.send("/queue/done", "x")
             await got[which].nack(delay=60)
             others = [text for text in "0123" if text != str(which)]
-            await take(session, *others)
+            await receive(session, *others)
             assert await session.receive(NOTHING_S) is None
             await broker.advance(seconds=59)
             assert await session.receive(NOTHING_S) is None
             await broker.advance(seconds=2)
-            (again,) = await take(session, str(which))
+            (again,) = await receive(session, str(which))
             assert again.attempts == 1
             await session.rollback(failed=False)
-        assert await left(broker) == [(text, int(text == str(which))) for text in "0123"]
-        assert await left(broker, "done") == []
+        assert await remaining(broker) == [(text, int(text == str(which))) for text in "0123"]
+        assert await remaining(broker, "done") == []
 
     on_a_connection(work, waiting="0123")
 
@@ -79,13 +79,13 @@ def test_a_message_that_is_refused_in_its_transaction_waits_as_long_as_was_said_
 def test_a_message_that_is_refused_alone_is_the_next_again_at_once() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            (first,) = await take(session, "0")
+            (first,) = await receive(session, "0")
             await first.nack()
-            (again,) = await take(session, "0")
+            (again,) = await receive(session, "0")
             assert again.attempts == 1
-            await take(session, "1", "2", "3")
+            await receive(session, "1", "2", "3")
             await session.commit()
-        assert await left(broker) == []
+        assert await remaining(broker) == []
 
     on_a_connection(work, waiting="0123")
 
@@ -93,14 +93,14 @@ def test_a_message_that_is_refused_alone_is_the_next_again_at_once() -> None:
 def test_a_message_that_is_rejected_in_its_transaction_is_alone_a_dead_letter() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            _, second = await take(session, "0", "1")
+            _, second = await receive(session, "0", "1")
             await session.send("/queue/done", "x")
             await second.reject()
-            await take(session, "0", "2")
+            await receive(session, "0", "2")
             await session.commit()
-        assert await left(broker) == [("3", 0)]
-        assert [body for body, _ in await left(broker, "DLQ.q")] == ["1"]
-        assert await left(broker, "done") == []
+        assert await remaining(broker) == [("3", 0)]
+        assert [body for body, _ in await remaining(broker, "DLQ.q")] == ["1"]
+        assert await remaining(broker, "done") == []
 
     on_a_connection(work, waiting="0123")
 
@@ -109,7 +109,7 @@ def test_what_is_given_back_takes_its_transaction_back_and_charges_nobody() -> N
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             async with session.transaction() as transaction:
-                _, second = await take(session, "0", "1")
+                _, second = await receive(session, "0", "1")
                 await session.send("/queue/done", "x")
                 await second.release()
                 # Nothing more can be said of it.
@@ -117,8 +117,8 @@ def test_what_is_given_back_takes_its_transaction_back_and_charges_nobody() -> N
                 with pytest.raises(LocalProtocolError):
                     await second.nack()
             assert transaction.outcome.value == "rolled back"
-        assert await left(broker) == [("0", 0), ("1", 0), ("2", 0), ("3", 0)]
-        assert await left(broker, "done") == []
+        assert await remaining(broker) == [("0", 0), ("1", 0), ("2", 0), ("3", 0)]
+        assert await remaining(broker, "done") == []
 
     on_a_connection(work, waiting="0123")
 
@@ -130,9 +130,9 @@ def test_what_is_named_as_failed_is_charged_and_the_rest_is_committed() -> None:
             session.consumer("/queue/q"),
             session.transaction() as transaction,
         ):
-            _, second, _ = await take(session, "0", "1", "2")
+            _, second, _ = await receive(session, "0", "1", "2")
             transaction.mark_failed(second)
-        assert await left(broker) == [("1", 1), ("3", 0)]
+        assert await remaining(broker) == [("1", 1), ("3", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -143,13 +143,13 @@ def test_a_prefetch_counts_what_a_transaction_has_not_acknowledged() -> None:
             connection.session(transacted=True, ack="commit") as session,
             session.consumer("/queue/q", prefetch=2),
         ):
-            await take(session, "0", "1")
+            await receive(session, "0", "1")
             assert await session.receive(0) is None
             assert await session.receive(NOTHING_S) is None
             await session.commit()
-            await take(session, "2", "3")
+            await receive(session, "2", "3")
             await session.commit()
-        assert await left(broker) == []
+        assert await remaining(broker) == []
 
     on_a_connection(work, waiting="0123")
 
@@ -157,7 +157,7 @@ def test_a_prefetch_counts_what_a_transaction_has_not_acknowledged() -> None:
 def test_a_transaction_whose_message_another_task_has_refused_raises_whatever_it_does() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            first, second = await take(session, "0", "1")
+            first, second = await receive(session, "0", "1")
             await asyncio.create_task(first.nack(delay=60))
             with pytest.raises(RolledBack):
                 await session.send("/queue/done", "x")
@@ -165,10 +165,10 @@ def test_a_transaction_whose_message_another_task_has_refused_raises_whatever_it
                 await second.nack()
             with pytest.raises(RolledBack):
                 await session.commit()
-            await take(session, "1", "2", "3")
+            await receive(session, "1", "2", "3")
             await session.rollback(failed=False)
-        assert await left(broker) == [("0", 1), ("1", 0), ("2", 0), ("3", 0)]
-        assert await left(broker, "done") == []
+        assert await remaining(broker) == [("0", 1), ("1", 0), ("2", 0), ("3", 0)]
+        assert await remaining(broker, "done") == []
 
     on_a_connection(work, waiting="0123")
 
@@ -179,7 +179,7 @@ def test_a_transaction_whose_consumer_was_closed_is_rolled_back() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session:
             async with session.consumer("/queue/q"):
-                (first,) = await take(session, "0")
+                (first,) = await receive(session, "0")
                 await session.send("/queue/done", "x")
             with pytest.raises(LocalProtocolError):
                 await first.nack()
@@ -187,10 +187,10 @@ def test_a_transaction_whose_consumer_was_closed_is_rolled_back() -> None:
                 await session.commit()
             assert isinstance(caught.value.__cause__, ClosedError)
             async with session.consumer("/queue/q"):
-                await take(session, "0")
+                await receive(session, "0")
                 await session.commit()
-        assert await left(broker) == [("1", 0), ("2", 0), ("3", 0)]
-        assert await left(broker, "done") == []
+        assert await remaining(broker) == [("1", 0), ("2", 0), ("3", 0)]
+        assert await remaining(broker, "done") == []
 
     on_a_connection(work, waiting="0123")
 
@@ -198,19 +198,19 @@ def test_a_transaction_whose_consumer_was_closed_is_rolled_back() -> None:
 def test_a_lost_connection_takes_a_transaction_back_and_charges_nobody() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            await take(session, "0", "1")
+            await receive(session, "0", "1")
             await session.send("/queue/done", "x")
             broker.drop(connection)
             while not connection.health().reconnects:
                 await asyncio.sleep(0.001)
             with pytest.raises(RolledBack):
                 await session.commit()
-            got = await take(session, "0", "1", "2", "3")
+            got = await receive(session, "0", "1", "2", "3")
             assert [each.attempts for each in got] == [0, 0, 0, 0]
             await session.send("/queue/done", "y")
             await session.commit()
-        assert await left(broker) == []
-        assert await left(broker, "done") == [("y", 0)]
+        assert await remaining(broker) == []
+        assert await remaining(broker, "done") == [("y", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -218,20 +218,20 @@ def test_a_lost_connection_takes_a_transaction_back_and_charges_nobody() -> None
 def test_what_is_said_of_a_message_whose_transaction_a_lost_connection_has_ended_counts_when_it_comes_again() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            first, _ = await take(session, "0", "1")
+            first, _ = await receive(session, "0", "1")
             await session.send("/queue/done", "x")
             broker.drop(connection)
             while not connection.health().reconnects:
                 await asyncio.sleep(0.001)
             await first.nack(delay=60)
-            await take(session, "1", "2")
+            await receive(session, "1", "2")
             await session.commit()
             await broker.advance(seconds=61)
-            (again,) = await take(session, "0")
+            (again,) = await receive(session, "0")
             assert again.attempts == 1
             await session.commit()
-        assert await left(broker) == [("3", 0)]
-        assert await left(broker, "done") == []
+        assert await remaining(broker) == [("3", 0)]
+        assert await remaining(broker, "done") == []
 
     on_a_connection(work, waiting="0123")
 
@@ -240,20 +240,20 @@ def test_what_is_said_of_a_message_whose_transaction_a_lost_connection_has_ended
 def test_a_message_can_be_refused_when_the_broker_has_refused_what_was_sent(how: str) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            first, _ = await take(session, "0", "1")
+            first, _ = await receive(session, "0", "1")
             await session.send("/nowhere/x", "x")
             with pytest.raises(RolledBack):
                 await session.flush()
             await getattr(first, how)()
             # It has ended, and the next one begins.
-            got = await take(session, *("01" if how != "reject" else "12"))
+            got = await receive(session, *("01" if how != "reject" else "12"))
             assert got[0].attempts == int(how == "nack")
             await session.send("/queue/done", "x")
             await session.commit()
         assert connection.health().reconnects == 0
-        assert await left(broker) == [(text, 0) for text in ("23" if how != "reject" else "3")]
-        assert [body for body, _ in await left(broker, "DLQ.q")] == (["0"] if how == "reject" else [])
-        assert await left(broker, "done") == [("x", 0)]
+        assert await remaining(broker) == [(text, 0) for text in ("23" if how != "reject" else "3")]
+        assert [body for body, _ in await remaining(broker, "DLQ.q")] == (["0"] if how == "reject" else [])
+        assert await remaining(broker, "done") == [("x", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -262,7 +262,7 @@ def test_a_message_can_be_refused_when_the_broker_has_refused_what_was_sent(how:
 def test_a_lost_commit_is_known_for_what_it_was(when: Literal["before", "after"]) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            await take(session, "0", "1")
+            await receive(session, "0", "1")
             await session.send("/queue/done", "x")
             broker.lose_commit(when)
             if when == "after":
@@ -270,13 +270,13 @@ def test_a_lost_commit_is_known_for_what_it_was(when: Literal["before", "after"]
             else:
                 with pytest.raises(RolledBack):
                     await session.commit()
-                got = await take(session, "0", "1")
+                got = await receive(session, "0", "1")
                 assert [each.attempts for each in got] == [0, 0]
                 await session.send("/queue/done", "x")
                 await session.commit()
             assert connection.health().reconnects == 1
-        assert await left(broker) == [("2", 0), ("3", 0)]
-        assert await left(broker, "done") == [("x", 0)]
+        assert await remaining(broker) == [("2", 0), ("3", 0)]
+        assert await remaining(broker, "done") == [("x", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -284,7 +284,7 @@ def test_a_lost_commit_is_known_for_what_it_was(when: Literal["before", "after"]
 def test_what_a_commit_has_in_doubt_can_not_be_refused() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            (first,) = await take(session, "0")
+            (first,) = await receive(session, "0")
             broker.freeze(connection)
             committing = asyncio.create_task(session.commit())
             await asyncio.sleep(0)
@@ -295,7 +295,7 @@ def test_what_a_commit_has_in_doubt_can_not_be_refused() -> None:
             await committing
             with pytest.raises(LocalProtocolError):
                 await first.reject()
-        assert await left(broker) == [("1", 0), ("2", 0), ("3", 0)]
+        assert await remaining(broker) == [("1", 0), ("2", 0), ("3", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -325,9 +325,9 @@ def test_a_handler_says_of_its_message_that_it_is_to_be_tried_again_later() -> N
         consuming.cancel()
         await asyncio.wait({consuming})
         assert sorted(seen) == [("0", 0), ("1", 0), ("1", 1), ("2", 0), ("3", 0)]
-        assert await left(broker) == []
-        assert [body for body, _ in await left(broker, "DLQ.q")] == ["2"]
-        assert sorted(body for body, _ in await left(broker, "done")) == ["0", "1", "3"]
+        assert await remaining(broker) == []
+        assert [body for body, _ in await remaining(broker, "DLQ.q")] == ["2"]
+        assert sorted(body for body, _ in await remaining(broker, "done")) == ["0", "1", "3"]
 
     on_a_connection(work, waiting="0123")
 
@@ -335,18 +335,18 @@ def test_a_handler_says_of_its_message_that_it_is_to_be_tried_again_later() -> N
 def test_of_a_message_that_its_transaction_has_acknowledged_nothing_can_be_said() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True) as session, session.consumer("/queue/q"):
-            (first,) = await take(session, "0")
-            for say in (first.ack, first.nack, first.reject):
+            (first,) = await receive(session, "0")
+            for settle in (first.ack, first.nack, first.reject):
                 with pytest.raises(LocalProtocolError):
-                    await say()
+                    await settle()
             await first.release()
             await session.commit()
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
-            (second,) = await take(session, "1")
+            (second,) = await receive(session, "1")
             with pytest.raises(LocalProtocolError):
                 await second.ack()
             await session.commit()
-        assert await left(broker) == [("2", 0), ("3", 0)]
+        assert await remaining(broker) == [("2", 0), ("3", 0)]
 
     on_a_connection(work, waiting="0123")
 

@@ -46,7 +46,7 @@ def freezing_broker(own_broker: BrokerProcess) -> Iterator[BrokerProcess]:
 def test_messages_of_send_nowait_arrive_though_a_blocking_program_ends_without_close(
     broker: BrokerProcess, queue: str
 ) -> None:
-    said = run(
+    stderr = run(
         broker,
         f"""
         connection = blocking.connect(url)
@@ -55,12 +55,12 @@ def test_messages_of_send_nowait_arrive_though_a_blocking_program_ends_without_c
         """,
         "-Wdefault",
     )
-    assert said == ""
+    assert stderr == ""
     broker.await_facts(queue, waiting=3000)
 
 
 def test_forked_child_that_ends_waits_for_no_message_of_its_parent(freezing_broker: BrokerProcess) -> None:
-    said = run(
+    stderr = run(
         freezing_broker,
         """
         driver.EXIT_S = 0.1
@@ -73,13 +73,13 @@ def test_forked_child_that_ends_waits_for_no_message_of_its_parent(freezing_brok
         driver.EXIT_S = 600
         """,
     )
-    assert said == ""
+    assert stderr == ""
 
 
 def test_blocking_program_that_ends_waits_for_confirmations_for_a_bounded_time_and_says_what_is_lost(
     freezing_broker: BrokerProcess,
 ) -> None:
-    said = run(
+    stderr = run(
         freezing_broker,
         """
         driver.EXIT_S = 0.1
@@ -91,7 +91,7 @@ def test_blocking_program_that_ends_waits_for_confirmations_for_a_bounded_time_a
         "-Wdefault",
     )
     lost = f"5 messages to stomp://127.0.0.1:{freezing_broker.port} were not confirmed"
-    log, warning, *_ = said.splitlines()
+    log, warning, *_ = stderr.splitlines()
     assert log.startswith(lost)
     assert f"ResourceWarning: unclosed connection: {lost}" in warning
 
@@ -111,7 +111,7 @@ def test_blocking_program_that_ends_waits_for_confirmations_for_a_bounded_time_a
 def test_call_of_a_finalizer_at_the_end_of_the_program_returns_at_once(
     broker: BrokerProcess, queue: str, call: str, is_refused: bool
 ) -> None:
-    said = run(
+    stderr = run(
         broker,
         f"""
         class Last:
@@ -127,15 +127,15 @@ def test_call_of_a_finalizer_at_the_end_of_the_program_returns_at_once(
         del connection, session
         """,
     )
-    assert ("ClosedError: the program ends" in said) is is_refused
+    assert ("ClosedError: the program ends" in stderr) is is_refused
     if not is_refused:
-        assert said == ""
+        assert stderr == ""
 
 
 def test_finally_of_a_generator_that_is_left_at_the_end_of_the_program_returns_at_once(
     broker: BrokerProcess, queue: str
 ) -> None:
-    said = run(
+    stderr = run(
         broker,
         f"""
         def messages():
@@ -152,14 +152,14 @@ def test_finally_of_a_generator_that_is_left_at_the_end_of_the_program_returns_a
         next(left)
         """,
     )
-    assert said == ""
+    assert stderr == ""
 
 
-@pytest.mark.parametrize("place", ["local", "global"])
+@pytest.mark.parametrize("destination", ["local", "global"])
 def test_event_loop_that_ends_with_unconfirmed_messages_warns_of_them(
-    freezing_broker: BrokerProcess, place: str
+    freezing_broker: BrokerProcess, destination: str
 ) -> None:
-    said = run(
+    stderr = run(
         freezing_broker,
         f"""
         kept = []
@@ -169,7 +169,7 @@ def test_event_loop_that_ends_with_unconfirmed_messages_warns_of_them(
             freeze()
             for number in range(5):
                 connection.send_nowait("/queue/q", "1")
-            if "{place}" == "global":
+            if "{destination}" == "global":
                 kept.append(connection)
 
         asyncio.run(main())
@@ -177,13 +177,13 @@ def test_event_loop_that_ends_with_unconfirmed_messages_warns_of_them(
         "-Wdefault",
     )
     lost = f"5 messages to stomp://127.0.0.1:{freezing_broker.port} were not confirmed"
-    assert said.count(f"ResourceWarning: unclosed connection: {lost}") == 1
+    assert stderr.count(f"ResourceWarning: unclosed connection: {lost}") == 1
     # It is said without any option, too.
-    assert any(line.startswith(lost) for line in said.splitlines())
+    assert any(line.startswith(lost) for line in stderr.splitlines())
 
 
 def test_event_loop_that_ends_with_a_closed_connection_warns_of_nothing(broker: BrokerProcess, queue: str) -> None:
-    said = run(
+    stderr = run(
         broker,
         f"""
         async def main():
@@ -195,5 +195,5 @@ def test_event_loop_that_ends_with_a_closed_connection_warns_of_nothing(broker: 
         """,
         "-Wdefault",
     )
-    assert said == ""
+    assert stderr == ""
     broker.await_facts(queue, waiting=5)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess, dying_with_us
-from tests.integration.client_here import left, on_a_connection
+from tests.integration.client_here import on_a_connection, remaining
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.testing.local import LocalBroker
@@ -71,7 +71,7 @@ def test_an_error_outside_transactions_charges_the_message_at_most(
                     raise error
 
         await raises(error, of_a_message)
-        assert await left(broker) == [("0", int(counts)), ("1", 0), ("2", 0), ("3", 0)]
+        assert await remaining(broker) == [("0", int(counts)), ("1", 0), ("2", 0), ("3", 0)]
 
         async def of_a_consumer() -> None:
             async with connection.consumer("/queue/q", prefetch=prefetch) as consumer:
@@ -80,7 +80,7 @@ def test_an_error_outside_transactions_charges_the_message_at_most(
                 raise error
 
         await raises(error, of_a_consumer)
-        assert await left(broker) == [("1", int(counts)), ("2", 0), ("3", 0)]
+        assert await remaining(broker) == [("1", int(counts)), ("2", 0), ("3", 0)]
 
     on_a_connection(work, waiting="0123")
 
@@ -115,8 +115,8 @@ def test_an_error_in_a_transaction_charges_what_is_named_or_all(
 
         await raises(error, block)
         first = int(counts and names == "nobody")
-        assert await left(broker) == [("0", first), ("1", int(counts)), ("2", 0), ("3", 0)]
-        assert await left(broker, "done") == []
+        assert await remaining(broker) == [("0", first), ("1", int(counts)), ("2", 0), ("3", 0)]
+        assert await remaining(broker, "done") == []
 
     on_a_connection(work, waiting="0123")
 
@@ -147,7 +147,7 @@ def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
         consuming.cancel()
         await asyncio.wait({consuming})
         assert attempts == [0, int(counts)]
-        assert await left(broker) == []
+        assert await remaining(broker) == []
 
     on_a_connection(work, waiting="0123")
 
@@ -160,8 +160,8 @@ def test_what_is_said_of_one_message_charges_no_other(prefetch: int | None) -> N
                 message = await consumer.receive(PATIENCE_S)
                 assert message is not None and (message.text, message.attempts) == (text, attempts)
                 await getattr(message, how)()
-        assert await left(broker) == [("2", 0), ("3", 0)]
-        assert [body for body, _ in await left(broker, "DLQ.q")] == ["0"]
+        assert await remaining(broker) == [("2", 0), ("3", 0)]
+        assert [body for body, _ in await remaining(broker, "DLQ.q")] == ["0"]
 
     on_a_connection(work, waiting="0123")
 
@@ -173,7 +173,7 @@ def test_what_is_said_of_one_message_charges_no_other(prefetch: int | None) -> N
 def test_receive_many_hands_out_each_message_once(prefetch: int | None) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/many", [f"{number}" for number in range(50)])
-        begin = 0
+        start = 0
         for ack in ("auto", "individual"):
             seen: list[str] = []
             async with connection.consumer("/queue/many", ack=ack, prefetch=prefetch) as consumer:
@@ -182,9 +182,9 @@ def test_receive_many_hands_out_each_message_once(prefetch: int | None) -> None:
                     for message in got:
                         if ack == "individual":
                             await message.ack()
-            assert seen == [f"{begin + number}" for number in range(len(seen))]
-            begin += len(seen)
-        assert await left(broker, "many") == [(f"{number}", 0) for number in range(begin, 50)]
+            assert seen == [f"{start + number}" for number in range(len(seen))]
+            start += len(seen)
+        assert await remaining(broker, "many") == [(f"{number}", 0) for number in range(start, 50)]
 
     on_a_connection(work, waiting="0123")
 
@@ -221,11 +221,11 @@ def test_of_a_batch_with_one_poison_message_only_that_becomes_a_dead_letter(mode
             except ValueError:
                 continue
             done += [message.text for message in batch]
-            if len(done) == 4 and await left(broker, "DLQ.batch"):
+            if len(done) == 4 and await remaining(broker, "DLQ.batch"):
                 break
         assert sorted(done) == ["a", "b", "c", "d"]
         assert most <= 1
-        assert [body for body, _ in await left(broker, "DLQ.batch")] == ["poison"]
+        assert [body for body, _ in await remaining(broker, "DLQ.batch")] == ["poison"]
 
     on_a_connection(work, waiting="0123")
 
@@ -287,8 +287,8 @@ def test_of_eight_at_once_only_the_one_that_kills_its_process_becomes_a_dead_let
             deaths += 1
             assert deaths <= ATTEMPTS_MAX, "it is no dead letter"
         assert deaths == ATTEMPTS_MAX
-        assert [frame.body for frame in broker.what_is_left("DLQ.q")] == [b"poison"]
-        done = [int(frame.body) for frame in broker.what_is_left("done")]
+        assert [frame.body for frame in broker.remaining_messages("DLQ.q")] == [b"poison"]
+        done = [int(frame.body) for frame in broker.remaining_messages("done")]
         assert set(done) == set(range(24)) - {4}
         if ack != "individual":
             assert len(done) == 23

@@ -77,7 +77,7 @@ def hearts() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def no_heart_is_left() -> Iterator[None]:
+def no_heartbeat_thread_remains() -> Iterator[None]:
     yield
     until = time.monotonic() + PATIENCE_S
     while hearts() and time.monotonic() < until:
@@ -140,10 +140,10 @@ def test_what_waits_in_the_socket_has_come_in_time(loop: Loop) -> None:
     """The answer was there long before the timeout, and nobody has read it."""
 
     async def work(broker: BlockingBroker, connection: Connection) -> None:
-        asking = asyncio.create_task(connection.control_request("queues", timeout=0.5))
+        request = asyncio.create_task(connection.control_request("queues", timeout=0.5))
         await asyncio.sleep(0)
         time.sleep(1.0)
-        assert await asking
+        assert await request
 
     on_a_connection(loop, work)
 

@@ -63,7 +63,7 @@ class Cancels:
             assert not self.has_reached, "a cancelled call has returned"
 
 
-class World:
+class CaseSetup:
     """A broker, a connection to it, and a queue of the case's own in which 0 to 4 wait."""
 
     def __init__(self, broker: LocalBroker, connection: Connection, queue: str) -> None:
@@ -72,14 +72,14 @@ class World:
         self.name = queue
         self.queue = f"/queue/{queue}"
 
-    async def left(self) -> list[tuple[str, int]]:
+    async def remaining(self) -> list[tuple[str, int]]:
         contents = await self.broker.queue(self.name)
         return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]
 
     async def all_are_there(self, numbers: str = "01234", attempts: dict[str, int] | None = None) -> None:
         """What the case's consumers have not settled, each once, in order, without an attempt."""
         expected = [(each, (attempts or {}).get(each, 0)) for each in numbers]
-        assert await self.left() == expected
+        assert await self.remaining() == expected
         assert (await self.broker.queue(self.name)).unacknowledged == 0
 
     async def is_usable(self) -> None:
@@ -88,14 +88,14 @@ class World:
         assert self.connection.health().reconnects == 0
 
 
-Case = Callable[[World, Cancels], Awaitable[None]]
+Case = Callable[[CaseSetup, Cancels], Awaitable[None]]
 
 
 @asynccontextmanager
-async def in_a_world(queue: str) -> AsyncIterator[World]:
+async def new_setup(queue: str) -> AsyncIterator[CaseSetup]:
     async with testing.broker() as broker, connect(broker.url) as connection:
         await connection.send_many(f"/queue/{queue}", list("01234"))
-        yield World(broker, connection, queue)
+        yield CaseSetup(broker, connection, queue)
 
 
 async def at_every_suspension(case: Case) -> None:
@@ -103,8 +103,8 @@ async def at_every_suspension(case: Case) -> None:
     for late in (False, True):
         for step in range(STEPS_MAX):
             cancels = Cancels(step, late=late)
-            async with in_a_world("q") as world:
-                await case(world, cancels)
+            async with new_setup("q") as setup:
+                await case(setup, cancels)
             if not cancels.has_reached:
                 break
         else:
@@ -137,9 +137,9 @@ PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, None])
 @pytest.mark.parametrize("ack", ["auto", "individual"])
 @pytest.mark.parametrize("how", ["receive", "receive(0)", "receive(1)", "receive_many", "iteration"])
 def test_a_cancelled_receive_has_taken_nothing(prefetch: int | None, ack: str, how: str) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
-        async with world.connection.consumer(world.queue, ack=ack, prefetch=prefetch) as consumer:
-            await nothing_is_here(world, consumer)
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
+        async with setup.connection.consumer(setup.queue, ack=ack, prefetch=prefetch) as consumer:
+            await nothing_is_here(setup, consumer)
             calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
                 "receive": consumer.receive,
                 "receive(0)": lambda: consumer.receive(0),
@@ -159,16 +159,16 @@ def test_a_cancelled_receive_has_taken_nothing(prefetch: int | None, ack: str, h
                     await message.ack()
             assert got == list("01234")
             assert await consumer.receive(0) is None
-        await world.all_are_there("")
-        await world.is_usable()
+        await setup.all_are_there("")
+        await setup.is_usable()
 
     check(case)
 
 
-async def nothing_is_here(world: World, consumer: Consumer) -> None:
+async def nothing_is_here(setup: CaseSetup, consumer: Consumer) -> None:
     """So that who receives has to wait."""
     await consumer.pause()
-    await world.all_are_there()
+    await setup.all_are_there()
     await consumer.resume()
 
 
@@ -178,15 +178,15 @@ async def _next(consumer: Consumer) -> Message:
 
 @PREFETCHES
 def test_a_receive_that_is_cancelled_while_nothing_is_there_takes_nothing_that_comes(prefetch: int | None) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
-        async with world.connection.consumer("/queue/later", prefetch=prefetch) as consumer:
-            asyncio.get_running_loop().call_soon(world.connection.send_nowait, "/queue/later", "0")
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
+        async with setup.connection.consumer("/queue/later", prefetch=prefetch) as consumer:
+            asyncio.get_running_loop().call_soon(setup.connection.send_nowait, "/queue/later", "0")
             await cancels.run(consumer.receive())
             if cancels.has_reached:
-                async with world.connection.consumer("/queue/later", prefetch=prefetch) as other:
+                async with setup.connection.consumer("/queue/later", prefetch=prefetch) as other:
                     await consumer.pause()
                     assert await texts(other.receive, 1) == ["0"]
-        await world.is_usable()
+        await setup.is_usable()
 
     check(case)
 
@@ -196,52 +196,52 @@ def test_a_receive_that_is_cancelled_while_nothing_is_there_takes_nothing_that_c
 )
 @pytest.mark.parametrize("many", [False, True])
 def test_a_cancelled_receive_in_a_transaction_leaves_nothing_in_it(ack: str, prefetch: int | None, many: bool) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async with (
-            world.connection.session(transacted=True, ack=ack) as session,
-            session.consumer(world.queue, prefetch=prefetch) as consumer,
+            setup.connection.session(transacted=True, ack=ack) as session,
+            session.consumer(setup.queue, prefetch=prefetch) as consumer,
         ):
-            await nothing_is_here(world, consumer)
+            await nothing_is_here(setup, consumer)
             await cancels.run(session.receive_many(3) if many else consumer.receive())
             if cancels.has_reached:
                 await session.send("/queue/done", "x")
                 await session.commit()
                 assert await texts(session.receive, 5) == list("01234")
                 await session.commit()
-                await world.all_are_there("")
-        await world.is_usable()
+                await setup.all_are_there("")
+        await setup.is_usable()
 
     check(case)
 
 
 @PREFETCHES
 def test_a_cancelled_subscribe_leaves_no_consumer(prefetch: int | None) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async def subscribe() -> None:
-            await world.connection.consumer(world.queue, prefetch=prefetch)
+            await setup.connection.consumer(setup.queue, prefetch=prefetch)
 
         await cancels.run(subscribe())
         if cancels.has_reached:
-            assert not world.connection.health().consumers
-            await world.all_are_there()
-        await world.is_usable()
+            assert not setup.connection.health().consumers
+            await setup.all_are_there()
+        await setup.is_usable()
 
     check(case)
 
 
 def test_a_cancelled_subscribe_that_would_be_refused_ends_nothing() -> None:
-    async def case(world: World, cancels: Cancels) -> None:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async def subscribe() -> None:
             try:
-                await world.connection.consumer(world.queue, selector="((")
+                await setup.connection.consumer(setup.queue, selector="((")
             except asyncio.CancelledError:
                 raise
             except Exception:
                 assert not cancels.has_reached
 
         await cancels.run(subscribe())
-        await world.all_are_there()
-        await world.is_usable()
+        await setup.all_are_there()
+        await setup.is_usable()
 
     check(case)
 
@@ -252,20 +252,20 @@ def test_a_cancelled_subscribe_that_would_be_refused_ends_nothing() -> None:
 @pytest.mark.parametrize("how", ["ack", "nack", "reject", "release"])
 @PREFETCHES
 def test_what_is_said_of_a_message_holds_though_the_call_is_cancelled(prefetch: int | None, how: str) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
-        async with world.connection.consumer(world.queue, ack="individual", prefetch=prefetch) as consumer:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
+        async with setup.connection.consumer(setup.queue, ack="individual", prefetch=prefetch) as consumer:
             message = await consumer.receive(PATIENCE_S)
             assert message is not None
-            flush, world.connection._driver.flush = (  # type: ignore[method-assign]
-                world.connection._driver.flush,
+            flush, setup.connection._driver.flush = (  # type: ignore[method-assign]
+                setup.connection._driver.flush,
                 lambda: False,
             )
-            asyncio.get_running_loop().call_later(0.01, _restore, world.connection, flush)
+            asyncio.get_running_loop().call_later(0.01, _restore, setup.connection, flush)
             await cancels.run(getattr(message, how)())
-            _restore(world.connection, flush)
-        comes_again = how in ("nack", "release")
-        await world.all_are_there("01234" if comes_again else "1234", {"0": 1 if how == "nack" else 0})
-        await world.is_usable()
+            _restore(setup.connection, flush)
+        is_redelivered = how in ("nack", "release")
+        await setup.all_are_there("01234" if is_redelivered else "1234", {"0": 1 if how == "nack" else 0})
+        await setup.is_usable()
 
     asyncio.run(asyncio.wait_for(_at_the_first(case), PATIENCE_SECONDS))
 
@@ -280,8 +280,8 @@ def _restore(connection: Connection, flush: Callable[[], bool]) -> None:
 async def _at_the_first(case: Case) -> None:
     """Most of these calls wait only while the socket takes nothing."""
     for late in (False, True):
-        async with in_a_world("q") as world:
-            await case(world, Cancels(0, late=late))
+        async with new_setup("q") as setup:
+            await case(setup, Cancels(0, late=late))
 
 
 # ---- Transactions ----
@@ -289,8 +289,8 @@ async def _at_the_first(case: Case) -> None:
 
 @pytest.mark.parametrize("is_block", [False, True])
 def test_a_commit_that_is_cancelled_keeps_its_outcome(is_block: bool) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
-        async with world.connection.session(transacted=True) as session, session.consumer(world.queue):
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
+        async with setup.connection.session(transacted=True) as session, session.consumer(setup.queue):
             transaction = session.transaction()
 
             async def block() -> None:
@@ -315,22 +315,22 @@ def test_a_commit_that_is_cancelled_keeps_its_outcome(is_block: bool) -> None:
                 message = await session.receive(PATIENCE_S)
                 assert message is not None and message.attempts == 0
                 assert message.text == ("2" if outcome == "committed" else "0")
-        done = (await world.broker.queue("done")).bodies
+        done = (await setup.broker.queue("done")).bodies
         assert (outcome, done) in [("committed", [b"x"]), ("rolled back", [])]
-        await world.all_are_there("34" if outcome == "committed" else "1234")
-        await world.is_usable()
+        await setup.all_are_there("34" if outcome == "committed" else "1234")
+        await setup.is_usable()
 
     check(case)
 
 
-def committing_on_a_slow_disk(world: World, session: Session) -> tuple[Transaction, "asyncio.Task[None]"]:
+def committing_on_a_slow_disk(setup: CaseSetup, session: Session) -> tuple[Transaction, "asyncio.Task[None]"]:
     transaction = session.transaction()
 
     async def block() -> None:
         async with transaction:
             await session.send("/queue/done", "x")
 
-    world.broker.slow_disk(1000)
+    setup.broker.slow_disk(1000)
     return transaction, asyncio.create_task(block())
 
 
@@ -338,15 +338,15 @@ def test_the_outcome_of_a_commit_that_was_not_waited_for_is_known_as_soon_as_the
     """A second cancellation ends the waiting at once, and the outcome was "committing" for ever."""
 
     async def main() -> None:
-        async with in_a_world("q") as world, world.connection.session(transacted=True) as session:
-            transaction, task = committing_on_a_slow_disk(world, session)
+        async with new_setup("q") as setup, setup.connection.session(transacted=True) as session:
+            transaction, task = committing_on_a_slow_disk(setup, session)
             for _ in range(2):
                 await asyncio.sleep(0.1)
                 task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert transaction.outcome.value == "committing"
-            world.broker.slow_disk(0)
+            setup.broker.slow_disk(0)
             async with asyncio.timeout(PATIENCE_S):
                 while transaction.outcome.value == "committing":
                     await asyncio.sleep(0.01)
@@ -357,53 +357,53 @@ def test_the_outcome_of_a_commit_that_was_not_waited_for_is_known_as_soon_as_the
 
 def test_a_commit_that_takes_long_is_waited_for_when_it_is_cancelled() -> None:
     async def main() -> None:
-        async with in_a_world("q") as world, world.connection.session(transacted=True) as session:
-            transaction, task = committing_on_a_slow_disk(world, session)
+        async with new_setup("q") as setup, setup.connection.session(transacted=True) as session:
+            transaction, task = committing_on_a_slow_disk(setup, session)
             await asyncio.sleep(0.1)
             task.cancel()
             await asyncio.sleep(0.1)
             assert not task.done()
-            world.broker.slow_disk(0)
+            setup.broker.slow_disk(0)
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert transaction.outcome.value == "committed"
-            assert (await world.broker.queue("done")).bodies == [b"x"]
+            assert (await setup.broker.queue("done")).bodies == [b"x"]
 
     asyncio.run(main())
 
 
 @PREFETCHES
 def test_a_cancelled_rollback_has_rolled_back(prefetch: int | None) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async with (
-            world.connection.session(transacted=True) as session,
-            session.consumer(world.queue, prefetch=prefetch),
+            setup.connection.session(transacted=True) as session,
+            session.consumer(setup.queue, prefetch=prefetch),
         ):
             assert await texts(session.receive, 2) == list("01")
-            flush, world.connection._driver.flush = (  # type: ignore[method-assign]
-                world.connection._driver.flush,
+            flush, setup.connection._driver.flush = (  # type: ignore[method-assign]
+                setup.connection._driver.flush,
                 lambda: False,
             )
-            asyncio.get_running_loop().call_later(0.01, _restore, world.connection, flush)
+            asyncio.get_running_loop().call_later(0.01, _restore, setup.connection, flush)
             await cancels.run(session.rollback())
-            _restore(world.connection, flush)
+            _restore(setup.connection, flush)
             message = await session.receive(PATIENCE_S)
             assert message is not None and message.text == "0" and message.attempts == 1
-        await world.all_are_there("01234", {"0": 1, "1": 1})
-        await world.is_usable()
+        await setup.all_are_there("01234", {"0": 1, "1": 1})
+        await setup.is_usable()
 
     asyncio.run(asyncio.wait_for(_at_the_first(case), PATIENCE_SECONDS))
 
 
 def test_a_transaction_whose_block_is_cancelled_charges_nobody() -> None:
-    async def case(world: World, cancels: Cancels) -> None:
-        async with world.connection.session(transacted=True) as session, session.consumer(world.queue):
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
+        async with setup.connection.session(transacted=True) as session, session.consumer(setup.queue):
 
             async def block() -> None:
                 async with session.transaction():
                     await session.receive()
                     await session.send("/queue/done", "x")
-                    async with world.connection.consumer("/queue/none") as none:
+                    async with setup.connection.consumer("/queue/none") as none:
                         await none.receive(0.01)
                     raise asyncio.CancelledError
 
@@ -413,9 +413,9 @@ def test_a_transaction_whose_block_is_cancelled_charges_nobody() -> None:
                 assert not cancels.has_reached
             message = await session.receive(PATIENCE_S)
             assert message is not None and message.text == "0" and message.attempts == 0
-        assert (await world.broker.queue("done")).bodies == []
-        await world.all_are_there()
-        await world.is_usable()
+        assert (await setup.broker.queue("done")).bodies == []
+        await setup.all_are_there()
+        await setup.is_usable()
 
     check(case)
 
@@ -425,8 +425,8 @@ def test_a_transaction_whose_block_is_cancelled_charges_nobody() -> None:
 
 @pytest.mark.parametrize("how", ["send", "send_many", "flush", "request", "in a transaction"])
 def test_a_cancelled_send_arrives_once_or_not_and_holds_up_nothing(how: str) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
-        connection = world.connection
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
+        connection = setup.connection
         async with connection.session(transacted=True) as session:
 
             async def flush() -> None:
@@ -447,30 +447,30 @@ def test_a_cancelled_send_arrives_once_or_not_and_holds_up_nothing(how: str) -> 
             await cancels.run(calls[how]())
             await connection.send("/queue/new", "2", timeout=PATIENCE_S)
             assert await connection.control_request("queues", timeout=PATIENCE_S)
-        bodies = (await world.broker.queue("new")).bodies
+        bodies = (await setup.broker.queue("new")).bodies
         if how == "request":
             assert bodies == [b"2"]
         else:
             assert bodies in ([b"1", b"2"], [b"2"])
             if not cancels.has_reached:
                 assert bodies == [b"1", b"2"]
-        await world.is_usable()
+        await setup.is_usable()
 
     check(case)
 
 
 def test_a_cancelled_request_gets_no_other_requests_reply() -> None:
-    async def case(world: World, cancels: Cancels) -> None:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async def answer(message: Message, session: Session) -> None:
             await session.reply(message, message.body + b"!")
 
-        answering = asyncio.create_task(world.connection.consume("/queue/requests", answer))
-        await cancels.run(world.connection.request("/queue/requests", "1"))
-        reply = await world.connection.request("/queue/requests", "2", timeout=PATIENCE_S)
+        answering = asyncio.create_task(setup.connection.consume("/queue/requests", answer))
+        await cancels.run(setup.connection.request("/queue/requests", "1"))
+        reply = await setup.connection.request("/queue/requests", "2", timeout=PATIENCE_S)
         assert reply.text == "2!"
         answering.cancel()
         await asyncio.wait({answering})
-        await world.is_usable()
+        await setup.is_usable()
 
     check(case)
 
@@ -479,39 +479,39 @@ def test_a_cancelled_request_gets_no_other_requests_reply() -> None:
 
 
 def test_a_cancelled_browse_leaves_no_connection() -> None:
-    async def case(world: World, cancels: Cancels) -> None:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async def browse() -> None:
-            shown = [message.text async for message in world.connection.browse(world.queue)]
+            shown = [message.text async for message in setup.connection.browse(setup.queue)]
             assert shown == list("01234")
 
         await cancels.run(browse())
-        await world.all_are_there()
-        await world.is_usable()
+        await setup.all_are_there()
+        await setup.is_usable()
         async with asyncio.timeout(PATIENCE_S):
-            while len(world.broker._run.connections) > 1:
+            while len(setup.broker._run.connections) > 1:
                 await asyncio.sleep(0.001)
 
     check(case)
 
 
 def test_a_cancelled_connect_leaves_nothing() -> None:
-    async def case(world: World, cancels: Cancels) -> None:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async def connecting() -> None:
-            await (await connect(world.broker.url)).close()
+            await (await connect(setup.broker.url)).close()
 
         await cancels.run(connecting())
         async with asyncio.timeout(PATIENCE_S):
-            while len(world.broker._run.connections) > 1:
+            while len(setup.broker._run.connections) > 1:
                 await asyncio.sleep(0.001)
-        await world.is_usable()
+        await setup.is_usable()
 
     check(case)
 
 
 @pytest.mark.parametrize("what", ["connection", "session", "consumer", "connection of a handler"])
 def test_a_cancelled_close_has_closed_and_charges_nobody(what: str) -> None:
-    async def case(world: World, cancels: Cancels) -> None:
-        connection = await connect(world.broker.url)
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
+        connection = await connect(setup.broker.url)
         consuming = None
         if what == "connection of a handler":
             started = asyncio.Event()
@@ -521,19 +521,19 @@ def test_a_cancelled_close_has_closed_and_charges_nobody(what: str) -> None:
                 await asyncio.sleep(0.01)
                 raise asyncio.CancelledError
 
-            consuming = asyncio.create_task(connection.consume(world.queue, handle))
+            consuming = asyncio.create_task(connection.consume(setup.queue, handle))
             await started.wait()
             await cancels.run(connection.close())
             await asyncio.wait({consuming})
         elif what == "session":
             session = await connection.session(transacted=True)
-            await session.consumer(world.queue)
+            await session.consumer(setup.queue)
             assert await texts(session.receive, 2) == list("01")
             await cancels.run(session.close())
             with pytest.raises(ClosedError):
                 await session.receive()
         else:
-            consumer = await connection.consumer(world.queue)
+            consumer = await connection.consumer(setup.queue)
             assert await texts(consumer.receive, 1) == list("0")
             await cancels.run(consumer.close() if what == "consumer" else connection.close())
             with pytest.raises(ClosedError):
@@ -543,8 +543,8 @@ def test_a_cancelled_close_has_closed_and_charges_nobody(what: str) -> None:
             await connection.close()
         with pytest.raises(ClosedError):
             await connection.send("/queue/usable", "x")
-        await world.all_are_there()
-        await world.is_usable()
+        await setup.all_are_there()
+        await setup.is_usable()
 
     if what in ("consumer", "session"):
         # They do not wait while the socket takes everything.
@@ -554,7 +554,7 @@ def test_a_cancelled_close_has_closed_and_charges_nobody(what: str) -> None:
 
 
 def test_a_cancelled_consume_settles_what_its_handlers_have_begun() -> None:
-    async def case(world: World, cancels: Cancels) -> None:
+    async def case(setup: CaseSetup, cancels: Cancels) -> None:
         seen: list[str] = []
 
         async def handle(message: Message, session: Session) -> None:
@@ -563,19 +563,19 @@ def test_a_cancelled_consume_settles_what_its_handlers_have_begun() -> None:
             if len(seen) == 5:
                 await session.close()
 
-        await cancels.run(world.connection.consume(world.queue, handle, transacted=True, concurrency=2))
-        done = [body.decode() for body in (await world.broker.queue("done")).bodies]
-        left = [body for body, _ in await world.left()]
+        await cancels.run(setup.connection.consume(setup.queue, handle, transacted=True, concurrency=2))
+        done = [body.decode() for body in (await setup.broker.queue("done")).bodies]
+        left = [body for body, _ in await setup.remaining()]
         assert sorted(done + left) == list("01234")
-        await world.is_usable()
+        await setup.is_usable()
 
     check(case)
 
 
 def test_what_another_task_has_ended_raises_rolled_back_in_the_first_one_and_nothing_lands_in_the_next() -> None:
     async def main() -> None:
-        async with in_a_world("q") as world, world.connection.session(transacted=True) as session:
-            await session.consumer(world.queue)
+        async with new_setup("q") as setup, setup.connection.session(transacted=True) as session:
+            await session.consumer(setup.queue)
             with pytest.raises(RolledBack):
                 async with session.transaction():
                     assert await texts(session.receive, 2) == list("01")
@@ -587,6 +587,6 @@ def test_what_another_task_has_ended_raises_rolled_back_in_the_first_one_and_not
             message = await session.receive(PATIENCE_S)
             assert message is not None and message.text == "0" and message.attempts == 1
             await session.commit()
-            assert (await world.broker.queue("done")).bodies == []
+            assert (await setup.broker.queue("done")).bodies == []
 
     asyncio.run(main())

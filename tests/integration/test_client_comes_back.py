@@ -155,10 +155,10 @@ def test_session_goes_on_when_another_connection_has_settled_its_commit() -> Non
     run(test)
 
 
-@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("is_abandoned", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_commit_cancelled_while_in_doubt_is_waited_for_and_left_undecided_by_a_second_cancellation(
-    when: Literal["before", "after"], is_left: bool
+    when: Literal["before", "after"], is_abandoned: bool
 ) -> None:
     async def test() -> None:
         expected = {"before": "rolled back", "after": "committed"}[when]
@@ -177,15 +177,15 @@ def test_commit_cancelled_while_in_doubt_is_waited_for_and_left_undecided_by_a_s
                 await network.close()
                 task.cancel()
                 assert await asyncio.wait([task], timeout=0.1) == (set(), {task})
-                if is_left:
+                if is_abandoned:
                     task.cancel()
                 else:
                     await network.open()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-                assert transaction.outcome.value == ("in doubt" if is_left else expected)
+                assert transaction.outcome.value == ("in doubt" if is_abandoned else expected)
             # The connection was left, and nobody on it asks any more.
-            if is_left:
+            if is_abandoned:
                 assert await other.outcome(transaction.token) == expected
             else:
                 assert transaction.token == ""
@@ -327,15 +327,15 @@ def test_the_first_message_of_a_topic_after_a_reconnect_may_have_missed_others()
 def test_a_request_and_a_browse_that_are_under_way_are_told_that_the_connection_was_lost() -> None:
     async def test() -> None:
         async with truenext.testing.broker() as broker, before(port(broker)) as (network, connection):
-            asked = asyncio.create_task(connection.request("/queue/nobody-answers", "?"))
+            request = asyncio.create_task(connection.request("/queue/nobody-answers", "?"))
             await connection.send_many("/queue/q", [bytes(1000)] * 5000)
-            looking = connection.browse("/queue/q")
-            await anext(looking)
+            browser = connection.browse("/queue/q")
+            await anext(browser)
             network.cut()
             with pytest.raises(ConnectionLost):
-                await asked
+                await request
             with pytest.raises(ConnectionLost):
-                async for _ in looking:
+                async for _ in browser:
                     pass
             await reconnected(connection)
             assert len(await bodies(connection, "/queue/q")) == 5000

@@ -68,7 +68,7 @@ async def everything(connection: Connection) -> dict[str, Callable[[], Coroutine
     }
 
 
-async def say_of_messages(connection: Connection) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
+async def message_calls(connection: Connection) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
     consumer = await connection.consumer("/queue/q", ack="individual", prefetch=1)
     message = await consumer.receive(PATIENCE_S)
     assert message is not None
@@ -89,7 +89,7 @@ async def say_of_messages(connection: Connection) -> dict[str, Callable[[], Coro
     }
 
 
-async def refuses(name: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+async def expect_refusal(name: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     try:
         await asyncio.wait_for(call(), PATIENCE_S)
     except ClosedError:
@@ -105,7 +105,7 @@ def test_after_close_everything_raises_closed_error_at_once() -> None:
             calls = await everything(connection)
             await connection.close()
             for name, call in calls.items():
-                await refuses(name, call)
+                await expect_refusal(name, call)
             await connection.close()
 
     asyncio.run(main())
@@ -114,12 +114,12 @@ def test_after_close_everything_raises_closed_error_at_once() -> None:
 def test_in_another_event_loop_everything_raises_closed_error_and_nothing_is_touched() -> None:
     async def elsewhere(calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]]) -> None:
         for name, call in calls.items():
-            await refuses(name, call)
+            await expect_refusal(name, call)
 
     async def main() -> None:
         async with testing.broker() as broker, connect(broker.url) as connection:
             await connection.send_many("/queue/q", ["0", "1", "2"])
-            calls = await everything(connection) | await say_of_messages(connection)
+            calls = await everything(connection) | await message_calls(connection)
             await asyncio.to_thread(lambda: asyncio.run(elsewhere(calls)))
             assert connection.health().reconnects == 0
             contents = await broker.queue("q")
@@ -220,7 +220,7 @@ def test_an_error_in_the_client_itself_is_raised_to_whoever_waits(where: str, ca
             await asyncio.sleep(0.05)
             assert not any(task.done() for task in waiting.values())
             owner, method = {
-                "received": (Client, "received"),
+                "received": (Client, "receive_data"),
                 "tick": (Client, "tick"),
                 "writing": (SendBuffer, "pump"),
             }[where]
@@ -268,8 +268,8 @@ asyncio.run(main())
             assert process.stdout is not None
             assert process.stdout.readline() == b"has it\n"
             os.kill(process.pid, signal.SIGINT)
-            _, said = process.communicate(timeout=10)
-            assert said.rstrip().endswith(b"KeyboardInterrupt"), said
+            _, stderr = process.communicate(timeout=10)
+            assert stderr.rstrip().endswith(b"KeyboardInterrupt"), stderr
         assert [
             (each.body, each.headers["truenext-attempts"]) for each in broker.queue("q").messages if each.body != b"0"
         ] == [(b"1", "0")]

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from tests.integration.client_here import left, on_a_connection
+from tests.integration.client_here import on_a_connection, remaining
 from truenext import blocking, testing
 from truenext.client.tasks.connection import Connection, Session
 from truenext.errors import Code, ConnectionLost, Refused, RolledBack
@@ -29,11 +29,11 @@ def test_what_was_flushed_is_taken_and_seen_by_nobody_before_the_commit(ack: str
                 assert message is not None and message.text == text
                 await session.send("/queue/done", message.body)
                 await session.flush()
-            assert await left(broker, "done") == []
+            assert await remaining(broker, "done") == []
             await session.commit()
             await session.flush()
-        assert await left(broker, "done") == [("0", 0), ("1", 0)]
-        assert await left(broker) == [("2", 0)]
+        assert await remaining(broker, "done") == [("0", 0), ("1", 0)]
+        assert await remaining(broker) == [("2", 0)]
 
     on_a_connection(work, waiting="012")
 
@@ -69,8 +69,8 @@ def test_what_the_broker_refuses_is_known_after_the_flush_and_charges_nobody(ack
             await session.flush()
             await session.commit()
         assert connection.health().reconnects == 0
-        assert await left(broker) == [("0", 0)]
-        assert await left(broker, "done") == [("y", 0)]
+        assert await remaining(broker) == [("0", 0)]
+        assert await remaining(broker, "done") == [("y", 0)]
 
     on_a_connection(work, waiting="0")
 
@@ -93,8 +93,8 @@ def test_a_connection_that_is_lost_between_flush_and_commit_takes_it_back(ack: s
             await session.send("/queue/done", "y")
             await session.flush()
             await session.commit()
-        assert await left(broker) == []
-        assert await left(broker, "done") == [("y", 0)]
+        assert await remaining(broker) == []
+        assert await remaining(broker, "done") == [("y", 0)]
 
     on_a_connection(work, waiting="0")
 
@@ -130,7 +130,7 @@ def test_a_flush_that_is_cancelled_or_takes_too_long_leaves_the_transaction_open
             broker.thaw(connection)
             await session.flush()
             await session.commit()
-        assert await left(broker, "done") == [("x", 0)]
+        assert await remaining(broker, "done") == [("x", 0)]
 
     on_a_connection(work)
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.integration.client_here import left, on_a_connection
+from tests.integration.client_here import on_a_connection, remaining
 from truenext import testing
 from truenext.client.core import reconciler
 from truenext.client.tasks.connection import Connection, Message, Session, connect
@@ -45,11 +45,11 @@ def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, 
         await connection.send_many("/queue/q", [f"{number}" for number in range(6)])
         started: list[str] = []
         ended: list[str] = []
-        go_on = asyncio.Event()
+        may_continue = asyncio.Event()
 
         async def handle(message: Message, session: Session) -> None:
             started.append(message.text)
-            await go_on.wait()
+            await may_continue.wait()
             await session.send("/queue/done", message.body)
             ended.append(message.text)
 
@@ -62,13 +62,15 @@ def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, 
         others.cancel()
         await asyncio.sleep(0.05)
         assert not consuming.done() and others.cancelled()
-        go_on.set()
+        may_continue.set()
         with pytest.raises(asyncio.CancelledError):
             await consuming
         assert sorted(ended) == sorted(started)
-        assert [body for body, _ in await left(broker)] == [f"{each}" for each in range(6) if f"{each}" not in started]
-        assert {attempts for _, attempts in await left(broker)} == {0}
-        assert sorted(body for body, _ in await left(broker, "done")) == sorted(started)
+        assert [body for body, _ in await remaining(broker)] == [
+            f"{each}" for each in range(6) if f"{each}" not in started
+        ]
+        assert {attempts for _, attempts in await remaining(broker)} == {0}
+        assert sorted(body for body, _ in await remaining(broker, "done")) == sorted(started)
 
     on_a_connection(work)
 
@@ -96,9 +98,9 @@ def test_a_second_cancellation_ends_the_handlers_and_charges_nobody(transacted: 
         assert not cancelled
         await stopped(consuming)
         assert sorted(cancelled) == ["0", "1"]
-        assert await left(broker) == [("0", 0), ("1", 0), ("2", 0)]
+        assert await remaining(broker) == [("0", 0), ("1", 0), ("2", 0)]
         if transacted:
-            assert await left(broker, "done") == []
+            assert await remaining(broker, "done") == []
         assert not connection.health().consumers
 
     on_a_connection(work)
@@ -120,7 +122,7 @@ def test_a_handler_for_which_something_else_was_cancelled_gives_its_message_back
         await until(lambda: len(seen) == 3)
         assert seen == [("0", 0), ("0", 0), ("1", 0)]
         await stopped(consuming)
-        assert await left(broker) == []
+        assert await remaining(broker) == []
 
     on_a_connection(work)
 
@@ -132,7 +134,7 @@ def test_a_handler_for_which_something_else_was_cancelled_gives_its_message_back
 def test_a_handler_that_closes_its_session_ends_its_consume_and_no_other_handler(transacted: bool) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", ["closes", "goes on", "waits"])
-        go_on = asyncio.Event()
+        may_continue = asyncio.Event()
         started: list[str] = []
 
         async def handle(message: Message, session: Session) -> None:
@@ -143,13 +145,13 @@ def test_a_handler_that_closes_its_session_ends_its_consume_and_no_other_handler
                 await session.close()
                 with pytest.raises(ClosedError):
                     await session.receive()
-                go_on.set()
-            await go_on.wait()
+                may_continue.set()
+            await may_continue.wait()
 
         await asyncio.wait_for(connection.consume("/queue/q", handle, transacted=transacted, concurrency=2), PATIENCE_S)
-        assert await left(broker) == [("closes", 0), ("waits", 0)]
+        assert await remaining(broker) == [("closes", 0), ("waits", 0)]
         if transacted:
-            assert await left(broker, "done") == [("goes on", 0)]
+            assert await remaining(broker, "done") == [("goes on", 0)]
         await connection.send("/queue/q", "usable")
 
     on_a_connection(work)
@@ -174,7 +176,7 @@ def test_a_handler_may_close_the_connection(transacted: bool) -> None:
 
             await asyncio.wait_for(other.consume("/queue/q", handle, transacted=transacted, concurrency=2), PATIENCE_S)
             assert sorted(ended) == ["closes", "goes on"]
-            assert await left(broker) == [("waits", 0)]
+            assert await remaining(broker) == [("waits", 0)]
 
     on_a_connection(work)
 
@@ -199,8 +201,8 @@ def test_a_handler_may_commit_and_roll_back_as_often_as_it_wants() -> None:
         await until(lambda: len(seen) == 4)
         await stopped(consuming)
         assert seen == [("0", 0), ("0", 1), ("0", 1), ("1", 0)]
-        assert await left(broker) == []
-        done = [body for body, _ in await left(broker, "done")]
+        assert await remaining(broker) == []
+        done = [body for body, _ in await remaining(broker, "done")]
         assert done == ["this", "and this", "not this", "and this", "not this", "and this"]
 
     on_a_connection(work)
@@ -227,7 +229,7 @@ def test_an_exception_that_is_no_error_ends_consume_and_is_raised(transacted: bo
                 connection.consume("/queue/q", handle, transacted=transacted, concurrency=2), PATIENCE_S
             )
         assert ended == ["0"]
-        assert await left(broker) == [("1", 0), ("2", 0)]
+        assert await remaining(broker) == [("1", 0), ("2", 0)]
 
     on_a_connection(work)
 
@@ -260,7 +262,7 @@ def test_never_two_messages_of_a_group_run_at_once() -> None:
         assert not warned.called
         assert most > 1
         assert all(numbers == sorted(numbers) for numbers in seen.values())
-        assert await left(broker) == []
+        assert await remaining(broker) == []
 
     on_a_connection(work)
 
@@ -271,8 +273,8 @@ def test_beside_a_message_whose_last_attempt_was_a_lost_connection_no_handler_of
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send("/queue/q", "ends processes")
         async with connect(broker.url, reconnect=False) as ended:
-            taken = await (await ended.consumer("/queue/q", ack="individual")).receive()
-            assert taken is not None
+            received = await (await ended.consumer("/queue/q", ack="individual")).receive()
+            assert received is not None
             await ended.control_request("status")  # by then the broker knows that it was begun
             broker.drop(ended)
             await broker.advance(seconds=2)
@@ -324,7 +326,7 @@ def test_sixteen_tasks_on_one_connection_handle_each_message_once() -> None:
         await connection.send_many("/queue/q", [f"{number}" for number in range(500)])
         await asyncio.gather(*tasks)
         assert sorted(seen) == list(range(500))
-        assert len(await left(broker, "done")) == 500
+        assert len(await remaining(broker, "done")) == 500
 
     on_a_connection(work)
 
@@ -341,7 +343,7 @@ def test_sixteen_tasks_share_one_consumer_and_what_each_was_handed_is_acknowledg
 
             await asyncio.gather(*(task() for _ in range(16)))
         assert sorted(seen) == list(range(200))
-        assert await left(broker) == []
+        assert await remaining(broker) == []
 
     on_a_connection(work)
 
@@ -409,7 +411,7 @@ def test_what_is_paused_goes_to_others_and_comes_back() -> None:
                 for number in range(4, 10):
                     message = await first.receive(PATIENCE_S)
                     assert message is not None and message.text == f"{number}" and message.attempts == 0
-        assert await left(broker) == []
+        assert await remaining(broker) == []
 
     on_a_connection(work)
 
@@ -438,17 +440,17 @@ def test_an_idle_buffer_goes_back_and_comes_again_when_the_program_asks() -> Non
                 message = await consumer.receive(PATIENCE_S)
                 assert message is not None and message.text == "0"
 
-                async def has_gone_back() -> bool:
+                async def is_returned() -> bool:
                     contents = await broker.queue("q")
                     return contents.unacknowledged == 1 and contents.waiting == 9
 
                 async with asyncio.timeout(PATIENCE_S):
-                    while not await has_gone_back():
+                    while not await is_returned():
                         await asyncio.sleep(0.01)
                 for number in range(1, 10):
                     message = await consumer.receive(PATIENCE_S)
                     assert message is not None and message.text == f"{number}" and message.attempts == 0
-        assert await left(broker) == []
+        assert await remaining(broker) == []
 
     on_a_connection(work)
 

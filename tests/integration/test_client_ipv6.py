@@ -28,7 +28,7 @@ def test_client_connects_to_an_ipv6_address_and_says_it_in_brackets(caplog: pyte
         with blocking.connect(url) as connection:
             connection.send("/queue/q", "2")
 
-    def find_gone(url: str) -> None:
+    def expect_no_listener(url: str) -> None:
         with pytest.raises(ConnectionLost, match="no broker at") as raised:
             blocking.connect(url, reconnect=False)
         assert str(raised.value) == f"no broker at {url}: Connection refused"
@@ -41,7 +41,7 @@ def test_client_connects_to_an_ipv6_address_and_says_it_in_brackets(caplog: pyte
                 await connection.send("/queue/q", "1")
                 await asyncio.get_running_loop().run_in_executor(None, use, url)
                 assert [shown.text async for shown in connection.browse("/queue/q")] == ["1", "2"]
-        await asyncio.get_running_loop().run_in_executor(None, find_gone, url)
+        await asyncio.get_running_loop().run_in_executor(None, expect_no_listener, url)
         with pytest.raises(ConnectionLost) as raised:
             await connect(url, timeout=0.2)
         assert str(raised.value) == f"no broker at {url}: Connection refused"

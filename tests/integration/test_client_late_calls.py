@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.integration.client_here import left, on_a_connection
+from tests.integration.client_here import on_a_connection, remaining
 from truenext import blocking
 from truenext.client.tasks.connection import Connection, Message, Session
 from truenext.errors import ClosedError, InDoubt, LocalProtocolError, TruenextError
@@ -74,9 +74,9 @@ def test_call_of_a_handler_that_has_returned_is_refused_while_the_next_message_f
             await consuming
         # The second message failed once, came again, and all that it sent is there once.
         assert [message.text for _, message in handles] == ["first", "second", "second"]
-        assert await left(broker) == []
-        assert [body for body, _ in await left(broker, "done")] == ["second", "second"]
-        assert await left(broker, "late") == []
+        assert await remaining(broker) == []
+        assert [body for body, _ in await remaining(broker, "done")] == ["second", "second"]
+        assert await remaining(broker, "late") == []
         expected = LocalProtocolError if name in OF_A_MESSAGE else ClosedError
         assert [type(each) for each in raised] == [expected, expected]
         if name not in OF_A_MESSAGE:
@@ -88,13 +88,13 @@ def test_call_of_a_handler_that_has_returned_is_refused_while_the_next_message_f
 def test_block_that_a_handler_has_left_running_ends_without_the_next_message() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", ["first", "second"])
-        go_on = asyncio.Event()
+        may_continue = asyncio.Event()
         late: list[asyncio.Task[None]] = []
         seen: list[str] = []
 
         async def leave_open(session: Session) -> None:
             async with session.transaction():
-                await go_on.wait()
+                await may_continue.wait()
 
         async def handle(message: Message, session: Session) -> None:
             seen.append(message.text)
@@ -103,7 +103,7 @@ def test_block_that_a_handler_has_left_running_ends_without_the_next_message() -
                 await asyncio.sleep(0)
                 return
             if len(seen) == 2:
-                go_on.set()
+                may_continue.set()
                 await asyncio.wait(late)
                 raise ZeroDivisionError
 
@@ -142,7 +142,7 @@ def test_send_that_waits_when_its_handler_returns_is_refused_and_nothing_of_it_a
         consuming.cancel()
         await asyncio.wait([consuming])
         assert isinstance(late[0].exception(), ClosedError)
-        assert await left(broker, "late") == []
+        assert await remaining(broker, "late") == []
 
     on_a_connection(work)
 
@@ -159,7 +159,7 @@ def test_transaction_that_has_ended_names_no_message_of_the_next_one_as_failed()
                 assert second is not None and second.text == "second"
                 with pytest.raises(LocalProtocolError, match="has not begun, or has ended"):
                     before.mark_failed(second)
-            assert await left(broker) == []
+            assert await remaining(broker) == []
 
     on_a_connection(work)
 
@@ -220,7 +220,7 @@ def test_call_of_a_thread_that_its_handler_has_left_running_is_refused(
 # ---- Exceptions of the program leave their block ----
 
 
-async def _left_in_doubt(broker: LocalBroker, session: Session) -> None:
+async def _make_doubtful(broker: LocalBroker, session: Session) -> None:
     await session.send("/queue/out", "1")
     broker.freeze()
     with pytest.raises(InDoubt):
@@ -231,7 +231,7 @@ async def _left_in_doubt(broker: LocalBroker, session: Session) -> None:
 def test_exception_of_a_block_leaves_it_while_an_earlier_commit_is_in_doubt(ends: str) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True) as session:
-            await _left_in_doubt(broker, session)
+            await _make_doubtful(broker, session)
             transaction = session.transaction()
 
             async def block() -> None:
@@ -256,7 +256,7 @@ def test_exception_of_a_block_leaves_it_while_an_earlier_commit_is_in_doubt(ends
             broker.thaw()
             async with session.transaction():
                 await session.send("/queue/out", "3")
-        assert [body for body, _ in await left(broker, "out")] == ["1", "3"]
+        assert [body for body, _ in await remaining(broker, "out")] == ["1", "3"]
 
     on_a_connection(work)
 

@@ -141,11 +141,11 @@ def test_sends_that_were_given_up_leave_room_for_others(monkeypatch: pytest.Monk
     monkeypatch.setattr(send_buffer, "MESSAGES_MAX", 10)
 
     async def test(broker: LocalBroker, connection: Connection) -> None:
-        comes = asyncio.Event()
+        may_send = asyncio.Event()
         connect_now = connection._driver._connect
 
         async def connect_later(address: Address) -> socket:
-            await comes.wait()
+            await may_send.wait()
             return await connect_now(address)
 
         monkeypatch.setattr(connection._driver, "_connect", connect_later)
@@ -154,7 +154,7 @@ def test_sends_that_were_given_up_leave_room_for_others(monkeypatch: pytest.Monk
         late = [connection.send("/queue/q", "late", timeout=0.2) for _ in range(10)]
         assert all(isinstance(each, TimeoutError) for each in await asyncio.gather(*late, return_exceptions=True))
         assert connection.health().unconfirmed == 0
-        comes.set()
+        may_send.set()
         connection.send_nowait("/queue/q", "in time")
         await connection.flush()
         assert (await broker.queue("q")).bodies == [b"in time"]

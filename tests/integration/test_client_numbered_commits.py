@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.integration.client_here import left, on_a_connection
+from tests.integration.client_here import on_a_connection, remaining
 from truenext import blocking
 from truenext.client.tasks.connection import Connection, connect
 from truenext.errors import InDoubt, LocalProtocolError, Refused, RolledBack
@@ -52,8 +52,8 @@ def test_what_a_repeat_was_given_comes_again_without_an_attempt() -> None:
             again = await session.receive(PATIENCE_S)
             assert again is not None and (again.text, again.attempts, again.redelivered) == ("0", 0, True)
             assert await session.commit()
-        assert await left(broker) == [("1", 0)]
-        assert await left(broker, "done") == [("x", 0)]
+        assert await remaining(broker) == [("1", 0)]
+        assert await remaining(broker, "done") == [("x", 0)]
 
     on_a_connection(work, waiting="01")
 
@@ -71,8 +71,8 @@ def test_one_whose_answer_is_lost_is_in_doubt_at_once_and_can_be_said_again(when
             assert doubt.value.token == ""
             await session.send("/queue/done", "x")
             assert await session.commit(producer="p", number=1) is (when == "before")
-        assert await left(broker) == ([("0", 0)] if when == "before" else [])
-        assert await left(broker, "done") == [("x", 0)]
+        assert await remaining(broker) == ([("0", 0)] if when == "before" else [])
+        assert await remaining(broker, "done") == [("x", 0)]
 
     on_a_connection(work, waiting="0")
 
@@ -86,7 +86,7 @@ def test_a_number_that_is_too_far_on_is_refused_and_the_transaction_rolled_back(
             assert isinstance(raised.value.__cause__, Refused) and raised.value.__cause__.code == "gap"
             await session.send("/queue/done", "y")
             assert await session.commit(producer="p", number=1)
-        assert await left(broker, "done") == [("y", 0)]
+        assert await remaining(broker, "done") == [("y", 0)]
 
     on_a_connection(work)
 
@@ -110,7 +110,7 @@ def test_what_is_no_number_is_refused_before_anything_is_said(options: dict[str,
             with pytest.raises(ValueError):
                 await session.commit(**options)
             await session.commit()
-        assert await left(broker, "done") == [("x", 0)]
+        assert await remaining(broker, "done") == [("x", 0)]
 
     on_a_connection(work)
 
@@ -134,6 +134,6 @@ def test_with_threads_it_is_the_same() -> None:
                 assert session.commit(producer="p", number=1) is False
 
         await asyncio.to_thread(threaded)
-        assert await left(broker, "done") == [("x", 0)]
+        assert await remaining(broker, "done") == [("x", 0)]
 
     on_a_connection(work)

@@ -51,7 +51,7 @@ class Waiting:
     """What waits, by its place: of one queue or several, of which the session is to have one order."""
 
     def __init__(self) -> None:
-        self.places: dict[str, tuple[int, int]] = {}
+        self.keys: dict[str, tuple[int, int]] = {}
         """Rank and sequence, by body."""
         self.attempts: dict[str, int] = {}
 
@@ -59,19 +59,19 @@ class Waiting:
         for number in range(count):
             priority = chance.choice([1, 4, 4, 9])
             body = f"{number}"
-            await_room = connection.send_nowait(f"/queue/{chance.choice(queues)}", body, priority=priority)
-            assert not await_room.is_done
-            self.places[body] = (9 - priority, number)
+            sent = connection.send_nowait(f"/queue/{chance.choice(queues)}", body, priority=priority)
+            assert not sent.is_done
+            self.keys[body] = (9 - priority, number)
         await connection.flush()
 
     def next(self) -> str:
-        return min(self.places, key=self.places.__getitem__)
+        return min(self.keys, key=self.keys.__getitem__)
 
     def check(self, message: Message | None) -> Message:
         """It is the true next."""
-        assert message is not None, f"nothing comes, and {len(self.places)} wait"
+        assert message is not None, f"nothing comes, and {len(self.keys)} wait"
         body = message.text
-        assert body == self.next(), f"{body} {self.places[body]} before {self.next()} {self.places[self.next()]}"
+        assert body == self.next(), f"{body} {self.keys[body]} before {self.next()} {self.keys[self.next()]}"
         assert message.attempts == self.attempts.get(body, 0)
         return message
 
@@ -134,10 +134,10 @@ def test_every_message_comes_in_order_whatever_is_rolled_back(
             connection.session(transacted=True) as session,
             session.consumer(f"/queue/{queue}", prefetch=prefetch) as consumer,
         ):
-            while waiting.places:
+            while waiting.keys:
                 unit: dict[str, tuple[int, int]] = {}
                 for _ in range(chance.randrange(1, 8)):
-                    if not waiting.places:
+                    if not waiting.keys:
                         break
                     if chance.random() < 0.3:
                         got = await consumer.receive_many(chance.randrange(1, 5), PATIENCE_S)
@@ -148,12 +148,12 @@ def test_every_message_comes_in_order_whatever_is_rolled_back(
                         got = [message]
                     for each in got:
                         waiting.check(each)
-                        unit[each.text] = waiting.places.pop(each.text)
+                        unit[each.text] = waiting.keys.pop(each.text)
                 what = chance.random()
                 if what < 0.6:
                     await session.commit()
                     continue
-                waiting.places |= unit
+                waiting.keys |= unit
                 failed = what < 0.9
                 await session.rollback(failed=failed)
                 for body in unit if failed else ():
@@ -175,28 +175,28 @@ def test_two_queues_of_one_session_are_in_one_order(
         async with connection.session(transacted=True) as session:
             consumers = [await session.consumer(f"/queue/{queue}", prefetch=prefetch) for queue in queues]
             last: dict[str, tuple[int, int]] = {}
-            while waiting.places:
+            while waiting.keys:
                 unit: dict[str, tuple[int, int]] = {}
                 last.clear()
                 for _ in range(chance.randrange(1, 6)):
-                    if not waiting.places:
+                    if not waiting.keys:
                         break
                     message = await session.receive(PATIENCE_S)
                     assert message is not None
-                    place = waiting.places[message.text]
+                    key = waiting.keys[message.text]
                     # Of its own queue it is the true next; of both it is as far as both have come.
                     known = by_queue.setdefault(message.text, message.destination)
                     assert known == message.destination
                     before = last.get(message.destination)
-                    assert before is None or before < place
-                    last[message.destination] = place
+                    assert before is None or before < key
+                    last[message.destination] = key
                     assert message.attempts == waiting.attempts.get(message.text, 0)
-                    unit[message.text] = waiting.places.pop(message.text)
+                    unit[message.text] = waiting.keys.pop(message.text)
                 if chance.random() < 0.6:
                     await session.commit()
                     continue
                 await session.rollback()
-                waiting.places |= unit
+                waiting.keys |= unit
                 for body in unit:
                     waiting.attempts[body] = waiting.attempts.get(body, 0) + 1
             for consumer in consumers:
@@ -301,7 +301,7 @@ def test_what_a_close_gives_back_comes_again_in_order(
         async def some(consumer: Consumer, session: Session | None) -> None:
             """Handle a few, and leave the last of them."""
             for number in range(chance.randrange(1, 4)):
-                if not waiting.places:
+                if not waiting.keys:
                     return
                 message = waiting.check(await consumer.receive(PATIENCE_S))
                 if session is not None and what == "transacted session":
@@ -312,9 +312,9 @@ def test_what_a_close_gives_back_comes_again_in_order(
                     return
                 else:
                     await message.ack()
-                del waiting.places[message.text]
+                del waiting.keys[message.text]
 
-        while waiting.places:
+        while waiting.keys:
             if what == "consumer":
                 async with connection.consumer(f"/queue/{queue}", ack="individual", prefetch=prefetch) as consumer:
                     await some(consumer, None)

@@ -447,21 +447,21 @@ def test_the_time_to_live_of_a_send_in_a_transaction_and_of_a_request_counts_fro
             connect(broker.url) as connection,
             connection.session(transacted=True) as session,
         ):
-            comes = asyncio.Event()
+            may_send = asyncio.Event()
             connect_now = connection._driver._connect
 
             async def connect_later(address: Address) -> socket:
-                await comes.wait()
+                await may_send.wait()
                 return await connect_now(address)
 
             with patch.object(connection._driver, "_connect", connect_later):
                 broker.drop()
                 await asyncio.sleep(0.1)
                 late = asyncio.create_task(session.send("/queue/q", "late", ttl=0.3, timeout=PATIENCE_S))
-                asked = asyncio.create_task(connection.request("/queue/q", "asked", ttl=0.3, timeout=PATIENCE_S))
+                request = asyncio.create_task(connection.request("/queue/q", "asked", ttl=0.3, timeout=PATIENCE_S))
                 await asyncio.sleep(0.5)
-                comes.set()
-                for each in (late, asked):
+                may_send.set()
+                for each in (late, request):
                     with pytest.raises(TimeoutError, match="time to live"):
                         await each
 

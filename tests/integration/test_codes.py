@@ -12,7 +12,7 @@ from truenext.errors import Code
 from truenext.limits import COMPOSITE_MAX, HEADERS_MAX, LOGIN_BYTES_MAX, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX
 from truenext.store.memory import MemoryStore
 
-SAID_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py"}
+TESTED_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py"}
 
 
 def lines(*of: str) -> bytes:
@@ -133,27 +133,27 @@ def run(use: Callable[[int], None], *, connections_max: int = 10) -> None:
     asyncio.run(here())
 
 
-def code_of(port: int, said: bytes, *, is_connected: bool = True) -> str:
+def code_of(port: int, data: bytes, *, is_connected: bool = True) -> str:
     client = RawClient(port)
     if is_connected:
-        client.say_hello("1.2", "0,0")
-    client.write(said)
+        client.send_connect("1.2", "0,0")
+    client.write(data)
     code = client.error().headers["truenext-code"]
     client.close()
     return code
 
 
 def test_each_refusal_says_its_code() -> None:
-    said: dict[str, str] = {}
+    codes: dict[str, str] = {}
 
     def use(port: int) -> None:
         for name, (_, frames) in BEFORE_CONNECT.items():
-            said[name] = code_of(port, frames, is_connected=False)
+            codes[name] = code_of(port, frames, is_connected=False)
         for name, (_, frames) in AFTER_CONNECT.items():
-            said[name] = code_of(port, frames)
+            codes[name] = code_of(port, frames)
 
     run(use)
-    assert said == {name: code.value for name, (code, _) in (BEFORE_CONNECT | AFTER_CONNECT).items()}
+    assert codes == {name: code.value for name, (code, _) in (BEFORE_CONNECT | AFTER_CONNECT).items()}
 
 
 def test_without_room_the_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,20 +178,20 @@ def test_connections_beyond_the_limit_are_told_its_code(monkeypatch: pytest.Monk
 
     def use(port: int) -> None:
         codes.append(code_of(port, SEND))
-        asking = RawClient(port)
-        asking.say_hello("1.2", "0,0")
+        requester = RawClient(port)
+        requester.send_connect("1.2", "0,0")
         codes.append(code_of(port, b"", is_connected=False))
-        codes.append(asking.error().headers["truenext-code"])
-        asking.close()
+        codes.append(requester.error().headers["truenext-code"])
+        requester.close()
 
     run(use, connections_max=0)
     assert codes == [Code.LIMIT.value] * 3
 
 
-def connected(port: int, *said: str) -> RawClient:
+def connected(port: int, *codes: str) -> RawClient:
     """A connection that asks for more; its CONNECTED is still to be read."""
     client = RawClient(port)
-    client.write(lines("CONNECT", "accept-version:1.2", "host:h", *said))
+    client.write(lines("CONNECT", "accept-version:1.2", "host:h", *codes))
     return client
 
 
@@ -200,7 +200,7 @@ def test_a_connection_that_comes_too_late_is_told_so() -> None:
 
     def use(port: int) -> None:
         second = connected(port, "truenext-connection:2")
-        secret = second.await_hello().headers["truenext-secret"]
+        secret = second.await_connected().headers["truenext-secret"]
         first = connected(port, "truenext-connection:1", f"truenext-secret:{secret}")
         codes.append(first.error().headers["truenext-code"])
         second.close()
@@ -214,7 +214,7 @@ def test_a_transaction_of_which_a_frame_was_refused_is_doomed() -> None:
 
     def use(port: int) -> None:
         client = connected(port, "truenext-keep-open:true")
-        client.await_hello()
+        client.await_connected()
         client.write(BEGIN + lines("ACK", "id:1@s", "transaction:t") + lines("COMMIT", "transaction:t"))
         codes.extend(client.next_frame().headers["truenext-code"] for _ in range(2))
         client.close()
@@ -224,9 +224,9 @@ def test_a_transaction_of_which_a_frame_was_refused_is_doomed() -> None:
 
 
 def test_each_code_is_said_by_something() -> None:
-    said = {code for code, _ in (BEFORE_CONNECT | AFTER_CONNECT).values()} | {
+    codes = {code for code, _ in (BEFORE_CONNECT | AFTER_CONNECT).values()} | {
         Code.NO_SPACE,
         Code.STALE,
         Code.ROLLBACK_ONLY,
     }
-    assert said | SAID_ELSEWHERE.keys() == set(Code)
+    assert codes | TESTED_ELSEWHERE.keys() == set(Code)

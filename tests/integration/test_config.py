@@ -40,13 +40,13 @@ def reload(broker: BrokerProcess) -> subprocess.CompletedProcess[str]:
     return truenext("reload", "--url", f"stomp://127.0.0.1:{broker.port}")
 
 
-def hang_up_on(broker: BrokerProcess, said: str) -> None:
+def hang_up_on(broker: BrokerProcess, log_text: str) -> None:
     """SIGHUP, and wait until the log says what came of it."""
-    before = broker.log.count(said)
+    before = broker.log.count(log_text)
     broker.send_signal(signal.SIGHUP)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while broker.log.count(said) == before:
-        assert time.monotonic() < deadline, f"{said!r} is not in the log:\n{broker.log}"
+    while broker.log.count(log_text) == before:
+        assert time.monotonic() < deadline, f"{log_text!r} is not in the log:\n{broker.log}"
         time.sleep(0.01)
 
 
@@ -97,11 +97,11 @@ def test_a_file_is_all_that_a_broker_needs(tmp_path: Path, file: Path) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
+        first_line = process.stdout.readline()
         process.terminate()
         more, log = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
-    assert re.fullmatch(r"listening on stomp://127\.0\.0\.1:\d+\n", said + more)
+    assert re.fullmatch(r"listening on stomp://127\.0\.0\.1:\d+\n", first_line + more)
     assert (tmp_path / "kept/here/journal").is_dir()
     (line,) = log.splitlines()
     assert line.endswith(f"INFO configuration read file='{file}'")

@@ -14,27 +14,27 @@ from tests.integration.raw_client import RawClient
 
 pytestmark = LIMITS
 
-ASKS = {"truenext-rounds": "true", "truenext-started": "true", "truenext-keep-open": "true"}
+CONNECT_HEADERS = {"truenext-rounds": "true", "truenext-started": "true", "truenext-keep-open": "true"}
 
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> RawClient:
-    return asking(broker)
+    return requester(broker)
 
 
-def asking(broker: BrokerProcess) -> RawClient:
-    client = broker.connect(headers=ASKS)
-    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+def requester(broker: BrokerProcess) -> RawClient:
+    client = broker.connect(headers=CONNECT_HEADERS)
+    client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
     return client
 
 
-def ask(client: RawClient, body: bytes = b"") -> None:
+def control_request(client: RawClient, body: bytes = b"") -> None:
     headers = {"destination": "/control/connection", "reply-to": "/temp-queue/answers", "correlation-id": "question"}
-    client.say("SEND", headers, body)
+    client.send_frame("SEND", headers, body)
 
 
-def said(client: RawClient) -> dict[str, Any]:
-    ask(client)
+def report(client: RawClient) -> dict[str, Any]:
+    control_request(client)
     while (message := client.message()).headers.get("correlation-id") != "question":
         pass
     answer: dict[str, Any] = json.loads(message.body)
@@ -42,7 +42,7 @@ def said(client: RawClient) -> dict[str, Any]:
 
 
 def of(client: RawClient, subscription: str = "1") -> dict[str, Any]:
-    (row,) = [row for row in said(client)["subscriptions"] if row["id"] == subscription]
+    (row,) = [row for row in report(client)["subscriptions"] if row["id"] == subscription]
     return dict(row)
 
 
@@ -69,12 +69,12 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
     fill(broker, queue, 5)
     client.subscribe(queue, prefetch=5)
     messages = client.only(5)
-    client.say("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "browser": "true"}, confirmed=True)
-    client.say("SUBSCRIBE", {"id": "t", "destination": "/temp-topic/own"}, confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "browser": "true"}, confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "t", "destination": "/temp-topic/own"}, confirmed=True)
     client.subscribe(f"{queue}.*", subscription="p", prefetch=None, headers={"truenext-pull": "true"})
-    client.ask(3, subscription="p")
+    client.pull(3, subscription="p")
     client.release("p")
-    client.ask(2, subscription="p")
+    client.pull(2, subscription="p")
     client.started(messages[0])
     client.begin("a")
     client.begin("b")
@@ -82,8 +82,8 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
     client.ack(messages[1], transaction="b")
     client.ack(messages[2], transaction="b")
     client.nack(messages[2], transaction="b")
-    client.say("SEND", {"destination": "/queue/", "transaction": "a"})
-    answer = said(client)
+    client.send_frame("SEND", {"destination": "/queue/", "transaction": "a"})
+    answer = report(client)
     assert answer["round"] == 1
     assert answer["transactions"] == [
         {"name": "a", "sends": 0, "acknowledged": 0, "nacked": 0, "rollback_only": True},
@@ -107,20 +107,20 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
 
 
 def test_each_connection_is_told_of_itself(broker: BrokerProcess, queue: str, client: RawClient) -> None:
-    other = asking(broker)
+    other = requester(broker)
     client.begin("mine")
     other.begin("other")
     for each in (client, other, client):
-        ask(each)
+        control_request(each)
     answers = [json.loads(each.message().body) for each in (client, other, client)]
     assert [[one["name"] for one in answer["transactions"]] for answer in answers] == [["mine"], ["other"], ["mine"]]
 
 
 @pytest.mark.parametrize("body", [b"{}", b" ", b'{"connection": "1"}'])
 def test_nothing_more_may_be_said(client: RawClient, body: bytes) -> None:
-    ask(client, body)
+    control_request(client, body)
     assert client.next_error().headers["truenext-code"] == "control-request"
-    assert said(client)["round"] == 0
+    assert report(client)["round"] == 0
 
 
 # ---- Why nothing comes ----
@@ -142,7 +142,7 @@ def test_rests_and_no_credit(broker: BrokerProcess, queue: str, client: RawClien
 def test_no_credit_of_what_pulls(broker: BrokerProcess, queue: str, client: RawClient) -> None:
     client.subscribe(queue, prefetch=None, headers={"truenext-pull": "true"})
     assert idle(client) == "no credit"
-    client.ask(2)
+    client.pull(2)
     assert idle(client) == "empty"
     fill(broker, queue, 3)
     client.messages(2)
@@ -154,11 +154,11 @@ def test_paused(broker: BrokerProcess, queue: str, client: RawClient) -> None:
     client.subscribe(queue)
     client.subscribe(f"{queue}.*", subscription="p")
     for name in (queue, f"{queue}.a"):
-        broker.said("pause", name)
+        broker.output_of("pause", name)
     assert (idle(client), idle(client, "p")) == ("paused", "empty")
     fill(broker, f"{queue}.a", 1)
     assert idle(client, "p") == "paused"
-    broker.said("resume", f"{queue}.a")
+    broker.output_of("resume", f"{queue}.a")
     client.message()
     assert idle(client, "p") == "empty"
 
@@ -181,7 +181,7 @@ def test_compared_and_read(held_broker: BrokerProcess, queue: str) -> None:
     fill(broker, f"{queue}.a", 3, n="1")
     broker.restart(is_clean=True)
     broker.hold_pages()
-    client = asking(broker)
+    client = requester(broker)
     client.subscribe(queue, subscription="s", headers={"selector": "n = '1'"})
     client.subscribe(f"{queue}.*", subscription="p")
     assert (idle(client, "s"), idle(client, "p")) == ("scanning", "reading")
@@ -195,7 +195,7 @@ def test_compared_and_read(held_broker: BrokerProcess, queue: str) -> None:
 
 def test_committing(held_broker: BrokerProcess, queue: str) -> None:
     broker = held_broker
-    client = asking(broker)
+    client = requester(broker)
     client.subscribe(queue)
     client.subscribe(queue, subscription="s", headers={"selector": "n = '1'"})
     client.subscribe(f"{queue}.*", subscription="p")
@@ -235,7 +235,7 @@ def test_delayed(own_broker: BrokerProcess, queue: str, while_waiting: str, grou
     settings.write_text(f'[policy]\nwhile_waiting = "{while_waiting}"\n')
     broker.options = [*broker.options, "--config", str(settings)]
     broker.start()
-    client = asking(broker)
+    client = requester(broker)
     client.subscribe(queue)
     client.subscribe(queue, subscription="other", headers={"selector": "n = '2'"})
     fill(broker, queue, 1, n="1", **group)

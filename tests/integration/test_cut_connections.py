@@ -24,20 +24,20 @@ def cut(client: RawClient, *, is_reset: bool = False) -> None:
         client.close()
 
 
-def begins_one(broker: BrokerProcess, queue: str, number: int = 1, **others: str) -> RawClient:
+def client_with_one_started(broker: BrokerProcess, queue: str, number: int = 1, **others: str) -> RawClient:
     """A client that has begun one message, and holds another that it has not."""
     client = broker.connect(headers=numbered(number, **{"started": "true", "rounds": "true", **others}))
     client.subscribe(queue, prefetch=2)
     for body in (b"begun", b"buffered"):
         client.send(queue, body, persistent=True)
     started, _ = client.messages(2)
-    client.say("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
+    client.send_frame("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
     return client
 
 
 @FAULTS
 def test_who_comes_back_at_once_is_charged_with_nothing(broker: BrokerProcess, queue: str, is_reset: bool) -> None:
-    client = begins_one(broker, queue)
+    client = client_with_one_started(broker, queue)
     for number in range(2, 12):
         cut(client, is_reset=is_reset)
         broker.await_facts(queue, consumers=1, unacknowledged=1)
@@ -46,39 +46,42 @@ def test_who_comes_back_at_once_is_charged_with_nothing(broker: BrokerProcess, q
         client.subscribe(queue, prefetch=2)
         started, _ = client.messages(2)
         assert started.headers["truenext-attempts"] == "0" and "truenext-lost" not in started.headers
-        client.say("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
+        client.send_frame("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
     client.disconnect()
 
 
 def test_who_does_not_come_back_is_charged_with_what_it_had_begun(broker: BrokerProcess, queue: str) -> None:
-    client = begins_one(broker, queue)
+    client = client_with_one_started(broker, queue)
     secret = secret_of(client)
     cut(client)
     broker.await_facts(queue, consumers=0, unacknowledged=0)
     late = broker.connect(headers=numbered(2, secret, blameless="true", started="true"))
     assert is_taken_over(late) == "false"
-    left = broker.what_is_left(queue)
-    assert [(each.body, each.headers["truenext-attempts"]) for each in left] == [(b"begun", "1"), (b"buffered", "0")]
+    remaining = broker.remaining_messages(queue)
+    assert [(each.body, each.headers["truenext-attempts"]) for each in remaining] == [
+        (b"begun", "1"),
+        (b"buffered", "0"),
+    ]
 
 
 def test_who_comes_back_and_does_not_say_that_its_handlers_go_on_is_charged(broker: BrokerProcess, queue: str) -> None:
-    client = begins_one(broker, queue)
+    client = client_with_one_started(broker, queue)
     cut(client)
     broker.await_facts(queue, unacknowledged=1)
     broker.connect(headers=numbered(2, secret_of(client)))
-    assert [each.headers["truenext-attempts"] for each in broker.what_is_left(queue)] == ["1", "0"]
+    assert [each.headers["truenext-attempts"] for each in broker.remaining_messages(queue)] == ["1", "0"]
 
 
 def test_what_it_had_not_begun_goes_to_others_at_once(broker: BrokerProcess, queue: str) -> None:
-    client = begins_one(broker, queue)
+    client = client_with_one_started(broker, queue)
     other = broker.connect()
     other.subscribe(queue, prefetch=2)
     cut(client)
-    began = time.monotonic()
+    started_at = time.monotonic()
     assert other.message().body == b"buffered"
-    assert time.monotonic() - began < TAKEOVER_GRACE_S / 2
+    assert time.monotonic() - started_at < TAKEOVER_GRACE_S / 2
     assert other.message().body == b"begun"
-    assert time.monotonic() - began > TAKEOVER_GRACE_S / 2
+    assert time.monotonic() - started_at > TAKEOVER_GRACE_S / 2
 
 
 @pytest.mark.parametrize("headers", [{}, numbered(1)], ids=["no secret", "nothing begun"])
@@ -92,9 +95,9 @@ def test_nobody_waits_for_who_has_no_secret_or_nothing_to_be_charged_with(
     other = broker.connect()
     other.subscribe(queue)
     cut(client)
-    began = time.monotonic()
+    started_at = time.monotonic()
     assert other.message().body == b"0"
-    assert time.monotonic() - began < TAKEOVER_GRACE_S / 2
+    assert time.monotonic() - started_at < TAKEOVER_GRACE_S / 2
 
 
 def test_what_it_had_in_transactions_is_not_charged_and_its_sends_never_happen(
@@ -110,8 +113,8 @@ def test_what_it_had_in_transactions_is_not_charged_and_its_sends_never_happen(
     cut(client)
     client = broker.connect(headers=numbered(2, secret_of(client), blameless="true", started="true"))
     assert is_taken_over(client) == "true"
-    (left,) = broker.what_is_left(queue)
-    assert (left.body, left.headers["truenext-attempts"]) == (b"0", "0")
+    (remaining,) = broker.remaining_messages(queue)
+    assert (remaining.body, remaining.headers["truenext-attempts"]) == (b"0", "0")
 
 
 def test_a_group_stays_with_it_until_it_is_known_whether_it_comes_back(broker: BrokerProcess, queue: str) -> None:
@@ -120,7 +123,7 @@ def test_a_group_stays_with_it_until_it_is_known_whether_it_comes_back(broker: B
     for body in (b"0", b"1"):
         client.send(queue, body, headers={"JMSXGroupID": "g"})
     started = client.message()
-    client.say("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
+    client.send_frame("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
     other = broker.connect()
     other.subscribe(queue, prefetch=2)
     cut(client)
@@ -128,18 +131,18 @@ def test_a_group_stays_with_it_until_it_is_known_whether_it_comes_back(broker: B
 
 
 def test_a_durable_subscription_is_free_for_whoever_asks_for_it(broker: BrokerProcess, queue: str) -> None:
-    said = {"id": "d", "destination": f"/topic/{queue}", "durable": "true", "ack": "client-individual"}
+    fields = {"id": "d", "destination": f"/topic/{queue}", "durable": "true", "ack": "client-individual"}
 
     def connect(headers: dict[str, str]) -> RawClient:
-        client = broker.connect(says_hello=False)
-        client.say_hello("1.2", "0,0", client_id=queue, headers=headers)
-        client.say("SUBSCRIBE", said, confirmed=True)
+        client = broker.connect(sends_connect=False)
+        client.send_connect("1.2", "0,0", client_id=queue, headers=headers)
+        client.send_frame("SUBSCRIBE", fields, confirmed=True)
         return client
 
     client = connect(numbered(1, started="true"))
-    client.say("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
+    client.send_frame("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
     started = client.message()
-    client.say("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
+    client.send_frame("SEND", {"destination": "/control/started", "id": started.headers["ack"]}, confirmed=True)
     cut(client)
     other = connect({})
     assert other.message().headers["truenext-attempts"] == "1"
@@ -149,8 +152,8 @@ def test_a_durable_subscription_is_free_for_whoever_asks_for_it(broker: BrokerPr
 
 def test_a_subscription_to_a_topic_has_nothing_to_wait_for(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect(headers=numbered(1))
-    client.say("SUBSCRIBE", {"id": "t", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
-    client.say("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "t", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
+    client.send_frame("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
     client.message()
     cut(client)
     broker.connect().arrived()
@@ -158,8 +161,8 @@ def test_a_subscription_to_a_topic_has_nothing_to_wait_for(broker: BrokerProcess
 
 
 def test_a_clean_stop_does_not_wait_and_charges_nobody(own_broker: BrokerProcess, queue: str) -> None:
-    client = begins_one(own_broker, queue)
+    client = client_with_one_started(own_broker, queue)
     cut(client)
     own_broker.await_facts(queue, unacknowledged=1)
     own_broker.restart(is_clean=True)
-    assert [each.headers["truenext-attempts"] for each in own_broker.what_is_left(queue)] == ["0", "0"]
+    assert [each.headers["truenext-attempts"] for each in own_broker.remaining_messages(queue)] == ["0", "0"]

@@ -15,23 +15,23 @@ from truenext.wire.stomp.frame import Frame
 GAPLESS = {"truenext-gapless": "true"}
 
 
-def ask(client: RawClient, producer: str, **question: Any) -> dict[str, Any]:
-    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
-    body = json.dumps({"producer": producer} | question).encode()
-    client.say("SEND", {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}, body)
+def query_producer(client: RawClient, producer: str, **arguments: Any) -> dict[str, Any]:
+    client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+    body = json.dumps({"producer": producer} | arguments).encode()
+    client.send_frame("SEND", {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}, body)
     answer: dict[str, Any] = json.loads(client.message().body)
     client.unsubscribe("answers")
     return answer
 
 
 def outcome(client: RawClient, producer: str, number: int, *, resolve: bool = False) -> str:
-    said: str = ask(client, producer, commit=number, resolve=resolve)["outcome"]
-    return said
+    answer: str = query_producer(client, producer, commit=number, resolve=resolve)["outcome"]
+    return answer
 
 
 def receipt_of(client: RawClient, command: str, headers: dict[str, str]) -> Frame:
     receipt = client.new_receipt()
-    client.say(command, headers | {"receipt": receipt})
+    client.send_frame(command, headers | {"receipt": receipt})
     return client.await_receipt(receipt)
 
 
@@ -51,9 +51,9 @@ def test_a_send_and_a_commit_have_numbers_of_their_own(broker: BrokerProcess, qu
         client.send(queue, b"send", persistent=True, confirmed=True, headers=numbered(queue, number) | GAPLESS)
     commit(client, queue, queue, 1)
     expected = {"known": True, "gapless": True, "sends": 2, "commits": 1, "outcome": None}
-    assert ask(client, queue) == expected
+    assert query_producer(client, queue) == expected
     client.disconnect()
-    (first, *_) = messages = broker.what_is_left(queue)
+    (first, *_) = messages = broker.remaining_messages(queue)
     assert bodies(messages) == ["send", "send", "of 1"]
     assert not {"truenext-gapless", "truenext-producer", "truenext-number"} & first.headers.keys()
 
@@ -66,19 +66,19 @@ def test_a_number_that_is_too_far_on_is_refused_and_does_nothing(broker: BrokerP
     client.send(queue, b"too far", persistent=True, headers=numbered(queue, times + 2) | GAPLESS)
     assert code_of(client) == "gap"
     client = broker.connect()
-    assert ask(client, queue)["sends"] == times
+    assert query_producer(client, queue)["sends"] == times
     client.send(queue, b"", persistent=True, confirmed=True, headers=numbered(queue, times + 1))
     client.disconnect()
-    assert len(broker.what_is_left(queue)) == times + 1
+    assert len(broker.remaining_messages(queue)) == times + 1
 
 
 def test_who_had_numbers_before_it_said_that_they_have_no_gaps_is_refused(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send(queue, b"", persistent=True, confirmed=True, headers=numbered(queue, 1))
     client.send(queue, b"", persistent=True, headers=numbered(queue, 2) | GAPLESS)
-    refusal = client.error()
-    assert refusal.headers["truenext-code"] == "header"
-    assert "truenext-gapless" in refusal.body.decode()
+    error = client.error()
+    assert error.headers["truenext-code"] == "header"
+    assert "truenext-gapless" in error.body.decode()
 
 
 @pytest.mark.parametrize("headers", [GAPLESS, {}], ids=["without gaps", "with gaps"])
@@ -89,9 +89,9 @@ def test_the_receipt_of_a_repeat_says_whether_it_may_have_been_left_out(
     for number in (1, 2):
         commit(client, queue, queue, number, headers=headers)
     for number in (1, 2):
-        said = receipt_of(client, "COMMIT", {"transaction": "t"} | numbered(queue, number)).headers
-        assert said["truenext-repeat"] == "true"
-        assert said.get("truenext-outcome") == (None if number == 2 or headers else "unknown")
+        headers_received = receipt_of(client, "COMMIT", {"transaction": "t"} | numbered(queue, number)).headers
+        assert headers_received["truenext-repeat"] == "true"
+        assert headers_received.get("truenext-outcome") == (None if number == 2 or headers else "unknown")
 
 
 def test_a_transaction_that_is_settled_is_rolled_back_whoever_has_it_open(broker: BrokerProcess, queue: str) -> None:
@@ -110,21 +110,21 @@ def test_a_transaction_that_is_settled_is_rolled_back_whoever_has_it_open(broker
         *("committed", "rolled back", "committed", "not so far")
     ]
     other.disconnect()
-    assert bodies(broker.what_is_left(queue)) == ["of 1", "of 3"]
+    assert bodies(broker.remaining_messages(queue)) == ["of 1", "of 3"]
 
 
 def test_what_nobody_has_heard_of_may_still_come_if_it_is_the_first(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     nothing = {"known": False, "gapless": False, "sends": 0, "commits": 0}
-    assert ask(client, queue, commit=1) == nothing | {"outcome": "not so far"}
-    assert ask(client, queue, commit=2, resolve=True) == nothing | {"outcome": "unknown"}
-    assert ask(client, queue, commit=1, resolve=True) == nothing | {
+    assert query_producer(client, queue, commit=1) == nothing | {"outcome": "not so far"}
+    assert query_producer(client, queue, commit=2, resolve=True) == nothing | {"outcome": "unknown"}
+    assert query_producer(client, queue, commit=1, resolve=True) == nothing | {
         "known": True,
         "commits": 1,
         "outcome": "rolled back",
     }
     commit(client, queue, queue, 2)
-    assert ask(client, queue, commit=2) == {
+    assert query_producer(client, queue, commit=2) == {
         "known": True,
         "gapless": True,
         "sends": 0,
@@ -141,17 +141,17 @@ def test_an_answer_comes_once_it_is_durable(held_broker: BrokerProcess) -> None:
     changes: list[Callable[[], object]] = [
         lambda: None,
         lambda: sender.send("q", b"", persistent=True, headers=numbered("p", 1) | GAPLESS),
-        lambda: sender.say("DISCONNECT", {"truenext-forget": '["forgotten"]'}),
+        lambda: sender.send_frame("DISCONNECT", {"truenext-forget": '["forgotten"]'}),
     ]
-    questions = [{"producer": "p", "commit": 2, "resolve": True}, {"producer": "p"}, {"producer": "forgotten"}]
-    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
-    for change, question in zip(changes, questions, strict=True):
+    all_arguments = [{"producer": "p", "commit": 2, "resolve": True}, {"producer": "p"}, {"producer": "forgotten"}]
+    client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+    for change, arguments in zip(changes, all_arguments, strict=True):
         held_broker.hold_disk()
         change()
         # Another connection's frames may come later than this.
         held_broker.status()
         headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
-        client.say("SEND", headers, json.dumps(question).encode())
+        client.send_frame("SEND", headers, json.dumps(arguments).encode())
         assert client.arrived() == []
         held_broker.resume_disk()
         client.message()
@@ -162,11 +162,11 @@ def test_what_was_answered_is_so_after_an_end_of_the_broker(own_broker: BrokerPr
     client = own_broker.connect()
     commit(client, "q", "p", 1)
     client.send("q", b"transient", headers=numbered("p", 1), confirmed=True)
-    before = ask(client, "p", commit=2, resolve=True)
+    before = query_producer(client, "p", commit=2, resolve=True)
     assert before == {"known": True, "gapless": True, "sends": 1, "commits": 2, "outcome": "rolled back"}
     own_broker.restart(is_clean=is_clean)
     client = own_broker.connect()
-    assert ask(client, "p", commit=2) == before
+    assert query_producer(client, "p", commit=2) == before
     client.commit("t", confirmed=False, headers=numbered("p", 2))
     assert code_of(client) == "rolled-back"
 
@@ -175,18 +175,18 @@ def test_a_disconnect_forgets_producers(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     for producer in ("p", "q:\u00e4", "r"):
         client.send("q", producer.encode(), persistent=True, confirmed=True, headers=numbered(producer, 1))
-    client.say("DISCONNECT", {"truenext-forget": json.dumps(["p", "q:\u00e4", "nobody"])}, confirmed=True)
+    client.send_frame("DISCONNECT", {"truenext-forget": json.dumps(["p", "q:\u00e4", "nobody"])}, confirmed=True)
     own_broker.restart(is_clean=False)
     client = own_broker.connect()
-    assert [ask(client, producer)["known"] for producer in ("p", "q:\u00e4", "r")] == [False, False, True]
+    assert [query_producer(client, producer)["known"] for producer in ("p", "q:\u00e4", "r")] == [False, False, True]
     for producer in ("p", "r"):
         client.send("q", producer.encode(), persistent=True, confirmed=True, headers=numbered(producer, 1))
     client.disconnect()
-    assert bodies(own_broker.what_is_left("q")) == ["p", "q:\u00e4", "r", "p"]
+    assert bodies(own_broker.remaining_messages("q")) == ["p", "q:\u00e4", "r", "p"]
 
 
 @pytest.mark.parametrize(
-    "question",
+    "arguments",
     [
         {},
         {"producer": ""},
@@ -200,10 +200,10 @@ def test_a_disconnect_forgets_producers(own_broker: BrokerProcess) -> None:
     ids=str,
 )
 def test_a_question_that_is_none_is_refused_and_settles_nothing(
-    broker: BrokerProcess, question: dict[str, Any]
+    broker: BrokerProcess, arguments: dict[str, Any]
 ) -> None:
     client = broker.connect()
     headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
-    client.say("SEND", headers, json.dumps(question).encode())
+    client.send_frame("SEND", headers, json.dumps(arguments).encode())
     assert code_of(client) == "control-request"
-    assert not ask(broker.connect(), "p")["known"]
+    assert not query_producer(broker.connect(), "p")["known"]

@@ -37,14 +37,14 @@ def size_of(folder: Path) -> int:
 @LIMITS
 def test_what_nobody_takes_is_gone_soon_after_its_time(own_broker: BrokerProcess) -> None:
     sender = own_broker.connect()
-    with own_broker.watched_memory() as looks:
+    with own_broker.watched_memory() as samples:
         send_expiring(sender, COUNT, 1000)
         own_broker.await_facts("q", waiting=COUNT // 1000)
 
-    assert max(looks) < 128 * 1024 * 1024
+    assert max(samples) < 128 * 1024 * 1024
     assert own_broker.status()["in_memory"] <= COUNT // 1000 + 1
-    left = bodies(own_broker.what_is_left("q"))
-    assert sorted(map(int, left)) == list(range(500, COUNT, 1000))
+    remaining = bodies(own_broker.remaining_messages("q"))
+    assert sorted(map(int, remaining)) == list(range(500, COUNT, 1000))
 
 
 @LIMITS
@@ -57,8 +57,8 @@ def test_what_expires_while_the_broker_is_dead_is_gone_soon_after_it_lives_again
     own_broker.restart(is_clean=False)
     own_broker.await_facts("q", waiting=COUNT // 1000)
 
-    left = bodies(own_broker.what_is_left("q"))
-    assert sorted(map(int, left)) == list(range(500, COUNT, 1000))
+    remaining = bodies(own_broker.remaining_messages("q"))
+    assert sorted(map(int, remaining)) == list(range(500, COUNT, 1000))
 
 
 def test_disk_and_memory_do_not_grow_by_what_expires(own_broker: BrokerProcess) -> None:
@@ -109,7 +109,7 @@ def test_a_message_says_when_its_time_to_live_ends_and_is_gone_then(own_broker: 
     own_broker.await_facts("q", waiting=11)
     own_broker.restart(is_clean=False)
     own_broker.await_facts("q", waiting=1)
-    assert bodies(own_broker.what_is_left("q")) == ["stays"]
+    assert bodies(own_broker.remaining_messages("q")) == ["stays"]
 
 
 def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_nothing_back() -> None:
@@ -124,7 +124,7 @@ def test_a_clock_that_is_set_forwards_expires_and_one_that_is_set_back_brings_no
         monkeypatch.setattr(CommitState, "tick", shifted)
         async with broker_here() as listener:
             client = await asyncio.to_thread(RawClient, port_of(listener))
-            await asyncio.to_thread(client.say_hello, "1.2", "0,0")
+            await asyncio.to_thread(client.send_connect, "1.2", "0,0")
 
             def send() -> None:
                 client.send("q", b"in a day", headers=expiring_in(24 * 3600 * 1000), confirmed=True)

@@ -23,20 +23,20 @@ import pytest
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.freezing_proxy import ENDLESS, FreezingProxy, Link
-from tests.integration.possible_worlds import (
+from tests.integration.possible_states import (
     Abort,
     Acknowledge,
-    Ask,
     Begin,
     Commit,
     Life,
     NackAfterAll,
+    NoOp,
     Operation,
+    PossibleState,
     Release,
     Seen,
     Send,
     Started,
-    World,
 )
 from tests.integration.raw_client import RECEIVE_SECONDS, RawClient, numbered
 from truenext.wire.stomp.frame import Frame
@@ -66,11 +66,11 @@ class Letter:
 
 
 @dataclass
-class Look:
+class OrderCheck:
     """The first messages that a subscription got while nobody else did anything."""
 
     subscription: str
-    worlds: list[tuple[World, frozenset[str]]]
+    states: list[tuple[PossibleState, frozenset[str]]]
     """What waited in each."""
     got: list[str] = field(default_factory=list)
 
@@ -88,9 +88,9 @@ class Case:
         self.gapless = self.chance.random() < 0.5
         self.names_begun = False
         self.letters: dict[str, Letter] = {}
-        self.worlds = [World()]
+        self.states = [PossibleState()]
         self.now = 0
-        self.gone_out: set[str] = set()
+        self.sent_to_other: set[str] = set()
         """Letters for the other queue."""
         self.sends = 0
         self.commits = 0
@@ -98,8 +98,8 @@ class Case:
         self.in_doubt: list[Commit] = []
         self.connections = 0
         self.secret = ""
-        self.looks: list[Look] = []
-        self.left_behind: list[tuple[RawClient, Link]] = []
+        self.checks: list[OrderCheck] = []
+        self.abandoned: list[tuple[RawClient, Link]] = []
         self.connection: Connection | None = None
 
     # ---- The whole story ----
@@ -118,22 +118,22 @@ class Case:
                     if connection.seems_frozen() and chance.random() < 0.3:
                         break
             if chance.random() < 0.3:
-                self.let_one_go()
+                self.unfreeze_one()
         connection = self.connect(freezes=False)
         assert connection.resume()
         for _ in range(5):
             connection.do_something()
-        connection.say_goodbye()
-        self.let_all_go()
-        self.look_at_what_is_left()
+        connection.send_last()
+        self.unfreeze_all()
+        self.check_remaining()
         self.check_order()
 
     def send_from_outside(self) -> None:
         letter = self.write("o", number=None)
         self.other.send(self, letter)
         self.letters[letter].confirmed = self.tick()
-        for world in self.worlds:
-            world.waiting[letter] = (0, False)
+        for state in self.states:
+            state.waiting[letter] = (0, False)
 
     def tick(self) -> int:
         self.now += 1
@@ -179,15 +179,15 @@ class Case:
                 exempt.add(is_exempt)
                 if is_exempt:
                     headers["truenext-blameless"] = "true"
-            said = {"accept-version": "1.2", "host": "test", "heart-beat": "0,0"}
-            raw.say("CONNECT", said | headers)
+            fields = {"accept-version": "1.2", "host": "test", "heart-beat": "0,0"}
+            raw.send_frame("CONNECT", fields | headers)
             if chance.random() < 0.1:
-                self.let_one_go()
+                self.unfreeze_one()
             if self.is_greeted(raw, link):
                 break
             if self.secret:
                 # What it says may arrive yet, and be late then.
-                self.left_behind.append((raw, link))
+                self.abandoned.append((raw, link))
             else:
                 raw.close()
         else:
@@ -201,9 +201,9 @@ class Case:
         if old is not None:
             old.is_over(exempt)
             old.speak_too_late()
-            self.left_behind.append((old.raw, old.link))
+            self.abandoned.append((old.raw, old.link))
             if chance.random() < 0.3:
-                old.link.let_go()
+                old.link.unfreeze()
         self.connection = Connection(self, raw, link, names_begun=self.names_begun)
         return self.connection
 
@@ -222,7 +222,7 @@ class Case:
         quiet_since: float | None = None
         while time.monotonic() < until:
             try:
-                raw.await_hello(0.002)
+                raw.await_connected(0.002)
                 return True
             except TimeoutError:
                 if not link.is_frozen:
@@ -233,13 +233,13 @@ class Case:
                     return False
         raise AssertionError("no CONNECTED came")
 
-    def let_one_go(self) -> None:
-        if self.left_behind:
-            self.chance.choice(self.left_behind)[1].let_go()
+    def unfreeze_one(self) -> None:
+        if self.abandoned:
+            self.chance.choice(self.abandoned)[1].unfreeze()
 
-    def let_all_go(self) -> None:
-        for raw, link in self.left_behind:
-            link.let_go()
+    def unfreeze_all(self) -> None:
+        for raw, link in self.abandoned:
+            link.unfreeze()
             # All of them were taken over or came late, so the broker ends them.
             try:
                 raw.await_silent_end()
@@ -251,13 +251,13 @@ class Case:
 
     # ---- Worlds ----
 
-    def rule_out(self, is_possible: Callable[[World], bool], what: str) -> None:
-        left = [world for world in self.worlds if is_possible(world)]
-        assert left, f"{what} is not possible in any of {self.worlds}"
-        self.worlds = left
+    def rule_out(self, is_possible: Callable[[PossibleState], bool], what: str) -> None:
+        remaining = [state for state in self.states if is_possible(state)]
+        assert remaining, f"{what} is not possible in any of {self.states}"
+        self.states = remaining
 
     def merge(self) -> None:
-        self.worlds = list({world.identity(): world for world in self.worlds}.values())
+        self.states = list({state.identity(): state for state in self.states}.values())
 
     def note(self, frame: Frame) -> str:
         """Whatever a message says that does not depend on worlds."""
@@ -275,21 +275,21 @@ class Case:
 
     # ---- The end ----
 
-    def look_at_what_is_left(self) -> None:
-        left: dict[str, tuple[int, bool]] = {}
+    def check_remaining(self) -> None:
+        remaining: dict[str, tuple[int, bool]] = {}
         for frame in self.other.drain(self.queue):
             name = self.note(frame)
             attempts, lost = int(frame.headers["truenext-attempts"]), "truenext-lost" in frame.headers
-            left[name] = attempts, lost
+            remaining[name] = attempts, lost
             self.rule_out(
-                functools.partial(World.expects, letter=name, attempts=attempts, lost=lost),
+                functools.partial(PossibleState.expects, letter=name, attempts=attempts, lost=lost),
                 f"{name} with {attempts} attempts, lost {lost}, at the end",
             )
-        self.rule_out(lambda world: world.waiting.keys() == left.keys(), f"that {sorted(left)} is left")
+        self.rule_out(lambda state: state.waiting.keys() == remaining.keys(), f"that {sorted(remaining)} is left")
         out = [self.note(frame) for frame in self.other.drain(self.out)]
         assert len(set(out)) == len(out)
-        self.rule_out(lambda world: world.out == set(out), f"that {sorted(out)} has gone out")
-        for drained in (list(left), out):
+        self.rule_out(lambda state: state.out == set(out), f"that {sorted(out)} has gone out")
+        for drained in (list(remaining), out):
             keys = [self.letters[name].key for name in drained]
             assert keys == sorted(keys)
 
@@ -301,8 +301,8 @@ class Case:
                     assert before.sequence < after.sequence, (before, after)  # type: ignore[operator]
         in_order = sorted((letter.number, letter.sequence) for letter in known if letter.number is not None)
         assert [sequence for _, sequence in in_order] == sorted(sequence for _, sequence in in_order)  # type: ignore[type-var]
-        for look in self.looks:
-            assert not look.worlds or any(self.agrees(look.got, waiting) for _, waiting in look.worlds), look
+        for check in self.checks:
+            assert not check.states or any(self.agrees(check.got, waiting) for _, waiting in check.states), check
 
     def agrees(self, got: list[str], waiting: frozenset[str]) -> bool:
         letters = {name: self.letters[name] for name in waiting}
@@ -339,7 +339,7 @@ class Connection:
         """The last one that began for a subscription."""
         self.transactions: dict[str, list[str]] = {}
         """What was acknowledged in each."""
-        self.to_go: dict[str, list[str]] = {}
+        self.uncommitted: dict[str, list[str]] = {}
         """What was sent in each."""
         self.names = 0
         self.sent: dict[str, tuple[int, int | None]] = {}
@@ -348,12 +348,12 @@ class Connection:
         """Attempts that were added here."""
         self.requeued: dict[str, int] = {}
         """The operation that gave it back last."""
-        self.look: Look | None = None
+        self.check: OrderCheck | None = None
         self.quiet_since: float | None = None
 
     # ---- Frames out ----
 
-    def say(
+    def send_frame(
         self,
         operation: Operation,
         command: str,
@@ -370,16 +370,18 @@ class Connection:
             headers = headers | {"receipt": name}
             self.receipts[name] = (len(self.operations), then)
         with contextlib.suppress(OSError):
-            self.raw.say(command, headers, body)
+            self.raw.send_frame(command, headers, body)
 
     def numbered(self, number: int) -> dict[str, str]:
         return numbered(self.case.producer, number) | ({"truenext-gapless": "true"} if self.case.gapless else {})
 
-    def say_send(self, send: Send, *, receipt: bool | None = None, then: Callable[[bool], None] | None = None) -> None:
+    def send_message(
+        self, send: Send, *, receipt: bool | None = None, then: Callable[[bool], None] | None = None
+    ) -> None:
         case = self.case
         letter = case.letters[send.letter]
         headers = {
-            "destination": f"/queue/{case.out if send.goes_out else case.queue}",
+            "destination": f"/queue/{case.out if send.to_other else case.queue}",
             "priority": str(letter.priority),
         }
         if letter.persistent:
@@ -388,7 +390,7 @@ class Connection:
             headers |= self.numbered(send.number)
         if send.transaction is not None:
             headers["transaction"] = send.transaction
-        self.say(send, "SEND", headers, case.body_of(send.letter), receipt=receipt, then=then)
+        self.send_frame(send, "SEND", headers, case.body_of(send.letter), receipt=receipt, then=then)
 
     # ---- Frames in ----
 
@@ -400,7 +402,7 @@ class Connection:
             except TimeoutError:
                 return
             self.quiet_since = None
-            self.take(frame)
+            self.handle(frame)
 
     def seems_frozen(self) -> bool:
         """Nothing has come for a while, and the network stands still."""
@@ -420,7 +422,7 @@ class Connection:
             assert time.monotonic() < until, f"no answer to {self.receipts} {self.refusals}"
         return True
 
-    def take(self, frame: Frame) -> None:
+    def handle(self, frame: Frame) -> None:
         if frame.command == "RECEIPT":
             name = frame.headers["receipt-id"]
             assert name == next(iter(self.receipts)), f"{name} is not the next receipt of {list(self.receipts)}"
@@ -429,14 +431,14 @@ class Connection:
             if then is not None:
                 then(frame.headers.get("truenext-repeat") == "true")
         elif frame.command == "ERROR":
-            place = int(frame.headers.get("truenext-frame", "0"))
-            assert place in self.refusals, f"{frame} {frame.body!r} at {place} of {self.frames}"
+            frame_number = int(frame.headers.get("truenext-frame", "0"))
+            assert frame_number in self.refusals, f"{frame} {frame.body!r} at {frame_number} of {self.frames}"
             self.receipts.pop(next(iter(self.receipts)))
-            self.refusals.pop(place)()
+            self.refusals.pop(frame_number)()
         else:
             assert frame.command == "MESSAGE"
             if "truenext-unused" not in frame.headers:
-                self.take_message(frame)
+                self.handle_message(frame)
 
     def at_least(self, count: int) -> None:
         if count > self.carried_out:
@@ -451,18 +453,18 @@ class Connection:
             if operation in case.to_repeat:
                 case.to_repeat.remove(operation)
         elif isinstance(operation, Commit):
-            for letter in self.to_go[operation.transaction]:
+            for letter in self.uncommitted[operation.transaction]:
                 case.letters[letter].confirmed = case.tick()
             if operation in case.in_doubt:
                 case.in_doubt.remove(operation)
 
-    def take_message(self, frame: Frame) -> None:
+    def handle_message(self, frame: Frame) -> None:
         case, headers = self.case, frame.headers
         name = case.note(frame)
         seen = Seen(headers["ack"], name, headers["subscription"], int(headers["truenext-round"]))
         if seen.round:
-            given = [n + 1 for n, each in enumerate(self.operations) if isinstance(each, Release)]
-            self.at_least(given[seen.round - 1])
+            releases = [n + 1 for n, each in enumerate(self.operations) if isinstance(each, Release)]
+            self.at_least(releases[seen.round - 1])
         if name in self.requeued:
             self.at_least(self.requeued[name])
         attempts = int(headers["truenext-attempts"])
@@ -470,60 +472,60 @@ class Connection:
         if not self.names_begun:
             assert "truenext-lost" not in headers
         others = self.failures.get(name, 0)
-        place, number = self.sent.get(name, (0, None))
-        if place and number is None:
-            self.at_least(place)
+        frame_number, number = self.sent.get(name, (0, None))
+        if frame_number and number is None:
+            self.at_least(frame_number)
 
-        def is_possible(world: World) -> bool:
-            if place and name not in world.waiting:
-                return attempts == others and not lost and (number is None or number > world.sends)
-            return world.expects(name, attempts, lost=lost, others=others)
+        def is_possible(state: PossibleState) -> bool:
+            if frame_number and name not in state.waiting:
+                return attempts == others and not lost and (number is None or number > state.sends)
+            return state.expects(name, attempts, lost=lost, others=others)
 
         case.rule_out(is_possible, f"{name} with {attempts} attempts, {others} of them of this connection, lost {lost}")
         self.seen.append(seen)
         # What was dispatched before the last release was on its way when that was said: it has gone back since.
         if seen.round >= self.rounds.get(seen.subscription, 0):
             self.available.append(seen)
-            if self.look is not None and self.look.subscription == seen.subscription:
-                self.look.got.append(name)
+            if self.check is not None and self.check.subscription == seen.subscription:
+                self.check.got.append(name)
 
     # ---- Looks ----
 
-    def open_look(self, subscription: str, missing: set[str]) -> None:
+    def start_check(self, subscription: str, missing: set[str]) -> None:
         """From here on the subscription gets what is next of all but `missing`."""
-        worlds = []
-        for world in self.case.worlds:
-            repeated = {letter for letter, (_, number) in self.sent.items() if number is None or number > world.sends}
-            worlds.append((world, frozenset((world.waiting.keys() | repeated - self.case.gone_out) - missing)))
-        self.look = Look(subscription, worlds)
+        states = []
+        for state in self.case.states:
+            repeated = {letter for letter, (_, number) in self.sent.items() if number is None or number > state.sends}
+            states.append((state, frozenset((state.waiting.keys() | repeated - self.case.sent_to_other) - missing)))
+        self.check = OrderCheck(subscription, states)
 
-    def close_look(self) -> None:
-        if self.look is not None:
-            left = {id(world) for world in self.case.worlds}
-            self.look.worlds = [pair for pair in self.look.worlds if id(pair[0]) in left]
-            self.case.looks.append(self.look)
-            self.look = None
+    def end_check(self) -> None:
+        if self.check is not None:
+            remaining = {id(state) for state in self.case.states}
+            self.check.states = [pair for pair in self.check.states if id(pair[0]) in remaining]
+            self.case.checks.append(self.check)
+            self.check = None
 
     # ---- The beginning ----
 
     def resume(self) -> bool:
         """Repeat what was not confirmed, and subscribe again; False if the network stands still."""
         case = self.case
-        asks = self.chance.random() < 0.5
+        resolves = self.chance.random() < 0.5
         for send in list(case.to_repeat):
             self.repeat(send)
         for commit in list(case.in_doubt):
-            if asks:
+            if resolves:
                 self.settle(commit)
                 continue
             self.repeat_commit(commit)
             if not self.await_receipts():
                 return False
         case.in_doubt.clear()
-        case.commits = max((world.commits for world in case.worlds), default=0)
+        case.commits = max((state.commits for state in case.states), default=0)
         if not self.await_receipts():
             return False
-        assert len({(world.sends, world.commits) for world in case.worlds}) == 1
+        assert len({(state.sends, state.commits) for state in case.states}) == 1
         case.other.flush()
         case.merge()
         return self.subscribe()
@@ -534,10 +536,10 @@ class Connection:
 
         def answered(is_repeat: bool) -> None:
             self.case.rule_out(
-                lambda world: is_repeat == (number <= world.sends), f"that SEND {number} is a repeat: {is_repeat}"
+                lambda state: is_repeat == (number <= state.sends), f"that SEND {number} is a repeat: {is_repeat}"
             )
 
-        self.say_send(send, receipt=True, then=answered)
+        self.send_message(send, receipt=True, then=answered)
         self.sent[send.letter] = (len(self.operations), number)
 
     def repeat_commit(self, commit: Commit) -> None:
@@ -548,32 +550,34 @@ class Connection:
         def answered(is_repeat: bool) -> None:
             assert is_repeat
             self.refusals.clear()
-            case.rule_out(lambda world: number <= world.commits, f"that COMMIT {number} was carried out")
+            case.rule_out(lambda state: number <= state.commits, f"that COMMIT {number} was carried out")
 
         def refused() -> None:
-            case.rule_out(lambda world: number > world.commits, f"that COMMIT {number} was not carried out")
+            case.rule_out(lambda state: number > state.commits, f"that COMMIT {number} was not carried out")
 
         self.refusals[self.frames + 1] = refused
-        self.say(Ask(), "COMMIT", {"transaction": "nothing"} | self.numbered(number), receipt=True, then=answered)
+        self.send_frame(
+            NoOp(), "COMMIT", {"transaction": "nothing"} | self.numbered(number), receipt=True, then=answered
+        )
 
     def settle(self, commit: Commit) -> None:
         """Ask what became of it; if nothing so far, nothing ever will."""
         case, number = self.case, commit.number
         assert number is not None
-        answer = case.other.ask({"producer": case.producer, "commit": number, "resolve": True})
+        answer = case.other.control_request({"producer": case.producer, "commit": number, "resolve": True})
         outcome = answer["outcome"]
         what = f"that COMMIT {number} is {outcome}, and {answer['commits']} the highest"
         if outcome == "unknown":
             assert not case.gapless
-            case.rule_out(lambda world: number < world.commits, what)
+            case.rule_out(lambda state: number < state.commits, what)
         elif outcome == "committed":
-            case.rule_out(lambda world: number <= world.commits, what)
+            case.rule_out(lambda state: number <= state.commits, what)
         else:
             assert outcome == "rolled back", answer
-            case.rule_out(lambda world: number > world.commits, what)
-            for world in case.worlds:
-                world.commits = number
-        case.rule_out(lambda world: world.commits == answer["commits"], what)
+            case.rule_out(lambda state: number > state.commits, what)
+            for state in case.states:
+                state.commits = number
+        case.rule_out(lambda state: state.commits == answer["commits"], what)
 
     def subscribe(self) -> bool:
         case, chance = self.case, self.chance
@@ -588,8 +592,8 @@ class Connection:
             else:
                 headers["activemq.prefetchSize"] = str(chance.choice([1, 2, 3, 10, 1000]))
             if count == 1:
-                self.open_look(name, set())
-            self.say(Ask(), "SUBSCRIBE", headers)
+                self.start_check(name, set())
+            self.send_frame(NoOp(), "SUBSCRIBE", headers)
             self.subscriptions[name] = mode
         return True
 
@@ -607,13 +611,13 @@ class Connection:
             choices += [self.acknowledge] * 4
             choices += [self.started] * 3 if self.names_begun else []
         choices += [self.change_mind] if any(self.transactions.values()) else []
-        choices += [self.ask] * 4 if self.pulls else []
+        choices += [self.pull] * 4 if self.pulls else []
         choices += [self.wake]
         chosen = chance.choice(choices)
-        if chosen != self.ask and chosen != self.started:
-            self.close_look()
+        if chosen != self.pull and chosen != self.started:
+            self.end_check()
         chosen()
-        assert len(case.worlds) < 5000
+        assert len(case.states) < 5000
 
     def send(self) -> None:
         case, chance = self.case, self.chance
@@ -621,17 +625,17 @@ class Connection:
         if chance.random() < 0.7:
             number = case.sends = case.sends + 1
         letter = case.write("n" if number else "u", number)
-        send = Send(letter, number, goes_out=self.goes_out(letter, 0.2))
+        send = Send(letter, number, to_other=self.to_other(letter, 0.2))
         if number is not None:
             case.to_repeat.append(send)
-        self.say_send(send)
+        self.send_message(send)
         self.sent[letter] = (len(self.operations), None)
 
-    def goes_out(self, letter: str, share: float) -> bool:
-        goes_out = self.chance.random() < share
-        if goes_out:
-            self.case.gone_out.add(letter)
-        return goes_out
+    def to_other(self, letter: str, share: float) -> bool:
+        to_other = self.chance.random() < share
+        if to_other:
+            self.case.sent_to_other.add(letter)
+        return to_other
 
     def send_outside(self) -> None:
         self.case.send_from_outside()
@@ -640,8 +644,8 @@ class Connection:
         self.names += 1
         name = f"t{self.names}"
         self.transactions[name] = []
-        self.to_go[name] = []
-        self.say(Begin(name), "BEGIN", {"transaction": name})
+        self.uncommitted[name] = []
+        self.send_frame(Begin(name), "BEGIN", {"transaction": name})
 
     def any_transaction(self) -> str:
         return self.chance.choice(list(self.transactions))
@@ -649,8 +653,8 @@ class Connection:
     def send_in(self) -> None:
         name = self.any_transaction()
         letter = self.case.write("t", None)
-        self.to_go[name].append(letter)
-        self.say_send(Send(letter, goes_out=self.goes_out(letter, 0.6), transaction=name))
+        self.uncommitted[name].append(letter)
+        self.send_message(Send(letter, to_other=self.to_other(letter, 0.6), transaction=name))
 
     def acknowledge(self) -> None:
         chance = self.chance
@@ -667,7 +671,7 @@ class Connection:
         if self.names_begun and name is None and not is_nack and self.available and chance.random() < 0.6:
             started = headers["truenext-started"] = chance.choice(self.available).ack
         acks = [each.ack for each in covered]
-        self.say(Acknowledge(acks, is_nack, name, started), "NACK" if is_nack else "ACK", headers)
+        self.send_frame(Acknowledge(acks, is_nack, name, started), "NACK" if is_nack else "ACK", headers)
         if name is not None:
             self.transactions[name] += [("-" if is_nack else "+") + each.ack for each in covered]
         elif is_nack:
@@ -686,7 +690,7 @@ class Connection:
         ack = self.chance.choice(acks)
         known = self.transactions[name]
         known[known.index(f"+{ack}")] = f"-{ack}"
-        self.say(NackAfterAll(self.of(ack).letter, name), "NACK", {"id": ack, "transaction": name})
+        self.send_frame(NackAfterAll(self.of(ack).letter, name), "NACK", {"id": ack, "transaction": name})
 
     def of(self, ack: str) -> Seen:
         return next(seen for seen in self.seen if seen.ack == ack)
@@ -701,7 +705,7 @@ class Connection:
         name = self.any_transaction()
         if chance.random() < 0.25:
             counted = chance.choice(["all", "nacked"])
-            self.say(Abort(name, counted), "ABORT", {"transaction": name, "truenext-count-attempts": counted})
+            self.send_frame(Abort(name, counted), "ABORT", {"transaction": name, "truenext-count-attempts": counted})
             self.forget(name, counted)
             return
         headers = {"transaction": name}
@@ -713,8 +717,8 @@ class Connection:
         if number is not None:
             case.in_doubt.append(commit)
         written = case.tick()
-        self.say(commit, "COMMIT", headers)
-        for letter in self.to_go[name]:
+        self.send_frame(commit, "COMMIT", headers)
+        for letter in self.uncommitted[name]:
             case.letters[letter].written = written
             self.sent[letter] = (len(self.operations), None)
         self.fails([self.of(ack[1:]) for ack in self.transactions.pop(name) if ack[0] == "-"])
@@ -729,33 +733,35 @@ class Connection:
 
     def started(self) -> None:
         seen = self.chance.choice(self.available)
-        self.say(Started(seen.ack), "SEND", {"destination": "/control/started", "id": seen.ack})
+        self.send_frame(Started(seen.ack), "SEND", {"destination": "/control/started", "id": seen.ack})
 
-    def ask(self) -> None:
+    def pull(self) -> None:
         chance = self.chance
         headers = {"destination": "/control/credit", "id": chance.choice(list(self.subscriptions))}
         headers |= {"messages": str(chance.choice([0, 1, 1, 2, 5])), "wait": chance.choice(["true", "false"])}
-        self.say(Ask(), "SEND", headers)
+        self.send_frame(NoOp(), "SEND", headers)
 
     def wake(self) -> None:
-        self.say(Ask(), "SEND", {"destination": "/control/wake", "id": self.chance.choice(list(self.subscriptions))})
+        self.send_frame(
+            NoOp(), "SEND", {"destination": "/control/wake", "id": self.chance.choice(list(self.subscriptions))}
+        )
 
     def release(self) -> None:
         chance = self.chance
         names = [name for name in self.subscriptions if chance.random() < 0.8]
         keep = [seen.ack for seen in self.available if seen.subscription in names and chance.random() < 0.2]
-        asked: dict[str, Any] = {"subscriptions": names, "keep": keep, "suspend": chance.random() < 0.2}
+        request: dict[str, Any] = {"subscriptions": names, "keep": keep, "suspend": chance.random() < 0.2}
         abort = self.any_transaction() if self.transactions and chance.random() < 0.6 else None
         counted = chance.choice(["all", "nacked"])
         if abort is not None:
-            asked |= {"abort": abort, "count_attempts": counted}
+            request |= {"abort": abort, "count_attempts": counted}
         is_settled = self.carried_out == len(self.operations)
         self.round += 1
-        self.say(
+        self.send_frame(
             Release(self.round, names, keep, abort, counted),
             "SEND",
             {"destination": "/control/release"},
-            json.dumps(asked).encode(),
+            json.dumps(request).encode(),
         )
         self.rounds |= dict.fromkeys(names, self.round)
         self.available = [each for each in self.available if each.subscription not in names or each.ack in keep]
@@ -764,20 +770,20 @@ class Connection:
         if is_settled and len(self.subscriptions) == 1 and names and not self.operations_that_send():
             missing = {self.of(ack).letter for ack in keep}
             missing |= {self.of(ack[1:]).letter for acks in self.transactions.values() for ack in acks}
-            self.look_behind(missing)
+            self.check_after_release(missing)
 
     def operations_that_send(self) -> bool:
         """Then what waits is more than what did when the connection began."""
         return any(isinstance(each, (Send, Acknowledge, Commit)) for each in self.operations)
 
-    def look_behind(self, missing: set[str]) -> None:
-        self.open_look(next(iter(self.subscriptions)), missing)
+    def check_after_release(self, missing: set[str]) -> None:
+        self.start_check(next(iter(self.subscriptions)), missing)
 
     # ---- The end ----
 
-    def say_goodbye(self) -> None:
+    def send_last(self) -> None:
         assert self.await_receipts()
-        self.say(Ask(), "BEGIN", {"transaction": "last"}, receipt=True)
+        self.send_frame(NoOp(), "BEGIN", {"transaction": "last"}, receipt=True)
         assert self.await_receipts()
         # DISCONNECT charges nobody.
         self.is_over({True})
@@ -787,17 +793,17 @@ class Connection:
 
     def is_over(self, exempt: set[bool]) -> None:
         """A beginning of what was said was carried out, and then the connection was lost."""
-        self.close_look()
-        worlds: dict[object, World] = {}
-        for world in self.case.worlds:
+        self.end_check()
+        states: dict[object, PossibleState] = {}
+        for state in self.case.states:
             for count in range(self.carried_out, len(self.operations) + 1):
                 for is_exempt in exempt:
-                    life = Life(world.copy(), self.seen)
+                    life = Life(state.copy(), self.seen)
                     for operation in self.operations[:count]:
                         operation.do(life)
                     after = life.lose(self.subscriptions, names_begun=self.names_begun, is_exempt=is_exempt)
-                    worlds[after.identity()] = after
-        self.case.worlds = list(worlds.values())
+                    states[after.identity()] = after
+        self.case.states = list(states.values())
 
     def speak_too_late(self) -> None:
         """Nobody may hear any of this."""
@@ -805,14 +811,14 @@ class Connection:
         destination = f"/queue/{case.queue}"
         with contextlib.suppress(OSError):
             for seen in self.available:
-                raw.say(chance.choice(["ACK", "NACK"]), {"id": seen.ack})
+                raw.send_frame(chance.choice(["ACK", "NACK"]), {"id": seen.ack})
             for name in self.transactions:
-                raw.say("COMMIT", {"transaction": name} | self.numbered(case.commits + 1))
-            raw.say("SEND", {"destination": destination, "persistent": "true", "priority": "9"}, b"late ")
-            raw.say("SEND", {"destination": destination} | self.numbered(case.sends + 1), b"late ")
-            raw.say("SUBSCRIBE", {"id": "late", "destination": destination, "activemq.exclusive": "true"})
+                raw.send_frame("COMMIT", {"transaction": name} | self.numbered(case.commits + 1))
+            raw.send_frame("SEND", {"destination": destination, "persistent": "true", "priority": "9"}, b"late ")
+            raw.send_frame("SEND", {"destination": destination} | self.numbered(case.sends + 1), b"late ")
+            raw.send_frame("SUBSCRIBE", {"id": "late", "destination": destination, "activemq.exclusive": "true"})
             if chance.random() < 0.3:
-                raw.say("DISCONNECT", {})
+                raw.send_frame("DISCONNECT", {})
 
 
 class Other:
@@ -821,7 +827,7 @@ class Other:
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
         self.client = broker.connect(headers={"truenext-started": "true"})
-        self.client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+        self.client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
 
     def send(self, case: Case, name: str) -> None:
         letter = case.letters[name]
@@ -833,9 +839,9 @@ class Other:
         """Whatever anybody has sent before is durable, and visible."""
         self.client.send("barrier", b"", persistent=True, confirmed=True, headers={"truenext-ttl": "1"})
 
-    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def control_request(self, arguments: dict[str, Any]) -> dict[str, Any]:
         headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
-        self.client.say("SEND", headers, json.dumps(question).encode())
+        self.client.send_frame("SEND", headers, json.dumps(arguments).encode())
         answer: dict[str, Any] = json.loads(self.client.message().body)
         return answer
 

@@ -172,13 +172,13 @@ class Order(msgspec.Struct):
     day: date
 
 
-@pytest.mark.parametrize("is_begun_before", [False, True])
+@pytest.mark.parametrize("is_started_before", [False, True])
 @in_any_frozen_time
 def test_stages_work_while_the_time_of_their_program_stands_still_or_leaps(
-    how: str, move: str, is_begun_before: bool
+    how: str, move: str, is_started_before: bool
 ) -> None:
     app = Service("shop", exactly_once=True, retry={ConnectionError: "1h"})
-    came: list[Order] = []
+    received: list[Order] = []
 
     @app.terminator("take", Order)
     async def take(order: Order, flow: Flow) -> None:
@@ -186,7 +186,7 @@ def test_stages_work_while_the_time_of_their_program_stands_still_or_leaps(
             raise ConnectionError("not yet")
         # As the program has it.
         assert abs(time.time() - datetime.datetime.now(UTC).timestamp()) < 100 * 3600
-        came.append(order)
+        received.append(order)
 
     async def use(now: Any) -> None:
         async with stages(app, database="sqlite://") as t:
@@ -195,13 +195,13 @@ def test_stages_work_while_the_time_of_their_program_stands_still_or_leaps(
             async with t.sql() as sql, app.initiate(sql) as initiation:
                 initiation.send(take, order, trace="t")
             await t.wait_until_ended()
-            assert came == [order]
+            assert received == [order]
 
     async def main() -> None:
         with frozen(how, real_asyncio=True) as now:
             await use(now)
 
-    if is_begun_before:
+    if is_started_before:
         asyncio.run(main())
     else:
         with frozen(how, real_asyncio=True) as now:

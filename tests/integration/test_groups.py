@@ -14,14 +14,14 @@ from tests.integration.test_stomp_py import Client
 
 GROUPS, OF_EACH = 10, 15
 
-LEAVES_MEMORY = one_of(
+EVICTED = one_of(
     "options",
     [(), ("--queue-memory-limit", "20KiB", "--page-size", "1"), ("--queue-memory-limit", "20KiB", "--page-size", "50")],
     ids=["in memory", "pages of 1", "pages of 50"],
 )
 
 
-@LEAVES_MEMORY
+@EVICTED
 def test_three_consumers_share_ten_groups_and_what_a_lost_one_had_goes_on_in_order(
     broker: BrokerProcess, queue: str
 ) -> None:
@@ -36,7 +36,7 @@ def test_three_consumers_share_ten_groups_and_what_a_lost_one_had_goes_on_in_ord
     owners: dict[str, str] = {}
     firsts: list[tuple[str, str]] = []
 
-    def take(name: str, message: stomp.utils.Frame) -> None:
+    def acknowledge(name: str, message: stomp.utils.Frame) -> None:
         group, number = message.headers["JMSXGroupID"], int(message.body)
         assert owners.setdefault(group, name) == name
         if message.headers.get("JMSXGroupFirstForConsumer") == "true":
@@ -46,21 +46,21 @@ def test_three_consumers_share_ten_groups_and_what_a_lost_one_had_goes_on_in_ord
 
     for name, consumer in consumers.items():
         for _ in range(15):
-            take(name, consumer.message())
+            acknowledge(name, consumer.message())
     assert sorted(firsts) == sorted((owner, group) for group, owner in owners.items())
     # What it had in hand is given back.
     lost = consumers.pop("two")
     lost.connection.transport.disconnect_socket()
     lost.await_end()
-    left = {group for group, owner in owners.items() if owner == "two"}
-    assert left and len(left) < GROUPS
+    groups_of_two = {group for group, owner in owners.items() if owner == "two"}
+    assert groups_of_two and len(groups_of_two) < GROUPS
     owners = {group: owner for group, owner in owners.items() if owner != "two"}
     firsts.clear()
     while sum(map(len, got.values())) < GROUPS * OF_EACH:
         for name, consumer in consumers.items():
             while consumer.has_more():
-                take(name, consumer.message())
-    assert {group for _, group in firsts} >= left
+                acknowledge(name, consumer.message())
+    assert {group for _, group in firsts} >= groups_of_two
     assert got == {f"g{group}": list(range(group, GROUPS * OF_EACH, GROUPS)) for group in range(GROUPS)}
     for client in (sender, *consumers.values()):
         client.close()
@@ -79,7 +79,7 @@ def test_a_closed_group_goes_to_whoever_has_least(broker: BrokerProcess, queue: 
     assert (fourth.body, fourth.headers["JMSXGroupFirstForConsumer"]) == (b"4", "true")
 
 
-@LEAVES_MEMORY
+@EVICTED
 def test_after_a_crash_a_message_that_waits_for_its_next_try_still_holds_back_its_group(
     broker: BrokerProcess, queue: str
 ) -> None:

@@ -18,36 +18,36 @@ from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Store
 
 
-def fill(broker: BrokerProcess, queue: str, *said: str, headers: dict[str, str] | None = None) -> RawClient:
+def fill(broker: BrokerProcess, queue: str, *contents: str, headers: dict[str, str] | None = None) -> RawClient:
     sender = broker.connect()
-    for body in said:
+    for body in contents:
         sender.send(queue, body.encode(), confirmed=True, headers=headers)
     return sender
 
 
 def follow(client: RawClient, address: str, headers: dict[str, str] | None = None) -> None:
-    said = {"id": "1", "destination": address, "ack": "client-individual"} | (headers or {})
-    client.say("SUBSCRIBE", said, confirmed=True)
+    fields = {"id": "1", "destination": address, "ack": "client-individual"} | (headers or {})
+    client.send_frame("SUBSCRIBE", fields, confirmed=True)
 
 
 def known(broker: BrokerProcess, client_id: str) -> RawClient:
-    client = broker.connect(says_hello=False)
-    client.say_hello("1.2", "0,0", client_id=client_id)
+    client = broker.connect(sends_connect=False)
+    client.send_connect("1.2", "0,0", client_id=client_id)
     return client
 
 
 @pytest.mark.parametrize(
-    ("behind", "headers"),
+    ("suffix", "headers"),
     [
         ("", {"prefetch-count": "2"}),
         ("?consumer.prefetchSize=2", {}),
         ("?consumer.prefetchSize=2", {"prefetch-count": "2", "activemq.prefetchSize": "2"}),
     ],
 )
-def test_a_window_by_any_name_is_exact(broker: BrokerProcess, queue: str, behind: str, headers: dict[str, str]) -> None:
+def test_a_window_by_any_name_is_exact(broker: BrokerProcess, queue: str, suffix: str, headers: dict[str, str]) -> None:
     fill(broker, queue, *"abcd")
     client = broker.connect()
-    follow(client, f"/queue/{queue}{behind}", headers)
+    follow(client, f"/queue/{queue}{suffix}", headers)
     first, _ = client.only(2)
     client.ack(first)
     assert bodies(client.only(1)) == ["c"]
@@ -64,7 +64,7 @@ def test_a_prefetch_count_of_0_leaves_the_window_to_the_broker(broker: BrokerPro
 @pytest.mark.parametrize("name", ["activemq.prefetchSize", "prefetch-count"])
 def test_a_window_that_is_too_large_is_refused_and_says_the_limit(broker: BrokerProcess, queue: str, name: str) -> None:
     client = broker.connect()
-    client.say("SUBSCRIBE", {"id": "1", "destination": f"/queue/{queue}", name: "40000"})
+    client.send_frame("SUBSCRIBE", {"id": "1", "destination": f"/queue/{queue}", name: "40000"})
     assert f"{name} 40000 is more than {WINDOW_MAX} messages" in client.error().headers["message"]
 
 
@@ -85,8 +85,8 @@ def test_an_acknowledgement_that_repeats_all_headers_of_its_message_is_taken(
     follow(client, f"/queue/{dead}")
     message = client.message()
     assert {"truenext-numer", "truenext-original-attempts"} < message.headers.keys()
-    said = {name: value for name, value in message.headers.items() if name != "content-length"}
-    client.say(command, said | {"id": message.headers.get("ack", "")}, confirmed=True)
+    fields = {name: value for name, value in message.headers.items() if name != "content-length"}
+    client.send_frame(command, fields | {"id": message.headers.get("ack", "")}, confirmed=True)
     client.disconnect()
     broker.await_facts(dead, waiting=int(command == "NACK"), unacknowledged=0)
 
@@ -109,7 +109,7 @@ def test_a_slip_in_one_of_our_own_names_is_refused_and_says_what_there_is(
 ) -> None:
     client = broker.connect()
     client.begin("t")
-    client.say(command, {"id": "1", "destination": f"/queue/{queue}", "transaction": "t"} | headers)
+    client.send_frame(command, {"id": "1", "destination": f"/queue/{queue}", "transaction": "t"} | headers)
     assert fault in client.error().headers["message"]
 
 
@@ -137,9 +137,9 @@ def test_options_make_no_queue(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     follow(client, address)
     sender = broker.connect()
-    sender.say("SEND", {"destination": address})
-    refusal = sender.error().headers["message"]
-    assert f"option 'consumer.prefetchSize' of '{address}': options are for SUBSCRIBE" in refusal
+    sender.send_frame("SEND", {"destination": address})
+    error = sender.error().headers["message"]
+    assert f"option 'consumer.prefetchSize' of '{address}': options are for SUBSCRIBE" in error
     assert not [name for name in broker.queues() if "?" in name]
 
 
@@ -154,7 +154,7 @@ def test_requeue_false_is_a_dead_letter_at_once_and_requeue_true_is_tried_again(
     assert again.headers["truenext-attempts"] == "1"
     client.nack(again, headers={"requeue": "false"}, confirmed=True)
     assert client.arrived() == []
-    assert bodies(broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["poison"]
+    assert bodies(broker.remaining_messages(f"DLQ.{queue}", once_durable=True)) == ["poison"]
 
 
 @pytest.mark.parametrize("headers", [{"persistent": "true"}, {"durable": "true", "auto-delete": "false"}])
@@ -165,13 +165,13 @@ def test_a_subscription_in_the_words_of_rabbitmq_collects_while_nobody_is_there(
     follow(reader, f"/topic/{queue}", headers)
     reader.disconnect()
     sender = broker.connect()
-    sender.say("SEND", {"destination": f"/topic/{queue}", "persistent": "true"}, b"missed", confirmed=True)
+    sender.send_frame("SEND", {"destination": f"/topic/{queue}", "persistent": "true"}, b"missed", confirmed=True)
     reader = known(broker, f"client-{queue}")
     follow(reader, f"/topic/{queue}", headers)
     message = reader.message()
     assert message.body == b"missed"
     reader.ack(message)
-    reader.say("UNSUBSCRIBE", {"id": "1"} | headers, confirmed=True)
+    reader.send_frame("UNSUBSCRIBE", {"id": "1"} | headers, confirmed=True)
     # It has ended, not only gone.
     assert not [name for name in broker.queues() if queue in name]
 
@@ -188,33 +188,33 @@ def test_what_browsers_and_old_clients_add_to_a_subscription_changes_nothing(bro
         "activemq.maximumPendingMessageLimit": "0",
         "activemq.retroactive": "False",
     }
-    said = added | {"durable": "true", "auto-delete": "false", "exclusive": "false", "x-queue-type": "quorum"}
-    follow(client, f"/queue/{queue}", said)
+    fields = added | {"durable": "true", "auto-delete": "false", "exclusive": "false", "x-queue-type": "quorum"}
+    follow(client, f"/queue/{queue}", fields)
     fill(broker, queue, "a")
     client.ack(client.message())
-    client.say("UNSUBSCRIBE", {"id": "1"} | said, confirmed=True)
+    client.send_frame("UNSUBSCRIBE", {"id": "1"} | fields, confirmed=True)
     follow(client, f"/topic/{queue}", added | {"auto-delete": "true", "durable": "false"})
-    client.say("SEND", {"destination": f"/topic/{queue}"}, b"b", confirmed=True)
+    client.send_frame("SEND", {"destination": f"/topic/{queue}"}, b"b", confirmed=True)
     assert bodies(client.only(1)) == ["b"]
 
 
 def test_a_mere_name_is_a_queue_for_whoever_says_it(broker: BrokerProcess, queue: str) -> None:
     reader, sender = broker.connect(), broker.connect()
     follow(reader, queue)
-    sender.say("SEND", {"destination": f"/queue/{queue}"}, b"1", confirmed=True)
-    sender.say("SEND", {"destination": queue}, b"2", confirmed=True)
+    sender.send_frame("SEND", {"destination": f"/queue/{queue}"}, b"1", confirmed=True)
+    sender.send_frame("SEND", {"destination": queue}, b"2", confirmed=True)
     assert bodies(reader.only(2)) == ["1", "2"]
     for slip in (f"queue/{queue}", f"topic/{queue}"):
         client = broker.connect()
-        client.say("SEND", {"destination": slip})
+        client.send_frame("SEND", {"destination": slip})
         assert f"unknown destination '{slip}': here it is '/{slip}'" in client.error().headers["message"]
 
 
 def test_that_nobody_checks_a_login_is_said_to_each_client_and_once_in_the_log(own_broker: BrokerProcess) -> None:
     def log_in(login: str) -> dict[str, str]:
-        client = own_broker.connect(says_hello=False)
+        client = own_broker.connect(sends_connect=False)
         headers = {"accept-version": "1.2", "host": "h", "login": login, "passcode": f"secret of {login}"}
-        client.say("CONNECT", headers)
+        client.send_frame("CONNECT", headers)
         answer = client.next_frame()
         assert answer.command == "CONNECTED"
         client.close()
@@ -241,7 +241,7 @@ def write(engine: Engine, store: Store) -> None:
     engine.committed(batch)
 
 
-def fill_as_before(data: Path, *said: str) -> None:
+def fill_as_before(data: Path, *fields: str) -> None:
     """A data folder as a broker has left it when every name could have a ? in it."""
     store = EmbeddedStore(data)
     engine, _ = recover(store, Policies())
@@ -249,7 +249,7 @@ def fill_as_before(data: Path, *said: str) -> None:
     engine.start()
     write(engine, store)
     sender = engine.connect("sender")
-    for body in said:
+    for body in fields:
         message = SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body.encode())
         engine.send(sender, Send(Destination(DestinationKind.QUEUE, OLD), message))
     for address in (Destination(DestinationKind.QUEUE, OLD), Destination(DestinationKind.TOPIC, OLD)):
@@ -269,14 +269,14 @@ def test_queues_with_a_question_mark_from_before_can_be_moved_and_purged(tmp_pat
         broker.start()
         # What was scheduled is due by now, also for a topic of that name that nobody can send to any more.
         broker.await_facts(OLD, waiting=4)
-        broker.said("scheduled", OLD)
-        assert broker.said("move", OLD, "new", "--count", "2") == "2 moved to new\n"
-        assert bodies(broker.what_is_left("new", once_durable=True)) == ["1", "2"]
-        assert broker.said("purge", OLD) == "2 removed\n"
+        broker.output_of("scheduled", OLD)
+        assert broker.output_of("move", OLD, "new", "--count", "2") == "2 moved to new\n"
+        assert bodies(broker.remaining_messages("new", once_durable=True)) == ["1", "2"]
+        assert broker.output_of("purge", OLD) == "2 removed\n"
         broker.await_facts(OLD, waiting=0)
         # But nothing new comes there.
-        refused = broker.truenext("move", "new", "b?c")
-        assert refused.returncode == 2 and "no name has a ?" in refused.stderr
+        failed = broker.truenext("move", "new", "b?c")
+        assert failed.returncode == 2 and "no name has a ?" in failed.stderr
         broker.stop()
     finally:
         broker.clean_up()

@@ -34,8 +34,10 @@ def test_it_tells_what_happened_while_the_broker_ran(own_broker: BrokerProcess) 
         client.ack(message, confirmed=True)
     client.disconnect()
     own_broker.stop()
-    told = [(event["kind"], event.get("sequence")) for event in history(own_broker) if event.get("queue") == "orders"]
-    assert told == [
+    recorded = [
+        (event["kind"], event.get("sequence")) for event in history(own_broker) if event.get("queue") == "orders"
+    ]
+    assert recorded == [
         ("accepted", 1),
         ("accepted", 2),
         ("subscribed", None),
@@ -78,8 +80,8 @@ def test_no_history_leaves_none(tmp_path: Path) -> None:
     from truenext.cli.main import main
 
     runner = CliRunner()
-    refused = runner.invoke(main, ["serve", "--data", str(tmp_path), "--no-history", "--listen", "stomp://192.0.2.1:1"])
-    assert refused.exit_code == 2
+    failed = runner.invoke(main, ["serve", "--data", str(tmp_path), "--no-history", "--listen", "stomp://192.0.2.1:1"])
+    assert failed.exit_code == 2
     assert not (tmp_path / "history").exists()
 
 
@@ -111,9 +113,9 @@ def test_killed_again_and_again_it_misses_no_confirmed_send_and_no_confirmed_ack
     events = history(own_broker)
     accepted = sequences([event for event in events if event.get("queue") == "orders"], "accepted")
     assert len(set(accepted)) == len(accepted) == confirmed
-    told = Counter(sequences(events, "acknowledged"))
-    assert set(told) == acknowledged
-    assert set(told.values()) <= {1}
+    recorded = Counter(sequences(events, "acknowledged"))
+    assert set(recorded) == acknowledged
+    assert set(recorded.values()) <= {1}
     gaps = [later for earlier, later in pairwise(events) if later["event"] != earlier["event"] + 1]
     assert [(gap["kind"], gap["reason"]) for gap in gaps] == [("run-started", "unclean")] * 3
     assert all(later["event"] > earlier["event"] for earlier, later in pairwise(events))

@@ -35,7 +35,7 @@ BACKLOG_MAX = 3000
 """Producers slow down while about so many messages wait."""
 CRASHES = 0.002
 """How often a consumer crashes, by message."""
-GONE = (OSError, EOFError)
+CONNECTION_LOST = (OSError, EOFError)
 """How a client notices that the broker was killed."""
 
 
@@ -73,7 +73,7 @@ class Work:
     """Messages taken and others sent on in one transaction, of whose COMMIT nothing was heard."""
 
     cycle: int
-    taken: list[Letter]
+    received: list[Letter]
     sent_on: list[Letter]
 
 
@@ -84,7 +84,7 @@ class Ledger:
         self.lock = threading.Lock()
         self.cycle = 0
         self.letters: dict[str, Letter] = {}
-        self.places: dict[tuple[str, str], int] = {}
+        self.sequence_of: dict[tuple[str, str], int] = {}
         """Sequence of a letter in a queue; a dead letter has another one there."""
         self.sequences: dict[int, tuple[str, str]] = {}
         self.blocks: list[list[Letter]] = []
@@ -109,7 +109,7 @@ class Ledger:
         letter = self.letters[identity_of(message.body)]
         queue = message.headers["destination"].removeprefix("/queue/")
         sequence = int(message.headers["truenext-sequence"])
-        place = (queue, letter.identity)
+        entry = (queue, letter.identity)
         with self.lock:
             assert not letter.done, f"{letter} came again, though its acknowledgement was confirmed"
             assert not letter.forbidden, f"{letter} came, though its transaction was rolled back"
@@ -118,8 +118,8 @@ class Ledger:
             )
             assert queue.removeprefix("DLQ.") == letter.queue, f"{letter} came from {queue}"
             assert message.headers.get("priority") == str(letter.priority), f"{letter} came as {message.headers}"
-            assert self.places.setdefault(place, sequence) == sequence, f"{letter} came as two messages"
-            assert self.sequences.setdefault(sequence, place) == place, f"sequence {sequence} was given twice"
+            assert self.sequence_of.setdefault(entry, sequence) == sequence, f"{letter} came as two messages"
+            assert self.sequences.setdefault(sequence, entry) == entry, f"sequence {sequence} was given twice"
             letter.cycles_seen.append(self.cycle)
         return letter
 
@@ -166,7 +166,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self.work()
-        except GONE:
+        except CONNECTION_LOST:
             pass
         except BaseException as error:
             self.ledger.fail(error)
@@ -293,12 +293,12 @@ class Consumer(Worker):
 
     def _serve(self) -> None:
         """Until it crashes."""
-        asked: dict[str, Letter] = {}
+        unanswered: dict[str, Letter] = {}
         newest: dict[tuple[str, int], int] = defaultdict(int)
         while self.chance.random() > CRASHES:
             frame = self.client.next_frame()
             if frame.command == "RECEIPT":
-                asked.pop(frame.headers["receipt-id"]).done = True
+                unanswered.pop(frame.headers["receipt-id"]).done = True
                 continue
             assert frame.command == "MESSAGE", frame
             letter = self.ledger.seen(frame)
@@ -313,8 +313,8 @@ class Consumer(Worker):
             self.ledger.waiting -= 1
             if self.chance.random() < 0.3:
                 receipt = self.client.new_receipt()
-                asked[receipt] = letter
-                self.client.say("ACK", {"id": frame.headers["ack"], "receipt": receipt})
+                unanswered[receipt] = letter
+                self.client.send_frame("ACK", {"id": frame.headers["ack"], "receipt": receipt})
             else:
                 self.client.ack(frame)
 
@@ -339,7 +339,7 @@ class TransactionalConsumer(Worker):
         work = Work(self.ledger.cycle, [], [])
         for _ in range(self.chance.randrange(1, 6)):
             message = client.message()
-            work.taken.append(self.ledger.seen(message))
+            work.received.append(self.ledger.seen(message))
             client.ack(message, transaction=name)
             sent_on = self.ledger.write(f"sent-on-{self.name}", OUT, 4, persistent=True)
             sent_on.forbidden = True
@@ -354,16 +354,16 @@ class TransactionalConsumer(Worker):
             self.ledger.unknown_work.append(work)
             for letter in work.sent_on:
                 letter.forbidden = False
-            for letter in work.taken:
+            for letter in work.received:
                 letter.acknowledgement_tried = True
         client.commit(name)
         with self.ledger.lock:
-            self.ledger.waiting -= len(work.taken)
+            self.ledger.waiting -= len(work.received)
             self.ledger.unknown_work.remove(work)
             self.ledger.blocks.append(work.sent_on)
             for letter in work.sent_on:
                 letter.confirmed = True
-            for letter in work.taken:
+            for letter in work.received:
                 letter.done = True
         return True
 
@@ -397,7 +397,7 @@ def resolve(broker: BrokerProcess, ledger: Ledger) -> None:
             client.disconnect()
 
 
-def look_through(broker: BrokerProcess, ledger: Ledger, *, takes: bool) -> int:
+def browse_all(broker: BrokerProcess, ledger: Ledger, *, consumes: bool) -> int:
     """Read all queues with one consumer each, in order, and leave or take everything."""
     count = 0
     facts = broker.queues()
@@ -413,11 +413,11 @@ def look_through(broker: BrokerProcess, ledger: Ledger, *, takes: bool) -> int:
         for message in messages:
             assert message.headers["redelivered"] == "true"
             letter = ledger.seen(message)
-            if takes:
+            if consumes:
                 letter.acknowledgement_tried = True
                 client.ack(message)
         client.arrived()
-        if takes:
+        if consumes:
             for message in messages:
                 ledger.letters[identity_of(message.body)].done = True
         client.disconnect()
@@ -441,15 +441,15 @@ def check_work(ledger: Ledger) -> None:
     for work in ledger.unknown_work:
         outcomes = {bool(letter.cycles_seen) for letter in work.sent_on}
         # A transient message went with the kill, in either case.
-        outcomes |= {letter.cycles_seen[-1] == work.cycle for letter in work.taken if letter.persistent}
+        outcomes |= {letter.cycles_seen[-1] == work.cycle for letter in work.received if letter.persistent}
         assert len(outcomes) == 1, f"half of a transaction: {work}"
 
 
-def check_places(ledger: Ledger) -> None:
+def check_sequences(ledger: Ledger) -> None:
     """What one producer sent stands in the order in which it was sent, transactions without gaps."""
     last: dict[tuple[str, str, int, int], tuple[int, Letter]] = {}
     for letter in sorted(ledger.letters.values(), key=lambda letter: letter.number):
-        sequence = ledger.places.get((letter.queue, letter.identity))
+        sequence = ledger.sequence_of.get((letter.queue, letter.identity))
         if sequence is None:
             continue
         # A message of the next cycle may be numbered before one of this cycle that is sent again.
@@ -459,9 +459,9 @@ def check_places(ledger: Ledger) -> None:
         last[lane] = (sequence, letter)
     for letters in ledger.blocks:
         starts = {
-            ledger.places[letter.queue, letter.identity] - index
+            ledger.sequence_of[letter.queue, letter.identity] - index
             for index, letter in enumerate(letters)
-            if (letter.queue, letter.identity) in ledger.places
+            if (letter.queue, letter.identity) in ledger.sequence_of
         }
         assert len(starts) <= 1, f"a transaction with gaps: {letters}"
 
@@ -479,7 +479,7 @@ def test_a_broker_that_is_killed_under_load_keeps_every_promise(own_broker: Brok
     for cycle in range(1, CYCLES + 1):
         ledger.cycle = cycle
         resolve(own_broker, ledger)
-        found = look_through(own_broker, ledger, takes=False)
+        found = browse_all(own_broker, ledger, consumes=False)
         crew = hire(own_broker, ledger, unconfirmed, cycle)
         for worker in crew:
             worker.start()
@@ -504,9 +504,9 @@ def test_a_broker_that_is_killed_under_load_keeps_every_promise(own_broker: Brok
     resolve(own_broker, ledger)
     NumberedProducer(ledger, own_broker.connect, "the end", unconfirmed).finish()
     own_broker.restart(is_clean=False)
-    drained = look_through(own_broker, ledger, takes=True)
+    drained = browse_all(own_broker, ledger, consumes=True)
     check_work(ledger)
-    check_places(ledger)
+    check_sequences(ledger)
     print(f"drained {drained}", flush=True)
     own_broker.restart(is_clean=True)
     assert all(facts.waiting == 0 for facts in own_broker.queues().values())

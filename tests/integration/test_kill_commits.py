@@ -27,12 +27,12 @@ from tests.integration.raw_client import RECEIVE_SECONDS, RawClient, numbered
 
 CYCLES = int(os.environ.get("TRUENEXT_COMMIT_CYCLES", "20"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
-CYCLES_PER_LOOK = 25
+CYCLES_PER_CHECK = 25
 """Cycles after which the queue is emptied."""
 KILLED_WITHIN_SECONDS = 0.04
 """Of the start: a client has connected, asked, and committed some transactions by then."""
 
-GONE = (OSError, EOFError)
+CONNECTION_LOST = (OSError, EOFError)
 """How a client notices that the broker was killed."""
 GAPLESS = {"truenext-gapless": "true"}
 
@@ -58,7 +58,7 @@ class ForkedBrokers:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{self._data}\n")
         self._process.stdin.flush()
-        pid, port = self._said().split()
+        pid, port = self._read_line().split()
         self._pid = int(pid)
         return int(port)
 
@@ -67,17 +67,17 @@ class ForkedBrokers:
 
     def await_end(self) -> None:
         """After `kill`."""
-        assert self._said() == str(-signal.SIGKILL), "it had ended by itself"
+        assert self._read_line() == str(-signal.SIGKILL), "it had ended by itself"
 
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
 
-    def _said(self) -> str:
+    def _read_line(self) -> str:
         assert self._process.stdout is not None
-        said = self._process.stdout.readline().strip()
-        assert said, "the brokers have ended"
-        return said
+        line = self._process.stdout.readline().strip()
+        assert line, "the brokers have ended"
+        return line
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ class Client:
         """Of the transaction that is in doubt, by its number."""
         self.expected: Counter[str] = Counter()
         """What is in the queue."""
-        self.told: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
 
     def work(self, port: int) -> None:
         """Until the connection ends. Raises: OSError, EOFError if it does by itself"""
@@ -129,9 +129,9 @@ class Client:
     def _resolve_doubts(self, client: RawClient) -> None:
         number = self._commit + 1
         resolves = self._chance.random() < 0.5
-        answer = _ask(client, number, resolves=resolves)
+        answer = _query_producer(client, number, resolves=resolves)
         outcome = answer["outcome"]
-        self.told[outcome] += 1
+        self.outcomes[outcome] += 1
         letters = self._letters.pop(number, None)
         if outcome == "committed":
             assert letters is not None, f"COMMIT {number} was never said"
@@ -165,7 +165,7 @@ class Client:
 
     def _commit_some(self, client: RawClient) -> None:
         number = self._commit + 1
-        letters = [f"{number}.{place}" for place in range(self._chance.randint(1, 3))]
+        letters = [f"{number}.{index}" for index in range(self._chance.randint(1, 3))]
         client.begin("t")
         for letter in letters:
             client.send("q", letter.encode(), persistent=True, transaction="t")
@@ -179,18 +179,18 @@ class Client:
 def _connected(port: int) -> RawClient:
     client = RawClient(port)
     try:
-        client.say_hello("1.2", "0,0")
-    except GONE:
+        client.send_connect("1.2", "0,0")
+    except CONNECTION_LOST:
         client.close()
         raise
     return client
 
 
-def _ask(client: RawClient, number: int, *, resolves: bool) -> Any:
-    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
-    question = {"producer": "p", "commit": number, "resolve": resolves}
+def _query_producer(client: RawClient, number: int, *, resolves: bool) -> Any:
+    client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
+    arguments = {"producer": "p", "commit": number, "resolve": resolves}
     headers = {"destination": "/control/producer", "reply-to": "/temp-queue/answers"}
-    client.say("SEND", headers, json.dumps(question).encode())
+    client.send_frame("SEND", headers, json.dumps(arguments).encode())
     return json.loads(client.message().body)
 
 
@@ -220,12 +220,12 @@ def test_what_is_said_of_a_commit_is_what_happened_whenever_the_broker_is_killed
         killer.start()
         try:
             while killer.is_alive():
-                with suppress(*GONE):
+                with suppress(*CONNECTION_LOST):
                     client.work(port)
         finally:
             killer.join()
         brokers.await_end()
-        if cycle % CYCLES_PER_LOOK == 0 or cycle == CYCLES:
+        if cycle % CYCLES_PER_CHECK == 0 or cycle == CYCLES:
             port = brokers.start()
             client.finish(port)
             found = _emptied(port, client.expected.total())
@@ -236,4 +236,4 @@ def test_what_is_said_of_a_commit_is_what_happened_whenever_the_broker_is_killed
             brokers.kill()
             brokers.await_end()
             # Its acknowledgements were confirmed by the receipt of its DISCONNECT.
-            print(f"cycle {cycle}: {messages} messages, told {dict(client.told)}", flush=True)
+            print(f"cycle {cycle}: {messages} messages, told {dict(client.outcomes)}", flush=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.integration.test_cut_connections import begins_one, cut
-from tests.integration.test_wire import RECEIPT_BYTES, ask_for_receipts
+from tests.integration.test_cut_connections import client_with_one_started, cut
+from tests.integration.test_wire import RECEIPT_BYTES, request_receipts
 from truenext.limits import UNSENT_ANSWER_BYTES_MAX
 
 
 @pytest.fixture
-def telling_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+def logging_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker that logs what happens to clients as well."""
     broker = BrokerProcess(tmp_path, ("--log-level", "info"))
     broker.start()
@@ -29,21 +29,21 @@ def about_clients(broker: BrokerProcess) -> list[str]:
     return [line for line in lines if line.startswith(("lost", "refused"))]
 
 
-def test_client_that_reads_no_answers_is_logged_once(telling_broker: BrokerProcess) -> None:
-    client = telling_broker.connect(receive_buffer=4096)
+def test_client_that_reads_no_answers_is_logged_once(logging_broker: BrokerProcess) -> None:
+    client = logging_broker.connect(receive_buffer=4096)
     with pytest.raises(OSError, match=r"reset|Broken pipe"):
         for _ in range(0, 2 * UNSENT_ANSWER_BYTES_MAX + 32 * 1024 * 1024, 1000 * RECEIPT_BYTES):
-            ask_for_receipts(client, 1000)
-    (line,) = about_clients(telling_broker)
+            request_receipts(client, 1000)
+    (line,) = about_clients(logging_broker)
     assert line.startswith("refused client='127.0.0.1:")
     assert "asks for more answers than it reads" in line
 
 
-def test_client_that_does_not_come_back_is_logged_as_lost(telling_broker: BrokerProcess) -> None:
-    client = begins_one(telling_broker, "q")
+def test_client_that_does_not_come_back_is_logged_as_lost(logging_broker: BrokerProcess) -> None:
+    client = client_with_one_started(logging_broker, "q")
     cut(client)
-    telling_broker.await_facts("q", consumers=0, unacknowledged=0)
+    logging_broker.await_facts("q", consumers=0, unacknowledged=0)
     # The connections of `await_facts` take their leave.
-    maybe, lost = about_clients(telling_broker)
+    maybe, lost = about_clients(logging_broker)
     assert maybe.startswith("lost, and may come back client='127.0.0.1:")
     assert lost.startswith("lost client='127.0.0.1:") and "did not come back within 1 s" in lost

@@ -32,14 +32,14 @@ def url(broker: BrokerProcess) -> str:
 
 
 def run(
-    broker: BrokerProcess, *words: str, told: bytes = b"", cwd: Path | None = None
+    broker: BrokerProcess, *words: str, stdin: bytes = b"", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command with `told` on its standard input."""
-    return completed(*words, "--url", url(broker), said=told, folder=cwd)
+    """A command with `stdin` on its standard input."""
+    return completed(*words, "--url", url(broker), stdin_bytes=stdin, folder=cwd)
 
 
 def waiting(broker: BrokerProcess, queue: str) -> list[bytes]:
-    return [message.body for message in broker.what_is_left(queue)]
+    return [message.body for message in broker.remaining_messages(queue)]
 
 
 # ---- Sending ----
@@ -50,7 +50,7 @@ def test_a_file_or_standard_input_is_one_message_as_it_is(broker: BrokerProcess,
     file = tmp_path / "file"
     file.write_bytes(body)
     for words in ([], ["--file", "-"], ["--file", str(file)]):
-        done = run(broker, "send", queue, *words, told=body)
+        done = run(broker, "send", queue, *words, stdin=body)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert waiting(broker, queue) == [body] * 3
 
@@ -59,7 +59,7 @@ def test_each_line_is_a_message_without_its_line_feed(broker: BrokerProcess, que
     (tmp_path / "file").write_bytes(b"1\n\n3\r\n4")
     done = run(broker, "send", queue, "--lines", "--file", str(tmp_path / "file"))
     assert (done.returncode, done.stderr) == (0, b"4 sent\n")
-    done = run(broker, "send", queue, "--lines", told=b"5\n")
+    done = run(broker, "send", queue, "--lines", stdin=b"5\n")
     assert (done.returncode, done.stderr) == (0, b"1 sent\n")
     assert waiting(broker, queue) == [b"1", b"", b"3\r", b"4", b"5"]
 
@@ -69,7 +69,7 @@ def test_several_files_and_standard_input_are_sent_in_their_order(
 ) -> None:
     for name in "ab":
         (tmp_path / name).write_text(name)
-    done = run(broker, "send", queue, "--file", "b", "--file", "-", "--file", "a", told=b"input", cwd=tmp_path)
+    done = run(broker, "send", queue, "--file", "b", "--file", "-", "--file", "a", stdin=b"input", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"3 sent\n")
     assert waiting(broker, queue) == [b"b", b"input", b"a"]
 
@@ -98,8 +98,8 @@ def test_lines_that_are_interrupted_say_how_many_were_sent_at_most(broker: Broke
         process.stdin.flush()
         broker.await_facts(queue, waiting=2000)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, told.split()) == (130, b"2,000 sent, at most".split())
+        _, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, stderr.split()) == (130, b"2,000 sent, at most".split())
 
 
 def test_many_lines_say_how_far_they_are(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_receive_dispatches_no_message_that_it_does_not_print(broker: BrokerProc
     with mock.patch.object(Message, "ack", ack_and_wait):
         done = CliRunner().invoke(main, ["receive", queue, "--count", "2", "--url", url(broker)])
     assert done.stdout == "0\n1\n"
-    left = broker.what_is_left(queue)
-    assert [message.body for message in left] == [b"2", b"3", b"4"]
-    assert {message.headers["truenext-deliveries"] for message in left} == {"1"}
-    assert not any("redelivered" in message.headers for message in left)
+    remaining = broker.remaining_messages(queue)
+    assert [message.body for message in remaining] == [b"2", b"3", b"4"]
+    assert {message.headers["truenext-deliveries"] for message in remaining} == {"1"}
+    assert not any("redelivered" in message.headers for message in remaining)
 
 
 # ---- JSON ----
@@ -143,7 +143,7 @@ def test_json_has_headers_and_a_body_or_one_in_base64(broker: BrokerProcess, que
     client.send(queue, "grün".encode(), headers={"colour": "green"}, confirmed=True)
     client.send(queue, b"\xff", confirmed=True)
     for words in (["browse", queue], ["receive", queue, "--count", "2"]):
-        text, data = map(json.loads, broker.said(*words, "--json").splitlines())
+        text, data = map(json.loads, broker.output_of(*words, "--json").splitlines())
         assert text.keys() == {"headers", "body"} and data.keys() == {"headers", "body_base64"}
         assert text["body"] == "grün" and text["headers"]["colour"] == "green"
         assert text["headers"]["destination"] == f"/queue/{queue}"
@@ -159,19 +159,19 @@ class Following:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.said: queues.SimpleQueue[bytes] = queues.SimpleQueue()
-        self.told: queues.SimpleQueue[bytes] = queues.SimpleQueue()
+        self.output_lines: queues.SimpleQueue[bytes] = queues.SimpleQueue()
+        self.stderr: queues.SimpleQueue[bytes] = queues.SimpleQueue()
         """On standard error."""
-        pipes = ((process.stdout, self.said), (process.stderr, self.told))
+        pipes = ((process.stdout, self.output_lines), (process.stderr, self.stderr))
         self._threads = [threading.Thread(target=self._read, args=pipe) for pipe in pipes]
         for thread in self._threads:
             thread.start()
 
     def lines(self, count: int) -> list[bytes]:
-        return [self.said.get(timeout=PATIENCE_SECONDS) for _ in range(count)]
+        return [self.output_lines.get(timeout=PATIENCE_SECONDS) for _ in range(count)]
 
     def complaint(self) -> str:
-        return self.told.get(timeout=PATIENCE_SECONDS).decode()
+        return self.stderr.get(timeout=PATIENCE_SECONDS).decode()
 
     def interrupt(self) -> int:
         self._process.send_signal(signal.SIGINT)
@@ -220,7 +220,7 @@ def test_following_goes_on_after_the_broker_was_away_and_ends_with_ctrl_c(tmp_pa
             assert follower.interrupt() == 130
             follower.join()
             # The shell's prompt does not stand behind ^C.
-            assert follower.said.empty() and follower.complaint() == "\n" and follower.told.empty()
+            assert follower.output_lines.empty() and follower.complaint() == "\n" and follower.stderr.empty()
         bodies = [first, second]
         if "--json" in words:
             assert [json.loads(line)["body"] for line in bodies] == ["1", "2"]
@@ -253,11 +253,11 @@ def test_what_comes_is_shown_once_wherever_its_place_is(broker: BrokerProcess, q
     ids=" ".join,
 )
 def test_a_broker_that_is_not_there_is_said_at_once(words: list[str]) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        port = nobody.getsockname()[1]
-        began = time.monotonic()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        started_at = time.monotonic()
         done = CliRunner().invoke(main, [*words, "--url", f"stomp://127.0.0.1:{port}"])
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - started_at < 1
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(f"truenext: no broker at stomp://127.0.0.1:{port}: Connection refused; start one")

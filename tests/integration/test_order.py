@@ -44,7 +44,7 @@ def send_case(sender: RawClient, queue: str, case: str, *, each: Callable[[], ob
             number += 1
 
 
-def take(receiver: RawClient, count: int) -> list[Frame]:
+def receive(receiver: RawClient, count: int) -> list[Frame]:
     """The next `count` messages, each acknowledged before the next is asked for; there must be no more."""
     messages = []
     for _ in range(count):
@@ -68,7 +68,7 @@ def test_a_receiver_that_starts_afterwards_gets_the_reports_case_in_true_order(
 
     receiver.subscribe(queue, prefetch=prefetch)
 
-    assert bodies(take(receiver, 2 * SET_SIZE)) == expected(case)
+    assert bodies(receive(receiver, 2 * SET_SIZE)) == expected(case)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -81,7 +81,7 @@ def test_a_receiver_at_prefetch_1_that_was_there_before_gets_the_true_order_behi
 
     send_case(receiver if is_same else broker.connect(), queue, case)
 
-    assert bodies(take(receiver, 2 * SET_SIZE)) == ["0", *(body for body in expected(case) if body != "0")]
+    assert bodies(receive(receiver, 2 * SET_SIZE)) == ["0", *(body for body in expected(case) if body != "0")]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -125,7 +125,7 @@ def test_strict_alternation_of_persistent_and_transient_comes_as_it_was_sent(
     sender.send(queue, b"40", confirmed=True)
     receiver.subscribe(queue, prefetch=prefetch)
 
-    assert bodies(take(receiver, 41)) == [str(number) for number in range(41)]
+    assert bodies(receive(receiver, 41)) == [str(number) for number in range(41)]
 
 
 @PREFETCHES
@@ -138,7 +138,7 @@ def test_an_alternating_stream_that_is_not_waited_for_is_not_reordered_by_the_co
     for number in range(400):
         sender.send(queue, b"%d" % number, persistent=number % 2 == 0)
 
-    assert bodies(take(receiver, 400)) == [str(number) for number in range(400)]
+    assert bodies(receive(receiver, 400)) == [str(number) for number in range(400)]
 
 
 # ---- Any mix ----
@@ -162,7 +162,7 @@ def test_a_random_mix_is_sorted_by_priority_and_then_by_arrival(
 
     receiver.subscribe(queue, prefetch=prefetch)
 
-    assert bodies(take(receiver, 301)) == [str(number) for _, number in sorted(order)]
+    assert bodies(receive(receiver, 301)) == [str(number) for _, number in sorted(order)]
 
 
 def test_a_random_mix_of_sends_and_receives_gives_the_smallest_key_at_every_moment(
@@ -203,7 +203,7 @@ def test_transactions_stand_in_the_order_of_their_commits(broker: BrokerProcess,
 
     receiver.subscribe(queue, prefetch=1)
 
-    messages = take(receiver, 10)
+    messages = receive(receiver, 10)
     assert bodies(messages) == [
         *(f"plain {number}" for number in range(3)),
         *(f"second begun {number}" for number in range(3)),
@@ -288,7 +288,7 @@ def test_ready_messages_of_priority_4_do_not_wait_for_a_priority_9_in_flight(
     held_broker.await_facts(queue, waiting=3, unacknowledged=1)
     persistent.arrived()
     receiver.ack(second)
-    assert bodies(take(receiver, 3)) == ["P9", "2", "3"]
+    assert bodies(receive(receiver, 3)) == ["P9", "2", "3"]
 
 
 def test_all_of_a_transaction_becomes_visible_in_one_step(
@@ -318,7 +318,7 @@ class Stream:
         self._client = broker.connect()
         self._queue = queue
         self._priority = priority
-        self._room = threading.Semaphore(ahead)
+        self._free_slots = threading.Semaphore(ahead)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.sent = 0
@@ -330,19 +330,19 @@ class Stream:
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self._room.release(1000)
+        self._free_slots.release(1000)
         self._thread.join()
         if self.failure is not None:
             raise self.failure
 
-    def one_was_taken(self) -> None:
-        self._room.release()
+    def on_received(self) -> None:
+        self._free_slots.release()
 
     def _run(self) -> None:
         try:
             confirmed = 0
             while not self._is_over.is_set():
-                self._room.acquire()
+                self._free_slots.acquire()
                 receipt = str(self.sent)
                 self._client.send(
                     self._queue,
@@ -372,12 +372,12 @@ def test_a_transient_of_priority_9_is_the_very_next_under_a_sustained_persistent
                 message = receiver.message()
                 assert message.body == b"stream %d" % next_of_stream
                 next_of_stream += 1
-                stream.one_was_taken()
+                stream.on_received()
                 receiver.ack(message)
             held = receiver.message()
             assert held.body == b"stream %d" % next_of_stream
             next_of_stream += 1
-            stream.one_was_taken()
+            stream.on_received()
             # Whatever else arrives, the next to be dispatched is the 9.
             express.send(queue, b"express %d" % number, priority=9, confirmed=True)
             receiver.ack(held)
@@ -385,7 +385,7 @@ def test_a_transient_of_priority_9_is_the_very_next_under_a_sustained_persistent
             assert message.body == b"express %d" % number
             receiver.ack(message)
     # Nothing of the stream was lost or starved.
-    assert bodies(take(receiver, stream.sent - next_of_stream)) == [
+    assert bodies(receive(receiver, stream.sent - next_of_stream)) == [
         f"stream {number}" for number in range(next_of_stream, stream.sent)
     ]
 
@@ -405,7 +405,7 @@ def test_a_sustained_persistent_stream_of_priority_9_does_not_hold_back_ready_me
             message = receiver.message()
             if message.headers["priority"] == "9":
                 streamed.append(message.body.decode())
-                stream.one_was_taken()
+                stream.on_received()
                 # Each ACK covers all before it.
                 if len(streamed) % 20 == 0:
                     receiver.ack(message)
@@ -443,7 +443,7 @@ def test_after_a_clean_stop_everything_stands_at_its_place_transients_too(
     later = send_mix(own_broker.connect(), queue, 6)
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=prefetch)
-    messages = take(receiver, 36)
+    messages = receive(receiver, 36)
     order = sorted(mix + [(rank, 100 + number, persistent) for rank, number, persistent in later])
     assert bodies(messages) == [str(number % 100) for _, number, _ in order]
     assert not any("redelivered" in message.headers for message in messages)
@@ -460,7 +460,7 @@ def test_after_a_crash_only_the_transients_are_gone_and_the_others_are_flagged(
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=prefetch)
     kept = [number for _, number, persistent in mix if persistent]
-    messages = take(receiver, len(kept))
+    messages = receive(receiver, len(kept))
     assert bodies(messages) == [str(number) for number in kept]
     assert all(message.headers["redelivered"] == "true" for message in messages)
     assert all(message.headers["truenext-attempts"] == "0" for message in messages)
@@ -484,7 +484,7 @@ def test_what_a_receiver_held_at_a_restart_comes_again_at_its_place(
     expected_mix = [entry for entry in mix if entry != mix[2] and (is_clean or entry[2])]
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=1)
-    messages = take(receiver, len(expected_mix))
+    messages = receive(receiver, len(expected_mix))
     assert bodies(messages) == [str(number) for _, number, _ in expected_mix]
     assert all(message.headers["truenext-attempts"] == "0" for message in messages)
     if is_clean:
@@ -521,7 +521,7 @@ def test_the_third_of_five_rolled_back_comes_again_before_the_fourth_to_a_new_re
 
     again = broker.connect()
     again.subscribe(queue, prefetch=1)
-    messages = take(again, 3)
+    messages = receive(again, 3)
     assert bodies(messages) == ["2", "3", "4"]
     assert [message.headers["truenext-attempts"] for message in messages] == ["1", "0", "0"]
 
@@ -547,7 +547,7 @@ def test_the_third_of_five_rolled_back_at_prefetch_1_is_next_behind_the_one_that
     # The acknowledgement in the open transaction gave the credit back, and the fourth took it.
     assert bodies(held) == ["0", "1", "2", "3"]
     receiver.ack(held[3])
-    assert bodies(take(receiver, 2)) == ["2", "4"]
+    assert bodies(receive(receiver, 2)) == ["2", "4"]
 
 
 def roll_back_the_third(

@@ -37,7 +37,7 @@ def send_all(sender: RawClient, queue: str, kind: str, names: list[str], priorit
     sender.send("barrier", b"", persistent=True, confirmed=True)
 
 
-def taken(receiver: RawClient, count: int) -> list[str]:
+def receive(receiver: RawClient, count: int) -> list[str]:
     """The next `count` messages, each acknowledged as it comes; there must be no more."""
     messages = []
     for _ in range(count):
@@ -71,7 +71,7 @@ def test_600_of_priority_3_and_600_of_priority_7_come_sevens_first_each_in_order
 
     receiver.subscribe(queue, prefetch=prefetch)
 
-    assert taken(receiver, 1200) == sevens + threes
+    assert receive(receiver, 1200) == sevens + threes
 
 
 @LIMITS
@@ -94,7 +94,7 @@ def test_ten_urgent_ones_overtake_1800_that_wait_in_front_of_a_consumer_half_way
 
     for message in held[-window:]:
         receiver.ack(message)
-    assert taken(receiver, 1510) == highs + lows[300:]
+    assert receive(receiver, 1510) == highs + lows[300:]
 
 
 @LIMITS
@@ -110,7 +110,7 @@ def test_one_urgent_message_among_six_is_the_first_for_a_new_consumer(
 
     receiver.subscribe(queue, prefetch=prefetch)
 
-    assert taken(receiver, 7) == ["high", *lows]
+    assert receive(receiver, 7) == ["high", *lows]
 
 
 @LIMITS
@@ -130,7 +130,7 @@ def test_500_kilobytes_of_mixed_priorities_come_in_true_order(
 
     receiver.subscribe(queue, prefetch=prefetch)
 
-    assert taken(receiver, 500) == [str(number) for _, number in sorted(order)]
+    assert receive(receiver, 500) == [str(number) for _, number in sorted(order)]
 
 
 @TINY
@@ -172,7 +172,7 @@ def test_transients_that_left_memory_come_back_in_order(own_broker: BrokerProces
     sent = spill(own_broker, queue)
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=3)
-    assert taken(receiver, 300) == [name for _, name, _ in sent]
+    assert receive(receiver, 300) == [name for _, name, _ in sent]
 
 
 @LITTLE_MEMORY
@@ -186,7 +186,7 @@ def test_a_clean_stop_keeps_transients_that_left_memory_and_those_that_did_not_a
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=3)
     ranks = sorted(sent, key=lambda one: (one[0], int(one[1])))
-    assert taken(receiver, 600) == [name for _, name, _ in ranks]
+    assert receive(receiver, 600) == [name for _, name, _ in ranks]
 
 
 @LITTLE_MEMORY
@@ -201,7 +201,7 @@ def test_a_crash_drops_the_transients_of_this_run_and_of_earlier_ones_and_nothin
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=3)
     kept = sorted((rank, int(name)) for rank, name, persistent in sent if persistent)
-    assert taken(receiver, 300) == [str(number) for _, number in kept]
+    assert receive(receiver, 300) == [str(number) for _, number in kept]
 
 
 @LITTLE_MEMORY
@@ -218,7 +218,7 @@ def test_transients_that_a_consumer_took_do_not_come_back_after_a_clean_stop(
     own_broker.restart(is_clean=True)
     receiver = own_broker.connect()
     receiver.subscribe(queue, prefetch=3)
-    assert names_of(messages) + taken(receiver, 150) == [name for _, name, _ in sent]
+    assert names_of(messages) + receive(receiver, 150) == [name for _, name, _ in sent]
 
 
 # ---- While a page is being read ----
@@ -322,13 +322,13 @@ def test_a_dead_letter_that_has_to_be_read_first_is_moved_once_by_this_run_or_by
         held_broker.resume_pages()
         reader.disconnect()
 
-    assert names_of(held_broker.what_is_left(queue, once_durable=True)) == ["good"]
-    dead = held_broker.what_is_left(f"DLQ.{queue}", once_durable=True)
+    assert names_of(held_broker.remaining_messages(queue, once_durable=True)) == ["good"]
+    dead = held_broker.remaining_messages(f"DLQ.{queue}", once_durable=True)
     assert names_of(dead) == ["poison"]
     assert dead[0].headers["truenext-original-attempts"] == "7"
     held_broker.restart(is_clean=False)
-    assert names_of(held_broker.what_is_left(f"DLQ.{queue}", once_durable=True)) == ["poison"]
-    assert names_of(held_broker.what_is_left(queue, once_durable=True)) == ["good"]
+    assert names_of(held_broker.remaining_messages(f"DLQ.{queue}", once_durable=True)) == ["poison"]
+    assert names_of(held_broker.remaining_messages(queue, once_durable=True)) == ["good"]
 
 
 @TINY
@@ -366,10 +366,10 @@ def test_consumers_that_do_not_read_their_sockets_take_no_memory_from_others(
     count, size = 500, 500_000
     sender, reader, other_reader = own_broker.connect(), own_broker.connect(), own_broker.connect()
     deaf = [own_broker.connect(receive_buffer=4096) for _ in range(50)]
-    with own_broker.watched_memory() as looks:
+    with own_broker.watched_memory() as samples:
         for number, client in enumerate(deaf):
             # Its receipt would stand behind the messages.
-            client.say(
+            client.send_frame(
                 "SUBSCRIBE", {"id": "1", "destination": f"/queue/{queue}", "ack": ["auto", "client"][number % 2]}
             )
         own_broker.await_facts(queue, consumers=50)
@@ -395,8 +395,8 @@ def test_consumers_that_do_not_read_their_sockets_take_no_memory_from_others(
         for client in deaf:
             client.crash()
         own_broker.await_facts(queue, consumers=1)
-    print(f"{max(looks) >> 20} MiB of private memory at most")
-    assert max(looks) < PRIVATE_BYTES_MAX
+    print(f"{max(samples) >> 20} MiB of private memory at most")
+    assert max(samples) < PRIVATE_BYTES_MAX
     reader.disconnect()
     assert own_broker.status()["memory"]["unsent"] == 0
 
@@ -408,7 +408,7 @@ def test_what_a_consumer_holds_leaves_memory_and_comes_back_whole_to_the_next_on
     count, size = 1000, 100_000
     sender, holder, next_reader = own_broker.connect(), own_broker.connect(), own_broker.connect()
     holder.subscribe(queue, prefetch=count)
-    with own_broker.watched_memory() as looks:
+    with own_broker.watched_memory() as samples:
         for number in range(count):
             sender.send(queue, large(number, size), persistent=number % 2 == 0, confirmed=number % 20 == 19)
             holder.message()
@@ -423,8 +423,8 @@ def test_what_a_consumer_holds_leaves_memory_and_comes_back_whole_to_the_next_on
             assert message.headers["truenext-attempts"] == ("1" if number == 0 else "0")
             next_reader.ack(message)
         assert next_reader.arrived() == []
-    print(f"{max(looks) >> 20} MiB of private memory at most")
-    assert max(looks) < PRIVATE_BYTES_MAX
+    print(f"{max(samples) >> 20} MiB of private memory at most")
+    assert max(samples) < PRIVATE_BYTES_MAX
     memory = own_broker.status()["memory"]
     assert (memory["used"], memory["leaving"], memory["unsent"]) == (0, 0, 0)
 
@@ -438,24 +438,24 @@ def test_who_does_not_read_his_replies_is_cut_when_memory_is_short_and_nobody_el
     server.subscribe("requests")
     addresses = []
     for client in (modest, deaf):
-        client.say("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
-        client.say("SEND", {"destination": "/queue/requests", "reply-to": "/temp-queue/replies"})
+        client.send_frame("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
+        client.send_frame("SEND", {"destination": "/queue/requests", "reply-to": "/temp-queue/replies"})
         request = server.message()
         addresses.append(request.headers["reply-to"])
         server.ack(request)
     server.send(queue, b"kept", confirmed=True)
-    with own_broker.watched_memory() as looks:
-        server.say("SEND", {"destination": addresses[0]}, b"a reply", confirmed=True)
+    with own_broker.watched_memory() as samples:
+        server.send_frame("SEND", {"destination": addresses[0]}, b"a reply", confirmed=True)
         for number in range(400):
-            server.say("SEND", {"destination": addresses[1]}, large(number, size), confirmed=number % 20 == 19)
-    print(f"{max(looks) >> 20} MiB of private memory at most")
-    assert max(looks) < PRIVATE_BYTES_MAX
+            server.send_frame("SEND", {"destination": addresses[1]}, large(number, size), confirmed=number % 20 == 19)
+    print(f"{max(samples) >> 20} MiB of private memory at most")
+    assert max(samples) < PRIVATE_BYTES_MAX
 
     assert modest.message().body == b"a reply"
     error = deaf.error()
     assert "does not read what waits in its temporary queues" in error.body.decode()
     assert error.headers["truenext-code"] == "too-slow"
-    server.say("SEND", {"destination": addresses[0]}, b"another reply", confirmed=True)
+    server.send_frame("SEND", {"destination": addresses[0]}, b"another reply", confirmed=True)
     assert modest.message().body == b"another reply"
-    assert bodies(own_broker.what_is_left(queue)) == ["kept"]
+    assert bodies(own_broker.remaining_messages(queue)) == ["kept"]
     assert own_broker.status()["memory"]["used"] < size

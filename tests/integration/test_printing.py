@@ -22,7 +22,7 @@ SHOWN = r"\x1b]0;title\x07 \x1b[2J \x9b31m \u202eneddih\u202c \x9b\xff tab"
 
 def on_a_terminal(broker: BrokerProcess, *arguments: str) -> str:
     """What a person sees who runs the command."""
-    ours, its = pty.openpty()
+    master, its = pty.openpty()
     command = dying_with_us([TRUENEXT, *arguments, "--url", f"stomp://127.0.0.1:{broker.port}"])
     environment = {**os.environ, "TERM": "dumb"}
     seen = b""
@@ -30,9 +30,9 @@ def on_a_terminal(broker: BrokerProcess, *arguments: str) -> str:
         os.close(its)
         try:
             deadline = time.monotonic() + PATIENCE_SECONDS
-            while select.select([ours], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            while select.select([master], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 try:
-                    data = os.read(ours, 10_000)
+                    data = os.read(master, 10_000)
                 except OSError:
                     # Nobody has its other end any more.
                     break
@@ -41,7 +41,7 @@ def on_a_terminal(broker: BrokerProcess, *arguments: str) -> str:
                 seen += data
         finally:
             process.kill()
-            os.close(ours)
+            os.close(master)
     return seen.decode()
 
 
@@ -59,8 +59,8 @@ def test_a_body_is_harmless_on_a_terminal_raw_in_a_pipe_and_escaped_in_json(brok
     client = broker.connect()
     client.send(queue, EVIL, headers={"note": "\x1b[31m \u202e"}, confirmed=True)
     assert piped(broker, "browse", queue) == EVIL + b"\n"
-    told = on_a_terminal(broker, "browse", queue)
-    assert SHOWN in told and is_harmless(told)
+    printed = on_a_terminal(broker, "browse", queue)
+    assert SHOWN in printed and is_harmless(printed)
     for line in (
         piped(broker, "browse", queue, "--json").decode(),
         on_a_terminal(broker, "browse", queue, "--json"),
@@ -70,23 +70,23 @@ def test_a_body_is_harmless_on_a_terminal_raw_in_a_pipe_and_escaped_in_json(brok
         assert message["headers"]["note"] == "\x1b[31m \u202e"
         # What is no UTF-8 can stand in no JSON text.
         assert base64.b64decode(message["body_base64"]) == EVIL
-    told = on_a_terminal(broker, "receive", queue)
-    assert SHOWN in told and is_harmless(told)
-    assert broker.what_is_left(queue) == []
+    printed = on_a_terminal(broker, "receive", queue)
+    assert SHOWN in printed and is_harmless(printed)
+    assert broker.remaining_messages(queue) == []
 
 
 def test_what_is_scheduled_and_who_subscribed_are_harmless_too(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     client.send("q", EVIL, headers={"AMQ_SCHEDULED_DELAY": "600000"}, confirmed=True)
-    client = own_broker.connect(says_hello=False)
-    client.say("CONNECT", {"accept-version": "1.2", "host": "h", "client-id": "me"})
+    client = own_broker.connect(sends_connect=False)
+    client.send_frame("CONNECT", {"accept-version": "1.2", "host": "h", "client-id": "me"})
     client.next_frame()
     headers = {"id": "news", "destination": "/topic/news", "durable": "true", "selector": "a = '\x1b[31m'"}
-    client.say("SUBSCRIBE", headers | {"receipt": "r"})
+    client.send_frame("SUBSCRIBE", headers | {"receipt": "r"})
     client.await_receipt("r")
     for words in (["scheduled"], ["scheduled", "--json"], ["queues"], ["queues", "--json"], ["status"]):
-        told = on_a_terminal(own_broker, *words)
-        assert told and is_harmless(told), (words, told)
+        printed = on_a_terminal(own_broker, *words)
+        assert printed and is_harmless(printed), (words, printed)
     assert r"'\x1b[31m'" in on_a_terminal(own_broker, "queues")
     names = [each["name"] for each in json.loads(piped(own_broker, "queues", "--json"))]
     assert "subscription,me,news,news,a = '\x1b[31m'" in names
@@ -107,7 +107,7 @@ def test_what_cannot_be_printed_is_said_and_not_acknowledged(
         2,
         b"truenext: cannot write to standard output: No space left on device\n",
     )
-    assert [each.body for each in broker.what_is_left(queue)] == [b"kept"]
+    assert [each.body for each in broker.remaining_messages(queue)] == [b"kept"]
 
 
 @pytest.mark.parametrize("words", [["queues"], ["queues", "--json"], ["status"], ["--help"], ["send", "--help"]])
@@ -136,7 +136,7 @@ def test_a_reader_that_goes_ends_the_command_quietly_and_what_it_has_not_taken_i
         process.stdout.close()
         assert process.wait(PATIENCE_SECONDS) == 141
         assert process.stderr.read() == b""
-    assert 0 < len(broker.what_is_left(queue)) < 20
+    assert 0 < len(broker.remaining_messages(queue)) < 20
 
 
 CLOSED = "truenext: cannot write to standard output: it is closed, or open for reading only\n"
@@ -148,7 +148,7 @@ OF_THE_BROKER = [
     *(["purge", "QUEUE", "--dry-run"], ["unschedule", "QUEUE", "--dry-run"]),
 ]
 STAGES = "tests.stages.services.working:app"
-OF_NOBODY = [
+OF_NO_MESSAGE = [
     ["config", "check", "/dev/null"],
     ["store", "check", "FOLDER"],
     ["history", "export", "FOLDER"],
@@ -168,7 +168,7 @@ def redirected(broker: BrokerProcess, redirection: str, *words: str, stdout: int
     """The status of a command that a shell starts, and what it says on standard error."""
     to_broker = (
         []
-        if list(words) in OF_NOBODY or words[0] in ("store", "history")
+        if list(words) in OF_NO_MESSAGE or words[0] in ("store", "history")
         else ["--url", f"stomp://127.0.0.1:{broker.port}"]
     )
     command = dying_with_us(["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", TRUENEXT, *words, *to_broker])
@@ -177,7 +177,7 @@ def redirected(broker: BrokerProcess, redirection: str, *words: str, stdout: int
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("words", [*OF_THE_BROKER, *OF_NOBODY], ids=" ".join)
+@pytest.mark.parametrize("words", [*OF_THE_BROKER, *OF_NO_MESSAGE], ids=" ".join)
 def test_a_standard_output_that_is_closed_or_full_is_said_and_costs_no_message(
     broker: BrokerProcess, queue: str, words: list[str], tmp_path: Path
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_standard_output_that_is_closed_or_full_is_said_and_costs_no_message(
     # Nor is it another status where nobody can be told.
     redirection = random.choice([">/dev/full 2>&1", ">&- 2>&-", ">&- 2>/dev/full <&-"])
     assert redirected(broker, redirection, *words) == (2, ""), redirection
-    assert [each.body for each in broker.what_is_left(queue)] == [b"kept"]
+    assert [each.body for each in broker.remaining_messages(queue)] == [b"kept"]
 
 
 def sound_folder(parent: Path) -> Path:
@@ -209,11 +209,11 @@ def test_what_cannot_be_said_on_standard_error_does_not_change_the_status(broker
 def test_a_command_that_prints_nothing_needs_no_standard_output(broker: BrokerProcess, queue: str) -> None:
     for redirection in (">&-", ">/dev/full", ">&- <&-"):
         assert redirected(broker, redirection, "send", queue, "sent") == (0, "")
-    assert [each.body for each in broker.what_is_left(queue)] == [b"sent"] * 3
+    assert [each.body for each in broker.remaining_messages(queue)] == [b"sent"] * 3
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("words", [*OF_THE_BROKER, *OF_NOBODY], ids=" ".join)
+@pytest.mark.parametrize("words", [*OF_THE_BROKER, *OF_NO_MESSAGE], ids=" ".join)
 def test_reader_that_has_gone_ends_every_command_in_the_same_way(
     broker: BrokerProcess, queue: str, words: list[str], tmp_path: Path
 ) -> None:
@@ -239,7 +239,7 @@ def test_a_standard_input_that_cannot_be_read_is_said(
     command = dying_with_us([*shell, "--url", f"stomp://127.0.0.1:{broker.port}"])
     done = subprocess.run(command, stderr=subprocess.PIPE, timeout=PATIENCE_SECONDS)
     assert (done.returncode, done.stderr.decode()) == (1, f"truenext: cannot read standard input: {why}\n")
-    assert broker.what_is_left(queue) == []
+    assert broker.remaining_messages(queue) == []
 
 
 def test_a_pause_says_that_it_has_made_the_queue(broker: BrokerProcess, queue: str) -> None:
@@ -266,4 +266,4 @@ def test_bytes_that_are_no_utf_8_are_sent_as_they_are(broker: BrokerProcess, que
     command = [os.fsencode(each) for each in dying_with_us([TRUENEXT, "send", queue])]
     url = f"stomp://127.0.0.1:{broker.port}".encode()
     subprocess.run([*command, b"\xff\xfe", b"--url", url], check=True, timeout=PATIENCE_SECONDS)
-    assert [each.body for each in broker.what_is_left(queue)] == [b"\xff\xfe"]
+    assert [each.body for each in broker.remaining_messages(queue)] == [b"\xff\xfe"]

@@ -35,7 +35,7 @@ def run(data: Path, use: Callable[[RawClient], None]) -> None:
     def connect_and_use(port: int) -> None:
         client = RawClient(port)
         try:
-            client.say_hello("1.2", "0,0")
+            client.send_connect("1.2", "0,0")
             use(client)
         finally:
             client.close()
@@ -59,7 +59,7 @@ def commit(client: RawClient, producer: str) -> None:
     client.commit("t", headers=numbered(producer, 1))
 
 
-def left(client: RawClient, count: int) -> list[str]:
+def remaining(client: RawClient, count: int) -> list[str]:
     client.subscribe("q")
     return bodies(client.only(count))
 
@@ -73,11 +73,11 @@ def test_one_that_sent_once_goes_for_a_new_one_though_it_is_from_an_earlier_run_
         send(client, "twice", 1)
         send(client, "twice", 2)
 
-    def ask_too_soon(client: RawClient) -> None:
+    def repeat_too_soon(client: RawClient) -> None:
         client.send("q", b"refused", persistent=True, headers=numbered("new", 1))
         assert f"there are {FEW} producers with numbers" in client.error().body.decode()
 
-    def go_on(client: RawClient) -> None:
+    def send_more(client: RawClient) -> None:
         send(client, "new")
         # What is remembered is a repeat, and no message.
         send(client, "twice", 1)
@@ -87,20 +87,20 @@ def test_one_that_sent_once_goes_for_a_new_one_though_it_is_from_an_earlier_run_
             assert time.monotonic() < deadline, "nothing is said"
             time.sleep(0.01)
 
-    def say_the_forgotten_one_again(client: RawClient) -> None:
+    def repeat_the_forgotten(client: RawClient) -> None:
         time.sleep(SHORT_MS / 1000)
         send(client, "once")
-        assert left(client, 6) == ["committer committed", "once1", "twice1", "twice2", "new1", "once1"]
+        assert remaining(client, 6) == ["committer committed", "once1", "twice1", "twice2", "new1", "once1"]
 
     with mock.patch.object(producers, "PRODUCER_RETENTION_MS_MIN", 3600_000):
         run(tmp_path, fill)
-        run(tmp_path, ask_too_soon)
+        run(tmp_path, repeat_too_soon)
     time.sleep(SHORT_MS / 1000)
     with caplog.at_level(logging.WARNING):
-        run(tmp_path, go_on)
-    (said,) = [record for record in caplog.records if "producers forgotten" in record.message]
-    assert (said.__dict__["producers"], said.__dict__["last"]) == (1, "once")
-    run(tmp_path, say_the_forgotten_one_again)
+        run(tmp_path, send_more)
+    (entry,) = [record for record in caplog.records if "producers forgotten" in record.message]
+    assert (entry.__dict__["producers"], entry.__dict__["last"]) == (1, "once")
+    run(tmp_path, repeat_the_forgotten)
 
 
 def test_hundreds_of_processes_that_send_one_message_each_are_all_served(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_hundreds_of_processes_that_send_one_message_each_are_all_served(tmp_pat
         for number in range(500):
             send(client, f"process {number}")
         client.commit("t", headers=numbered("committer", 1))
-        left(client, 501)
+        remaining(client, 501)
 
     with mock.patch.object(producers, "PRODUCER_RETENTION_MS_MIN", 0):
         run(tmp_path, fill)

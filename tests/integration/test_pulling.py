@@ -42,13 +42,13 @@ def test_nothing_comes_that_was_not_asked_for(queue: str, sender: RawClient, rea
     pull(reader, queue)
     fill(sender, queue, 5)
     assert reader.arrived() == []
-    reader.ask(2)
+    reader.pull(2)
     first = reader.only(2)
     assert bodies(first) == ["0", "1"]
     for message in first:
         reader.ack(message)
     assert reader.arrived() == []
-    reader.ask(1)
+    reader.pull(1)
     assert bodies(reader.only(1)) == ["2"]
 
 
@@ -56,7 +56,7 @@ def test_a_wish_that_waits_is_answered_when_something_is_there(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
     pull(reader, queue)
-    reader.ask(3)
+    reader.pull(3)
     assert reader.arrived() == []
     fill(sender, queue, 2)
     assert bodies(reader.only(2)) == ["0", "1"]
@@ -66,15 +66,15 @@ def test_a_wish_that_waits_is_answered_when_something_is_there(
 
 def test_a_wish_that_does_not_wait_ends_when_nothing_is_ready(queue: str, sender: RawClient, reader: RawClient) -> None:
     pull(reader, queue)
-    reader.ask(3, waits=False, name="a")
+    reader.pull(3, waits=False, name="a")
     end = reader.message()
     assert unused(end) == 3 and end.headers["correlation-id"] == "a" and end.headers["subscription"] == "1"
     fill(sender, queue, 2)
     assert reader.arrived() == []
-    reader.ask(3, waits=False, name="b")
+    reader.pull(3, waits=False, name="b")
     *got, end = reader.messages(3)
     assert bodies(got) == ["0", "1"] and unused(end) == 1 and end.headers["correlation-id"] == "b"
-    reader.ask(1, waits=False)
+    reader.pull(1, waits=False)
     assert unused(reader.message()) == 1
 
 
@@ -82,22 +82,22 @@ def test_a_wish_is_withdrawn_at_once_and_nothing_comes_behind_the_answer(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
     pull(reader, queue)
-    reader.ask(3)
+    reader.pull(3)
     fill(sender, queue, 1)
     reader.messages(1)
-    reader.ask(0)
+    reader.pull(0)
     assert unused(reader.message()) == 2
     fill(sender, queue, 1, first=1)
     assert reader.arrived() == []
     # Of nothing that is left.
-    reader.ask(0)
+    reader.pull(0)
     assert unused(reader.message()) == 0
 
 
 def test_wishes_add_up(queue: str, sender: RawClient, reader: RawClient) -> None:
     pull(reader, queue)
-    reader.ask(1)
-    reader.ask(2)
+    reader.pull(1)
+    reader.pull(2)
     fill(sender, queue, 5)
     assert bodies(reader.only(3)) == ["0", "1", "2"]
 
@@ -107,11 +107,11 @@ def test_it_gets_its_true_next_without_a_buffer(queue: str, sender: RawClient, r
     for priority in (1, 4, 9, 4):
         sender.send(queue, b"%d" % priority, priority=priority)
     sender.arrived()
-    reader.ask(2)
+    reader.pull(2)
     assert bodies(reader.only(2)) == ["9", "4"]
     sender.send(queue, b"late 9", priority=9)
     sender.arrived()
-    reader.ask(2)
+    reader.pull(2)
     assert bodies(reader.only(2)) == ["late 9", "4"]
 
 
@@ -120,15 +120,15 @@ def test_what_has_to_be_read_and_compared_first_is(queue: str, sender: RawClient
         sender.send(queue, b"%d" % number, persistent=True, headers={"n": str(number)})
     sender.arrived()
     pull(reader, queue, {"selector": "n = '299'"})
-    reader.ask(2, waits=False)
+    reader.pull(2, waits=False)
     found, end = reader.messages(2)
     assert found.body == b"299" and unused(end) == 1
     other = sender
     pull(other, queue)
     for number in range(299):
-        other.ask(1, waits=False)
+        other.pull(1, waits=False)
         assert bodies([other.message()]) == [str(number)]
-    other.ask(1, waits=False)
+    other.pull(1, waits=False)
     assert unused(other.message()) == 1
 
 
@@ -136,25 +136,25 @@ def test_of_a_paused_queue_nothing_is_ready(
     broker: BrokerProcess, queue: str, sender: RawClient, reader: RawClient
 ) -> None:
     fill(sender, queue, 1)
-    broker.said("pause", queue)
+    broker.output_of("pause", queue)
     pull(reader, queue)
-    reader.ask(1, waits=False)
+    reader.pull(1, waits=False)
     assert unused(reader.message()) == 1
-    reader.ask(1)
-    broker.said("resume", queue)
+    reader.pull(1)
+    broker.output_of("resume", queue)
     assert bodies(reader.only(1)) == ["0"]
 
 
 def test_a_consumer_of_a_pattern_pulls_from_all_its_queues(queue: str, sender: RawClient, reader: RawClient) -> None:
     pull(reader, f"{queue}.*")
-    reader.ask(1, waits=False)
+    reader.pull(1, waits=False)
     assert unused(reader.message()) == 1
     for number in range(4):
         sender.send(f"{queue}.{number % 2}", b"%d" % number)
     sender.arrived()
-    reader.ask(3, waits=False)
+    reader.pull(3, waits=False)
     assert bodies(reader.only(3)) == ["0", "1", "2"]
-    reader.ask(3, waits=False)
+    reader.pull(3, waits=False)
     *got, end = reader.messages(2)
     assert bodies(got) == ["3"] and unused(end) == 2
 
@@ -162,12 +162,12 @@ def test_a_consumer_of_a_pattern_pulls_from_all_its_queues(queue: str, sender: R
 def test_a_give_back_ends_a_wish_without_an_answer(broker: BrokerProcess, queue: str, sender: RawClient) -> None:
     reader = broker.connect(headers={"truenext-rounds": "true"})
     pull(reader, queue)
-    reader.ask(5)
+    reader.pull(5)
     fill(sender, queue, 1)
     reader.only(1)
     reader.release("1")
     assert reader.arrived() == []
-    reader.ask(1)
+    reader.pull(1)
     (again,) = reader.only(1)
     assert again.body == b"0" and again.headers["truenext-round"] == "1"
 
@@ -183,26 +183,26 @@ def test_a_give_back_ends_a_wish_without_an_answer(broker: BrokerProcess, queue:
     ],
 )
 def test_what_cannot_be_pulled_is_refused(queue: str, reader: RawClient, headers: dict[str, str]) -> None:
-    said = {"id": "1", "destination": f"/queue/{queue}", "ack": "client-individual", "truenext-pull": "true"}
-    reader.say("SUBSCRIBE", said | headers)
+    fields = {"id": "1", "destination": f"/queue/{queue}", "ack": "client-individual", "truenext-pull": "true"}
+    reader.send_frame("SUBSCRIBE", fields | headers)
     assert "pull" in reader.error().body.decode()
 
 
 def test_a_window_of_0_says_the_same(queue: str, sender: RawClient, reader: RawClient) -> None:
     pull(reader, queue, {"activemq.prefetchSize": "0"})
     fill(sender, queue, 1)
-    reader.ask(1)
+    reader.pull(1)
     assert bodies(reader.only(1)) == ["0"]
 
 
 def test_too_much_is_refused(queue: str, reader: RawClient) -> None:
     pull(reader, queue)
-    reader.ask(32767)
-    reader.ask(1)
+    reader.pull(32767)
+    reader.pull(1)
     assert reader.error().headers["truenext-code"] == "limit"
 
 
 def test_who_does_not_pull_cannot_ask(queue: str, reader: RawClient) -> None:
     reader.subscribe(queue)
-    reader.ask(1)
+    reader.pull(1)
     assert reader.error().headers["truenext-code"] == "not-supported"

@@ -35,11 +35,11 @@ def test_a_body_that_is_no_question_is_refused_and_ends_nothing_else(
     other = broker.connect()
     other.send(queue, b"still there", confirmed=True)
     client = broker.connect(headers={"truenext-rounds": "true"})
-    client.say("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "a", "destination": ANSWERS}, confirmed=True)
     field = FIELDS[verb]
-    said = body % field if b"%b" in body else body
+    content = body % field if b"%b" in body else body
     answered = {} if verb == "release" else {"reply-to": ANSWERS}
-    client.say("SEND", {"destination": f"/control/{verb}"} | answered, said)
+    client.send_frame("SEND", {"destination": f"/control/{verb}"} | answered, content)
     assert client.error().headers["truenext-code"] == "control-request"
     other.subscribe(queue)
     assert bodies(other.only(1)) == ["still there"]

@@ -28,7 +28,7 @@ SECONDS = 20.0
 LARGE = 8_000_000
 """Bytes of a body of which a socket takes a part at most."""
 
-Look = Callable[[Batch], None]
+OnBatch = Callable[[Batch], None]
 
 CLIENTS: list["Client"] = []
 """Those of the rule that is being checked."""
@@ -53,12 +53,12 @@ class Client:
         client = cls(sock)
         CLIENTS.append(client)
         await client._loop.sock_connect(sock, ("127.0.0.1", port))
-        await client.say("CONNECT\naccept-version:1.2\nhost:x\n\n\0")
+        await client.send("CONNECT\naccept-version:1.2\nhost:x\n\n\0")
         assert (await client.frame()).command == "CONNECTED"
         client._decoder.version = Version.V1_2
         return client
 
-    async def say(self, *frames: str) -> None:
+    async def send(self, *frames: str) -> None:
         """All of them in one write."""
         await self._loop.sock_sendall(self.sock, "".join(frames).encode())
 
@@ -72,18 +72,18 @@ class Client:
             self._frames += self._decoder.receive(data)
         return self._frames.pop(0)
 
-    async def told_until(self, last: str) -> list[str]:
+    async def receive_until(self, last: str) -> list[str]:
         """What is told until this: commands, each with the receipt or the subscription that it names."""
-        told: list[str] = []
-        while not told or told[-1] != last:
+        received: list[str] = []
+        while not received or received[-1] != last:
             frame = await self.frame()
             named = frame.headers.get("receipt-id") or frame.headers.get("subscription", "")
-            told.append(f"{frame.command} {named}".strip())
+            received.append(f"{frame.command} {named}".strip())
             if frame.command == "MESSAGE":
                 assert frame.body in (b"x" * LARGE, b"small"), "of another frame"
-        return told
+        return received
 
-    def has_come(self, data: bytes) -> bool:
+    def has_received(self, data: bytes) -> bool:
         try:
             waits = self.sock.recv(65536, socket.MSG_PEEK)
         except BlockingIOError:
@@ -93,8 +93,8 @@ class Client:
 
 def send(body: str = "small", *, persistent: bool = True, receipt: str = "") -> str:
     kind = "true" if persistent else "false"
-    asked = f"receipt:{receipt}\n" if receipt else ""
-    return f"SEND\ndestination:/queue/a\npersistent:{kind}\n{asked}content-length:{len(body)}\n\n{body}\0"
+    receipt_line = f"receipt:{receipt}\n" if receipt else ""
+    return f"SEND\ndestination:/queue/a\npersistent:{kind}\n{receipt_line}content-length:{len(body)}\n\n{body}\0"
 
 
 def subscribe(subscription: str) -> str:
@@ -104,79 +104,79 @@ def subscribe(subscription: str) -> str:
 # ---- What must hold ----
 
 
-async def a_receipt_comes_behind_the_sync(port: int, looks: list[Look]) -> None:
+async def a_receipt_comes_behind_the_sync(port: int, on_batch: list[OnBatch]) -> None:
     client = await Client.connect(port)
 
     written: list[Batch] = []
 
-    def look(batch: Batch) -> None:
+    def check_batch(batch: Batch) -> None:
         for _ in range(20 if batch.puts else 0):
-            assert not client.has_come(b"receipt-id:r1"), "nothing of it is on the disk yet"
+            assert not client.has_received(b"receipt-id:r1"), "nothing of it is on the disk yet"
             # Another thread may be about to write it.
             time.sleep(0.01)
         if batch.puts:
             written.append(batch)
 
-    looks.append(look)
-    await client.say(send(receipt="r1"))
-    assert await client.told_until("RECEIPT r1") == ["RECEIPT r1"]
+    on_batch.append(check_batch)
+    await client.send(send(receipt="r1"))
+    assert await client.receive_until("RECEIPT r1") == ["RECEIPT r1"]
     assert written, "nobody has begun to write it"
 
 
-async def receipts_come_in_the_order_of_what_they_confirm(port: int, _: list[Look]) -> None:
+async def receipts_come_in_the_order_of_what_they_confirm(port: int, _: list[OnBatch]) -> None:
     client = await Client.connect(port)
     begin = "BEGIN\ntransaction:t\nreceipt:r3\n\n\0"
-    await client.say(send(receipt="r1"), send(persistent=False, receipt="r2"), begin, send(receipt="r4"))
-    assert await client.told_until("RECEIPT r4") == [f"RECEIPT r{number}" for number in (1, 2, 3, 4)]
+    await client.send(send(receipt="r1"), send(persistent=False, receipt="r2"), begin, send(receipt="r4"))
+    assert await client.receive_until("RECEIPT r4") == [f"RECEIPT r{number}" for number in (1, 2, 3, 4)]
 
 
-async def an_error_comes_behind_the_receipts_that_are_due(port: int, _: list[Look]) -> None:
+async def an_error_comes_behind_the_receipts_that_are_due(port: int, _: list[OnBatch]) -> None:
     client = await Client.connect(port)
-    await client.say(send(receipt="r1"), "NONSENSE\n\n\0")
-    assert await client.told_until("ERROR") == ["RECEIPT r1", "ERROR"]
+    await client.send(send(receipt="r1"), "NONSENSE\n\n\0")
+    assert await client.receive_until("ERROR") == ["RECEIPT r1", "ERROR"]
 
 
-async def a_receipt_does_not_come_between_the_bytes_of_a_message(port: int, _: list[Look]) -> None:
+async def a_receipt_does_not_come_between_the_bytes_of_a_message(port: int, _: list[OnBatch]) -> None:
     client, other = await Client.connect(port), await Client.connect(port)
-    await client.say(subscribe("s"))
-    await other.say(*[send("x" * LARGE)] * 2, send(receipt="there"))
-    await other.told_until("RECEIPT there")
-    await client.say(send(receipt="r1"))
-    before = (await client.told_until("RECEIPT r1"))[:-1]
+    await client.send(subscribe("s"))
+    await other.send(*[send("x" * LARGE)] * 2, send(receipt="there"))
+    await other.receive_until("RECEIPT there")
+    await client.send(send(receipt="r1"))
+    before = (await client.receive_until("RECEIPT r1"))[:-1]
     assert before and set(before) == {"MESSAGE s"}
 
 
-async def the_receipt_of_an_end_comes_behind_the_messages_of_what_ends(port: int, _: list[Look]) -> None:
+async def the_receipt_of_an_end_comes_behind_the_messages_of_what_ends(port: int, _: list[OnBatch]) -> None:
     client, other = await Client.connect(port), await Client.connect(port)
-    await client.say(subscribe("s"))
-    await other.say(*[send("x" * LARGE)] * 2, send(receipt="there"))
-    await other.told_until("RECEIPT there")
-    await client.say("UNSUBSCRIBE\nid:s\nreceipt:r1\n\n\0", send(receipt="r2"))
-    told = await client.told_until("RECEIPT r2")
+    await client.send(subscribe("s"))
+    await other.send(*[send("x" * LARGE)] * 2, send(receipt="there"))
+    await other.receive_until("RECEIPT there")
+    await client.send("UNSUBSCRIBE\nid:s\nreceipt:r1\n\n\0", send(receipt="r2"))
+    received = await client.receive_until("RECEIPT r2")
     # What is half-way out is sent to its end; the others stay with the broker.
-    assert told in (["MESSAGE s"] * sent + ["RECEIPT r1", "RECEIPT r2"] for sent in (0, 1, 2))
+    assert received in (["MESSAGE s"] * sent + ["RECEIPT r1", "RECEIPT r2"] for sent in (0, 1, 2))
 
 
-async def after_the_receipt_of_a_disconnect_nothing_comes(port: int, _: list[Look]) -> None:
+async def after_the_receipt_of_a_disconnect_nothing_comes(port: int, _: list[OnBatch]) -> None:
     client, other = await Client.connect(port), await Client.connect(port)
-    await client.say(subscribe("s"))
-    await other.say(*[send("x" * LARGE)] * 2, send(receipt="there"))
-    await other.told_until("RECEIPT there")
-    await client.say(send(receipt="r1"), "DISCONNECT\nreceipt:bye\n\n\0")
-    told = await client.told_until("RECEIPT bye")
-    assert told in (["MESSAGE s"] * sent + ["RECEIPT r1", "RECEIPT bye"] for sent in (0, 1, 2))
+    await client.send(subscribe("s"))
+    await other.send(*[send("x" * LARGE)] * 2, send(receipt="there"))
+    await other.receive_until("RECEIPT there")
+    await client.send(send(receipt="r1"), "DISCONNECT\nreceipt:bye\n\n\0")
+    received = await client.receive_until("RECEIPT bye")
+    assert received in (["MESSAGE s"] * sent + ["RECEIPT r1", "RECEIPT bye"] for sent in (0, 1, 2))
     with pytest.raises(EOFError):
         await client.frame()
 
 
-async def receipt_and_message_reach_one_that_does_both(port: int, _: list[Look]) -> None:
+async def receipt_and_message_reach_one_that_does_both(port: int, _: list[OnBatch]) -> None:
     client = await Client.connect(port)
-    await client.say(subscribe("s"), send(receipt="r1"))
-    told = [str(await client.frame()) for _ in range(2)]
-    assert [frame.partition("command=")[2].split("'")[1] for frame in told] == ["RECEIPT", "MESSAGE"]
+    await client.send(subscribe("s"), send(receipt="r1"))
+    received = [str(await client.frame()) for _ in range(2)]
+    assert [frame.partition("command=")[2].split("'")[1] for frame in received] == ["RECEIPT", "MESSAGE"]
 
 
-Rule = Callable[[int, list[Look]], Awaitable[None]]
+Rule = Callable[[int, list[OnBatch]], Awaitable[None]]
 RULES: list[Rule] = [
     a_receipt_comes_behind_the_sync,
     receipts_come_in_the_order_of_what_they_confirm,
@@ -189,26 +189,26 @@ RULES: list[Rule] = [
 
 
 def check(rule: Rule, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[Look] = []
+    on_batch: list[OnBatch] = []
     seen: list[AssertionError] = []
     apply = EmbeddedStore.apply
 
-    def looked_at(store: EmbeddedStore, batch: Batch) -> None:
-        for look in looks:
+    def observed(store: EmbeddedStore, batch: Batch) -> None:
+        for check_batch in on_batch:
             try:
-                look(batch)
+                check_batch(batch)
             except AssertionError as error:
                 seen.append(error)
         apply(store, batch)
 
-    monkeypatch.setattr(EmbeddedStore, "apply", looked_at)
+    monkeypatch.setattr(EmbeddedStore, "apply", observed)
 
     async def run() -> None:
         async with broker_here(data) as listener:
             try:
-                await asyncio.wait_for(rule(port_of(listener), looks), SECONDS)
+                await asyncio.wait_for(rule(port_of(listener), on_batch), SECONDS)
             finally:
-                looks.clear()
+                on_batch.clear()
                 while CLIENTS:
                     CLIENTS.pop().sock.close()
 

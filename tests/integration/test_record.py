@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.brokers import ActiveMQ, why_no_activemq
+from bench.brokers import ActiveMQ, no_activemq_reason
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from truenext.client.recorder import Event, Recorder
 from truenext.client.workload import WorkloadMessage, mix, production
@@ -107,7 +107,7 @@ def test_a_broker_that_is_not_there_is_one_line(own_broker: BrokerProcess, tmp_p
 
 @pytest.fixture(scope="module")
 def activemq() -> Iterator[ActiveMQ]:
-    reason = why_no_activemq()
+    reason = no_activemq_reason()
     if reason is not None:
         pytest.skip(reason)
     broker = ActiveMQWithAnUnorderedQueue()
@@ -133,12 +133,12 @@ def recorded(activemq: ActiveMQ, messages: list[WorkloadMessage], *, queue: str,
 
 
 def test_a_recording_of_activemq_shows_the_faults_of_the_production_case(activemq: ActiveMQ) -> None:
-    came = recorded(activemq, production(2000, random.Random(1)), queue="production", window=100)
-    assert sorted(came, key=lambda sequence: sequence or 0) == list(range(1, 2001))
+    received = recorded(activemq, production(2000, random.Random(1)), queue="production", window=100)
+    assert sorted(received, key=lambda sequence: sequence or 0) == list(range(1, 2001))
     urgent = list(range(1501, 2001))
-    assert [sequence for sequence in came if sequence in urgent] == urgent
+    assert [sequence for sequence in received if sequence in urgent] == urgent
     # It looks into one of its two buckets first, where nothing is urgent.
-    assert came.index(urgent[0]) > 100
+    assert received.index(urgent[0]) > 100
 
 
 def test_a_recording_has_the_order_of_arrival_though_the_client_hands_out_what_is_urgent_first(

@@ -34,21 +34,21 @@ def running(folder: Path, **policy: Any) -> Iterator[BrokerProcess]:
 
 def redrive_piece(client: RawClient, queue: str, **rest: Any) -> dict[str, Any]:
     """Of a client that has subscribed to its /temp-queue/answers."""
-    ask_for_piece(client, queue, **rest)
+    request_piece(client, queue, **rest)
     answer = client.message()
     assert answer.headers["content-type"] == "application/json"
     piece: dict[str, Any] = json.loads(answer.body)
     return piece
 
 
-def ask_for_piece(client: RawClient, queue: str, **rest: Any) -> None:
+def request_piece(client: RawClient, queue: str, **rest: Any) -> None:
     body = json.dumps({"queue": queue} | rest).encode()
-    client.say("SEND", {"destination": "/control/redrive", "reply-to": "/temp-queue/answers"}, body)
+    client.send_frame("SEND", {"destination": "/control/redrive", "reply-to": "/temp-queue/answers"}, body)
 
 
-def asking(broker: BrokerProcess) -> RawClient:
+def requester(broker: BrokerProcess) -> RawClient:
     client = broker.connect()
-    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
     return client
 
 
@@ -72,7 +72,7 @@ def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand
         consumer = broker.connect()
         consumer.subscribe("q", prefetch=10)
         failed_at: dict[str, list[float]] = defaultdict(list)
-        came_while_one_waited = healthy = sent = 0
+        received_while_one_waited = healthy = sent = 0
         while healthy < HEALTHY or sum(map(len, failed_at.values())) < POISON * attempts_max:
             if sent < HEALTHY and sent - healthy < 20:
                 if sent % (HEALTHY // POISON) == 0:
@@ -84,7 +84,7 @@ def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand
             now, body = time.monotonic(), message.body.decode()
             if body == "healthy":
                 healthy += 1
-                came_while_one_waited += any(1 < len(each) < attempts_max for each in failed_at.values())
+                received_while_one_waited += any(1 < len(each) < attempts_max for each in failed_at.values())
                 consumer.ack(message)
                 continue
             earlier = failed_at[body]
@@ -96,7 +96,7 @@ def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand
             earlier.append(time.monotonic())
             consumer.nack(message)
         assert {len(each) for each in failed_at.values()} == {attempts_max}
-        assert came_while_one_waited > HEALTHY // 4
+        assert received_while_one_waited > HEALTHY // 4
         consumer.disconnect()
         broker.await_facts("q", waiting=0, unacknowledged=0)
         broker.await_facts("DLQ.q", waiting=POISON)
@@ -106,20 +106,20 @@ def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand
 def moved_back_once_over_kills(broker: BrokerProcess) -> None:
     """All dead letters, with kill -9 while pieces are moved; a kill may lose what was transient once it has moved."""
     for pieces in (1, 2, 3):
-        client = asking(broker)
+        client = requester(broker)
         after = [0, 0]
         for _ in range(pieces):
             piece = redrive_piece(client, "DLQ.q", limit=10, after=after)
             assert piece["moved"] <= 10
             after = piece["next"]
-        ask_for_piece(client, "DLQ.q", limit=10, after=after)
+        request_piece(client, "DLQ.q", limit=10, after=after)
         broker.kill()
         broker.close_clients()
         broker.start()
     assert broker.truenext("redrive", "DLQ.q").returncode == 0
-    left = broker.what_is_left("DLQ.q") if "DLQ.q" in broker.queues() else []
-    assert left == []
-    there = Counter(bodies(broker.what_is_left("q")))
+    remaining = broker.remaining_messages("DLQ.q") if "DLQ.q" in broker.queues() else []
+    assert remaining == []
+    there = Counter(bodies(broker.remaining_messages("q")))
     assert set(there.values()) == {1}
     persistent = {f"poison {number}" for number in range(1, POISON, 2)}
     assert persistent <= there.keys()
@@ -196,9 +196,9 @@ def test_a_nack_has_its_own_delay(broker: BrokerProcess, queue: str) -> None:
     client.subscribe(queue, prefetch=1)
     failed_at = time.monotonic()
     client.nack(client.message(), headers={"truenext-delay": "500"})
-    behind = client.message()
-    assert behind.body == b"behind"
-    client.ack(behind)
+    later = client.message()
+    assert later.body == b"behind"
+    client.ack(later)
     assert client.message().body == b"later"
     assert time.monotonic() - failed_at >= 0.5
 
@@ -239,7 +239,7 @@ def test_a_message_says_the_first_and_the_last_cause_over_a_crash_and_as_a_dead_
         client.nack(message, transaction="t", headers={"truenext-reject": "true", "truenext-cause": "no use"})
         client.commit("t")
         broker.await_facts("DLQ.q", waiting=1)
-        (letter,) = broker.what_is_left("DLQ.q")
+        (letter,) = broker.remaining_messages("DLQ.q")
         assert causes_of(letter) == (None, None)
         assert causes_of(letter, "original-") == ("KeyError: 'row'\nin load, worker 7", "no use")
         broker.truenext("redrive", "DLQ.q")
@@ -267,12 +267,14 @@ def test_poison_is_a_dead_letter_at_once_and_says_what_it_was(
         assert f"DLQ.{queue}" not in broker.queues()
         client.commit("t")
     broker.await_facts(f"DLQ.{queue}", waiting=1)
-    (letter,) = broker.what_is_left(f"DLQ.{queue}")
+    (letter,) = broker.remaining_messages(f"DLQ.{queue}")
     headers = letter.headers
-    said = {name: headers[name] for name in headers if name.startswith(("truenext-original-", "truenext-dead-letter-"))}
-    given_up_at = int(said.pop("truenext-dead-letter-timestamp"))
+    own_headers = {
+        name: headers[name] for name in headers if name.startswith(("truenext-original-", "truenext-dead-letter-"))
+    }
+    given_up_at = int(own_headers.pop("truenext-dead-letter-timestamp"))
     assert int(message.headers["timestamp"]) <= given_up_at <= time.time() * 1000
-    assert said == {
+    assert own_headers == {
         "truenext-dead-letter-cause": "rejected",
         "truenext-original-attempts": "1",
         "truenext-original-destination": f"/queue/{queue}",
@@ -300,13 +302,13 @@ def test_what_a_repeated_commit_acknowledged_comes_back_counted_and_not_for_ever
             message = client.message()
             assert message.headers["truenext-attempts"] == str(attempt)
             client.begin("t")
-            client.say(answer, {"id": message.headers["ack"], "transaction": "t"})
+            client.send_frame(answer, {"id": message.headers["ack"], "transaction": "t"})
             client.unsubscribe()
             client.send("out", b"result", transaction="t")
             client.commit("t", confirmed=False, headers=numbered("p", 7) | {"receipt": "r"})
             assert client.await_receipt("r").headers == {"receipt-id": "r", "truenext-repeat": "true"}
-        assert bodies(broker.what_is_left("DLQ.q")) == ["work"]
-        assert bodies(broker.what_is_left("q")) == bodies(broker.what_is_left("out")) == []
+        assert bodies(broker.remaining_messages("DLQ.q")) == ["work"]
+        assert bodies(broker.remaining_messages("q")) == bodies(broker.remaining_messages("out")) == []
 
 
 def test_a_lost_connection_returns_its_messages_at_once(tmp_path: Path) -> None:
@@ -340,8 +342,8 @@ def test_no_client_can_say_what_a_dead_letter_says_of_itself(broker: BrokerProce
     if way == "in a transaction":
         client.commit("t")
     broker.await_facts(f"DLQ.{queue}", waiting=1)
-    assert broker.said("redrive", f"DLQ.{queue}").startswith("0 moved\n1 left")
-    (message,) = broker.what_is_left(f"DLQ.{queue}")
+    assert broker.output_of("redrive", f"DLQ.{queue}").startswith("0 moved\n1 left")
+    (message,) = broker.remaining_messages(f"DLQ.{queue}")
     assert message.body == b"forged"
     assert not {name.strip() for name in message.headers} & DEAD_LETTER_HEADERS
     assert "target" not in broker.queues()
@@ -354,10 +356,10 @@ def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: P
             client.send(queue, queue.encode(), confirmed=True)
             fail(broker, queue, 1)
         fail(broker, "undeliverable", 5)
-        assert sorted(bodies(broker.what_is_left("undeliverable"))) == ["a", "b"]
+        assert sorted(bodies(broker.remaining_messages("undeliverable"))) == ["a", "b"]
         moved = broker.truenext("redrive", "undeliverable")
         assert (moved.returncode, moved.stdout) == (0, "1 moved to a\n1 moved to b\n")
-        assert bodies(broker.what_is_left("a")) == ["a"]
+        assert bodies(broker.remaining_messages("a")) == ["a"]
 
 
 # ---- Re-drive ----
@@ -369,7 +371,7 @@ def dead_letters(broker: BrokerProcess, queue: str, count: int, **headers: str) 
     for number in range(count):
         client.send(queue, b"%d" % number, headers=headers, confirmed=number == count - 1)
     fail(broker, queue, count, **{"truenext-reject": "true"})
-    letters = broker.what_is_left(f"DLQ.{queue}")
+    letters = broker.remaining_messages(f"DLQ.{queue}")
     assert bodies(letters) == [str(number) for number in range(count)]
     return letters
 
@@ -379,7 +381,7 @@ def test_a_dead_letter_is_moved_back_as_it_was(broker: BrokerProcess, queue: str
     (letter,) = dead_letters(broker, queue, 1, expires=expires, colour="red", priority="6", persistent="true")
     moved = broker.truenext("redrive", f"/queue/DLQ.{queue}")
     assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n")
-    (message,) = broker.what_is_left(queue)
+    (message,) = broker.remaining_messages(queue)
     assert not [name for name in message.headers if name.startswith(("truenext-original-", "truenext-dead-letter-"))]
     assert int(message.headers["truenext-sequence"]) > int(letter.headers["truenext-sequence"])
     kept = {name: message.headers[name] for name in ("expires", "colour", "priority", "persistent", "destination")}
@@ -397,14 +399,14 @@ def test_an_expiry_that_is_past_does_not_come_back(broker: BrokerProcess, queue:
     dead_letters(broker, queue, 1, expires=str(int(time.time() * 1000) + 2000))
     time.sleep(2)
     assert broker.truenext("redrive", f"DLQ.{queue}").stdout == f"1 moved to {queue}\n"
-    (message,) = broker.what_is_left(queue)
+    (message,) = broker.remaining_messages(queue)
     assert "expires" not in message.headers
 
 
 def test_a_dry_run_moves_nothing(broker: BrokerProcess, queue: str) -> None:
     dead_letters(broker, queue, 3)
     assert broker.truenext("redrive", f"DLQ.{queue}", "--dry-run").stdout == f"3 would be moved to {queue}\n"
-    assert len(broker.what_is_left(f"DLQ.{queue}")) == 3
+    assert len(broker.remaining_messages(f"DLQ.{queue}")) == 3
 
 
 def test_single_ones_are_moved_and_those_not_there_are_named(broker: BrokerProcess, queue: str) -> None:
@@ -413,7 +415,7 @@ def test_single_ones_are_moved_and_those_not_there_are_named(broker: BrokerProce
     options = [option for each in ids for option in ("--id", each)]
     moved = broker.truenext("redrive", f"DLQ.{queue}", *options)
     assert (moved.returncode, moved.stdout) == (0, f"2 moved to {queue}\n")
-    assert bodies(broker.what_is_left(queue)) == ["1", "3"]
+    assert bodies(broker.remaining_messages(queue)) == ["1", "3"]
     again = broker.truenext("redrive", f"DLQ.{queue}", *options)
     assert (again.returncode, again.stdout) == (1, "0 moved\n")
     assert all(each in again.stderr for each in ids)
@@ -422,8 +424,8 @@ def test_single_ones_are_moved_and_those_not_there_are_named(broker: BrokerProce
 def test_a_limit_takes_the_true_next_ones(broker: BrokerProcess, queue: str) -> None:
     dead_letters(broker, queue, 5)
     broker.truenext("redrive", f"DLQ.{queue}", "--count", "2")
-    assert bodies(broker.what_is_left(queue)) == ["0", "1"]
-    assert bodies(broker.what_is_left(f"DLQ.{queue}")) == ["2", "3", "4"]
+    assert bodies(broker.remaining_messages(queue)) == ["0", "1"]
+    assert bodies(broker.remaining_messages(f"DLQ.{queue}")) == ["2", "3", "4"]
 
 
 def test_what_a_consumer_holds_or_nobody_dead_lettered_is_left_alone(broker: BrokerProcess, queue: str) -> None:
@@ -433,14 +435,14 @@ def test_what_a_consumer_holds_or_nobody_dead_lettered_is_left_alone(broker: Bro
     client.subscribe(f"DLQ.{queue}", prefetch=1)
     held = client.message()
     moved = broker.truenext("redrive", f"DLQ.{queue}")
-    left = "2 left: consumers hold them, they are still being committed, or they do not say where they came from\n"
-    assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n{left}")
+    remaining = "2 left: consumers hold them, they are still being committed, or they do not say where they came from\n"
+    assert (moved.returncode, moved.stdout) == (0, f"1 moved to {queue}\n{remaining}")
     client.ack(held, confirmed=True)
     assert client.message().body == b"sent there"
 
 
 @pytest.mark.parametrize(
-    ("queue", "question", "why"),
+    ("queue", "arguments", "why"),
     [
         ("DLQ.nowhere", {}, "there is no queue 'DLQ.nowhere'"),
         ("orders", {}, "'orders' is no dead-letter queue"),
@@ -449,12 +451,12 @@ def test_what_a_consumer_holds_or_nobody_dead_lettered_is_left_alone(broker: Bro
     ],
 )
 def test_a_redrive_that_cannot_be_is_refused_by_name(
-    broker: BrokerProcess, queue: str, question: dict[str, Any], why: str
+    broker: BrokerProcess, queue: str, arguments: dict[str, Any], why: str
 ) -> None:
-    client = asking(broker)
+    client = requester(broker)
     client.send("orders", b"", confirmed=True)
     with pytest.raises(UnexpectedError, match=why):
-        redrive_piece(client, queue, **question)
+        redrive_piece(client, queue, **arguments)
 
 
 def test_ten_thousand_are_moved_in_order_from_the_disk_while_others_are_served(tmp_path: Path) -> None:

@@ -26,12 +26,12 @@ def of(error: Frame) -> tuple[str, int]:
 
 def test_an_error_names_the_frame_and_the_connection_goes_on(client: RawClient, queue: str) -> None:
     client.send(queue, b"0")
-    client.say("SEND", {"destination": "nonsense:"}, b"1")
+    client.send_frame("SEND", {"destination": "nonsense:"}, b"1")
     client.send(queue, b"2")
-    client.say("ACK", {"id": "7@1"})
+    client.send_frame("ACK", {"id": "7@1"})
     client.write(b"\n\n")
-    client.say("NONSENSE", {})
-    client.say(
+    client.send_frame("NONSENSE", {})
+    client.send_frame(
         "SUBSCRIBE", {"id": "1", "destination": f"/queue/{queue}", "ack": "client", "activemq.prefetchSize": "x"}
     )
     client.subscribe(queue)
@@ -48,8 +48,10 @@ def test_the_error_comes_before_the_receipt_of_a_later_frame_and_instead_of_its_
     client: RawClient, queue: str
 ) -> None:
     for number in range(20):
-        client.say("SEND", {"destination": f"/queue/{queue}", "persistent": "true", "receipt": f"a{number}"}, b"x")
-        client.say("SEND", {"destination": "/queue/", "persistent": "true", "receipt": f"b{number}"}, b"x")
+        client.send_frame(
+            "SEND", {"destination": f"/queue/{queue}", "persistent": "true", "receipt": f"a{number}"}, b"x"
+        )
+        client.send_frame("SEND", {"destination": "/queue/", "persistent": "true", "receipt": f"b{number}"}, b"x")
     answers = [client.next_frame() for _ in range(40)]
     assert [frame.command for frame in answers] == ["RECEIPT", "ERROR"] * 20
     assert [frame.headers["receipt-id"] for frame in answers] == [f"{each}{n}" for n in range(20) for each in "ab"]
@@ -61,7 +63,7 @@ def test_a_transaction_of_which_a_frame_was_refused_can_only_be_aborted(client: 
     client.begin("b")
     client.send(queue, b"a", transaction="a")
     client.send(queue, b"b", transaction="b")
-    client.say("SEND", {"destination": "/queue/", "transaction": "a"}, b"a")
+    client.send_frame("SEND", {"destination": "/queue/", "transaction": "a"}, b"a")
     client.send(queue, b"a", transaction="a")
     client.commit("a", confirmed=False, headers=numbered(queue, 1))
     client.commit("b")
@@ -91,10 +93,10 @@ def test_a_subscription_that_was_refused_is_not_there_and_can_be_made_otherwise(
     client: RawClient, broker: BrokerProcess, queue: str
 ) -> None:
     client.send(queue, b"0")
-    said = {"id": "1", "destination": f"/queue/{queue}"}
-    client.say("SUBSCRIBE", said | {"ack": "auto", "truenext-pull": "true"})
-    client.say("SUBSCRIBE", said | {"ack": "client"}, confirmed=False)
-    client.say("SUBSCRIBE", said | {"ack": "auto"})
+    fields = {"id": "1", "destination": f"/queue/{queue}"}
+    client.send_frame("SUBSCRIBE", fields | {"ack": "auto", "truenext-pull": "true"})
+    client.send_frame("SUBSCRIBE", fields | {"ack": "client"}, confirmed=False)
+    client.send_frame("SUBSCRIBE", fields | {"ack": "auto"})
     assert [of(client.next_error())[0] for _ in range(2)] == ["not-supported", "in-use"]
     message = client.message()
     client.ack(message, confirmed=True)
@@ -102,15 +104,15 @@ def test_a_subscription_that_was_refused_is_not_there_and_can_be_made_otherwise(
 
 
 def test_an_unsubscribe_that_was_refused_leaves_the_subscription(broker: BrokerProcess, queue: str) -> None:
-    user = broker.connect(says_hello=False)
-    user.say_hello("1.2", "0,0", client_id=queue)
-    user.say("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "durable": "true"}, confirmed=True)
-    other = broker.connect(says_hello=False)
-    other.say_hello("1.2", "0,0", client_id=queue, headers=KEEP_OPEN)
-    other.say("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
-    other.say("UNSUBSCRIBE", {"id": "d", "durable": "true"})
+    user = broker.connect(sends_connect=False)
+    user.send_connect("1.2", "0,0", client_id=queue)
+    user.send_frame("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "durable": "true"}, confirmed=True)
+    other = broker.connect(sends_connect=False)
+    other.send_connect("1.2", "0,0", client_id=queue, headers=KEEP_OPEN)
+    other.send_frame("SUBSCRIBE", {"id": "d", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
+    other.send_frame("UNSUBSCRIBE", {"id": "d", "durable": "true"})
     assert of(other.next_error())[0] == "in-use"
-    user.say("SEND", {"destination": f"/topic/{queue}"}, b"0")
+    user.send_frame("SEND", {"destination": f"/topic/{queue}"}, b"0")
     assert other.message().headers["ack"].endswith("@d")
     other.unsubscribe("d")
 
@@ -124,10 +126,10 @@ def test_bytes_that_are_no_frame_end_the_connection(client: RawClient, queue: st
 def test_a_receipt_that_is_no_name_is_refused_before_its_frame_does_anything(
     client: RawClient, broker: BrokerProcess, queue: str
 ) -> None:
-    client.say("SEND", {"destination": f"/queue/{queue}", "receipt": "r" * 256, "x": "\\"}, b"0")
+    client.send_frame("SEND", {"destination": f"/queue/{queue}", "receipt": "r" * 256, "x": "\\"}, b"0")
     assert of(client.next_error()) == ("header", 2)
     client.arrived()
-    assert broker.what_is_left(queue) == []
+    assert broker.remaining_messages(queue) == []
 
 
 def test_a_send_is_refused_where_it_would_wait_for_room_and_the_rest_is_read(
@@ -135,29 +137,29 @@ def test_a_send_is_refused_where_it_would_wait_for_room_and_the_rest_is_read(
 ) -> None:
     broker = held_broker
     client = broker.connect(headers=KEEP_OPEN)
-    client.say("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
     client.send(queue, b"before", persistent=True, confirmed=True)
     broker.set_disk_level(DiskLevel.LITTLE)
     client.send(queue, b"refused", persistent=True)
     client.begin("t")
-    client.say("SEND", {"destination": "/temp-queue/replies"}, b"a reply to myself", confirmed=True)
+    client.send_frame("SEND", {"destination": "/temp-queue/replies"}, b"a reply to myself", confirmed=True)
     assert [of(client.next_error())[0] for _ in range(2)] == ["no-space", "no-space"]
     assert bodies([client.message()]) == ["a reply to myself"]
     broker.set_disk_level(DiskLevel.PLENTY)
     client.send(queue, b"after", persistent=True, confirmed=True)
-    assert bodies(broker.what_is_left(queue)) == ["before", "after"]
+    assert bodies(broker.remaining_messages(queue)) == ["before", "after"]
 
 
 def test_a_frame_is_counted_whatever_way_it_was_read(client: RawClient, queue: str) -> None:
     """Frames of a shape that came before are read in another way, and heart-beats are none."""
-    place = 1
+    position = 1
     chunk = b""
     wrong = []
     for number in range(300):
-        place += 1
+        position += 1
         if number % 7 == 3:
             chunk += b"SEND\ndestination:/queue/\ncontent-length:1\n\nx\0"
-            wrong.append(place)
+            wrong.append(position)
         else:
             chunk += b"SEND\ndestination:/queue/%b\ncontent-length:1\n\nx\0\n" % queue.encode()
     client.write(chunk)
@@ -166,7 +168,7 @@ def test_a_frame_is_counted_whatever_way_it_was_read(client: RawClient, queue: s
 
 def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
-    client.say("SEND", {"destination": "/queue/"}, b"")
+    client.send_frame("SEND", {"destination": "/queue/"}, b"")
     error = client.error()
     assert error.headers["truenext-code"] == "destination" and "truenext-frame" not in error.headers
 
@@ -200,14 +202,14 @@ def test_what_is_asked_for_by_send_is_refused_as_the_page_says(
     client: RawClient, queue: str, verb: str, headers: dict[str, str], body: bytes, code: str
 ) -> None:
     client.subscribe(queue)
-    client.say("SEND", {"destination": f"/control/{verb}"} | headers, body)
+    client.send_frame("SEND", {"destination": f"/control/{verb}"} | headers, body)
     assert of(client.next_error()) == (code, 3)
 
 
 def test_what_is_asked_for_by_send_may_say_more_and_be_confirmed(client: RawClient, queue: str) -> None:
     client.subscribe(queue)
     headers = {"destination": "/control/wake", "id": "1", "anything": "x"}
-    client.say("SEND", headers, b"body", confirmed=True)
+    client.send_frame("SEND", headers, b"body", confirmed=True)
     assert client.arrived() == []
 
 
@@ -224,7 +226,7 @@ def test_what_is_asked_for_by_send_may_say_more_and_be_confirmed(client: RawClie
 )
 def test_a_give_back_of_too_much_is_refused(client: RawClient, queue: str, body: bytes, code: str) -> None:
     client.subscribe(queue)
-    client.say("SEND", {"destination": "/control/release"}, body)
+    client.send_frame("SEND", {"destination": "/control/release"}, body)
     assert of(client.next_error()) == (code, 3)
 
 
@@ -242,18 +244,18 @@ def test_a_disconnect_that_is_refused_takes_no_leave(client: RawClient, broker: 
     client.subscribe(queue)
     client.send(queue, b"0")
     message = client.message()
-    client.say("DISCONNECT", {"truenext-anything": "1"})
+    client.send_frame("DISCONNECT", {"truenext-anything": "1"})
     assert of(client.next_error())[0] == "header"
     client.ack(message, confirmed=True)
     client.disconnect()
 
 
 def test_an_error_repeats_no_more_than_tells_the_client_what_is_meant(client: RawClient) -> None:
-    client.say("COMMIT", {"transaction": "t" * 60_000, "receipt": "r" * 255})
+    client.send_frame("COMMIT", {"transaction": "t" * 60_000, "receipt": "r" * 255})
     error = client.next_error()
     assert error.headers["truenext-code"] == "no-transaction" and error.headers["receipt-id"] == "r" * 255
     assert len(error.body) <= 4000
-    client.say("SEND", {"destination": "/queue/a", "receipt": "r" * 60_000})
+    client.send_frame("SEND", {"destination": "/queue/a", "receipt": "r" * 60_000})
     error = client.next_error()
     assert "receipt-id" not in error.headers and len(error.body) <= 4000
-    client.say("BEGIN", {"transaction": "t"}, confirmed=True)
+    client.send_frame("BEGIN", {"transaction": "t"}, confirmed=True)

@@ -22,7 +22,7 @@ def test_nothing_of_a_refused_frame_stays_until_a_collection_of_garbage() -> Non
 
     def use(port: int) -> None:
         client = RawClient(port)
-        client.say_hello("1.2", "0,0", headers={"truenext-keep-open": "true"})
+        client.send_connect("1.2", "0,0", headers={"truenext-keep-open": "true"})
         for frame in REFUSED:
             client.write(frame)
             client.next_error()

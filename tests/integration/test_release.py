@@ -36,7 +36,7 @@ def numbers(count: int, first: int = 0) -> list[str]:
     return [str(number) for number in range(first, first + count)]
 
 
-def said(messages: list[Frame], name: str) -> list[int]:
+def header_values(messages: list[Frame], name: str) -> list[int]:
     return [int(message.headers[f"truenext-{name}"]) for message in messages]
 
 
@@ -59,8 +59,8 @@ def test_what_is_given_back_comes_again_in_order_and_without_an_attempt(
     reader.release("1")
     again = reader.only(3)
     assert bodies(first) == bodies(again) == numbers(3)
-    assert said(first, "round") == [0, 0, 0] and said(again, "round") == [1, 1, 1]
-    assert said(again, "attempts") == [0, 0, 0] and said(again, "deliveries") == [2, 2, 2]
+    assert header_values(first, "round") == [0, 0, 0] and header_values(again, "round") == [1, 1, 1]
+    assert header_values(again, "attempts") == [0, 0, 0] and header_values(again, "deliveries") == [2, 2, 2]
 
 
 def test_what_is_kept_is_not_given_back(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
@@ -83,7 +83,7 @@ def test_an_ack_of_an_earlier_dispatch_is_refused(broker: BrokerProcess, queue: 
     reader.only(1)
     reader.ack(first)
     assert reader.error().headers["truenext-code"] == "not-held"
-    assert said(broker.what_is_left(queue), "attempts") == [1]
+    assert header_values(broker.remaining_messages(queue), "attempts") == [1]
 
 
 def test_an_abort_gives_back_the_transaction_and_the_buffer_in_one_step(
@@ -98,7 +98,7 @@ def test_an_abort_gives_back_the_transaction_and_the_buffer_in_one_step(
     reader.release("1", abort="t")
     again = of_round(reader, 1, 4)
     assert bodies(again) == numbers(4)
-    assert said(again, "attempts") == [1, 1, 0, 0]
+    assert header_values(again, "attempts") == [1, 1, 0, 0]
 
 
 def test_only_what_the_transaction_refused_is_charged_if_the_client_says_so(
@@ -109,7 +109,7 @@ def test_only_what_the_transaction_refused_is_charged_if_the_client_says_so(
     for attempts in ([0, 0, 0], [0, 1, 0]):
         messages = of_round(reader, attempts[1], 3)
         assert bodies(messages) == numbers(3)
-        assert said(messages, "attempts") == attempts
+        assert header_values(messages, "attempts") == attempts
         reader.begin("t")
         for message in messages:
             reader.ack(message, transaction="t")
@@ -124,11 +124,13 @@ def test_an_abort_may_charge_nobody(broker: BrokerProcess, queue: str, reader: R
     fill(broker, queue, 2)
     reader.subscribe(queue)
     for message in reader.only(2):
-        reader.say("BEGIN", {"transaction": message.body.decode()})
+        reader.send_frame("BEGIN", {"transaction": message.body.decode()})
         reader.ack(message, transaction=message.body.decode())
-        reader.say("ABORT", {"transaction": message.body.decode(), "truenext-count-attempts": "nacked"}, confirmed=True)
+        reader.send_frame(
+            "ABORT", {"transaction": message.body.decode(), "truenext-count-attempts": "nacked"}, confirmed=True
+        )
     again = reader.messages(2)
-    assert bodies(again) == numbers(2) and said(again, "attempts") == [0, 0]
+    assert bodies(again) == numbers(2) and header_values(again, "attempts") == [0, 0]
 
 
 def test_a_subscription_that_rests_gets_nothing_until_it_is_woken(
@@ -140,7 +142,7 @@ def test_a_subscription_that_rests_gets_nothing_until_it_is_woken(
     reader.release("1", suspend=True, confirmed=True)
     fill(broker, queue, 1, first=3)
     assert reader.arrived() == []
-    assert bodies(broker.what_is_left(queue)) == numbers(4)
+    assert bodies(broker.remaining_messages(queue)) == numbers(4)
     reader.wake()
     assert bodies(reader.only(2)) == numbers(2)
 
@@ -204,9 +206,9 @@ def test_a_message_that_always_fails_takes_no_neighbour_to_the_dead_letters(
                     reader.nack(message, transaction="t")
             reader.release("1", abort="t", count_attempts="nacked")
         reader.disconnect()
-        assert bodies(broker.what_is_left(f"DLQ.{queue}")) == ["1"]
-        left = broker.what_is_left(queue)
-        assert bodies(left) == ["0", "2"] and said(left, "attempts") == [0, 0]
+        assert bodies(broker.remaining_messages(f"DLQ.{queue}")) == ["1"]
+        remaining = broker.remaining_messages(queue)
+        assert bodies(remaining) == ["0", "2"] and header_values(remaining, "attempts") == [0, 0]
         broker.stop()
     finally:
         broker.clean_up()

@@ -123,7 +123,7 @@ class Session:
         self.forget()
         self.round = 0
         self.is_suspended = False
-        self.begin_round()
+        self.start_round()
         pulls = case.window == PULLS
         self.client.subscribe(
             case.queue,
@@ -131,7 +131,7 @@ class Session:
             headers={"truenext-pull": "true"} if pulls else None,
         )
         self.client.begin("t")
-        self.ask()
+        self.pull()
 
     def forget(self) -> None:
         self.arrived.clear()
@@ -141,7 +141,7 @@ class Session:
         self.started.clear()
         self.requested = 0
 
-    def begin_round(self) -> None:
+    def start_round(self) -> None:
         """All that is confirmed comes now in order, but for what others hold."""
         case = self.case
         # What others have given back is back once their connections answer something.
@@ -150,12 +150,12 @@ class Session:
 
     # ---- What comes ----
 
-    def ask(self) -> None:
+    def pull(self) -> None:
         if self.case.window == PULLS and not self.requested:
             self.requested = self.case.chance.choice([1, 1, 3, 20])
-            self.client.ask(self.requested, waits=self.case.chance.random() < 0.5)
+            self.client.pull(self.requested, waits=self.case.chance.random() < 0.5)
 
-    def take(self, frame: Frame) -> None:
+    def handle(self, frame: Frame) -> None:
         headers = frame.headers
         if "truenext-unused" in headers:
             self.requested = 0
@@ -186,7 +186,7 @@ class Session:
     def read(self) -> None:
         self.collect()
         while self.arrived:
-            self.take(self.arrived.popleft())
+            self.handle(self.arrived.popleft())
 
     def is_held(self, frame: Frame) -> bool:
         return "truenext-unused" not in frame.headers and int(frame.headers["truenext-round"]) >= self.round
@@ -195,7 +195,7 @@ class Session:
         """The true next message comes, if there is one for certain that nobody else holds."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.buffer:
-            self.ask()
+            self.pull()
             self.read()
             if not self.buffer and not (self.sure - self.case.held_by_others(self)):
                 return
@@ -203,7 +203,7 @@ class Session:
 
     # ---- What it does ----
 
-    def hand_out(self) -> None:
+    def deliver(self) -> None:
         """The first of the buffer, to a program that acknowledges it, or says that it failed."""
         case, chance = self.case, self.case.chance
         number = min(self.buffer, key=case.stream.key)
@@ -250,26 +250,26 @@ class Session:
         for number in self.transaction if counted == "all" else self.nacked:
             case.fails(number)
         self.round += 1
-        self.begin_round()
+        self.start_round()
         self.sure -= set(kept)
         self.client.release(
             "1", keep=[self.buffer[number] for number in kept], abort="t", count_attempts=counted, suspend=suspends
         )
         self.client.begin("t")
-        left = {number: self.buffer[number] for number in kept}
-        started = self.started & left.keys()
+        remaining = {number: self.buffer[number] for number in kept}
+        started = self.started & remaining.keys()
         self.forget()
-        self.buffer, self.started = left, started
+        self.buffer, self.started = remaining, started
         if suspends:
             self.is_suspended = True
             time.sleep(chance.choice([0, 0.002, 0.01]))
             self.read()
             self.is_suspended = False
-            self.begin_round()
-            self.sure -= left.keys()
+            self.start_round()
+            self.sure -= remaining.keys()
             if self.case.window != PULLS or chance.random() < 0.5:
                 self.client.wake()
-        self.ask()
+        self.pull()
 
     def close(self) -> None:
         """The connection ends instead, in one of the ways that a client knows to be over."""
@@ -339,7 +339,7 @@ class Case:
                     session.await_something()
                     if not session.buffer:
                         break
-                    session.hand_out()
+                    session.deliver()
                 what = chance.random()
                 if what < 0.3:
                     session.commit()
@@ -351,10 +351,10 @@ class Case:
             self.stream.end()
         for session in self.sessions:
             session.client.disconnect()
-        left = self.broker.what_is_left(self.queue)
+        remaining = self.broker.remaining_messages(self.queue)
         expected = set(range(len(self.stream.priorities))) - self.done
-        assert [int(frame.body) for frame in left] == sorted(expected, key=self.stream.key)
-        for frame in left:
+        assert [int(frame.body) for frame in remaining] == sorted(expected, key=self.stream.key)
+        for frame in remaining:
             assert int(frame.headers["truenext-attempts"]) == self.attempts.get(int(frame.body), 0), frame
 
 

@@ -23,7 +23,7 @@ from truenext.client.core.send_buffer import MESSAGES_MAX, NO_SPACE_RETRY_S
 from truenext.disk_level import DiskLevel
 
 REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])
-SHORT = pytest.mark.parametrize("room", [DiskLevel.LITTLE, DiskLevel.NONE])
+SHORT = pytest.mark.parametrize("disk_level", [DiskLevel.LITTLE, DiskLevel.NONE])
 FULL = "disk is as full as it may be"
 
 
@@ -52,21 +52,21 @@ def assert_waits(client: RawClient, seconds: float = 0.3) -> None:
 
 @SHORT
 def test_who_only_sends_is_not_read_until_there_is_room_and_then_goes_on(
-    held_broker: BrokerProcess, queue: str, room: DiskLevel
+    held_broker: BrokerProcess, queue: str, disk_level: DiskLevel
 ) -> None:
     client = producer(held_broker, queue)
-    held_broker.set_disk_level(room)
+    held_broker.set_disk_level(disk_level)
 
     receipts = [send_unconfirmed(client, queue, b"%d" % number) for number in range(100)]
 
     assert_waits(client)
     assert held_broker.queues()[queue].waiting == 1
-    assert held_broker.status()["disk_level"] == room.name.lower()
+    assert held_broker.status()["disk_level"] == disk_level.name.lower()
     held_broker.set_disk_level(DiskLevel.PLENTY)
     for receipt in receipts:
         client.await_receipt(receipt)
-    left = held_broker.what_is_left(queue, once_durable=True)
-    assert bodies(left) == ["first", *(str(number) for number in range(100))]
+    remaining = held_broker.remaining_messages(queue, once_durable=True)
+    assert bodies(remaining) == ["first", *(str(number) for number in range(100))]
 
 
 def test_who_waits_for_room_is_not_given_up_for_its_silence(held_broker: BrokerProcess, queue: str) -> None:
@@ -87,17 +87,17 @@ def test_who_waits_for_room_is_not_given_up_for_its_silence(held_broker: BrokerP
     client.send(queue, b"third", persistent=True, confirmed=True)
     # Heard again, it is borne with as anybody else.
     client.await_silent_end()
-    assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "second", "third"]
+    assert bodies(held_broker.remaining_messages(queue, once_durable=True)) == ["first", "second", "third"]
 
 
 def test_who_only_sends_may_subscribe_and_leave_while_room_is_short(held_broker: BrokerProcess, queue: str) -> None:
     """Only what fills the disk waits; else consumers that said something first would never come to make room."""
-    greeter, leaver, gone = (producer(held_broker, queue) for _ in range(3))
+    greeter, leaver, disconnected = (producer(held_broker, queue) for _ in range(3))
     held_broker.set_disk_level(DiskLevel.LITTLE)
     leaver.subscribe("other")
     leaver.unsubscribe()
     leaver.disconnect()
-    gone.disconnect()
+    disconnected.disconnect()
     greeter.subscribe(queue)
     for _ in range(3):
         greeter.ack(greeter.message(), confirmed=True)
@@ -107,9 +107,11 @@ def test_who_only_sends_may_subscribe_and_leave_while_room_is_short(held_broker:
 
 
 @SHORT
-def test_who_only_sends_in_transactions_waits_too(held_broker: BrokerProcess, queue: str, room: DiskLevel) -> None:
+def test_who_only_sends_in_transactions_waits_too(
+    held_broker: BrokerProcess, queue: str, disk_level: DiskLevel
+) -> None:
     client = producer(held_broker, queue)
-    held_broker.set_disk_level(room)
+    held_broker.set_disk_level(disk_level)
     client.begin("t")
     client.send(queue, b"second", persistent=True, transaction="t")
     client.commit("t", confirmed=False)
@@ -117,20 +119,20 @@ def test_who_only_sends_in_transactions_waits_too(held_broker: BrokerProcess, qu
     assert_waits(client)
     held_broker.set_disk_level(DiskLevel.PLENTY)
     client.await_receipt(receipt)
-    assert bodies(held_broker.what_is_left(queue)) == ["first", "second", "third"]
+    assert bodies(held_broker.remaining_messages(queue)) == ["first", "second", "third"]
 
 
 def test_what_has_waited_for_room_is_refused_as_ever_if_it_is_wrong(held_broker: BrokerProcess, queue: str) -> None:
     client = producer(held_broker, queue)
     held_broker.set_disk_level(DiskLevel.LITTLE)
     send_unconfirmed(client, queue, b"second")
-    client.say("SEND", {"destination": "/nowhere", "receipt": "in question"})
+    client.send_frame("SEND", {"destination": "/nowhere", "receipt": "in question"})
     assert_waits(client)
     held_broker.set_disk_level(DiskLevel.PLENTY)
     error = client.error()
     assert "unknown destination '/nowhere'" in error.body.decode()
     assert error.headers["receipt-id"] == "in question"
-    assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "second"]
+    assert bodies(held_broker.remaining_messages(queue, once_durable=True)) == ["first", "second"]
 
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "kill -9"])
@@ -142,7 +144,7 @@ def test_what_waits_for_room_when_the_broker_ends_was_never_sent(
     send_unconfirmed(client, queue, b"second")
     assert_waits(client)
     held_broker.restart(is_clean=is_clean)
-    assert bodies(held_broker.what_is_left(queue)) == ["first"]
+    assert bodies(held_broker.remaining_messages(queue)) == ["first"]
 
 
 @REFUSING
@@ -159,7 +161,7 @@ def test_who_only_sends_is_refused_where_it_shall_not_wait(held_broker: BrokerPr
 
     held_broker.set_disk_level(DiskLevel.PLENTY)
     producer(held_broker, queue)
-    assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["first", "first"]
+    assert bodies(held_broker.remaining_messages(queue, once_durable=True)) == ["first", "first"]
 
 
 def test_a_transient_send_needs_room_too(held_broker: BrokerProcess, queue: str) -> None:
@@ -173,16 +175,19 @@ def test_a_transient_send_needs_room_too(held_broker: BrokerProcess, queue: str)
 
 # ---- What the broker says of it ----
 
-SHORT_OF_ROOM, NO_ROOM = "too little room for messages", "no room for messages: all sends to queues and topics are"
-ROOM_AGAIN = "there is room for messages again"
+LITTLE_SPACE_LOG, NO_SPACE_LOG = (
+    "too little room for messages",
+    "no room for messages: all sends to queues and topics are",
+)
+SPACE_AGAIN_LOG = "there is room for messages again"
 
 
-def said_of_room(broker: BrokerProcess, count: int, *texts: str) -> list[str]:
+def await_log_lines(broker: BrokerProcess, count: int, *texts: str) -> list[str]:
     """The lines of the log about room, or with one of `texts`, once there are so many."""
-    wanted = texts or (SHORT_OF_ROOM, NO_ROOM, ROOM_AGAIN)
+    expected = texts or (LITTLE_SPACE_LOG, NO_SPACE_LOG, SPACE_AGAIN_LOG)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        lines = [line for line in broker.log.splitlines() if any(text in line for text in wanted)]
+        lines = [line for line in broker.log.splitlines() if any(text in line for text in expected)]
         if len(lines) >= count:
             return lines
         assert time.monotonic() < deadline, broker.log
@@ -192,11 +197,11 @@ def said_of_room(broker: BrokerProcess, count: int, *texts: str) -> list[str]:
 def test_a_broker_that_starts_with_too_little_room_says_so_and_how_much_it_needs(held_broker: BrokerProcess) -> None:
     held_broker.set_disk_level(DiskLevel.LITTLE)
     held_broker.restart(is_clean=True)
-    (line,) = said_of_room(held_broker, 1)
-    assert re.search(rf" WARNING {SHORT_OF_ROOM}.* disk_level='little' free_bytes=\d+ needed_bytes=\d+$", line)
+    (line,) = await_log_lines(held_broker, 1)
+    assert re.search(rf" WARNING {LITTLE_SPACE_LOG}.* disk_level='little' free_bytes=\d+ needed_bytes=\d+$", line)
     facts = held_broker.status()
     assert f"needed_bytes={facts['disk_bytes']['needed']}" in line
-    shown = held_broker.said("status")
+    shown = held_broker.output_of("status")
     assert "level: little, messages of producers are not taken; " in shown
     assert f"{facts['disk_bytes']['needed']:,} needed" in shown
 
@@ -205,17 +210,19 @@ def test_the_log_says_once_that_producers_wait_and_once_that_they_go_on(held_bro
     producers = [producer(held_broker, queue) for _ in range(3)]
     held_broker.set_disk_level(DiskLevel.LITTLE)
     receipts = [send_unconfirmed(client, queue, b"second") for client in producers]
-    assert len(said_of_room(held_broker, 1)) == 1
+    assert len(await_log_lines(held_broker, 1)) == 1
     held_broker.set_disk_level(DiskLevel.NONE)
-    assert len(said_of_room(held_broker, 2)) == 2
-    assert "level: none, all sends to queues and topics are refused; " in held_broker.said("status")
+    assert len(await_log_lines(held_broker, 2)) == 2
+    assert "level: none, all sends to queues and topics are refused; " in held_broker.output_of("status")
     held_broker.set_disk_level(DiskLevel.LITTLE)
     assert_waits(producers[0])
     held_broker.set_disk_level(DiskLevel.PLENTY)
     for client, receipt in zip(producers, receipts, strict=True):
         client.await_receipt(receipt)
-    short, none, again = said_of_room(held_broker, 3)
-    assert SHORT_OF_ROOM in short and f"{NO_ROOM} refused disk_level='none' " in none and ROOM_AGAIN in again
+    short, none, again = await_log_lines(held_broker, 3)
+    assert (
+        LITTLE_SPACE_LOG in short and f"{NO_SPACE_LOG} refused disk_level='none' " in none and SPACE_AGAIN_LOG in again
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +250,7 @@ def test_truenext_send_says_that_the_disk_is_full_and_nothing_was_taken(
     assert waits.startswith(f"truenext: messages wait until {url} takes them: the broker's {FULL}")
     assert ends.startswith(f"truenext: {count} not taken: the broker's {FULL}")
     held_broker.set_disk_level(DiskLevel.PLENTY)
-    assert held_broker.what_is_left(queue, once_durable=True) == []
+    assert held_broker.remaining_messages(queue, once_durable=True) == []
 
 
 def test_truenext_send_of_more_lines_than_may_be_under_way_says_how_many_are_confirmed_when_the_disk_is_full(
@@ -281,7 +288,7 @@ def test_messages_that_cannot_be_moved_for_lack_of_room_stay_and_the_command_say
     client = producer(held_broker, queue)
     if command == "redrive":
         client.subscribe(queue)
-        client.say("NACK", {"id": client.message().headers["ack"], "truenext-reject": "true"}, confirmed=True)
+        client.send_frame("NACK", {"id": client.message().headers["ack"], "truenext-reject": "true"}, confirmed=True)
     held_broker.set_disk_level(DiskLevel.NONE)
     words = [command, source, *(["other"] if command == "move" else [])]
     done = completed(*words, "--url", f"stomp://127.0.0.1:{held_broker.port}")
@@ -317,12 +324,12 @@ def test_at_the_end_of_the_room_a_consumer_that_sends_is_refused_and_nothing_cou
     worker.send("target", b"refused", persistent=True, transaction="t")
 
     assert FULL in worker.error().body.decode()
-    left = held_broker.what_is_left(queue)
-    assert bodies(left) == [str(number) for number in range(6)]
-    assert {message.headers["truenext-attempts"] for message in left} == {"0"}
+    remaining = held_broker.remaining_messages(queue)
+    assert bodies(remaining) == [str(number) for number in range(6)]
+    assert {message.headers["truenext-attempts"] for message in remaining} == {"0"}
     # Six of which two had waited for credit that the acknowledgements in the transaction gave.
-    assert {message.headers["truenext-deliveries"] for message in left} == {"2"}
-    assert "target" not in held_broker.queues() or held_broker.what_is_left("target") == []
+    assert {message.headers["truenext-deliveries"] for message in remaining} == {"2"}
+    assert "target" not in held_broker.queues() or held_broker.remaining_messages("target") == []
 
 
 def test_acknowledgements_commits_and_aborts_get_through_when_there_is_no_room(
@@ -354,10 +361,10 @@ def test_acknowledgements_commits_and_aborts_get_through_when_there_is_no_room(
 
     held_broker.restart(is_clean=False)
     # The transients among 5 to 9 went with the crash.
-    left = held_broker.what_is_left(queue)
-    assert bodies(left) == ["6", "8"]
-    assert [message.headers["truenext-attempts"] for message in left] == ["1", "0"]
-    assert bodies(held_broker.what_is_left("target")) == ["sent before"]
+    remaining = held_broker.remaining_messages(queue)
+    assert bodies(remaining) == ["6", "8"]
+    assert [message.headers["truenext-attempts"] for message in remaining] == ["1", "0"]
+    assert bodies(held_broker.remaining_messages("target")) == ["sent before"]
 
 
 def test_acknowledgements_get_through_when_the_history_finds_the_disk_full(
@@ -371,10 +378,10 @@ def test_acknowledgements_get_through_when_the_history_finds_the_disk_full(
     for message in held[:4]:
         worker.ack(message, confirmed=True)
     # The history is written a moment later.
-    said_of_room(held_broker, 1, "the disk is full: sends are refused until there is free space")
+    await_log_lines(held_broker, 1, "the disk is full: sends are refused until there is free space")
     worker.ack(held[4], confirmed=True)
     worker.disconnect()
-    assert bodies(held_broker.what_is_left(queue)) == ["5"]
+    assert bodies(held_broker.remaining_messages(queue)) == ["5"]
 
 
 def test_a_refused_numbered_send_is_accepted_when_it_is_repeated(held_broker: BrokerProcess, queue: str) -> None:
@@ -388,16 +395,16 @@ def test_a_refused_numbered_send_is_accepted_when_it_is_repeated(held_broker: Br
     client = held_broker.connect()
     for _ in range(2):
         client.send(queue, b"numbered", persistent=True, headers=numbered("p", 1), confirmed=True)
-    assert bodies(held_broker.what_is_left(queue)) == ["numbered"]
+    assert bodies(held_broker.remaining_messages(queue)) == ["numbered"]
 
 
 def test_replies_and_questions_to_the_broker_need_no_room(held_broker: BrokerProcess) -> None:
-    asker = held_broker.connect()
-    asker.subscribe("requests", subscription="requests")
-    asker.say("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
+    requester = held_broker.connect()
+    requester.subscribe("requests", subscription="requests")
+    requester.send_frame("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
     held_broker.set_disk_level(DiskLevel.NONE)
-    asker.say("SEND", {"destination": "/temp-queue/replies"}, b"an answer")
-    assert asker.message().body == b"an answer"
+    requester.send_frame("SEND", {"destination": "/temp-queue/replies"}, b"an answer")
+    assert requester.message().body == b"an answer"
     assert held_broker.status()["disk_level"] == "none"
 
 
@@ -429,15 +436,17 @@ def test_while_producers_wait_a_copier_on_one_connection_comes_to_its_end(held_b
     for client in producers:
         assert_waits(client, 0.01)
     assert held_broker.queues()["a"].waiting == 0
-    assert bodies(held_broker.what_is_left("b")) == [str(number) for number in range(300)]
+    assert bodies(held_broker.remaining_messages("b")) == [str(number) for number in range(300)]
     held_broker.set_disk_level(DiskLevel.PLENTY)
     for client, awaited in zip(producers, receipts, strict=True):
         for receipt in awaited:
             client.await_receipt(receipt)
-    came = bodies(held_broker.what_is_left("input"))[3:]
-    assert sorted(came) == sorted(f"{name}-{number}" for name in range(3) for number in range(50))
+    received = bodies(held_broker.remaining_messages("input"))[3:]
+    assert sorted(received) == sorted(f"{name}-{number}" for name in range(3) for number in range(50))
     for name in range(3):
-        assert [body for body in came if body.startswith(f"{name}-")] == [f"{name}-{number}" for number in range(50)]
+        assert [body for body in received if body.startswith(f"{name}-")] == [
+            f"{name}-{number}" for number in range(50)
+        ]
 
 
 def test_a_producer_that_is_slowed_again_and_again_loses_nothing(held_broker: BrokerProcess, queue: str) -> None:

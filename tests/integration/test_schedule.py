@@ -16,7 +16,7 @@ def later(client: RawClient, body: str, milliseconds: int, *, persistent: bool =
 
 
 def scheduled(broker: BrokerProcess) -> dict[str, int]:
-    return {each["name"]: each["scheduled"] for each in broker.ask("queues")}
+    return {each["name"]: each["scheduled"] for each in broker.control_request("queues")}
 
 
 def test_a_delay_is_waited_for_and_its_headers_do_not_reach_the_consumer(own_broker: BrokerProcess) -> None:
@@ -56,15 +56,15 @@ def test_what_is_scheduled_survives_a_restart(own_broker: BrokerProcess, is_clea
     later(client, "much later", 3_600_000, confirmed=True)
     client.disconnect()
     own_broker.restart(is_clean=is_clean)
-    (queue,) = own_broker.ask("queues")
+    (queue,) = own_broker.control_request("queues")
     # On a slow machine the first are due by now.
     assert queue["scheduled"] + queue["waiting"] == (22 if is_clean else 21)
     client = own_broker.connect()
     client.subscribe("q")
     soon = [f"soon {number}" for rest in range(3) for number in range(20) if number % 3 == rest]
-    came = bodies(client.messages(21 if is_clean else 20))
-    assert [each for each in came if each != "transient"] == soon
-    assert ("transient" in came) is is_clean
+    received = bodies(client.messages(21 if is_clean else 20))
+    assert [each for each in received if each != "transient"] == soon
+    assert ("transient" in received) is is_clean
     assert scheduled(own_broker) == {"q": 1}
 
 
@@ -81,7 +81,7 @@ def test_kill_9_while_they_become_due_neither_loses_nor_doubles_one(own_broker: 
         own_broker.close_clients()
         own_broker.start()
     own_broker.await_facts("q", waiting=count)
-    there = own_broker.what_is_left("q")
+    there = own_broker.remaining_messages("q")
     assert Counter(bodies(there)) == Counter(map(str, range(count)))
     assert bodies(there) == [str(number) for number in range(count)]
     assert scheduled(own_broker) == {"q": 0}
@@ -117,8 +117,8 @@ def test_the_command_shows_what_is_due_first_first(own_broker: BrokerProcess) ->
     assert sends[0]["headers"]["even"] == "False"
     assert sends[0]["due_ms"] == pytest.approx(time.time() * 1000 + HOUR_MS, abs=60_000)
     assert done.stderr == "3 of 1,200; --count shows more\n"
-    assert len(own_broker.said("scheduled", "--count", "2000", "--json").splitlines()) == 1200
-    assert "1199" in own_broker.said("scheduled", "/queue/q", "--count", "1")
+    assert len(own_broker.output_of("scheduled", "--count", "2000", "--json").splitlines()) == 1200
+    assert "1199" in own_broker.output_of("scheduled", "/queue/q", "--count", "1")
     assert scheduled(own_broker) == {"q": 1200}
 
 
@@ -127,25 +127,28 @@ def test_what_the_command_cancelled_stays_so_whatever_becomes_of_the_broker(
     own_broker: BrokerProcess, is_clean: bool
 ) -> None:
     fill(own_broker, 1200)
-    assert own_broker.said("unschedule", "q", "--selector", "even = 'True'", "--dry-run") == "600 would be cancelled\n"
-    assert own_broker.said("unschedule", "q", "--selector", "even = 'True'") == "600 cancelled\n"
+    assert (
+        own_broker.output_of("unschedule", "q", "--selector", "even = 'True'", "--dry-run")
+        == "600 would be cancelled\n"
+    )
+    assert own_broker.output_of("unschedule", "q", "--selector", "even = 'True'") == "600 cancelled\n"
     assert scheduled(own_broker) == {"q": 600}
     own_broker.restart(is_clean=is_clean)
-    left = [number for number in range(1, 1200, 2) if is_clean or number % 3]
-    shown = own_broker.said("scheduled", "q", "--count", "2000", "--json").splitlines()
-    assert [json.loads(line)["body"] for line in shown] == [str(number) for number in reversed(left)]
+    remaining = [number for number in range(1, 1200, 2) if is_clean or number % 3]
+    shown = own_broker.output_of("scheduled", "q", "--count", "2000", "--json").splitlines()
+    assert [json.loads(line)["body"] for line in shown] == [str(number) for number in reversed(remaining)]
     number = json.loads(shown[0])["number"]
-    assert own_broker.said("unschedule", "q", "--id", str(number)) == "1 cancelled\n"
+    assert own_broker.output_of("unschedule", "q", "--id", str(number)) == "1 cancelled\n"
     done = own_broker.truenext("unschedule", "q", "--id", str(number))
     assert (done.returncode, done.stderr) == (1, f"truenext: not cancelled: {number}\n")
-    assert scheduled(own_broker) == {"q": len(left) - 1}
+    assert scheduled(own_broker) == {"q": len(remaining) - 1}
 
 
 def test_of_many_ids_each_is_cancelled(own_broker: BrokerProcess) -> None:
     fill(own_broker, 2500)
-    shown = own_broker.said("scheduled", "q", "--count", "2500", "--json").splitlines()
+    shown = own_broker.output_of("scheduled", "q", "--count", "2500", "--json").splitlines()
     ids = [str(json.loads(line)["number"]) for line in shown][::2]
-    assert own_broker.said("unschedule", "q", *(f"--id={each}" for each in ids)) == "1,250 cancelled\n"
+    assert own_broker.output_of("unschedule", "q", *(f"--id={each}" for each in ids)) == "1,250 cancelled\n"
     assert scheduled(own_broker) == {"q": 1250}
 
 
@@ -154,38 +157,38 @@ def test_what_repeats_every_millisecond_is_cancelled_by_one_command(own_broker: 
     headers = {"AMQ_SCHEDULED_PERIOD": "1", "AMQ_SCHEDULED_REPEAT": "-1"}
     for number in range(3):
         client.send("q", b"", persistent=number == 1, confirmed=True, headers=headers)
-    assert own_broker.said("unschedule", "q") == "3 cancelled\n"
+    assert own_broker.output_of("unschedule", "q") == "3 cancelled\n"
     assert scheduled(own_broker) == {"q": 0}
 
 
 def test_who_has_asked_for_too_much_at_once_is_told_so(own_broker: BrokerProcess) -> None:
     fill(own_broker, 3000)
     client = own_broker.connect()
-    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
     frame = b"SEND\ndestination:/control/scheduled\nreply-to:/temp-queue/answers\n\n" + b'{"queue":"q"}\0'
     client.write(frame * 1000)
     with pytest.raises(UnexpectedError, match="this connection waits for 100 answers"):
         client.messages(1000)
-    assert own_broker.said("unschedule", "q") == "3,000 cancelled\n"
+    assert own_broker.output_of("unschedule", "q") == "3,000 cancelled\n"
 
 
 def test_a_body_has_no_say_in_the_terminal(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     client.send("q", b"\x1b]0;t\x07\n[red]x", confirmed=True, headers={"AMQ_SCHEDULED_DELAY": "60000"})
-    said = own_broker.said("scheduled", "q")
-    assert "\x1b" not in said
-    assert r"\x1b]0;t\x07\x0a[red]x" in said.replace("\n", "")
+    output = own_broker.output_of("scheduled", "q")
+    assert "\x1b" not in output
+    assert r"\x1b]0;t\x07\x0a[red]x" in output.replace("\n", "")
 
 
 def test_what_goes_to_topics_is_shown_and_cancelled_by_address(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     for destination in ("/topic/t", "/queue/a,/topic/t"):
         headers = {"destination": destination, "AMQ_SCHEDULED_CRON": "0 0 1 1 *"}
-        client.say("SEND", headers, b"happy new year", confirmed=True)
-    assert own_broker.said("scheduled").count("0 0 1 1 *") == 2
-    assert own_broker.said("scheduled", "/topic/t").count("happy new year") == 1
-    assert own_broker.said("unschedule", "/topic/t,/queue/a") == "1 cancelled\n"
-    assert own_broker.said("scheduled", "--json").count("\n") == 1
+        client.send_frame("SEND", headers, b"happy new year", confirmed=True)
+    assert own_broker.output_of("scheduled").count("0 0 1 1 *") == 2
+    assert own_broker.output_of("scheduled", "/topic/t").count("happy new year") == 1
+    assert own_broker.output_of("unschedule", "/topic/t,/queue/a") == "1 cancelled\n"
+    assert own_broker.output_of("scheduled", "--json").count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -225,4 +228,4 @@ def test_what_cannot_be_scheduled_is_refused(
 ) -> None:
     client = broker.connect()
     with pytest.raises(UnexpectedError, match=why):
-        client.say("SEND", {"destination": destination} | headers, confirmed=True)
+        client.send_frame("SEND", {"destination": destination} | headers, confirmed=True)

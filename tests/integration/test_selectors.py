@@ -6,7 +6,7 @@ from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 
-LEAVES_MEMORY = one_of(
+EVICTED = one_of(
     "options",
     [(), ("--queue-memory-limit", "50KiB", "--page-size", "1"), ("--queue-memory-limit", "50KiB", "--page-size", "50")],
     ids=["in memory", "pages of 1", "pages of 50"],
@@ -22,11 +22,11 @@ def fill(client: RawClient, queue: str, count: int, *, colour: str = "blue", per
         client.send(queue, b"%d" % number, persistent=persistent, headers=headers, confirmed=is_last)
 
 
-def select(client: RawClient, queue: str, wanted: str, *, name: str = "s", prefetch: int = 1000) -> None:
-    client.subscribe(queue, subscription=name, prefetch=prefetch, headers={"selector": wanted})
+def select(client: RawClient, queue: str, selector: str, *, name: str = "s", prefetch: int = 1000) -> None:
+    client.subscribe(queue, subscription=name, prefetch=prefetch, headers={"selector": selector})
 
 
-@LEAVES_MEMORY
+@EVICTED
 def test_each_consumer_gets_what_its_selector_wants_in_order_and_nothing_else(
     broker: BrokerProcess, queue: str
 ) -> None:
@@ -55,16 +55,16 @@ def test_each_consumer_gets_what_its_selector_wants_in_order_and_nothing_else(
         assert bodies(got) == [str(number) for _, number in sorted(keys)]
         assert receiver.arrived() == []
         receiver.disconnect()
-    left = broker.connect()
-    left.subscribe(queue, prefetch=7)
+    unselected = broker.connect()
+    unselected.subscribe(queue, prefetch=7)
     for number in [number for _, number in sorted((-(number % 4), number) for number in range(2, 900, 3))]:
-        message = left.message()
+        message = unselected.message()
         assert bodies([message]) == [str(number)]
-        left.ack(message)
-    assert left.arrived() == []
+        unselected.ack(message)
+    assert unselected.arrived() == []
 
 
-@LEAVES_MEMORY
+@EVICTED
 def test_a_match_is_found_behind_many_that_do_not_match_and_those_stay(broker: BrokerProcess, queue: str) -> None:
     sender, receiver = broker.connect(), broker.connect()
     fill(sender, queue, HAYSTACK)
@@ -72,10 +72,10 @@ def test_a_match_is_found_behind_many_that_do_not_match_and_those_stay(broker: B
     sender.send(queue, b"first", headers={"colour": "red"}, persistent=True, confirmed=True)
     assert receiver.message().body == b"first"
     # All that was there is compared by now.
-    began = time.monotonic()
+    started_at = time.monotonic()
     sender.send(queue, b"second", headers={"colour": "red"}, confirmed=True)
     assert receiver.message().body == b"second"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started_at < 5
     assert broker.queues()[queue].waiting == HAYSTACK
 
 
@@ -123,5 +123,5 @@ def test_what_matches_survives_a_restart_and_is_found_again(broker: BrokerProces
 
 def test_a_selector_that_is_none_is_refused_with_the_place_of_the_fault(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
-    client.say("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "selector": "a = = 1"})
+    client.send_frame("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "selector": "a = = 1"})
     assert "is not understood at character 5" in client.error().headers["message"]

@@ -72,38 +72,38 @@ def test_a_client_that_closes_its_sending_half_still_gets_the_receipts_that_are_
     client.await_end()
 
 
-def leave_before_connect(client: RawClient) -> None:
+def hang_up_before_connect(client: RawClient) -> None:
     client.write(b"CONN")
     client.close()
 
 
 def crash_with_heart_beats(client: RawClient) -> None:
-    client.say_hello("1.2", "30000,30000")
+    client.send_connect("1.2", "30000,30000")
     client.subscribe("q")
     client.crash()
 
 
 def close_the_sending_half(client: RawClient) -> None:
-    client.say_hello("1.2", "30000,30000")
+    client.send_connect("1.2", "30000,30000")
     client.hang_up()
     client.await_end()
 
 
 def disconnect(client: RawClient) -> None:
-    client.say_hello("1.2", "30000,30000")
+    client.send_connect("1.2", "30000,30000")
     client.subscribe("q")
     client.begin("t")
     client.disconnect()
 
 
 def be_refused(client: RawClient) -> None:
-    client.say_hello("1.2", "30000,30000")
-    client.say("NONSENSE", {})
+    client.send_connect("1.2", "30000,30000")
+    client.send_frame("NONSENSE", {})
     client.error()
 
 
 def crash_with_much_unread(client: RawClient) -> None:
-    client.say_hello("1.2", "30000,30000")
+    client.send_connect("1.2", "30000,30000")
     for number in range(150):
         client.send("large", b"%d " % number + LARGE)
     client.subscribe("large", ack="auto")
@@ -111,12 +111,12 @@ def crash_with_much_unread(client: RawClient) -> None:
 
 
 def miss_the_heart_beats(client: RawClient) -> None:
-    client.say_hello("1.2", "50,0")
+    client.send_connect("1.2", "50,0")
     client.await_end()
 
 
 ENDS = [
-    leave_before_connect,
+    hang_up_before_connect,
     crash_with_heart_beats,
     close_the_sending_half,
     disconnect,
@@ -148,7 +148,7 @@ def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
 
     def use(port: int) -> None:
         client = RawClient(port)
-        client.say_hello("1.2", "0,50")
+        client.send_connect("1.2", "0,50")
         assert client.read() == b"\n"
         client.await_end()
 
@@ -190,20 +190,20 @@ def test_a_clean_stop_keeps_all_that_the_socket_of_a_slow_auto_reader_has_not_ta
         sender.send("q", b"%d " % number + LARGE, persistent=persistent)
     sender.arrived()
     own_broker.stop()
-    taken = []
+    received = []
     with pytest.raises(EOFError):
         while True:
-            taken.append(slow.message())
+            received.append(slow.message())
     # Half of one more has come: the end was in the middle of a message.
-    assert 0 < len(taken) < count
+    assert 0 < len(received) < count
     own_broker.start()
     reader = own_broker.connect()
     reader.subscribe("q")
-    left = reader.messages(count - len(taken))
+    remaining = reader.messages(count - len(received))
     assert reader.arrived() == []
-    assert numbers(taken + left) == list(range(count))
-    assert left[0].headers["redelivered"] == "true"
-    assert "truenext-attempts" not in left[0].headers or left[0].headers["truenext-attempts"] == "0"
+    assert numbers(received + remaining) == list(range(count))
+    assert remaining[0].headers["redelivered"] == "true"
+    assert "truenext-attempts" not in remaining[0].headers or remaining[0].headers["truenext-attempts"] == "0"
 
 
 # ---- The end of a broker that failed ----

@@ -30,7 +30,7 @@ def follow(
     headers = {"id": "1", "destination": f"/topic/{topic}", "ack": mode}
     if mode != "auto":
         headers["activemq.prefetchSize"] = str(window)
-    client.say("SUBSCRIBE", headers, confirmed=True)
+    client.send_frame("SUBSCRIBE", headers, confirmed=True)
     return client
 
 
@@ -38,15 +38,15 @@ def publish(client: RawClient, first: int, count: int, *, size: int = BODY_BYTES
     """As fast as the broker takes it; returns once it has taken all."""
     for number in range(first, first + count):
         headers = {"destination": "/topic/news", "number": str(number)}
-        client.say("SEND", headers | ({"persistent": "true"} if persistent else {}), b"x" * size)
-    client.say("SEND", {"destination": "/topic/nobody"}, confirmed=True)
+        client.send_frame("SEND", headers | ({"persistent": "true"} if persistent else {}), b"x" * size)
+    client.send_frame("SEND", {"destination": "/topic/nobody"}, confirmed=True)
 
 
 def numbers_of(messages: list[Frame]) -> list[int]:
     return [int(message.headers["number"]) for message in messages]
 
 
-def taken(client: RawClient, count: int) -> list[int]:
+def receive_numbers(client: RawClient, count: int) -> list[int]:
     """Numbers of the next messages, each acknowledged as it comes."""
     messages = []
     for _ in range(count):
@@ -79,7 +79,9 @@ def test_all_that_is_sent_faster_than_it_is_read_comes_in_order_and_memory_is_ke
 
         def read(at: int) -> None:
             seen[at] = (
-                taken(readers[at], MANY) if mode != "auto" else numbers_of([readers[at].message() for _ in range(MANY)])
+                receive_numbers(readers[at], MANY)
+                if mode != "auto"
+                else numbers_of([readers[at].message() for _ in range(MANY)])
             )
 
         threads = [threading.Thread(target=read, args=(at,)) for at in range(len(readers))]
@@ -108,7 +110,7 @@ def test_a_body_is_written_once_for_all_that_wait_for_it(own_broker: BrokerProce
     readers = [follow(own_broker) for _ in range(20)]
     publish(own_broker.connect(), 0, MANY)
     assert bytes_on_disk(own_broker.data) < 4 * MANY * BODY_BYTES
-    assert taken(readers[7], 500) == list(range(500))
+    assert receive_numbers(readers[7], 500) == list(range(500))
     own_broker.stop()
 
 
@@ -125,19 +127,19 @@ def test_two_large_bodies_come_to_two_subscribers(own_broker: BrokerProcess) -> 
 def test_what_is_on_disk_of_a_subscription_is_gone_after_any_end_of_the_broker(
     own_broker: BrokerProcess, is_clean: bool
 ) -> None:
-    durable = own_broker.connect(says_hello=False)
-    durable.say_hello("1.2", "0,0", client_id="me")
-    durable.say("SUBSCRIBE", {"id": "d", "destination": "/topic/kept", "durable": "true"}, confirmed=True)
+    durable = own_broker.connect(sends_connect=False)
+    durable.send_connect("1.2", "0,0", client_id="me")
+    durable.send_frame("SUBSCRIBE", {"id": "d", "destination": "/topic/kept", "durable": "true"}, confirmed=True)
     reader = follow(own_broker)
     publish(own_broker.connect(), 0, MANY, persistent=True)
-    assert taken(reader, 10) == list(range(10))
+    assert receive_numbers(reader, 10) == list(range(10))
     own_broker.restart(is_clean=is_clean)
 
     reader = follow(own_broker)
     assert own_broker.queues().keys() == {"subscription,me,d,kept"}
     assert reader.arrived() == []
     publish(own_broker.connect(), MANY, MANY)
-    assert taken(reader, MANY) == list(range(MANY, 2 * MANY))
+    assert receive_numbers(reader, MANY) == list(range(MANY, 2 * MANY))
     own_broker.stop()
     check_store(own_broker)
     own_broker.start()
@@ -154,18 +156,20 @@ def test_what_is_left_of_a_subscription_that_ends_is_removed_in_the_background(o
     readers[1].disconnect()
     # The same name, and perhaps the same number in the store.
     reader = readers[0]
-    reader.say("SUBSCRIBE", {"id": "1", "destination": "/topic/news", "ack": "client-individual"}, confirmed=True)
+    reader.send_frame(
+        "SUBSCRIBE", {"id": "1", "destination": "/topic/news", "ack": "client-individual"}, confirmed=True
+    )
     publish(own_broker.connect(), MANY, MANY)
-    assert taken(reader, MANY) == list(range(MANY, 2 * MANY))
+    assert receive_numbers(reader, MANY) == list(range(MANY, 2 * MANY))
     reader.disconnect()
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         own_broker.stop()
-        said = check_store(own_broker)
-        if "0 messages of 0 bytes" in said:
-            assert "content" not in said
+        output = check_store(own_broker)
+        if "0 messages of 0 bytes" in output:
+            assert "content" not in output
             break
-        assert time.monotonic() < deadline, said
+        assert time.monotonic() < deadline, output
         own_broker.start()
         time.sleep(0.5)
 
@@ -207,10 +211,10 @@ def test_who_sends_to_a_topic_waits_while_room_is_short(held_broker: BrokerProce
     sender = held_broker.connect()
     publish(sender, 0, 1)
     held_broker.set_disk_level(DiskLevel.LITTLE)
-    sender.say("SEND", {"destination": "/topic/news", "number": "1", "receipt": "later"}, b"later")
+    sender.send_frame("SEND", {"destination": "/topic/news", "number": "1", "receipt": "later"}, b"later")
     with pytest.raises(TimeoutError):
         sender.next_frame(0.3)
-    assert taken(reader, 1) == [0]
+    assert receive_numbers(reader, 1) == [0]
     held_broker.set_disk_level(DiskLevel.PLENTY)
     sender.await_receipt("later")
     assert bodies(reader.only(1)) == ["later"]
@@ -228,7 +232,7 @@ def test_who_sends_to_a_topic_waits_for_a_disk_that_is_slower(held_broker: Broke
         time.sleep(3)
         assert sent.is_alive(), "the broker has taken all, though nothing is written"
         held_broker.resume_disk()
-        assert taken(reader, 2 * MANY) == list(range(2 * MANY))
+        assert receive_numbers(reader, 2 * MANY) == list(range(2 * MANY))
     sent.join()
     assert max(memory) <= MEMORY_LIMIT_MIN
     held_broker.stop()
@@ -241,7 +245,7 @@ def test_a_subscription_that_keeps_more_than_its_topic_allows_is_ended_though_mo
     try:
         reader, sender = follow(broker), broker.connect()
         publish(sender, 0, MANY // 2)
-        assert taken(reader, 10) == list(range(10))
+        assert receive_numbers(reader, 10) == list(range(10))
         publish(sender, MANY // 2, MANY)
         error = reader.error()
         assert "its subscription to news holds" in error.body.decode()

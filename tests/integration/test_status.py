@@ -54,30 +54,30 @@ def test_the_status_says_what_waits_and_what_is_in_memory(own_broker: BrokerProc
 
 
 def test_the_status_counts_all_scheduled_sends_and_says_which_are_for_topics(own_broker: BrokerProcess) -> None:
-    def told() -> tuple[str, int, int]:
+    def wait_reasons() -> tuple[str, int, int]:
         (line,) = re.findall(r"^scheduled +(.*)$", status(own_broker.port).stdout, re.MULTILINE)
         facts = own_broker.status()
         return line, facts["scheduled"], facts["scheduled_for_topics"]
 
-    assert told() == ("0 sends, 0 of them for topics or several destinations", 0, 0)
+    assert wait_reasons() == ("0 sends, 0 of them for topics or several destinations", 0, 0)
     client = own_broker.connect()
     later = {"AMQ_SCHEDULED_DELAY": "600000"}
     client.send("q", b"", headers=later, persistent=True, confirmed=True)
-    assert told() == ("1 send, 0 of them for topics or several destinations", 1, 0)
+    assert wait_reasons() == ("1 send, 0 of them for topics or several destinations", 1, 0)
     client.send("r", b"", headers=later, confirmed=True)
-    client.say("SEND", {"destination": "/topic/t", **later}, confirmed=True)
-    assert told() == ("3 sends, 1 of them for topics or several destinations", 3, 1)
+    client.send_frame("SEND", {"destination": "/topic/t", **later}, confirmed=True)
+    assert wait_reasons() == ("3 sends, 1 of them for topics or several destinations", 3, 1)
     own_broker.restart(is_clean=True)
-    assert told() == ("3 sends, 1 of them for topics or several destinations", 3, 1)
+    assert wait_reasons() == ("3 sends, 1 of them for topics or several destinations", 3, 1)
 
 
 def test_the_status_says_for_whom_so_much_waits_that_no_queue_has(own_broker: BrokerProcess) -> None:
-    reader, sender = own_broker.connect(says_hello=False), own_broker.connect()
-    reader.say_hello("1.2", "0,0", client_id="billing")
+    reader, sender = own_broker.connect(sends_connect=False), own_broker.connect()
+    reader.send_connect("1.2", "0,0", client_id="billing")
     topic = {"destination": "/topic/news"}
-    reader.say("SUBSCRIBE", topic | {"id": "1", "ack": "client", "activemq.prefetchSize": "2"}, confirmed=True)
+    reader.send_frame("SUBSCRIBE", topic | {"id": "1", "ack": "client", "activemq.prefetchSize": "2"}, confirmed=True)
     for _ in range(10):
-        sender.say("SEND", topic, bytes(10_000), confirmed=True)
+        sender.send_frame("SEND", topic, bytes(10_000), confirmed=True)
 
     facts = own_broker.status()["temporary"]
     (largest,) = facts["largest"]
@@ -108,11 +108,11 @@ class StuckDispatcher(Dispatcher):
 
 
 def test_a_stuck_queue_is_in_the_status_and_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[subprocess.CompletedProcess[str]] = []
+    results: list[subprocess.CompletedProcess[str]] = []
 
     def use(port: int) -> None:
         with closing(RawClient(port)) as client:
-            client.say_hello("1.2", "0,0")
+            client.send_connect("1.2", "0,0")
             client.subscribe("forgotten", subscription="1")
             client.subscribe("other", subscription="2")
             client.send("forgotten", b"")
@@ -122,11 +122,11 @@ def test_a_stuck_queue_is_in_the_status_and_once_in_the_log(caplog: pytest.LogCa
             while not any("stuck" in record.message for record in caplog.records):
                 assert time.monotonic() < deadline, "nothing is said"
                 time.sleep(0.01)
-            asked.append(status(port))
+            results.append(status(port))
             client.unsubscribe("1")
             while (last := status(port)).returncode:
                 assert time.monotonic() < deadline, "the queue is still called stuck"
-            asked.append(last)
+            results.append(last)
             client.disconnect()
 
     with (
@@ -139,9 +139,9 @@ def test_a_stuck_queue_is_in_the_status_and_once_in_the_log(caplog: pytest.LogCa
 
     (said,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert said.__dict__["queue"] == "forgotten"
-    assert asked[0].returncode == 1
-    assert re.search(r"^stuck +forgotten, for \d+\.\d seconds$", asked[0].stdout, re.MULTILINE), asked[0]
-    assert asked[1].returncode == 0
+    assert results[0].returncode == 1
+    assert re.search(r"^stuck +forgotten, for \d+\.\d seconds$", results[0].stdout, re.MULTILINE), results[0]
+    assert results[1].returncode == 0
 
 
 async def use_one(use: Callable[[int], None]) -> None:

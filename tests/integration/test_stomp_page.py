@@ -16,7 +16,7 @@ from truenext.wire.stomp.frame import Frame
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stomp.md").read_text()
 END = "^@"
-LEFT_OUT = "..."
+ELLIPSIS = "..."
 CHOSEN = re.compile(r"\b[A-Z]{2,}\b")
 """What stands for a value that the broker has chosen."""
 
@@ -30,7 +30,7 @@ class Shown(NamedTuple):
     @property
     def is_cut(self) -> bool:
         """Its body is left out, too."""
-        return self.lines[-1] == LEFT_OUT
+        return self.lines[-1] == ELLIPSIS
 
     @property
     def head(self) -> list[str]:
@@ -45,11 +45,11 @@ class Shown(NamedTuple):
 def shown() -> Iterator[Shown]:
     for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         lines: list[str] = []
-        said = [(line[0], line[3:]) for line in block.splitlines()]
-        assert {line[1] for line in block.splitlines()} == {":"} and {by for by, _ in said} <= {"B", "C"}, block
-        for number, (by, text) in enumerate(said):
+        rows = [(line[0], line[3:]) for line in block.splitlines()]
+        assert {line[1] for line in block.splitlines()} == {":"} and {by for by, _ in rows} <= {"B", "C"}, block
+        for number, (by, text) in enumerate(rows):
             lines.append(text)
-            if text.endswith(END) or (text == LEFT_OUT and said[number + 1 : number + 2] != [(by, "")]):
+            if text.endswith(END) or (text == ELLIPSIS and rows[number + 1 : number + 2] != [(by, "")]):
                 yield Shown(by, lines)
                 lines = []
         assert not lines, f"this frame has no end: {lines}"
@@ -64,7 +64,7 @@ class Chosen:
     def filled_in(self, text: str) -> str:
         return CHOSEN.sub(lambda word: self._values.get(word[0], word[0]), text)
 
-    def check(self, text: str, said: str) -> None:
+    def check(self, text: str, actual: str) -> None:
         """That this is what the page shows; a word that stands there for the first time is what is said here."""
         text = self.filled_in(text)
         pattern, at = "", 0
@@ -72,26 +72,26 @@ class Chosen:
             known = f"(?P<{word[0]}>" in pattern
             pattern += re.escape(text[at : word.start()]) + (f"(?P={word[0]})" if known else f"(?P<{word[0]}>.+?)")
             at = word.end()
-        match = re.fullmatch(pattern + re.escape(text[at:]), said)
-        assert match is not None, f"{said!r} instead of {text!r}"
+        match = re.fullmatch(pattern + re.escape(text[at:]), actual)
+        assert match is not None, f"{actual!r} instead of {text!r}"
         self._values |= match.groupdict()
 
 
-def check(frame: Shown, said: Frame, chosen: Chosen) -> None:
+def check(frame: Shown, frame_sent: Frame, chosen: Chosen) -> None:
     command, *lines = frame.head
-    assert said.command == command
-    headers = dict(line.split(":", 1) for line in lines if line not in (LEFT_OUT, END))
-    if LEFT_OUT not in lines:
-        assert said.headers.keys() == headers.keys()
+    assert frame_sent.command == command
+    headers = dict(line.split(":", 1) for line in lines if line not in (ELLIPSIS, END))
+    if ELLIPSIS not in lines:
+        assert frame_sent.headers.keys() == headers.keys()
     for name, value in headers.items():
-        assert name in said.headers, f"{name} is missing in {said}"
-        chosen.check(value, said.headers[name])
+        assert name in frame_sent.headers, f"{name} is missing in {frame_sent}"
+        chosen.check(value, frame_sent.headers[name])
     if frame.is_cut:
         return
-    if said.headers.get("content-type") == "application/json":
-        assert json.loads(said.body) == json.loads(frame.body)
+    if frame_sent.headers.get("content-type") == "application/json":
+        assert json.loads(frame_sent.body) == json.loads(frame.body)
     else:
-        chosen.check(frame.body, said.body.decode())
+        chosen.check(frame.body, frame_sent.body.decode())
 
 
 def test_a_broker_says_what_the_page_shows(own_broker: BrokerProcess) -> None:
@@ -101,12 +101,12 @@ def test_a_broker_says_what_the_page_shows(own_broker: BrokerProcess) -> None:
     for number, frame in enumerate(frames):
         is_login = frame.head[0] == "CONNECT"
         if is_login:
-            clients.append(own_broker.connect(says_hello=False))
+            clients.append(own_broker.connect(sends_connect=False))
         client = clients[-1]
         if frame.by == "C":
             client.write(chosen.filled_in("\n".join(frame.lines)).replace(END, "\0").encode())
         elif frame.head[0] == "CONNECTED":
-            check(frame, client.await_hello(), chosen)
+            check(frame, client.await_connected(), chosen)
         else:
             check(frame, client.next_frame(), chosen)
         assert number or is_login

@@ -106,10 +106,10 @@ class Client(stomp.ConnectionListener):
 
     def acknowledge(self, message: stomp.utils.Frame, transaction: str | None = None) -> None:
         """Returns once the broker has confirmed it."""
-        self._say_of(self.connection.ack, message, transaction)
+        self._settle(self.connection.ack, message, transaction)
 
     def nack(self, message: stomp.utils.Frame, transaction: str | None = None) -> None:
-        self._say_of(self.connection.nack, message, transaction)
+        self._settle(self.connection.nack, message, transaction)
 
     def end(self, *transaction: str, by: Callable[..., None]) -> None:
         receipt = self.new_receipt()
@@ -125,7 +125,7 @@ class Client(stomp.ConnectionListener):
         assert self._has_ended.wait(PATIENCE_SECONDS), "stomp.py is still connected"
         self.connection.transport.io_thread.join(PATIENCE_SECONDS)
 
-    def _say_of(self, say: Callable[..., None], message: stomp.utils.Frame, transaction: str | None) -> None:
+    def _settle(self, settle: Callable[..., None], message: stomp.utils.Frame, transaction: str | None) -> None:
         headers = message.headers
         if self.version == "1.2":
             names = [headers["ack"]]
@@ -134,7 +134,7 @@ class Client(stomp.ConnectionListener):
         else:
             names = [headers["message-id"]]
         receipt = self.new_receipt()
-        say(*names, transaction=transaction, receipt=receipt)
+        settle(*names, transaction=transaction, receipt=receipt)
         self.await_receipt(receipt)
 
 
@@ -219,9 +219,9 @@ def test_an_error_reaches_it_and_ends_the_connection(connect: Connect, version: 
 
 
 @VERSIONS
-@pytest.mark.parametrize(("ack", "left"), [("auto", []), ("client", ["4", "5"]), ("client-individual", "01245")])
+@pytest.mark.parametrize(("ack", "remaining"), [("auto", []), ("client", ["4", "5"]), ("client-individual", "01245")])
 def test_it_acknowledges_in_each_mode(
-    broker: BrokerProcess, connect: Connect, queue: str, version: str, ack: str, left: list[str] | str
+    broker: BrokerProcess, connect: Connect, queue: str, version: str, ack: str, remaining: list[str] | str
 ) -> None:
     sender, reader = connect(version), connect(version)
     fill(sender, queue, 6)
@@ -232,7 +232,7 @@ def test_it_acknowledges_in_each_mode(
         reader.acknowledge(messages[3])
     assert not reader.has_more()
     reader.close()
-    assert bodies(broker.what_is_left(queue)) == list(left)
+    assert bodies(broker.remaining_messages(queue)) == list(remaining)
 
 
 @VERSIONS
@@ -281,11 +281,11 @@ def test_what_it_commits_is_done_as_a_whole(
     client.acknowledge(held[2], transaction)
     client.send(target, "a", transaction=transaction, persistent="true")
     client.send(target, "b", transaction=transaction)
-    assert bodies(broker.what_is_left(target)) == []
+    assert bodies(broker.remaining_messages(target)) == []
     client.end(transaction, by=client.connection.commit)
-    assert bodies(broker.what_is_left(target)) == ["a", "b"]
+    assert bodies(broker.remaining_messages(target)) == ["a", "b"]
     client.close()
-    assert bodies(broker.what_is_left(source)) == ["1"]
+    assert bodies(broker.remaining_messages(source)) == ["1"]
 
 
 @VERSIONS
@@ -307,7 +307,7 @@ def test_what_it_aborts_never_happened(
     client.acknowledge(held[1])
     again = client.message()
     assert (again.body, again.headers["truenext-attempts"]) == (b"0", "1")
-    assert bodies(broker.what_is_left(target)) == []
+    assert bodies(broker.remaining_messages(target)) == []
 
 
 @NACKING_VERSIONS

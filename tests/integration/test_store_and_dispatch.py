@@ -94,7 +94,7 @@ class Race:
             silent_since = time.monotonic()
             while not self.is_over:
                 client.begin("t")
-                taken: list[str] = []
+                received: list[str] = []
                 for _ in range(chance.randrange(1, 11)):
                     try:
                         message = client.message(0.02)
@@ -105,11 +105,11 @@ class Race:
                     assert "redelivered" not in message.headers
                     newest[priority] = sequence
                     client.ack(message, transaction="t")
-                    taken.append(identity(message))
+                    received.append(identity(message))
                 client.commit("t")
                 with self.lock:
-                    self.seen.update(taken)
-                if taken:
+                    self.seen.update(received)
+                if received:
                     silent_since = time.monotonic()
                 assert time.monotonic() < silent_since + PATIENCE_SECONDS, (
                     f"{self.seen.total()} of {self.expected} came; {self.broker.queues()}, {self.broker.status()}"
@@ -147,7 +147,7 @@ def test_fast_producers_and_fast_transacted_consumers_pass_every_message_on_once
     # Nothing is left that would come back.
     own_broker.close_clients()
     own_broker.restart(is_clean=False)
-    assert own_broker.what_is_left(queue, once_durable=True) == []
+    assert own_broker.remaining_messages(queue, once_durable=True) == []
 
 
 @EITHER
@@ -171,7 +171,7 @@ def persistent_in_flight(broker: BrokerProcess, queue: str, body: bytes) -> tupl
     return sender, receipt
 
 
-def nothing_came(client: RawClient) -> bool:
+def nothing_received(client: RawClient) -> bool:
     try:
         client.next_frame(0.1)
     except TimeoutError:
@@ -190,11 +190,11 @@ def test_a_persistent_message_is_dispatched_before_it_is_durable_and_confirmed_a
 
     assert receiver.message().body == b"early"
 
-    assert nothing_came(sender)
+    assert nothing_received(sender)
     held_broker.resume_disk()
     sender.await_receipt(receipt)
     held_broker.restart(is_clean=False)
-    assert bodies(held_broker.what_is_left(queue, once_durable=True)) == ["early"]
+    assert bodies(held_broker.remaining_messages(queue, once_durable=True)) == ["early"]
 
 
 @ONLY_CONCURRENT
@@ -206,30 +206,30 @@ def test_without_a_receipt_an_early_message_may_be_lost_although_it_was_seen(
     held_broker.hold_disk()
     sender, _ = persistent_in_flight(held_broker, queue, b"early")
     assert receiver.message().body == b"early"
-    assert nothing_came(sender)
+    assert nothing_received(sender)
     held_broker.kill()
     held_broker.resume_disk()
     held_broker.close_clients()
     held_broker.start()
-    assert held_broker.what_is_left(queue, once_durable=True) == []
+    assert held_broker.remaining_messages(queue, once_durable=True) == []
 
 
 @ONLY_CONCURRENT
-@pytest.mark.parametrize("is_behind_another", [True, False], ids=["not handed over", "handed over"])
+@pytest.mark.parametrize("follows_another", [True, False], ids=["not handed over", "handed over"])
 def test_what_is_acknowledged_before_it_is_written_is_confirmed_and_never_comes_again(
-    held_broker: BrokerProcess, queue: str, is_behind_another: bool
+    held_broker: BrokerProcess, queue: str, follows_another: bool
 ) -> None:
     """A message that only gathers is taken out of its batch; one that the store has already is removed by the next."""
     receiver = held_broker.connect()
     receiver.subscribe(queue)
     held_broker.hold_disk()
-    if is_behind_another:
+    if follows_another:
         persistent_in_flight(held_broker, "other", b"")
         held_broker.await_facts("other", waiting=1)
     sender, receipt = persistent_in_flight(held_broker, queue, b"short-lived")
     message = receiver.message()
     acknowledged = receiver.new_receipt()
-    receiver.say("ACK", {"id": message.headers["ack"], "receipt": acknowledged})
+    receiver.send_frame("ACK", {"id": message.headers["ack"], "receipt": acknowledged})
     held_broker.await_facts(queue, waiting=0, unacknowledged=0)
 
     held_broker.resume_disk()
@@ -237,8 +237,8 @@ def test_what_is_acknowledged_before_it_is_written_is_confirmed_and_never_comes_
     sender.await_receipt(receipt)
     receiver.await_receipt(acknowledged)
     held_broker.restart(is_clean=False)
-    assert held_broker.what_is_left(queue, once_durable=True) == []
-    assert bodies(held_broker.what_is_left("other", once_durable=True)) == [""] * is_behind_another
+    assert held_broker.remaining_messages(queue, once_durable=True) == []
+    assert bodies(held_broker.remaining_messages("other", once_durable=True)) == [""] * follows_another
 
 
 @ONLY_CONCURRENT

@@ -16,8 +16,8 @@ pytestmark = LIMITS
 
 
 def numbered(number: int, secret: str = "", **others: str) -> dict[str, str]:
-    said = {"truenext-connection": str(number)} | ({"truenext-secret": secret} if secret else {})
-    return said | {f"truenext-{name}": value for name, value in others.items()}
+    fields = {"truenext-connection": str(number)} | ({"truenext-secret": secret} if secret else {})
+    return fields | {f"truenext-{name}": value for name, value in others.items()}
 
 
 def secret_of(client: RawClient) -> str:
@@ -67,13 +67,13 @@ def test_whose_handlers_go_on_is_not_charged(broker: BrokerProcess, queue: str) 
 
 
 def test_a_durable_subscription_is_free_for_the_client_that_comes_back(broker: BrokerProcess, queue: str) -> None:
-    said = {"id": "d", "destination": f"/topic/{queue}", "durable": "true", "ack": "client"}
-    old = broker.connect(says_hello=False)
-    old.say_hello("1.2", "0,0", client_id=queue, headers=numbered(1))
-    old.say("SUBSCRIBE", said, confirmed=True)
-    new = broker.connect(says_hello=False)
-    new.say_hello("1.2", "0,0", client_id=queue, headers=numbered(2, secret_of(old)))
-    new.say("SUBSCRIBE", said, confirmed=True)
+    fields = {"id": "d", "destination": f"/topic/{queue}", "durable": "true", "ack": "client"}
+    old = broker.connect(sends_connect=False)
+    old.send_connect("1.2", "0,0", client_id=queue, headers=numbered(1))
+    old.send_frame("SUBSCRIBE", fields, confirmed=True)
+    new = broker.connect(sends_connect=False)
+    new.send_connect("1.2", "0,0", client_id=queue, headers=numbered(2, secret_of(old)))
+    new.send_frame("SUBSCRIBE", fields, confirmed=True)
 
 
 def test_a_secret_that_is_not_known_is_no_error_and_is_the_connections_own_from_then_on(broker: BrokerProcess) -> None:
@@ -93,29 +93,29 @@ def test_a_connect_that_comes_late_is_refused_and_does_nothing(broker: BrokerPro
     third = broker.connect(headers=numbered(3, secret))
     third.subscribe(queue)
     for number in (1, 2, 3):
-        late = broker.connect(says_hello=False)
-        late.say("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(number, secret))
+        late = broker.connect(sends_connect=False)
+        late.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(number, secret))
         late.send(queue, b"late")
         assert late.error().headers["truenext-code"] == "stale"
     assert third.arrived() == []
     third.disconnect()
-    late = broker.connect(says_hello=False)
-    late.say("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(2, secret))
+    late = broker.connect(sends_connect=False)
+    late.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(2, secret))
     assert late.error().headers["truenext-code"] == "stale"
 
 
 def test_what_the_old_connection_says_afterwards_is_not_read(broker: BrokerProcess, queue: str) -> None:
     old = broker.connect(headers=numbered(1))
     with broker.asleep():
-        new = broker.connect(says_hello=False)
-        new.say("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(2, secret_of(old)))
-    new.await_hello()
+        new = broker.connect(sends_connect=False)
+        new.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"} | numbered(2, secret_of(old)))
+    new.await_connected()
     try:
         for _ in range(10):
             old.send(queue, b"late")
     except OSError:
         pass
-    assert bodies(broker.what_is_left(queue)) == []
+    assert bodies(broker.remaining_messages(queue)) == []
 
 
 def test_what_waits_for_room_on_the_disk_is_dropped(held_broker: BrokerProcess, queue: str) -> None:
@@ -128,7 +128,7 @@ def test_what_waits_for_room_on_the_disk_is_dropped(held_broker: BrokerProcess, 
     assert is_taken_over(new) == "true"
     broker.set_disk_level(DiskLevel.PLENTY)
     new.send(queue, b"after", persistent=True, confirmed=True)
-    assert bodies(broker.what_is_left(queue)) == ["before", "after"]
+    assert bodies(broker.remaining_messages(queue)) == ["before", "after"]
 
 
 def test_the_secret_is_in_no_log_and_no_answer(own_broker: BrokerProcess, queue: str) -> None:
@@ -159,16 +159,16 @@ def test_the_secret_is_in_no_log_and_no_answer(own_broker: BrokerProcess, queue:
 def test_a_login_that_asks_for_nonsense_is_refused_and_nothing_of_it_repeated(
     broker: BrokerProcess, headers: dict[str, str]
 ) -> None:
-    client = broker.connect(says_hello=False)
-    client.say("CONNECT", {"accept-version": "1.2", "host": "h"} | headers)
+    client = broker.connect(sends_connect=False)
+    client.send_frame("CONNECT", {"accept-version": "1.2", "host": "h"} | headers)
     error = client.error()
     assert error.headers["truenext-code"] == "login"
     assert b"hush" not in error.body and b"GGG" not in error.body
 
 
 def test_what_is_ours_on_connect_needs_stomp_1_2(broker: BrokerProcess) -> None:
-    client = broker.connect(says_hello=False)
-    client.say("CONNECT", {"accept-version": "1.1", "host": "h", "truenext-rounds": "true"})
+    client = broker.connect(sends_connect=False)
+    client.send_frame("CONNECT", {"accept-version": "1.1", "host": "h", "truenext-rounds": "true"})
     assert "1.2" in client.error().body.decode()
 
 
@@ -184,14 +184,14 @@ def test_what_had_not_left_the_broker_in_auto_mode_comes_to_the_new_connection(
         sender.send(queue, b"%d " % number + b"x" * 1000)
     sender.arrived()
     new = broker.connect(headers=numbered(2, secret_of(old)))
-    taken = []
+    received = []
     with contextlib.suppress(EOFError):
         while True:
-            taken.append(old.message())
+            received.append(old.message())
     new.subscribe(queue, prefetch=count)
-    left = new.messages(count - len(taken))
-    assert [int(message.body.split()[0]) for message in taken + left] == list(range(count))
-    assert {message.headers["truenext-attempts"] for message in left} == {"0"}
+    remaining = new.messages(count - len(received))
+    assert [int(message.body.split()[0]) for message in received + remaining] == list(range(count))
+    assert {message.headers["truenext-attempts"] for message in remaining} == {"0"}
 
 
 def test_a_connection_that_is_taken_over_again_and_again_leaves_nothing_behind(
@@ -210,10 +210,10 @@ def test_a_connection_that_is_taken_over_again_and_again_leaves_nothing_behind(
             client.ack(client.message(), transaction="t")
 
     take_over(2, 1500)
-    with own_broker.watched_memory() as looks:
+    with own_broker.watched_memory() as samples:
         take_over(1502, 2000)
-    assert looks[-1] - looks[0] < 1_500_000, looks[-1] - looks[0]
+    assert samples[-1] - samples[0] < 1_500_000, samples[-1] - samples[0]
     client.arrived()
     client.disconnect()
-    (left,) = own_broker.what_is_left(queue)
-    assert left.headers["truenext-attempts"] == "0"
+    (remaining,) = own_broker.remaining_messages(queue)
+    assert remaining.headers["truenext-attempts"] == "0"

@@ -34,7 +34,7 @@ class Clients:
     def connect(self, url: str, heart_beat: str = "0,0", headers: dict[str, str] | None = None) -> RawClient:
         client = RawClient(int(url.rpartition(":")[2]))
         self._all.append(client)
-        client.say_hello("1.2", heart_beat, headers=headers)
+        client.send_connect("1.2", heart_beat, headers=headers)
         return client
 
     def close(self) -> None:
@@ -101,10 +101,10 @@ def test_a_look_at_a_queue_shows_what_waits_in_order_and_counts_the_rest(
     client.send("orders", b"second")
     client.send("orders", b"first", priority=5, headers={"color": "red"})
     client.send("orders", b"later", headers={"AMQ_SCHEDULED_DELAY": "60000"})
-    look = broker.queue("orders")
-    assert look.bodies == [b"first", b"second"] and look.waiting == 2
-    assert look.messages[0].headers["color"] == "red"
-    assert (look.unacknowledged, look.scheduled) == (1, 1)
+    contents = broker.queue("orders")
+    assert contents.bodies == [b"first", b"second"] and contents.waiting == 2
+    assert contents.messages[0].headers["color"] == "red"
+    assert (contents.unacknowledged, contents.scheduled) == (1, 1)
 
 
 def test_a_look_at_a_queue_is_behind_all_that_was_sent_before(broker: BlockingBroker, clients: Clients) -> None:
@@ -117,8 +117,8 @@ def test_a_look_at_a_queue_is_behind_all_that_was_sent_before(broker: BlockingBr
 
 def test_a_queue_that_is_not_there_is_empty_and_is_not_made(broker: BlockingBroker) -> None:
     for _ in range(2):
-        look = broker.queue("nowhere")
-        assert (look.bodies, look.unacknowledged, look.scheduled) == ([], 0, 0)
+        contents = broker.queue("nowhere")
+        assert (contents.bodies, contents.unacknowledged, contents.scheduled) == ([], 0, 0)
 
 
 def test_a_name_that_no_queue_can_have_is_an_error(broker: BlockingBroker) -> None:
@@ -129,16 +129,16 @@ def test_a_name_that_no_queue_can_have_is_an_error(broker: BlockingBroker) -> No
 # ---- COMMIT ----
 
 
-@pytest.mark.parametrize("asked", [{}, KEEP_OPEN], ids=["plain", "keep open"])
+@pytest.mark.parametrize("connect_headers", [{}, KEEP_OPEN], ids=["plain", "keep open"])
 def test_a_commit_that_is_lost_before_has_not_happened(
-    broker: BlockingBroker, clients: Clients, asked: dict[str, str]
+    broker: BlockingBroker, clients: Clients, connect_headers: dict[str, str]
 ) -> None:
-    client = clients.connect(broker.url, headers=asked)
+    client = clients.connect(broker.url, headers=connect_headers)
     broker.lose_commit("before")
     broker.freeze()
     client.begin("t")
     client.send("orders", b"in it", persistent=True, transaction="t")
-    client.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
+    client.send_frame("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
     client.send("orders", b"behind it")
     # All is read at once.
     broker.thaw()
@@ -147,7 +147,7 @@ def test_a_commit_that_is_lost_before_has_not_happened(
     again = clients.connect(broker.url)
     again.begin("t")
     again.send("orders", b"in it", persistent=True, transaction="t")
-    again.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
+    again.send_frame("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
     assert "truenext-repeat" not in again.await_receipt("r").headers
     assert broker.queue("orders").bodies == [b"in it"]
 
@@ -158,7 +158,7 @@ def test_a_commit_that_is_lost_after_is_durable_and_nobody_was_told(broker: Bloc
     broker.freeze()
     client.begin("t")
     client.send("orders", b"in it", persistent=True, transaction="t")
-    client.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
+    client.send_frame("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
     client.send("orders", b"behind it")
     # All is read at once.
     broker.thaw()
@@ -168,7 +168,7 @@ def test_a_commit_that_is_lost_after_is_durable_and_nobody_was_told(broker: Bloc
     again = clients.connect(broker.url)
     again.begin("t")
     again.send("orders", b"in it", persistent=True, transaction="t")
-    again.say("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
+    again.send_frame("COMMIT", {"transaction": "t", "receipt": "r"} | numbered("shop", 1))
     assert again.await_receipt("r").headers["truenext-repeat"] == "true"
     assert broker.queue("orders").bodies == [b"in it"]
 
@@ -215,7 +215,7 @@ def test_a_commit_that_is_lost_after_waits_for_a_slow_disk(broker: BlockingBroke
 def test_a_commit_that_is_refused_does_not_use_up_the_fault(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url, headers=KEEP_OPEN)
     broker.lose_commit("after")
-    client.say("COMMIT", {"transaction": "never begun"})
+    client.send_frame("COMMIT", {"transaction": "never begun"})
     assert client.next_error().headers["truenext-code"] == "no-transaction"
     client.begin("t")
     client.commit("t", confirmed=False)
@@ -244,13 +244,13 @@ def test_a_commit_is_lost_before_or_after_and_nowhere_else(broker: BlockingBroke
 def test_several_commits_are_lost_one_after_the_other(broker: BlockingBroker, clients: Clients) -> None:
     broker.lose_commit("before")
     broker.lose_commit("after")
-    for left in ([], [b"1"]):
+    for remaining in ([], [b"1"]):
         client = clients.connect(broker.url)
         client.begin("t")
         client.send("orders", b"1", persistent=True, transaction="t")
         client.commit("t", confirmed=False)
         assert lost(client)
-        assert broker.queue("orders").bodies == left
+        assert broker.queue("orders").bodies == remaining
 
 
 def test_a_commit_to_be_lost_that_never_comes_fails_the_test_with_its_place() -> None:
@@ -413,7 +413,7 @@ def test_a_client_that_has_taken_leave_does_not_see_its_end_while_it_is_frozen(
     client = clients.connect(broker.url)
     broker.slow_disk(60)
     client.send("orders", b"1", persistent=True)
-    client.say("DISCONNECT", {})
+    client.send_frame("DISCONNECT", {})
     assert is_silent(client)
     broker.freeze()
     broker.advance(seconds=60)
@@ -621,8 +621,8 @@ def test_after_a_crash_what_was_persistent_is_there_at_the_same_address(
     broker.crash()
     assert broker.url == url
     assert lost(client)
-    look = broker.queue("orders")
-    assert look.bodies == [b"persistent"]
+    contents = broker.queue("orders")
+    assert contents.bodies == [b"persistent"]
     again = clients.connect(url)
     again.subscribe("orders")
     assert again.connected.headers["session"] != session_of(client)
@@ -639,9 +639,9 @@ def test_after_a_restart_all_is_there(broker: BlockingBroker, clients: Clients) 
     hangs_up.start()
     broker.restart()
     hangs_up.join()
-    look = broker.queue("orders")
-    assert look.bodies == [b"persistent", b"transient"]
-    assert {message.headers["truenext-attempts"] for message in look.messages} == {"0"}
+    contents = broker.queue("orders")
+    assert contents.bodies == [b"persistent", b"transient"]
+    assert {message.headers["truenext-attempts"] for message in contents.messages} == {"0"}
 
 
 def test_a_restart_waits_for_clients_to_hang_up(broker: BlockingBroker, clients: Clients) -> None:
@@ -856,7 +856,7 @@ def test_with_a_broker(truenext_broker):
 """
 
 
-def pytest_says(folder: Path) -> str:
+def pytest_output(folder: Path) -> str:
     """Of test_it.py there."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "pytest_truenext", "-p", "no:cacheprovider", "test_it.py"],
@@ -871,7 +871,7 @@ def pytest_says(folder: Path) -> str:
 
 def test_the_fixture_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(A_TEST)
-    assert "2 passed" in pytest_says(tmp_path)
+    assert "2 passed" in pytest_output(tmp_path)
 
 
 def test_the_fixture_fails_a_test_that_does_not_reach_what_it_ordered(tmp_path: Path) -> None:
@@ -879,9 +879,9 @@ def test_the_fixture_fails_a_test_that_does_not_reach_what_it_ordered(tmp_path: 
 def test_it(truenext_broker):
     truenext_broker.lose_commit("before")
 """)
-    said = pytest_says(tmp_path)
-    assert "1 passed, 1 error" in said
-    assert re.search(r'NeverReached: .*\n.*lose_commit\("before"\), ordered at .*test_it.py:3', said)
+    output = pytest_output(tmp_path)
+    assert "1 passed, 1 error" in output
+    assert re.search(r'NeverReached: .*\n.*lose_commit\("before"\), ordered at .*test_it.py:3', output)
 
 
 def test_the_fixture_says_nothing_of_what_was_not_reached_if_the_test_has_raised(tmp_path: Path) -> None:
@@ -900,15 +900,15 @@ def test_fails_as_expected(truenext_broker):
 def test_need_not(truenext_broker):
     truenext_broker.lose_commit("before", required=False)
 """)
-    said = pytest_says(tmp_path)
-    assert "1 failed, 1 passed, 1 xfailed" in said
-    assert "NeverReached" not in said
+    output = pytest_output(tmp_path)
+    assert "1 failed, 1 passed, 1 xfailed" in output
+    assert "NeverReached" not in output
 
 
 def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
     (tmp_path / "test_it.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
-    assert "3 passed" in pytest_says(tmp_path)
+    assert "3 passed" in pytest_output(tmp_path)
 
 
 def test_pytest_finds_the_fixture() -> None:

@@ -10,12 +10,12 @@ from truenext.wire.stomp.frame import Frame, Version, encode
 
 
 def follow(client: RawClient, address: str, *, name: str = "1", headers: dict[str, str] | None = None) -> None:
-    said = {"id": name, "destination": address, "ack": "client-individual"} | (headers or {})
-    client.say("SUBSCRIBE", said, confirmed=True)
+    fields = {"id": name, "destination": address, "ack": "client-individual"} | (headers or {})
+    client.send_frame("SUBSCRIBE", fields, confirmed=True)
 
 
 def publish(client: RawClient, address: str, body: str, headers: dict[str, str] | None = None) -> None:
-    client.say("SEND", {"destination": address} | (headers or {}), body.encode(), confirmed=True)
+    client.send_frame("SEND", {"destination": address} | (headers or {}), body.encode(), confirmed=True)
 
 
 def test_every_subscription_gets_a_copy_in_the_order_of_priority(broker: BrokerProcess, queue: str) -> None:
@@ -52,7 +52,9 @@ def test_nothing_comes_behind_the_receipt_of_an_unsubscribe(broker: BrokerProces
 def test_a_transaction_is_published_when_it_is_committed(broker: BrokerProcess, queue: str) -> None:
     reader, sender = broker.connect(), broker.connect()
     sender.begin("t")
-    sender.say("SEND", {"destination": f"/topic/{queue},/queue/{queue}", "transaction": "t"}, b"m", confirmed=True)
+    sender.send_frame(
+        "SEND", {"destination": f"/topic/{queue},/queue/{queue}", "transaction": "t"}, b"m", confirmed=True
+    )
     follow(reader, f"/topic/{queue}")
     follow(reader, f"/queue/{queue}", name="2")
     assert not reader.arrived()
@@ -114,26 +116,26 @@ def test_a_queue_of_a_virtual_topic_that_never_had_a_message_on_disk_collects_af
 
 
 def test_a_question_can_name_a_temporary_topic_for_its_answer(broker: BrokerProcess, queue: str) -> None:
-    asker, other = broker.connect(), broker.connect()
-    follow(asker, "/temp-topic/answers")
+    requester, other = broker.connect(), broker.connect()
+    follow(requester, "/temp-topic/answers")
     follow(other, f"/queue/{queue}")
-    publish(asker, f"/queue/{queue}", "?", {"reply-to": "/temp-topic/answers"})
+    publish(requester, f"/queue/{queue}", "?", {"reply-to": "/temp-topic/answers"})
     publish(other, other.message().headers["reply-to"], "!")
-    assert bodies(asker.only(1)) == ["!"]
+    assert bodies(requester.only(1)) == ["!"]
 
 
 # ---- Durable subscriptions ----
 
 
 def known(broker: BrokerProcess, client_id: str = "me") -> RawClient:
-    client = broker.connect(says_hello=False)
-    client.say_hello("1.2", "0,0", client_id=client_id)
+    client = broker.connect(sends_connect=False)
+    client.send_connect("1.2", "0,0", client_id=client_id)
     return client
 
 
-def asked(client: RawClient, verb: str) -> object:
+def control_request(client: RawClient, verb: str) -> object:
     follow(client, "/temp-queue/answers", name="answers")
-    client.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"})
+    client.send_frame("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"})
     message = client.message()
     client.ack(message)
     answer: object = json.loads(message.body)
@@ -161,14 +163,14 @@ def test_a_durable_subscription_collects_through_kills_until_it_is_ended(
     messages = reader.only(3)
     assert bodies(messages) == ["1", "0", "2"]
     reader.ack(messages[0], confirmed=True)
-    reader.say("UNSUBSCRIBE", {"id": "1"}, confirmed=True)
+    reader.send_frame("UNSUBSCRIBE", {"id": "1"}, confirmed=True)
     follow(reader, "/topic/news", headers=headers)
     assert bodies(reader.only(2)) == ["0", "2"]
-    reader.say("UNSUBSCRIBE", {"id": "1"} | headers, confirmed=True)
+    reader.send_frame("UNSUBSCRIBE", {"id": "1"} | headers, confirmed=True)
     own_broker.kill()
     own_broker.start()
     reader = known(own_broker)
-    assert asked(reader, "queues") == []
+    assert control_request(reader, "queues") == []
     follow(reader, "/topic/news", headers=headers)
     assert not reader.arrived()
     own_broker.stop()
@@ -180,17 +182,17 @@ def test_an_ended_subscription_leaves_nothing_on_disk_whatever_it_held(own_broke
         follow(reader, "/topic/news", name=name, headers={"durable": "true"})
         reader.unsubscribe(name)
     for number in range(3000):
-        reader.say("SEND", {"destination": "/topic/news", "persistent": "true"}, b"x" * (number % 100))
+        reader.send_frame("SEND", {"destination": "/topic/news", "persistent": "true"}, b"x" * (number % 100))
     publish(reader, "/topic/news", "last", {"persistent": "true"})
-    reader.say("UNSUBSCRIBE", {"id": "n", "durable": "true"}, confirmed=True)
+    reader.send_frame("UNSUBSCRIBE", {"id": "n", "durable": "true"}, confirmed=True)
     own_broker.kill()
     own_broker.start()
     own_broker.stop()
     own_broker.start()
     reader = known(own_broker)
-    waiting = [(queue["topic"], queue["waiting"]) for queue in asked(reader, "queues")]  # type: ignore[attr-defined]
+    waiting = [(queue["topic"], queue["waiting"]) for queue in control_request(reader, "queues")]  # type: ignore[attr-defined]
     assert waiting == [("news", 3001)]
-    status = asked(reader, "status")
+    status = control_request(reader, "status")
     assert status["subscriptions"] == {"durable": 1, "non_durable": 0}  # type: ignore[index]
     own_broker.stop()
 
@@ -204,14 +206,14 @@ def test_a_durable_subscription_may_end_in_one_breath_with_what_is_sent_to_it(ow
     end = Frame("UNSUBSCRIBE", {"id": "1", "durable": "true", "receipt": "ended"}, b"")
     reader.write(encode(send, Version.V1_2) + encode(end, Version.V1_2))
     reader.await_receipt("ended")
-    assert asked(reader, "queues") == []
+    assert control_request(reader, "queues") == []
     own_broker.stop()
 
 
 def test_only_one_at_a_time_uses_a_durable_subscription(broker: BrokerProcess, queue: str) -> None:
     first, second = known(broker, queue), known(broker, queue)
     follow(first, f"/topic/{queue}", headers={"durable": "true"})
-    second.say("SUBSCRIBE", {"id": "1", "destination": f"/topic/{queue}", "durable": "true"})
+    second.send_frame("SUBSCRIBE", {"id": "1", "destination": f"/topic/{queue}", "durable": "true"})
     assert "somebody uses the durable subscription" in second.error().headers["message"]
     first.disconnect()
     second = known(broker, queue)
@@ -268,8 +270,8 @@ def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_
     assert letter.body == b"bad"
     reader.unsubscribe("dead")
     follow(reader, "/temp-queue/answers", name="answers")
-    question = json.dumps({"queue": f"DLQ.subscription.{queue}.1"}).encode()
-    reader.say("SEND", {"destination": "/control/redrive", "reply-to": "/temp-queue/answers"}, question)
+    arguments = json.dumps({"queue": f"DLQ.subscription.{queue}.1"}).encode()
+    reader.send_frame("SEND", {"destination": "/control/redrive", "reply-to": "/temp-queue/answers"}, arguments)
     assert sorted(bodies(reader.messages(2)), key=len)[0] == "bad"
 
 
@@ -284,17 +286,17 @@ def test_work_on_a_subscription_that_has_ended_between_two_pieces_is_refused_in_
         publish(operator, f"/topic/{queue}", "m", {"persistent": "true"})
     follow(operator, "/temp-queue/answers", name="answers")
     name = f"subscription,{queue},1,{queue}"
-    question = {"queue": name, "limit": 1} | ({"to": f"{queue}.new"} if verb == "move" else {})
+    arguments = {"queue": name, "limit": 1} | ({"to": f"{queue}.new"} if verb == "move" else {})
 
     def piece(**rest: object) -> dict[str, object]:
-        body = json.dumps(question | rest).encode()
-        operator.say("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"}, body)
+        body = json.dumps(arguments | rest).encode()
+        operator.send_frame("SEND", {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"}, body)
         answer: dict[str, object] = json.loads(operator.message().body)
         return answer
 
     first = piece()
     assert (first["moved"], first["error"]) == (1, "")
-    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    reader.send_frame("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
     for _ in range(2):
         # The connection goes on.
         second = piece(after=first["next"], until=first["until"])
@@ -317,18 +319,18 @@ def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_se
     for _ in range(2 if way == "given up twice" else 1):
         message = reader.message()
         reader.nack(message, headers={"truenext-reject": "true"}, confirmed=True)
-        (letter,) = own_broker.what_is_left(dead)
+        (letter,) = own_broker.remaining_messages(dead)
         for frame in (message, letter):
             assert "subscription," not in f"{frame.headers} {frame.body!r}"
         assert letter.headers["truenext-original-destination"] == address
         if way == "through a move":
-            own_broker.said("move", dead, "DLQ.elsewhere")
+            own_broker.output_of("move", dead, "DLQ.elsewhere")
             dead = "DLQ.elsewhere"
         if way == "through a kill":
             own_broker.restart(is_clean=False)
             reader = known(own_broker, "me")
             follow(reader, "/topic/news.*", headers=subscribed)
-        assert own_broker.said("redrive", dead).startswith("1 moved to subscription,me,1,")
+        assert own_broker.output_of("redrive", dead).startswith("1 moved to subscription,me,1,")
     message = reader.message()
     assert (message.body, message.headers["destination"], message.headers["priority"]) == (b"bad", address, "9")
     assert not [name for name in message.headers if name.startswith(("truenext-original", "truenext-dead"))]
@@ -353,15 +355,15 @@ def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_se
 def test_a_durable_subscription_that_cannot_be_is_refused_and_says_why(
     broker: BrokerProcess, client_id: str | None, headers: dict[str, str], why: str
 ) -> None:
-    client = broker.connect(says_hello=False)
-    client.say_hello("1.2", "0,0", client_id=client_id)
-    client.say("SUBSCRIBE", {"id": "1", "destination": "/topic/t"} | headers)
+    client = broker.connect(sends_connect=False)
+    client.send_connect("1.2", "0,0", client_id=client_id)
+    client.send_frame("SUBSCRIBE", {"id": "1", "destination": "/topic/t"} | headers)
     assert why in client.error().headers["message"]
 
 
 def test_there_is_nothing_to_end_where_no_durable_subscription_is(broker: BrokerProcess, queue: str) -> None:
     client = known(broker, queue)
-    client.say("UNSUBSCRIBE", {"id": "1", "durable": "true"})
+    client.send_frame("UNSUBSCRIBE", {"id": "1", "durable": "true"})
     assert "there is no durable subscription" in client.error().headers["message"]
 
 
@@ -371,7 +373,7 @@ def test_there_is_nothing_to_end_where_no_durable_subscription_is(broker: Broker
 def test_a_subscription_with_a_selector_collects_only_what_that_wants_through_a_kill(own_broker: BrokerProcess) -> None:
     headers = {"durable": "true", "selector": "colour = 'red' AND total > 5, 9"}
     reader = known(own_broker)
-    reader.say("SUBSCRIBE", {"id": "1", "destination": "/topic/news"} | headers)
+    reader.send_frame("SUBSCRIBE", {"id": "1", "destination": "/topic/news"} | headers)
     assert "selector" in reader.error().headers["message"]
     headers["selector"] = "colour IN ('red', 'green') AND total > 5"
     reader = known(own_broker)
@@ -420,7 +422,7 @@ def test_what_is_scheduled_for_a_topic_and_a_queue_comes_to_both_once_over_a_kil
 @pytest.mark.parametrize("address", ["/temp-topic/t", "/temp-queue/q", "/queue/a,/temp-topic/t"])
 def test_nothing_is_scheduled_for_what_may_be_gone(broker: BrokerProcess, address: str) -> None:
     client = broker.connect()
-    client.say("SEND", {"destination": address, "AMQ_SCHEDULED_DELAY": "1"}, b"m")
+    client.send_frame("SEND", {"destination": address, "AMQ_SCHEDULED_DELAY": "1"}, b"m")
     assert "may be gone when a scheduled send is due" in client.error().headers["message"]
 
 
@@ -434,24 +436,24 @@ def test_a_durable_subscription_is_listed_browsed_moved_and_purged_by_its_name(
     for number in range(10):
         colour = "red" if number % 2 else "green"
         publish(reader, f"/topic/{queue}", str(number), {"persistent": str(number > 3).lower(), "colour": colour})
-    listed = {each["name"]: each for each in json.loads(broker.said("queues", "--json"))}
+    listed = {each["name"]: each for each in json.loads(broker.output_of("queues", "--json"))}
     assert (listed[name]["waiting"], listed[name]["topic"]) == (10, queue)
-    assert broker.said("browse", name, "--selector", "colour = 'red'").split() == list("13579")
-    assert broker.said("browse", f"/subscription/{queue},n", "--count", "2").split() == ["0", "1"]
-    assert broker.said("move", name, f"{queue}.red", "--selector", "colour = 'red'") == f"5 moved to {queue}.red\n"
-    broker.said("pause", name)
+    assert broker.output_of("browse", name, "--selector", "colour = 'red'").split() == list("13579")
+    assert broker.output_of("browse", f"/subscription/{queue},n", "--count", "2").split() == ["0", "1"]
+    assert broker.output_of("move", name, f"{queue}.red", "--selector", "colour = 'red'") == f"5 moved to {queue}.red\n"
+    broker.output_of("pause", name)
     follow(reader, f"/topic/{queue}", headers={"activemq.subscriptionName": "n", "selector": "colour <> 'blue, light'"})
     assert not reader.arrived()
-    broker.said("resume", name)
+    broker.output_of("resume", name)
     assert bodies(reader.only(5)) == list("02468")
     reader.unsubscribe()
-    assert broker.said("purge", name) == "5 removed\n"
-    assert broker.said("browse", name) == ""
-    reader.say("UNSUBSCRIBE", {"id": "1", "activemq.subscriptionName": "n"}, confirmed=True)
+    assert broker.output_of("purge", name) == "5 removed\n"
+    assert broker.output_of("browse", name) == ""
+    reader.send_frame("UNSUBSCRIBE", {"id": "1", "activemq.subscriptionName": "n"}, confirmed=True)
     done = broker.truenext("purge", name)
     assert (done.returncode, f"there is no queue {name!r}" in done.stderr) == (1, True)
     assert "there is no durable subscription" in broker.truenext("browse", name).stderr
-    assert bodies(broker.what_is_left(f"{queue}.red")) == list("13579")
+    assert bodies(broker.remaining_messages(f"{queue}.red")) == list("13579")
 
 
 @pytest.mark.parametrize(
@@ -468,7 +470,7 @@ def test_a_durable_subscription_has_an_address_for_browsing_alone(
     broker: BrokerProcess, command: str, address: str, why: str
 ) -> None:
     client = broker.connect()
-    client.say(command, {"id": "1", "destination": address})
+    client.send_frame(command, {"id": "1", "destination": address})
     assert why in client.error().headers["message"]
 
 
@@ -480,12 +482,12 @@ def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_en
     follow(reader, f"/topic/{queue}", headers=headers)
     publish(reader, f"/topic/{queue}", "bad", {"persistent": "true", "number": "7"})
     reader.nack(reader.message(), headers={"truenext-reject": "true"}, confirmed=True)
-    assert broker.said("redrive", f"DLQ.subscription.{queue}.1").startswith("1 moved to subscription,")
+    assert broker.output_of("redrive", f"DLQ.subscription.{queue}.1").startswith("1 moved to subscription,")
     message = reader.message()
     assert message.body == b"bad"
     reader.nack(message, headers={"truenext-reject": "true"}, confirmed=True)
-    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
-    assert "1 left" in broker.said("redrive", f"DLQ.subscription.{queue}.1")
+    reader.send_frame("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    assert "1 left" in broker.output_of("redrive", f"DLQ.subscription.{queue}.1")
 
 
 def test_dead_letters_whose_subscription_has_gone_are_left_and_the_reason_and_the_way_out_are_said(
@@ -499,19 +501,19 @@ def test_dead_letters_whose_subscription_has_gone_are_left_and_the_reason_and_th
         publish(reader, f"/topic/{topic}", "bad", {"persistent": "true"})
         reader.nack(reader.message(), headers={"truenext-reject": "true"}, confirmed=True)
         reader.unsubscribe("1")
-    reader.say("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
+    reader.send_frame("UNSUBSCRIBE", {"id": "1", "durable": "true"}, confirmed=True)
     reader.send(dead, b"no dead letter", confirmed=True)
 
     ended = {f"subscription,{queue},1,{queue}.{topic}": 1 for topic in ("new", "old")}
-    facts = json.loads(broker.said("redrive", dead, "--json"))
+    facts = json.loads(broker.output_of("redrive", dead, "--json"))
     assert facts == {"count": 0, "to": {}, "left": 3, "ended": ended, "dry_run": False}
     why = "which is there no more; `truenext move` takes them to a queue"
-    assert broker.said("redrive", dead).splitlines() == [
+    assert broker.output_of("redrive", dead).splitlines() == [
         "0 moved",
         *(f"1 left: they failed in {name}, {why}" for name in ended),
         "1 left: consumers hold them, they are still being committed, or they do not say where they came from",
     ]
-    assert broker.said("move", dead, f"{queue}.saved", "--count", "2") == f"2 moved to {queue}.saved\n"
-    assert broker.said("redrive", dead).splitlines()[1:] == [
+    assert broker.output_of("move", dead, f"{queue}.saved", "--count", "2") == f"2 moved to {queue}.saved\n"
+    assert broker.output_of("redrive", dead).splitlines()[1:] == [
         "1 left: consumers hold them, they are still being committed, or they do not say where they came from"
     ]

@@ -12,7 +12,7 @@ from tests.contract.naive_history import read_folder
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from tests.property import rooms
+from tests.property import targets
 from truenext.engine.engine import Engine
 from truenext.engine.writing.commit_state import CommitState
 from truenext.store.check import check
@@ -44,7 +44,7 @@ def clock() -> Iterator[Clock]:
 
 def known(port: int) -> RawClient:
     client = RawClient(port)
-    client.say_hello("1.2", "0,0")
+    client.send_connect("1.2", "0,0")
     return client
 
 
@@ -61,7 +61,7 @@ def use(port: int, names: range) -> None:
     client.disconnect()
 
 
-async def until_gone(engine: Engine) -> None:
+async def until_removed(engine: Engine) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while any(not queue.is_temporary for queue in engine.queues()):
         assert time.monotonic() < deadline, f"{len(list(engine.queues()))} queues stay"
@@ -73,7 +73,7 @@ def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_histor
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "data"
-    told: list[tuple[str, str]] = []
+    recorded: list[tuple[str, str]] = []
 
     async def run() -> None:
         with clock() as ahead:
@@ -82,10 +82,10 @@ def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_histor
                 for first in (0, NAMES):
                     await asyncio.to_thread(use, port_of(listener), range(first, first + NAMES))
                     ahead.ahead_us += 70_000_000
-                    await until_gone(engine)
+                    await until_removed(engine)
                     memory = engine.memory
                     assert (memory.queues, memory.deques, memory.used) == (0, 0, 0)
-                    assert rooms.numbered(engine) == {}
+                    assert targets.numbered(engine) == {}
 
     asyncio.run(run())
     assert check(data, lambda finding: pytest.fail(str(finding)), lambda *_: None).names == {}
@@ -94,8 +94,10 @@ def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_histor
     store.close()
     for event in read_folder(data / "history"):
         if event["kind"] in ("accepted", "acknowledged"):
-            told.append((event["kind"], event["queue"]))
-    assert told == [(kind, f"name.{number}") for number in range(2 * NAMES) for kind in ("accepted", "acknowledged")]
+            recorded.append((event["kind"], event["queue"]))
+    assert recorded == [
+        (kind, f"name.{number}") for number in range(2 * NAMES) for kind in ("accepted", "acknowledged")
+    ]
 
 
 @pytest.mark.timeout(120)
@@ -113,7 +115,7 @@ def test_who_takes_from_a_pattern_gets_what_comes_after_its_queues_have_gone() -
                     for message in messages:
                         await asyncio.to_thread(reader.ack, message, confirmed=True)
                     ahead.ahead_us += 70_000_000
-                    await until_gone(listener._broker._engine)
+                    await until_removed(listener._broker._engine)
                 reader.close()
                 sender.close()
 

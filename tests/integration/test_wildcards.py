@@ -10,7 +10,7 @@ from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from tests.integration.test_topics import follow, publish
 
-LEAVES_MEMORY = one_of(
+EVICTED = one_of(
     "options",
     [(), ("--queue-memory-limit", "10KiB", "--page-size", "1"), ("--queue-memory-limit", "10KiB", "--page-size", "50")],
     ids=["in memory", "pages of 1", "pages of 50"],
@@ -26,12 +26,12 @@ def fill(client: RawClient, queue: str, count: int) -> list[tuple[int, int, str]
         if number == count - 1:
             publish(client, address, str(number), headers)
         else:
-            client.say("SEND", {"destination": address} | headers, str(number).encode())
+            client.send_frame("SEND", {"destination": address} | headers, str(number).encode())
         keys.append((-priority, number, address))
     return keys
 
 
-@LEAVES_MEMORY
+@EVICTED
 def test_a_pattern_takes_from_all_queues_that_match_in_one_order(broker: BrokerProcess, queue: str) -> None:
     sender, receiver = broker.connect(), broker.connect()
     keys = fill(sender, queue, 300)
@@ -47,7 +47,7 @@ def test_a_pattern_takes_from_all_queues_that_match_in_one_order(broker: BrokerP
     assert receiver.arrived() == []
 
 
-@LEAVES_MEMORY
+@EVICTED
 def test_what_comes_later_overtakes_what_waits_in_another_queue_by_priority_alone(
     broker: BrokerProcess, queue: str
 ) -> None:
@@ -136,15 +136,15 @@ def test_queues_of_an_earlier_run_are_among_them(own_broker: BrokerProcess) -> N
 def test_what_a_pattern_of_queues_cannot_be_is_refused(
     broker: BrokerProcess, headers: dict[str, str], reason: str
 ) -> None:
-    client = broker.connect(says_hello=False)
-    client.say_hello("1.2", "0,0", client_id="me")
-    client.say("SUBSCRIBE", {"id": "1", "destination": "/queue/a.*", "ack": "client-individual"} | headers)
+    client = broker.connect(sends_connect=False)
+    client.send_connect("1.2", "0,0", client_id="me")
+    client.send_frame("SUBSCRIBE", {"id": "1", "destination": "/queue/a.*", "ack": "client-individual"} | headers)
     assert reason in client.error().headers["message"]
 
 
 def test_nothing_is_sent_to_a_pattern(broker: BrokerProcess) -> None:
     client = broker.connect()
-    client.say("SEND", {"destination": "/queue/a.*"})
+    client.send_frame("SEND", {"destination": "/queue/a.*"})
     assert "only be subscribed to" in client.error().headers["message"]
 
 

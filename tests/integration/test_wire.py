@@ -111,7 +111,7 @@ def traffic(broker: BrokerProcess, new_queue: Callable[[], str]) -> Iterator[Non
         yield
 
 
-def refused(client: RawClient, fault: str) -> Frame:
+def expect_error(client: RawClient, fault: str) -> Frame:
     """The connection ends with an ERROR whose `message` header names the fault, and whose body says no less."""
     error = client.error()
     summary = error.headers["message"]
@@ -121,9 +121,9 @@ def refused(client: RawClient, fault: str) -> Frame:
     return error
 
 
-def hello(version: str = "1.2", **headers: str) -> bytes:
-    said = {"accept-version": version, "host": "test"} | {name.replace("_", "-"): headers[name] for name in headers}
-    return encode(Frame("CONNECT", said), Version.V1_0)
+def connect_frame(version: str = "1.2", **headers: str) -> bytes:
+    fields = {"accept-version": version, "host": "test"} | {name.replace("_", "-"): headers[name] for name in headers}
+    return encode(Frame("CONNECT", fields), Version.V1_0)
 
 
 def by_fault(value: object) -> str:
@@ -142,8 +142,8 @@ def test_a_content_length_that_can_be_no_number_of_bytes_is_refused(
     client = broker.connect()
     client.write(f"SEND\ndestination:/queue/{queue}\ncontent-length:{length}\n\nx\0".encode())
     reason = f"is more than {BODY_BYTES_MAX} bytes" if length.startswith("9") else "is not a number of bytes"
-    refused(client, f"content-length {length[:100]!r} {reason}")
-    assert broker.what_is_left(queue) == []
+    expect_error(client, f"content-length {length[:100]!r} {reason}")
+    assert broker.remaining_messages(queue) == []
 
 
 @AMID_TRAFFIC
@@ -153,7 +153,7 @@ def test_a_content_length_beyond_the_limit_is_refused_before_the_body_comes(
 ) -> None:
     client = broker.connect()
     client.write(f"SEND\ndestination:/queue/{queue}\ncontent-length:{length}\n\n".encode())
-    refused(client, f"content-length '{length}' is more than {BODY_BYTES_MAX} bytes")
+    expect_error(client, f"content-length '{length}' is more than {BODY_BYTES_MAX} bytes")
 
 
 @AMID_TRAFFIC
@@ -164,8 +164,8 @@ def test_a_content_length_beyond_the_limit_is_refused_before_the_body_comes(
         (b"send\ndestination:/queue/q\n\n\0", "unknown command 'send'; is SEND meant?"),
         (b"send\ndestination:/queue/q\n\nbody\0", "unknown command 'send'; is SEND meant?"),
         (b"MESSAGE\ndestination:/queue/q\n\n\0", "unknown command 'MESSAGE'"),
-        (hello(), "CONNECT may not come while connected"),
-        (hello().replace(b"CONNECT", b"STOMP"), "STOMP may not come while connected"),
+        (connect_frame(), "CONNECT may not come while connected"),
+        (connect_frame().replace(b"CONNECT", b"STOMP"), "STOMP may not come while connected"),
         (b"SEND\ndestination:/queue/q\ncontent-length:1\n\nxyz\0", "no NUL after the 1 bytes of the body"),
         (b"SEND\ndestination:/queue/q\n" + b"x:y\n" * HEADERS_MAX + b"\n\0", f"more than {HEADERS_MAX} headers"),
         (b"SEND\n" + b"".join(b"x%d:y\n" % number for number in range(3 * HEADERS_MAX)), "headers in one frame"),
@@ -202,13 +202,13 @@ def test_a_fault_ends_the_connection_with_an_error_that_names_it_behind_the_rece
     broker: BrokerProcess, queue: str, frame: bytes, fault: str
 ) -> None:
     client = broker.connect()
-    said = {"destination": f"/queue/{queue}", "persistent": "true", "receipt": "due"}
-    before = encode(Frame("SEND", said, b"stands"), Version.V1_2)
-    after = encode(Frame("SEND", said, b"does not"), Version.V1_2) if frame.endswith(b"\0") else b""
+    sent_data = {"destination": f"/queue/{queue}", "persistent": "true", "receipt": "due"}
+    before = encode(Frame("SEND", sent_data, b"stands"), Version.V1_2)
+    after = encode(Frame("SEND", sent_data, b"does not"), Version.V1_2) if frame.endswith(b"\0") else b""
     client.write(before + frame + after)
     client.await_receipt("due")
-    assert "receipt-id" not in refused(client, fault).headers
-    assert bodies(broker.what_is_left(queue)) == ["stands"]
+    assert "receipt-id" not in expect_error(client, fault).headers
+    assert bodies(broker.remaining_messages(queue)) == ["stands"]
 
 
 @AMID_TRAFFIC
@@ -219,7 +219,7 @@ def test_a_refused_client_loses_what_it_held_at_once_and_is_not_listened_to_any_
     sender.send(queue, b"held", persistent=True, confirmed=True)
     client.subscribe(queue)
     client.message()
-    client.say("HELLO", {})
+    client.send_frame("HELLO", {})
     assert client.next_frame().command == "ERROR"
     # It does not hang up.
     client.send(queue, b"thrown away")
@@ -237,13 +237,13 @@ def test_a_body_without_an_end_is_refused(broker: BrokerProcess, queue: str) -> 
     piece = b"x" * 1024 * 1024
     for _ in range(BODY_BYTES_MAX // len(piece) + 1):
         client.write(piece)
-    refused(client, "without an end")
-    assert broker.what_is_left(queue) == []
+    expect_error(client, "without an end")
+    assert broker.remaining_messages(queue) == []
 
 
 @AMID_TRAFFIC
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("sent_data", "fault"),
     [
         (b"SEND\ndestination:/queue/q\n\nx\0", "SEND may not come while connecting"),
         (b"DISCONNECT\n\n\0", "DISCONNECT may not come while connecting"),
@@ -251,22 +251,22 @@ def test_a_body_without_an_end_is_refused(broker: BrokerProcess, queue: str) -> 
         (b"CONNECTED\nversion:1.2\n\n\0", "unknown command before CONNECT is complete"),
         (b"x" * (LOGIN_BYTES_MAX + 1), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
         (b"CONNECT\nlogin:" + b"x" * LOGIN_BYTES_MAX, f"more than {LOGIN_BYTES_MAX} bytes before CONNECT"),
-        (hello(login="x" * LOGIN_BYTES_MAX), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
-        (hello(content_length="8200"), "CONNECT must not have a body"),
+        (connect_frame(login="x" * LOGIN_BYTES_MAX), f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
+        (connect_frame(content_length="8200"), "CONNECT must not have a body"),
         (b"SEND\ncontent-length:99999\n\n", f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete"),
-        (hello(receipt="1"), "CONNECT cannot ask for a receipt"),
-        (hello(heart_beat="soon"), "heart-beat is not two numbers of milliseconds"),
-        (hello(heart_beat="-1,0"), "heart-beat is not two numbers of milliseconds"),
-        (hello(heart_beat="9999999999,0"), "heart-beat of more than 999999999 milliseconds"),
+        (connect_frame(receipt="1"), "CONNECT cannot ask for a receipt"),
+        (connect_frame(heart_beat="soon"), "heart-beat is not two numbers of milliseconds"),
+        (connect_frame(heart_beat="-1,0"), "heart-beat is not two numbers of milliseconds"),
+        (connect_frame(heart_beat="9999999999,0"), "heart-beat of more than 999999999 milliseconds"),
     ],
     ids=by_fault,
 )
 def test_a_fault_before_connect_is_refused_with_the_supported_versions(
-    broker: BrokerProcess, said: bytes, fault: str
+    broker: BrokerProcess, sent_data: bytes, fault: str
 ) -> None:
-    client = broker.connect(says_hello=False)
-    client.write(said)
-    assert refused(client, fault).headers["version"] == "1.0,1.1,1.2"
+    client = broker.connect(sends_connect=False)
+    client.write(sent_data)
+    assert expect_error(client, fault).headers["version"] == "1.0,1.1,1.2"
 
 
 def test_clients_of_other_protocols_are_told_in_their_own_words_and_logged_once_each(own_broker: BrokerProcess) -> None:
@@ -282,9 +282,9 @@ def test_clients_of_other_protocols_are_told_in_their_own_words_and_logged_once_
             pytest.raises(ssl.SSLError, match=r"(?i)alert.protocol.version"),
         ):
             ssl.create_default_context().wrap_socket(sock, server_hostname="localhost")
-        for said in (b"AMQP\x00\x01\x00\x00", b"\x10\x0f\x00\x04MQTT\x04", b"\x00\x00\x00\xf0\x01ActiveMQ"):
-            other = own_broker.connect(says_hello=False)
-            for byte in said:
+        for sent_data in (b"AMQP\x00\x01\x00\x00", b"\x10\x0f\x00\x04MQTT\x04", b"\x00\x00\x00\xf0\x01ActiveMQ"):
+            other = own_broker.connect(sends_connect=False)
+            for byte in sent_data:
                 other.write(bytes([byte]))
             assert other.read() == b""
     lines = [line for line in own_broker.log.splitlines() if "it speaks another protocol" in line]
@@ -300,24 +300,24 @@ SECRET = "hidden-7351"
 
 @AMID_TRAFFIC
 @pytest.mark.parametrize(
-    "said",
+    "sent_data",
     [
         f"CONNECT\naccept-version:1.2\nlogin:me\npasscode {SECRET}\n\n\0".encode(),
-        hello(login="me", passcode=SECRET, heart_beat=SECRET),
-        hello(login="me", passcode=SECRET, content_length=SECRET),
-        hello(login="me", passcode=SECRET, receipt=SECRET),
-        hello(f"3.{SECRET}", login="me", passcode=SECRET),
-        hello(login="me", passcode=SECRET).replace(b"CONNECT", SECRET.encode()),
-        hello(login="me", passcode=SECRET).replace(b"\0", SECRET.encode() + b"\0"),
-        hello(login="me", passcode=SECRET).replace(b"host", b"\xff"),
+        connect_frame(login="me", passcode=SECRET, heart_beat=SECRET),
+        connect_frame(login="me", passcode=SECRET, content_length=SECRET),
+        connect_frame(login="me", passcode=SECRET, receipt=SECRET),
+        connect_frame(f"3.{SECRET}", login="me", passcode=SECRET),
+        connect_frame(login="me", passcode=SECRET).replace(b"CONNECT", SECRET.encode()),
+        connect_frame(login="me", passcode=SECRET).replace(b"\0", SECRET.encode() + b"\0"),
+        connect_frame(login="me", passcode=SECRET).replace(b"host", b"\xff"),
         f"SEND\ndestination:/queue/q\nreceipt:{SECRET}\npasscode:{SECRET}\n\n\0".encode(),
     ],
 )
 def test_what_was_wrong_with_a_login_stands_neither_in_the_error_nor_in_the_log(
-    broker: BrokerProcess, said: bytes
+    broker: BrokerProcess, sent_data: bytes
 ) -> None:
-    client = broker.connect(says_hello=False)
-    client.write(said)
+    client = broker.connect(sends_connect=False)
+    client.write(sent_data)
     error = client.error()
     assert error.headers.keys() == {"message", "truenext-code", "content-type", "version", "content-length"}
     assert SECRET not in str(error) and "0xff" not in str(error)
@@ -327,21 +327,21 @@ def test_what_was_wrong_with_a_login_stands_neither_in_the_error_nor_in_the_log(
 
 @AMID_TRAFFIC
 def test_more_bytes_than_a_login_needs_are_refused_however_they_are_cut(broker: BrokerProcess) -> None:
-    client = broker.connect(says_hello=False)
+    client = broker.connect(sends_connect=False)
     client.write(b"CONNECT\n")
     with contextlib.suppress(OSError):
         for _ in range(LOGIN_BYTES_MAX // 512 + 1):
             client.write(b"x" * 512)
             time.sleep(0.001)
-    refused(client, f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
+    expect_error(client, f"more than {LOGIN_BYTES_MAX} bytes before CONNECT is complete")
 
 
 @AMID_TRAFFIC
 def test_without_a_connect_in_five_seconds_a_connection_ends_whatever_trickles_in(broker: BrokerProcess) -> None:
     started = time.monotonic()
-    silent, beating, slow, kept = (broker.connect(says_hello=False) for _ in range(4))
+    silent, beating, slow, kept = (broker.connect(sends_connect=False) for _ in range(4))
     slow.write(b"CONNECT\naccept-version:1.2\n")
-    kept.say_hello("1.2", "0,0")
+    kept.send_connect("1.2", "0,0")
     frames: list[Frame] = []
     while not frames:
         beating.write(b"\n")
@@ -365,9 +365,9 @@ def test_without_a_connect_in_five_seconds_a_connection_ends_whatever_trickles_i
 @AMID_TRAFFIC
 @VERSIONS
 @pytest.mark.parametrize("command", ["ACK", "NACK"])
-@pytest.mark.parametrize("whose", ["nobody's", "another connection's", "one's own in auto mode", "another broker's"])
+@pytest.mark.parametrize("named", ["nobody's", "another connection's", "one's own in auto mode", "another broker's"])
 def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
-    broker: BrokerProcess, new_queue: Callable[[], str], version: str, command: str, whose: str
+    broker: BrokerProcess, new_queue: Callable[[], str], version: str, command: str, named: str
 ) -> None:
     queue, other_queue = new_queue(), new_queue()
     sender, holder, client = broker.connect(), broker.connect(), broker.connect(version=version)
@@ -375,34 +375,34 @@ def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
     holder.subscribe(queue)
     held = holder.message()
     sequence = held.headers["truenext-sequence"]
-    is_auto = whose == "one's own in auto mode"
+    is_auto = named == "one's own in auto mode"
     client.subscribe(other_queue, ack="auto" if is_auto else "client-individual")
     identity = held.headers["message-id"]
     if is_auto:
         sender.send(other_queue, b"taken", confirmed=True)
         taken = client.message()
         sequence, identity = taken.headers["truenext-sequence"], taken.headers["message-id"]
-    elif whose == "nobody's":
+    elif named == "nobody's":
         sequence, identity = "4711", identity.removesuffix(sequence) + "4711"
-    elif whose == "another broker's":
+    elif named == "another broker's":
         sequence, identity = "ID:activemq-1", "ID:activemq-1:2:3"
 
-    said = {
+    sent_data = {
         "1.0": {"message-id": identity},
         "1.1": {"message-id": identity, "subscription": "1"},
         "1.2": {"id": f"{sequence}@1"},
     }[version]
-    client.say(command, said | {"receipt": "in question"})
+    client.send_frame(command, sent_data | {"receipt": "in question"})
 
     if (version, command) == ("1.0", "NACK"):
         fault = "STOMP 1.0 has no NACK"
-    elif whose == "another broker's":
+    elif named == "another broker's":
         fault = "which is no ack header" if version == "1.2" else "which this broker never sent"
     elif is_auto and version != "1.0":
         fault = "subscription '1' acknowledges by itself (ack:auto)"
     else:
         fault = f"message {sequence} is not held by this connection's subscription"
-    assert refused(client, fault).headers["receipt-id"] == "in question"
+    assert expect_error(client, fault).headers["receipt-id"] == "in question"
     holder.ack(held, confirmed=True)
     assert broker.queues()[queue].waiting == 0
 
@@ -423,8 +423,8 @@ def test_what_is_not_there_yet_is_refused_by_name(
     broker: BrokerProcess, command: str, headers: dict[str, str], feature: str
 ) -> None:
     client = broker.connect()
-    client.say(command, headers | {"id": "1", "receipt": "in question"})
-    error = refused(client, f"{feature} are not supported yet")
+    client.send_frame(command, headers | {"id": "1", "receipt": "in question"})
+    error = expect_error(client, f"{feature} are not supported yet")
     assert error.headers["receipt-id"] == "in question"
     # What it is about is named too.
     assert any(text in error.body.decode() for text in (*list(headers)[1:], headers["destination"]))
@@ -455,8 +455,8 @@ def test_what_means_nothing_is_refused_and_says_what_would(
     broker: BrokerProcess, command: str, headers: dict[str, str], fault: str
 ) -> None:
     client = broker.connect()
-    client.say(command, headers | {"id": "1"})
-    refused(client, fault)
+    client.send_frame(command, headers | {"id": "1"})
+    expect_error(client, fault)
 
 
 # ---- Smuggling ----
@@ -487,7 +487,7 @@ def test_what_a_producer_escapes_cannot_become_a_header_or_a_frame_of_its_own(
         assert not [name for name in poses if trimmed.get(name) == "x"]
     assert "redelivered" not in message.headers
     reader.ack(following, confirmed=True)
-    assert broker.what_is_left(queue) == []
+    assert broker.remaining_messages(queue) == []
 
 
 @VERSIONS
@@ -496,15 +496,15 @@ def test_what_the_broker_repeats_of_a_client_cannot_become_a_header_of_its_answe
 ) -> None:
     client = broker.connect(version=version)
     forged = "x:y\nreceipt-id:forged\n\nMESSAGE\n" if version != "1.0" else r"x:y\nreceipt-id:forged"
-    client.say("SUBSCRIBE", {"id": forged, "destination": f"/queue/{queue}", "ack": "client", "receipt": forged})
+    client.send_frame("SUBSCRIBE", {"id": forged, "destination": f"/queue/{queue}", "ack": "client", "receipt": forged})
     receipt = client.next_frame()
     assert (receipt.command, receipt.headers) == ("RECEIPT", {"receipt-id": forged})
     client.send(queue, b"body")
     message = client.message()
     assert message.headers["subscription"] == forged
     client.ack(message, confirmed=True)
-    client.say("ABORT", {"transaction": forged, "receipt": forged})
-    error = refused(client, f"transaction {forged!r} is not open")
+    client.send_frame("ABORT", {"transaction": forged, "receipt": forged})
+    error = expect_error(client, f"transaction {forged!r} is not open")
     assert error.headers.keys() == {"message", "truenext-code", "content-type", "receipt-id", "content-length"}
 
 
@@ -540,15 +540,15 @@ def test_a_reader_that_believes_the_last_of_repeated_headers_is_not_fooled_eithe
 def test_a_destination_may_not_hold_what_breaks_lines(broker: BrokerProcess) -> None:
     for character in ("\r", "\n", "\t", "\x7f", "\u2028", "\u200e"):
         client = broker.connect()
-        client.say("SEND", {"destination": f"/queue/a{character}b"})
-        refused(client, "has characters that cannot be printed")
+        client.send_frame("SEND", {"destination": f"/queue/a{character}b"})
+        expect_error(client, "has characters that cannot be printed")
 
 
 def test_a_client_that_takes_no_frame_before_the_line_feed_behind_its_nul_gets_everything(
     broker: BrokerProcess, queue: str
 ) -> None:
     """As PHP's stomp extension does it."""
-    client = broker.connect(says_hello=False)
+    client = broker.connect(sends_connect=False)
 
     def frame(command: bytes) -> bytes:
         read = b""
@@ -557,7 +557,7 @@ def test_a_client_that_takes_no_frame_before_the_line_feed_behind_its_nul_gets_e
         assert read.startswith(command + b"\n") and read.count(b"\0") == 1
         return read
 
-    client.write(hello())
+    client.write(connect_frame())
     frame(b"CONNECTED")
     client.write(b"SUBSCRIBE\nid:1\ndestination:/queue/%b\nreceipt:s\n\n\0" % queue.encode())
     frame(b"RECEIPT")
@@ -571,9 +571,9 @@ def test_a_client_that_takes_no_frame_before_the_line_feed_behind_its_nul_gets_e
 def test_line_ends_for_a_body_and_nuls_between_frames_are_taken_as_real_clients_send_them(
     broker: BrokerProcess, queue: str
 ) -> None:
-    client = broker.connect(says_hello=False)
+    client = broker.connect(sends_connect=False)
     client.write(b"\n\0\r\nCONNECT\naccept-version:1.2\nhost:h\n\n\n\0\0")
-    client.await_hello()
+    client.await_connected()
     where = queue.encode()
     client.write(b"\0\nSUBSCRIBE\nid:1\nack:client-individual\ndestination:/queue/%b\nreceipt:1\n\n\n\n\0" % where)
     client.write(b"BEGIN\r\ntransaction:t\r\n\r\n\r\n\0\r\n\0\n")
@@ -590,17 +590,17 @@ def test_line_ends_for_a_body_and_nuls_between_frames_are_taken_as_real_clients_
     client.await_end()
 
 
-@pytest.mark.parametrize(("said", "counted"), [(None, "4"), (0, "0"), (12, "9"), (-1, "0")])
+@pytest.mark.parametrize(("sent_data", "counted"), [(None, "4"), (0, "0"), (12, "9"), (-1, "0")])
 @VERSIONS
 def test_every_message_says_its_priority_as_it_is_counted(
-    broker: BrokerProcess, queue: str, version: str, said: int | None, counted: str
+    broker: BrokerProcess, queue: str, version: str, sent_data: int | None, counted: str
 ) -> None:
     producer, consumer = broker.connect(), broker.connect(version=version)
-    producer.send(queue, b"now", priority=said, confirmed=True)
+    producer.send(queue, b"now", priority=sent_data, confirmed=True)
     producer.begin("t")
-    producer.send(queue, b"in a transaction", priority=said, transaction="t", persistent=True)
+    producer.send(queue, b"in a transaction", priority=sent_data, transaction="t", persistent=True)
     producer.commit("t")
-    producer.send(queue, b"later", priority=said, headers={"AMQ_SCHEDULED_DELAY": "1"}, confirmed=True)
+    producer.send(queue, b"later", priority=sent_data, headers={"AMQ_SCHEDULED_DELAY": "1"}, confirmed=True)
     consumer.subscribe(queue)
     messages = consumer.messages(3)
     assert [message.headers["priority"] for message in messages] == [counted] * 3
@@ -614,7 +614,7 @@ def test_every_message_says_its_priority_as_it_is_counted(
 RECEIPT_BYTES = len(encode(Frame("RECEIPT", {"receipt-id": "x" * 250}), Version.V1_2, BROKER_FRAME_END))
 
 
-def ask_for_receipts(client: RawClient, count: int) -> list[str]:
+def request_receipts(client: RawClient, count: int) -> list[str]:
     """Ask for `count` receipts, an even number, of RECEIPT_BYTES each, and read none.
 
     Raises OSError if the broker has enough.
@@ -635,23 +635,23 @@ def test_a_client_that_asks_for_receipts_endlessly_and_reads_none_is_cut(broker:
     sender.send(queue, b"held", persistent=True, confirmed=True)
     greedy.subscribe(queue)
     greedy.message()
-    asked_for = 0
+    requested_bytes = 0
     with pytest.raises(OSError, match=r"reset|Broken pipe"):
         # What the sockets hold between the two comes on top.
-        while asked_for < 2 * UNSENT_ANSWER_BYTES_MAX + 32 * 1024 * 1024:
-            ask_for_receipts(greedy, 1000)
-            asked_for += 1000 * RECEIPT_BYTES
-    assert asked_for > UNSENT_ANSWER_BYTES_MAX
+        while requested_bytes < 2 * UNSENT_ANSWER_BYTES_MAX + 32 * 1024 * 1024:
+            request_receipts(greedy, 1000)
+            requested_bytes += 1000 * RECEIPT_BYTES
+    assert requested_bytes > UNSENT_ANSWER_BYTES_MAX
 
     # What it held is free again.
-    (message,) = broker.what_is_left(queue)
+    (message,) = broker.remaining_messages(queue)
     assert message.headers["truenext-attempts"] == "1"
 
 
 @AMID_TRAFFIC
 def test_a_client_that_reads_its_receipts_late_gets_them_all_in_order(broker: BrokerProcess) -> None:
     lazy = broker.connect(receive_buffer=4096)
-    receipts = ask_for_receipts(lazy, UNSENT_ANSWER_BYTES_MAX // RECEIPT_BYTES // 2 * 2)
+    receipts = request_receipts(lazy, UNSENT_ANSWER_BYTES_MAX // RECEIPT_BYTES // 2 * 2)
     for receipt in receipts:
         lazy.await_receipt(receipt)
     lazy.disconnect()
@@ -683,7 +683,7 @@ def garbage(rng: random.Random, queue: str) -> bytes:
     """What might come from a client: anything from noise to a conversation that is almost right."""
     if rng.random() < 0.15:
         return rng.randbytes(rng.randrange(1, 3000))
-    start = hello(rng.choice(["1.0", "1.1", "1.2", "1.2", "1.2"]), heart_beat=rng.choice(["0,0", "250,250"]))
+    start = connect_frame(rng.choice(["1.0", "1.1", "1.2", "1.2", "1.2"]), heart_beat=rng.choice(["0,0", "250,250"]))
     frames = frames_of_everything(rng, queue)
     kind = rng.random()
     if kind < 0.2:
@@ -738,7 +738,7 @@ def test_garbage_harms_nobody_but_the_connection_it_comes_on(own_broker: BrokerP
         for number in range(3):
             own_broker.await_facts(f"fuzz{number}", consumers=0, unacknowledged=0)
     own_broker.restart(is_clean=True)
-    assert bodies(own_broker.what_is_left("kept")) == ["0", "1", "2", "3", "4"]
+    assert bodies(own_broker.remaining_messages("kept")) == ["0", "1", "2", "3", "4"]
 
 
 # ---- Heart-beats ----
@@ -748,8 +748,8 @@ def test_garbage_harms_nobody_but_the_connection_it_comes_on(own_broker: BrokerP
 def test_the_broker_beats_at_the_agreed_rate_and_never_faster_than_it_offers(
     broker: BrokerProcess, wanted: str
 ) -> None:
-    client = broker.connect(says_hello=False)
-    connected = client.say_hello("1.2", f"0,{wanted}")
+    client = broker.connect(sends_connect=False)
+    connected = client.send_connect("1.2", f"0,{wanted}")
     assert connected.headers["heart-beat"] == "250,0"
     started = time.monotonic()
     beats = b""
@@ -803,7 +803,7 @@ def test_a_client_that_misses_its_heart_beats_loses_what_it_held_to_one_that_kee
         if number % 2:
             beating.write(b"\n")
         else:
-            beating.say("BEGIN", {"transaction": str(number)})
+            beating.send_frame("BEGIN", {"transaction": str(number)})
         with pytest.raises(TimeoutError):
             beating.next_frame(0.1)
     for message in messages:
@@ -827,7 +827,7 @@ def test_a_broker_that_was_away_does_not_blame_the_clients_that_were_there(own_b
 # ---- Receipts ----
 
 
-def assert_nothing_came(broker: BrokerProcess, client: RawClient) -> None:
+def assert_nothing_received(broker: BrokerProcess, client: RawClient) -> None:
     """The broker has done all it can, and has said nothing to this client."""
     assert broker.connect().arrived() == []
     with pytest.raises(TimeoutError):
@@ -840,23 +840,23 @@ def test_receipts_come_in_order_and_only_once_what_was_sent_is_durable(held_brok
     sender.send("q", b"0", persistent=True, headers={"receipt": "a"})
     # A receipt, to whatever frame, confirms all that came before it.
     sender.send("q", b"transient", headers={"receipt": "b"})
-    sender.say("SUBSCRIBE", {"id": "1", "destination": "/queue/elsewhere", "receipt": "c"})
+    sender.send_frame("SUBSCRIBE", {"id": "1", "destination": "/queue/elsewhere", "receipt": "c"})
     sender.send("q", b"1", persistent=True, headers={"receipt": "d"})
     committing.begin("t")
     # Inside a transaction it says only that the frame was taken.
     committing.send("q", b"2", persistent=True, transaction="t", confirmed=True)
     committing.commit("t", confirmed=False, headers={"receipt": "committed"})
     other.send("other", b"waits for nobody", confirmed=True)
-    assert_nothing_came(held_broker, sender)
-    assert_nothing_came(held_broker, committing)
-    assert held_broker.what_is_left("q") == []
+    assert_nothing_received(held_broker, sender)
+    assert_nothing_received(held_broker, committing)
+    assert held_broker.remaining_messages("q") == []
 
     held_broker.resume_disk()
     for receipt in "abcd":
         sender.await_receipt(receipt)
     committing.await_receipt("committed")
     held_broker.restart(is_clean=False)
-    assert bodies(held_broker.what_is_left("q")) == ["0", "1", "2"]
+    assert bodies(held_broker.remaining_messages("q")) == ["0", "1", "2"]
 
 
 def test_what_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerProcess) -> None:
@@ -864,13 +864,13 @@ def test_what_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerPro
     sender.send("q", b"durable", persistent=True, confirmed=True)
     held_broker.hold_disk()
     sender.send("q", b"not durable", persistent=True, headers={"receipt": "never"})
-    assert_nothing_came(held_broker, sender)
+    assert_nothing_received(held_broker, sender)
     held_broker.kill()
     with pytest.raises(EOFError):
         sender.next_frame()
     held_broker.resume_disk()
     held_broker.start()
-    assert bodies(held_broker.what_is_left("q")) == ["durable"]
+    assert bodies(held_broker.remaining_messages("q")) == ["durable"]
 
 
 def test_a_broken_disk_stops_the_broker_with_a_clear_message_and_without_a_receipt(held_broker: BrokerProcess) -> None:
@@ -892,7 +892,7 @@ def test_a_broken_disk_stops_the_broker_with_a_clear_message_and_without_a_recei
 
     held_broker.mend_disk()
     held_broker.start()
-    (again,) = held_broker.what_is_left("q")
+    (again,) = held_broker.remaining_messages("q")
     assert again.body == message.body == b"durable"
     assert again.headers["truenext-attempts"] == "0"
 
@@ -909,7 +909,7 @@ def test_a_disk_that_breaks_at_the_last_moment_makes_the_stop_fail(held_broker: 
 
     held_broker.mend_disk()
     held_broker.start()
-    assert bodies(held_broker.what_is_left("q")) == ["persistent"]
+    assert bodies(held_broker.remaining_messages("q")) == ["persistent"]
 
 
 # ---- How a connection begins ----
@@ -931,8 +931,8 @@ def test_a_disk_that_breaks_at_the_last_moment_makes_the_stop_fail(held_broker: 
 def test_the_highest_version_that_both_know_is_agreed(
     broker: BrokerProcess, queue: str, command: str, accepted: str | None, version: str
 ) -> None:
-    client = broker.connect(says_hello=False)
-    client.say(command, {"host": "test"} | ({} if accepted is None else {"accept-version": accepted}))
+    client = broker.connect(sends_connect=False)
+    client.send_frame(command, {"host": "test"} | ({} if accepted is None else {"accept-version": accepted}))
     connected = client.next_frame()
     assert connected.command == "CONNECTED"
     assert connected.headers["version"] == version
@@ -942,9 +942,9 @@ def test_the_highest_version_that_both_know_is_agreed(
 
 @pytest.mark.parametrize("accepted", ["2.0", "1.3", "1", "", "1.2.1"])
 def test_a_version_that_is_not_known_is_refused_with_those_that_are(broker: BrokerProcess, accepted: str) -> None:
-    client = broker.connect(says_hello=False)
-    client.write(hello(accepted))
-    error = refused(client, "Supported protocol versions are 1.0 1.1 1.2")
+    client = broker.connect(sends_connect=False)
+    client.write(connect_frame(accepted))
+    error = expect_error(client, "Supported protocol versions are 1.0 1.1 1.2")
     assert error.headers["version"] == "1.0,1.1,1.2"
 
 
@@ -956,8 +956,8 @@ def test_frames_behind_connect_are_read_by_the_version_that_it_agrees_on(
     """In one packet, or byte by byte."""
     note = r"a\\b" if version != "1.0" else r"a\b"
     line_end = "\r\n" if version == "1.2" else "\n"
-    said = [
-        hello(version),
+    sent_data = [
+        connect_frame(version),
         *(
             line_end.join(lines).encode() + b"\0\n"
             for lines in (
@@ -967,8 +967,8 @@ def test_frames_behind_connect_are_read_by_the_version_that_it_agrees_on(
             )
         ),
     ]
-    client = broker.connect(says_hello=False)
-    data = b"\n\n" + b"".join(said)
+    client = broker.connect(sends_connect=False)
+    data = b"\n\n" + b"".join(sent_data)
     for start in range(0, len(data), piece):
         client.write(data[start : start + piece])
     # By hand, as nobody has told the client the version.
@@ -984,9 +984,9 @@ def test_frames_behind_connect_are_read_by_the_version_that_it_agrees_on(
     # DISCONNECT may come before the message is durable: then it waits for the next one.
     if "MESSAGE\n" in text:
         assert f"note:{note}\n" in text
-        assert broker.what_is_left(queue) == []
+        assert broker.remaining_messages(queue) == []
     else:
-        (message,) = broker.what_is_left(queue)
+        (message,) = broker.remaining_messages(queue)
         assert message.headers["note"] == r"a\b"
 
 
@@ -996,15 +996,15 @@ def test_what_is_said_behind_disconnect_is_not_done(broker: BrokerProcess, queue
     client.subscribe(queue)
     held = client.message()
     to = {"destination": f"/queue/{queue}"}
-    said = [Frame("SEND", to, b"sent"), Frame("DISCONNECT", {"receipt": "left"}), Frame("SEND", to, b"not sent")]
-    said.append(Frame("ACK", {"id": held.headers["ack"]}))
-    client.write(b"".join(encode(frame, Version.V1_2) for frame in said))
+    sent_data = [Frame("SEND", to, b"sent"), Frame("DISCONNECT", {"receipt": "left"}), Frame("SEND", to, b"not sent")]
+    sent_data.append(Frame("ACK", {"id": held.headers["ack"]}))
+    client.write(b"".join(encode(frame, Version.V1_2) for frame in sent_data))
     client.await_receipt("left")
-    refused(client, "SEND may not come while closed")
+    expect_error(client, "SEND may not come while closed")
 
-    left = broker.what_is_left(queue)
-    assert bodies(left) == ["held", "sent"]
-    assert left[0].headers["truenext-attempts"] == "0"
+    remaining = broker.remaining_messages(queue)
+    assert bodies(remaining) == ["held", "sent"]
+    assert remaining[0].headers["truenext-attempts"] == "0"
 
 
 # ---- Temporary queues ----
@@ -1018,7 +1018,7 @@ def test_a_request_finds_its_way_back_through_a_temporary_queue(
     other = broker.connect()
     service.subscribe(queue)
     for client, name in ((requester, "requester"), (other, "other")):
-        client.say("SUBSCRIBE", {"id": "r", "destination": "/temp-queue/replies"}, confirmed=True)
+        client.send_frame("SUBSCRIBE", {"id": "r", "destination": "/temp-queue/replies"}, confirmed=True)
         headers = {"reply-to": "/temp-queue/replies", "correlation-id": name}
         client.send(queue, name.encode(), persistent=True, headers=headers, confirmed=True)
 
@@ -1028,8 +1028,8 @@ def test_a_request_finds_its_way_back_through_a_temporary_queue(
     assert all(address.startswith("/remote-temp-queue/") for address in addresses)
     assert addresses[0] != addresses[1]
     for request in requests:
-        said = {"destination": request.headers["reply-to"], "correlation-id": request.headers["correlation-id"]}
-        service.say("SEND", said | {"persistent": "true"}, b"answer to " + request.body)
+        sent_data = {"destination": request.headers["reply-to"], "correlation-id": request.headers["correlation-id"]}
+        service.send_frame("SEND", sent_data | {"persistent": "true"}, b"answer to " + request.body)
         service.ack(request, confirmed=True)
 
     for client, name in ((requester, "requester"), (other, "other")):
@@ -1043,31 +1043,31 @@ def test_a_request_finds_its_way_back_through_a_temporary_queue(
 def test_a_temporary_queue_is_nobody_elses_and_goes_with_its_connection(broker: BrokerProcess, queue: str) -> None:
     service, requester = broker.connect(), broker.connect()
     service.subscribe(queue)
-    requester.say("SUBSCRIBE", {"id": "1", "destination": "/temp-queue/replies"}, confirmed=True)
+    requester.send_frame("SUBSCRIBE", {"id": "1", "destination": "/temp-queue/replies"}, confirmed=True)
     requester.send(queue, b"request", headers={"reply-to": "/temp-queue/replies"}, confirmed=True)
-    requester.say("UNSUBSCRIBE", {"id": "1"}, confirmed=True)
+    requester.send_frame("UNSUBSCRIBE", {"id": "1"}, confirmed=True)
     address = service.message().headers["reply-to"]
-    service.say("SEND", {"destination": address}, b"secret", confirmed=True)
+    service.send_frame("SEND", {"destination": address}, b"secret", confirmed=True)
 
     thief = broker.connect()
-    thief.say("SUBSCRIBE", {"id": "1", "destination": address})
-    refused(thief, "only the connection that owns a temporary queue may subscribe to it")
+    thief.send_frame("SUBSCRIBE", {"id": "1", "destination": address})
+    expect_error(thief, "only the connection that owns a temporary queue may subscribe to it")
     namesake = broker.connect()
-    namesake.say("SUBSCRIBE", {"id": "1", "destination": "/temp-queue/replies"}, confirmed=True)
+    namesake.send_frame("SUBSCRIBE", {"id": "1", "destination": "/temp-queue/replies"}, confirmed=True)
     assert namesake.arrived() == []
     # The owner may come late, and call it by either name.
-    requester.say("SUBSCRIBE", {"id": "1", "destination": address}, confirmed=True)
+    requester.send_frame("SUBSCRIBE", {"id": "1", "destination": address}, confirmed=True)
     assert bodies(requester.arrived()) == ["secret"]
     requester.disconnect()
 
-    service.say("SEND", {"destination": address, "persistent": "true"}, b"too late", confirmed=True)
+    service.send_frame("SEND", {"destination": address, "persistent": "true"}, b"too late", confirmed=True)
     service.begin("t")
-    service.say("SEND", {"destination": address, "transaction": "t"}, b"too late")
+    service.send_frame("SEND", {"destination": address, "transaction": "t"}, b"too late")
     service.commit("t")
     assert service.arrived() == []
     late = broker.connect()
-    late.say("SUBSCRIBE", {"id": "1", "destination": address})
-    refused(late, "only the connection that owns a temporary queue may subscribe to it")
+    late.send_frame("SUBSCRIBE", {"id": "1", "destination": address})
+    expect_error(late, "only the connection that owns a temporary queue may subscribe to it")
 
 
 # ---- Numbered sends (L5) ----
@@ -1075,7 +1075,7 @@ def test_a_temporary_queue_is_nobody_elses_and_goes_with_its_connection(broker: 
 
 @pytest.mark.parametrize("end", ["same connection", "new connection", "clean", "kill -9"])
 def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: BrokerProcess, end: str) -> None:
-    def say_everything(client: RawClient) -> None:
+    def send_everything(client: RawClient) -> None:
         client.send("q", b"1", persistent=True, headers=numbered("p", 1), confirmed=True)
         client.send("q", b"2", persistent=True, headers=numbered("p", 2), confirmed=True)
         client.begin("t")
@@ -1084,7 +1084,7 @@ def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: Brok
         client.commit("t", headers=numbered("p", 3))
 
     client = own_broker.connect()
-    say_everything(client)
+    send_everything(client)
     if end == "new connection":
         client.crash()
         client = own_broker.connect()
@@ -1093,49 +1093,49 @@ def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: Brok
             client.disconnect()
         own_broker.restart(is_clean=end == "clean")
         client = own_broker.connect()
-    say_everything(client)
+    send_everything(client)
     # A client that only missed the last receipt says only the last again.
     client.commit("t", headers=numbered("p", 3))
     # Another producer's numbers are others.
     client.send("q", b"5", persistent=True, headers=numbered("p2", 1), confirmed=True)
     client.send("q", b"6", persistent=True, headers=numbered("p", 4), confirmed=True)
 
-    assert bodies(own_broker.what_is_left("q")) == ["1", "2", "3", "4", "5", "6"]
+    assert bodies(own_broker.remaining_messages("q")) == ["1", "2", "3", "4", "5", "6"]
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_the_receipt_of_a_repeat_says_so_and_no_other_does(own_broker: BrokerProcess, is_killed: bool) -> None:
     client = own_broker.connect()
 
-    def said(command: str, headers: dict[str, str]) -> dict[str, str]:
-        client.say(command, headers | {"receipt": "r"})
+    def sent_data(command: str, headers: dict[str, str]) -> dict[str, str]:
+        client.send_frame(command, headers | {"receipt": "r"})
         return client.await_receipt("r").headers
 
     to = {"destination": "/queue/q", "persistent": "true"}
     plain, repeat = {"receipt-id": "r"}, {"receipt-id": "r", "truenext-repeat": "true"}
-    assert said("SEND", to | numbered("p", 1)) == plain
+    assert sent_data("SEND", to | numbered("p", 1)) == plain
     client.begin("t")
     client.send("q", b"", persistent=True, transaction="t")
-    assert said("COMMIT", {"transaction": "t"} | numbered("p", 2)) == plain
-    assert said("SEND", to | numbered("p", 3)) == plain
+    assert sent_data("COMMIT", {"transaction": "t"} | numbered("p", 2)) == plain
+    assert sent_data("SEND", to | numbered("p", 3)) == plain
     if is_killed:
         own_broker.restart(is_clean=False)
         client = own_broker.connect()
     # Whether a lower one was ever used is not known: there may be gaps.
-    assert said("SEND", to | numbered("p", 1)) == repeat | {"truenext-outcome": "unknown"}
-    assert said("SEND", to | numbered("p", 3)) == repeat
-    assert said("COMMIT", {"transaction": "t"} | numbered("p", 2)) == repeat
-    assert said("SEND", to) == plain
+    assert sent_data("SEND", to | numbered("p", 1)) == repeat | {"truenext-outcome": "unknown"}
+    assert sent_data("SEND", to | numbered("p", 3)) == repeat
+    assert sent_data("COMMIT", {"transaction": "t"} | numbered("p", 2)) == repeat
+    assert sent_data("SEND", to) == plain
     # Nobody asked what became of this one.
-    client.say("SEND", to | numbered("p", 1))
-    assert said("BEGIN", {"transaction": "t"}) == plain
-    assert said("ABORT", {"transaction": "t"}) == plain
-    assert said("SEND", to | numbered("p", 4)) == plain
+    client.send_frame("SEND", to | numbered("p", 1))
+    assert sent_data("BEGIN", {"transaction": "t"}) == plain
+    assert sent_data("ABORT", {"transaction": "t"}) == plain
+    assert sent_data("SEND", to | numbered("p", 4)) == plain
 
 
 @pytest.mark.parametrize("kind", ["send", "commit"])
 def test_the_receipt_of_a_repeat_waits_until_the_first_is_durable(held_broker: BrokerProcess, kind: str) -> None:
-    def say(client: RawClient) -> None:
+    def send_frames(client: RawClient) -> None:
         if kind == "send":
             client.send("q", b"1", persistent=True, headers=numbered("p", 1) | {"receipt": "r"})
         else:
@@ -1145,15 +1145,15 @@ def test_the_receipt_of_a_repeat_waits_until_the_first_is_durable(held_broker: B
 
     held_broker.hold_disk()
     first, second = held_broker.connect(), held_broker.connect()
-    say(first)
-    assert_nothing_came(held_broker, first)
+    send_frames(first)
+    assert_nothing_received(held_broker, first)
     first.crash()
-    say(second)
-    assert_nothing_came(held_broker, second)
+    send_frames(second)
+    assert_nothing_received(held_broker, second)
     held_broker.resume_disk()
     second.await_receipt("r")
     held_broker.restart(is_clean=False)
-    assert bodies(held_broker.what_is_left("q")) == ["1"]
+    assert bodies(held_broker.remaining_messages("q")) == ["1"]
 
 
 def test_a_numbered_commit_of_a_transaction_that_was_rolled_back_is_refused(own_broker: BrokerProcess) -> None:
@@ -1163,7 +1163,7 @@ def test_a_numbered_commit_of_a_transaction_that_was_rolled_back_is_refused(own_
     own_broker.restart(is_clean=False)
     client = own_broker.connect()
     client.commit("t", confirmed=False, headers=numbered("p", 1) | {"receipt": "r"})
-    error = refused(client, "transaction 't' is not open: it was rolled back")
+    error = expect_error(client, "transaction 't' is not open: it was rolled back")
     assert error.headers["receipt-id"] == "r"
 
     # A refused number is not used up.
@@ -1171,7 +1171,7 @@ def test_a_numbered_commit_of_a_transaction_that_was_rolled_back_is_refused(own_
     client.begin("t")
     client.send("q", b"once", persistent=True, transaction="t")
     client.commit("t", headers=numbered("p", 1))
-    assert bodies(own_broker.what_is_left("q")) == ["once"]
+    assert bodies(own_broker.remaining_messages("q")) == ["once"]
 
 
 # ---- Questions to the broker ----
@@ -1183,9 +1183,9 @@ def test_the_broker_says_in_json_what_its_queues_hold(broker: BrokerProcess, que
         client.send(queue, body)
     client.subscribe(queue, prefetch=1)
     client.message()
-    client.say("SUBSCRIBE", {"id": "a", "destination": "/temp-queue/answers"}, confirmed=True)
-    said = {"destination": "/control/queues", "reply-to": "/temp-queue/answers", "correlation-id": "why"}
-    client.say("SEND", said)
+    client.send_frame("SUBSCRIBE", {"id": "a", "destination": "/temp-queue/answers"}, confirmed=True)
+    sent_data = {"destination": "/control/queues", "reply-to": "/temp-queue/answers", "correlation-id": "why"}
+    client.send_frame("SEND", sent_data)
     answer = client.message()
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["correlation-id"] == "why"
@@ -1197,8 +1197,8 @@ def test_the_broker_says_in_json_what_its_queues_hold(broker: BrokerProcess, que
 @AMID_TRAFFIC
 def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker: BrokerProcess) -> None:
     client = broker.connect()
-    client.say("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
-    error = refused(
+    client.send_frame("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
+    error = expect_error(
         client,
         "there is no control verb 'shutdown'; there are: connection, move, pause, producer, purge, queues, redrive, "
         "reload, resume, scheduled, status, unschedule",
@@ -1209,14 +1209,14 @@ def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker:
 # ---- The command: how a broker begins and ends ----
 
 
-def truenext(*arguments: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def truenext(*arguments: str, sent_data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run the command to its end."""
-    return completed(*arguments, said=said)
+    return completed(*arguments, stdin_bytes=sent_data)
 
 
-def failed(*arguments: str, status: int = 1, said: bytes = b"") -> str:
+def failed(*arguments: str, status: int = 1, sent_data: bytes = b"") -> str:
     """What the command says when it fails, which is one line."""
-    ended = truenext(*arguments, said=said)
+    ended = truenext(*arguments, sent_data=sent_data)
     assert ended.returncode == status, ended
     complaint = ended.stderr.decode()
     assert complaint.count("\n") == 1, complaint
@@ -1231,9 +1231,9 @@ def serving(*arguments: str, listeners: int = 1) -> Iterator[list[str]]:
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            said = [process.stdout.readline().decode() for _ in range(listeners)]
-            assert all(line.startswith("listening on stomp://") for line in said), (said, process.stderr)
-            yield [line.removeprefix("listening on ").strip() for line in said]
+            sent_data = [process.stdout.readline().decode() for _ in range(listeners)]
+            assert all(line.startswith("listening on stomp://") for line in sent_data), (sent_data, process.stderr)
+            yield [line.removeprefix("listening on ").strip() for line in sent_data]
             process.terminate()
             assert process.communicate(timeout=PATIENCE_SECONDS) == (b"", b"")
             assert process.returncode == 0
@@ -1248,7 +1248,7 @@ def test_a_second_broker_on_the_same_folder_is_refused(own_broker: BrokerProcess
     assert f"data folder {own_broker.data} is in use by the broker of process {own_broker.pid}" in complaint
     client.send("q", b"1", persistent=True, confirmed=True)
     own_broker.restart(is_clean=False)
-    assert bodies(own_broker.what_is_left("q")) == ["0", "1"]
+    assert bodies(own_broker.remaining_messages("q")) == ["0", "1"]
 
 
 def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: BrokerProcess) -> None:
@@ -1262,7 +1262,7 @@ def test_an_address_that_is_taken_is_refused_and_costs_no_message(own_broker: Br
         complaint = failed("serve", "--data", str(own_broker.data), "--listen", f"stomp://127.0.0.1:{port}", status=2)
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in complaint
     own_broker.start()
-    assert bodies(own_broker.what_is_left("q")) == ["transient", "persistent"]
+    assert bodies(own_broker.remaining_messages("q")) == ["transient", "persistent"]
 
 
 def test_an_address_that_others_can_reach_must_be_allowed() -> None:
@@ -1271,7 +1271,7 @@ def test_an_address_that_others_can_reach_must_be_allowed() -> None:
     with serving(*everywhere, "--allow-anonymous") as (url,):
         assert url.startswith("stomp://0.0.0.0:")
         client = RawClient(int(url.rpartition(":")[2]))
-        client.say_hello("1.2", "0,0")
+        client.send_connect("1.2", "0,0")
         client.disconnect()
 
 
@@ -1287,10 +1287,10 @@ def has_ipv6() -> bool:
 def test_an_ipv6_address_has_its_brackets_wherever_it_is_shown() -> None:
     with serving("--memory", "--listen", "stomp://[::1]:0") as (url,):
         assert re.fullmatch(r"stomp://\[::1\]:\d+", url)
-        place = url.removeprefix("stomp://")
-        in_use = f"truenext: cannot listen on {place}{{}}: Address already in use\n"
+        address = url.removeprefix("stomp://")
+        in_use = f"truenext: cannot listen on {address}{{}}: Address already in use\n"
         assert failed("serve", "--memory", "--listen", url, status=2) == in_use.format("")
-        words = ["stages", "run", "tests.stages.services.working:app", "--url", url, "--health", place]
+        words = ["stages", "run", "tests.stages.services.working:app", "--url", url, "--health", address]
         assert failed(*words, status=2) == in_use.format(" for --health")
         with blocking.connect(url) as client, client.consumer("/topic/t", prefetch=1) as consumer:
             for _ in range(3):
@@ -1312,10 +1312,10 @@ def test_an_ipv6_client_has_its_brackets_in_the_log() -> None:
             with socket.create_connection(("::1", port), timeout=PATIENCE_SECONDS) as client:
                 client.sendall(b"HELLO\n\n\0")
                 assert client.recv(1000).startswith(b"ERROR\n")
-                place = f"[::1]:{client.getsockname()[1]}"
+                address = f"[::1]:{client.getsockname()[1]}"
             process.terminate()
             log = process.communicate(timeout=PATIENCE_SECONDS)[1].decode()
-            assert f"client refused client={place!r}" in log
+            assert f"client refused client={address!r}" in log
         finally:
             process.kill()
 
@@ -1346,7 +1346,7 @@ def test_a_host_that_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "sent_data"),
     [
         ([], b"say where messages are kept: --data DIR, or --memory for nowhere"),
         (["--memory", "--data", "somewhere"], b"--data and --memory exclude each other"),
@@ -1356,11 +1356,11 @@ def test_a_host_that_cannot_be_is_refused() -> None:
     ],
 )
 def test_options_that_say_too_little_or_too_much_are_refused_in_their_own_words(
-    arguments: list[str], said: bytes
+    arguments: list[str], sent_data: bytes
 ) -> None:
     ended = truenext("serve", *arguments)
     assert ended.returncode == 2
-    assert said in b" ".join(ended.stderr.split())
+    assert sent_data in b" ".join(ended.stderr.split())
     assert not Path("somewhere").exists()
 
 
@@ -1379,7 +1379,7 @@ def test_a_broker_says_the_name_it_was_given(name: str, version: str) -> None:
     """The headers of CONNECTED are escaped in no version."""
     with serving("--memory", "--listen", "stomp://127.0.0.1:0", "--server-name", name) as (url,):
         client = RawClient(int(url.rpartition(":")[2]))
-        assert client.say_hello(version, "0,0").headers["server"] == name
+        assert client.send_connect(version, "0,0").headers["server"] == name
         client.disconnect()
 
 
@@ -1402,9 +1402,9 @@ def test_either_signal_stops_the_broker_cleanly(own_broker: BrokerProcess, by: s
     assert own_broker.wait_for_end() == 0
     own_broker.check_log()
     own_broker.start()
-    left = own_broker.what_is_left("q")
-    assert bodies(left) == ["transient", "persistent"]
-    assert [message.headers["truenext-attempts"] for message in left] == ["0", "0"]
+    remaining = own_broker.remaining_messages("q")
+    assert bodies(remaining) == ["transient", "persistent"]
+    assert [message.headers["truenext-attempts"] for message in remaining] == ["0", "0"]
 
 
 # ---- The command: what a client can do with it ----
@@ -1430,8 +1430,8 @@ def test_what_the_command_sends_it_receives_in_true_order(url: str, queue: str) 
 
 def test_the_command_sends_what_comes_on_standard_input(url: str, queue: str) -> None:
     body = b"\xff\0\r\n binary \n"
-    assert truenext("send", queue, "--url", url, said=body).returncode == 0
-    ended = truenext("send", queue, "--lines", "--url", url, said=b"a\n\nb \r\nno line end")
+    assert truenext("send", queue, "--url", url, sent_data=body).returncode == 0
+    ended = truenext("send", queue, "--lines", "--url", url, sent_data=b"a\n\nb \r\nno line end")
     assert (ended.returncode, ended.stderr) == (0, b"4 sent\n")
     received = truenext("receive", queue, "--all", "--timeout", "0.2", "--url", url)
     assert received.returncode == 0
@@ -1453,7 +1453,7 @@ def test_the_command_shows_headers_as_json(url: str, queue: str) -> None:
 
 
 def test_the_command_lists_the_queues(url: str, queue: str) -> None:
-    assert truenext("send", queue, "--lines", "--url", url, said=b"1\n2\n3\n").returncode == 0
+    assert truenext("send", queue, "--lines", "--url", url, sent_data=b"1\n2\n3\n").returncode == 0
     listed = truenext("queues", "--url", url)
     assert re.search(rf"^ *{queue} +3 +0 +0 +0 *$", listed.stdout.decode(), re.MULTILINE), listed
     facts = json.loads(truenext("queues", "--json", "--url", url).stdout)
@@ -1472,10 +1472,10 @@ def test_what_could_not_be_printed_is_not_acknowledged(broker: BrokerProcess, ur
     with Path("/dev/full").open("wb") as full:
         command = dying_with_us([TRUENEXT, "receive", queue, "--url", url])
         assert subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, timeout=PATIENCE_SECONDS).returncode
-    assert bodies(broker.what_is_left(queue)) == ["kept"]
+    assert bodies(broker.remaining_messages(queue)) == ["kept"]
 
 
-ASKING = [
+CONTROL_REQUESTS = [
     *(["send", "q", "body"], ["receive", "q"], ["browse", "q"], ["queues"], ["status"], ["redrive", "DLQ.q"]),
     *(["move", "q", "r"], ["purge", "q"], ["pause", "q"], ["resume", "q"], ["scheduled"], ["unschedule", "q"]),
     *(["reload"], ["stages", "rerun", "DLQ.q"]),
@@ -1487,11 +1487,11 @@ def no_broker(url: str, reason: str) -> str:
     return f"truenext: no broker at {url}: {reason}; {remedy}\n"
 
 
-@pytest.mark.parametrize("command", ASKING, ids=" ".join)
+@pytest.mark.parametrize("command", CONTROL_REQUESTS, ids=" ".join)
 def test_command_without_a_broker_says_so_and_what_to_do_in_one_line(command: list[str]) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        url = f"stomp://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        url = f"stomp://127.0.0.1:{listener.getsockname()[1]}"
         assert failed(*command, "--url", url, status=2) == no_broker(url, "Connection refused")
 
 
@@ -1516,8 +1516,8 @@ def test_server_of_another_protocol_is_named_while_it_keeps_the_connection(proto
 
 def test_server_of_no_known_protocol_is_said_not_to_speak_stomp() -> None:
     with answering(b"*1\r\n\0") as url:
-        said = failed("queues", "--url", url, status=2)
-    assert said.startswith(f"truenext: no broker at {url}: the server there does not speak STOMP 1.2: ")
+        sent_data = failed("queues", "--url", url, status=2)
+    assert sent_data.startswith(f"truenext: no broker at {url}: the server there does not speak STOMP 1.2: ")
 
 
 async def connect_once(url: str) -> None:
@@ -1547,7 +1547,7 @@ def answering(first: bytes) -> Iterator[str]:
                 each.close()
 
 
-@pytest.mark.parametrize("command", ASKING, ids=" ".join)
+@pytest.mark.parametrize("command", CONTROL_REQUESTS, ids=" ".join)
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"CONNECTED\nversion:1.2\n\n\0"])
 def test_who_hangs_up_or_is_no_broker_has_not_answered(command: list[str], answer: bytes) -> None:
     def hang_up(listener: socket.socket) -> None:
@@ -1588,5 +1588,5 @@ def test_what_the_broker_refuses_the_command_reports_in_one_line(url: str, queue
     reason = "unknown destination '/exchange/x': there are no exchanges here"
     assert reason in failed("send", "/exchange/x", "body", "--url", url, status=2)
     assert reason in failed("receive", "/exchange/x", "--url", url, status=2)
-    said = b"x" * (BODY_BYTES_MAX + 1)
-    assert f"at most {BODY_BYTES_MAX}" in failed("send", queue, "--url", url, said=said)
+    sent_data = b"x" * (BODY_BYTES_MAX + 1)
+    assert f"at most {BODY_BYTES_MAX}" in failed("send", queue, "--url", url, sent_data=sent_data)

@@ -23,20 +23,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
 import truenext.selector
-from tests.property import rooms
+from tests.property import targets
 from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
 from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
-from tests.property.memory_audit import left_in_memory, miscounted, names_left_over
+from tests.property.memory_audit import miscounted, not_evicted, orphaned_names
 from tests.property.oracle import (
-    MESSAGES_ASKED_MAX,
     NO_CAUSES,
+    REQUESTED_MAX,
     SOCKETS_BYTES_MIN,
     Disagreement,
     Ended,
     Letter,
-    Look,
     NackOptions,
     Numbered,
+    OpenBrowse,
     Oracle,
     Parcel,
     Peer,
@@ -48,7 +48,7 @@ from tests.property.oracle import (
     SELECTORS as SELECTORS_OF_CONSUMERS,
 )
 from tests.property.producers_oracle import Kind as Frame
-from tests.property.producers_oracle import Verdict
+from tests.property.producers_oracle import NumberStatus
 from truenext.answers import Receipt
 from truenext.batch import Causes
 from truenext.commands import (
@@ -71,7 +71,7 @@ from truenext.commands import (
 from truenext.destination import Destination, DestinationKind, parse
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.background.bulk import BulkRead, ListScheduled, Move, Purge, Redrive, ScheduledRequest, Unschedule
-from truenext.engine.background.bulk import BulkRequest as BulkWanted
+from truenext.engine.background.bulk import BulkRequest as BulkCommand
 from truenext.engine.background.bulk import ScheduledResult as ShownSends
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor
@@ -100,7 +100,7 @@ YEAR_MS = 365 * DAY_MS
 REMEMBERED_MS = 7 * DAY_MS
 PEERS_MAX = 4
 READERS_MAX = 6
-LOOKS_MAX = 2
+BROWSES_MAX = 2
 STEPS = 50
 """Of one example."""
 ROUNDS_MAX = 1000
@@ -137,20 +137,20 @@ SELECTORS = {
 }
 """With the priorities that they want."""
 
-TAKEN_FROM = OneOf(["a"] * 4 + ["b", "DLQ.a"])
+BULK_SOURCES = OneOf(["a"] * 4 + ["b", "DLQ.a"])
 MOVED_TO = OneOf(["a", "b", "b", None, None])
 """None is nowhere: it is removed."""
 
 DELAYS = Several(OneOf([0, 1, 5, 5, 20, 20, 1000]), 4)
 
-SENDING: dict[str, Draw] = {"who": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
+SENDING: dict[str, Draw] = {"peer_index": PICK, "queue": SENT_TO, "priority": PRIORITY, "persistent": YES_OR_NO}
 ANSWERING: dict[str, Draw] = {
     "which": PICK,
     "in_transaction": OneOf([False, False, True]),
-    "says_subscription": YES_OR_NO,
+    "names_subscription": YES_OR_NO,
 }
 SUBSCRIBING: dict[str, Draw] = {
-    "who": PICK,
+    "peer_index": PICK,
     "queue": OneOf(["a"] * 6 + ["b", "DLQ.a"]),
     "mode": OneOf([AckMode.CLIENT] * 2 + [AckMode.INDIVIDUAL] * 2 + [AckMode.AUTO]),
     "window": OneOf([1, 1, 2, 3, 4, None]),
@@ -168,7 +168,7 @@ LOGIN: dict[str, Draw] = {
     "keeps_open": YES_OR_NO,
 }
 PLAIN_LOGIN = dict.fromkeys(LOGIN, False)
-DOOMED = [
+ROLLBACK_ONLY_REQUESTS = [
     "sends when its transaction is doomed",
     "acknowledges when its transaction is doomed",
     "nacks when its transaction is doomed",
@@ -176,7 +176,7 @@ DOOMED = [
     "commits what is doomed",
     "begins anew what is doomed",
 ]
-REFUSED = [
+INVALID_REQUESTS = [
     "acknowledges what is given back",
     "acknowledges an earlier dispatch",
     "nacks an earlier dispatch",
@@ -194,7 +194,7 @@ REFUSED = [
     "gives back what it is shown",
     "gives back and aborts nothing",
     "gives back without rounds",
-    *DOOMED,
+    *ROLLBACK_ONLY_REQUESTS,
 ]
 """What a client may say, and must not: see BrokerMachine._in_vain."""
 CAUSES = OneOf(["", "", "one", "another", "a\\: third\n\u00fc"])
@@ -202,13 +202,13 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "connect": (1, LOGIN),
     "subscribe": (2, SUBSCRIBING),
     "unsubscribe": (1, {"which": PICK}),
-    "end_durable": (0, {"who": PICK, "name": OneOf(["n", "n", "o"])}),
-    "disconnect": (1, {"who": PICK, "is_clean": YES_OR_NO, "taken": OneOf([0, 0, 1, 2])}),
-    "browse": (3, {"who": PICK, "queue": SENT_TO, "selector": OneOf(sorted(SELECTORS))}),
-    "browse_at_once": (2, {"who": PICK, "queue": SENT_TO, "selector": OneOf(sorted(SELECTORS))}),
-    "browse_while_messages_leave": (2, SENDING | {"is_read_first": YES_OR_NO}),
+    "end_durable": (0, {"peer_index": PICK, "name": OneOf(["n", "n", "o"])}),
+    "disconnect": (1, {"peer_index": PICK, "is_clean": YES_OR_NO, "sent_count": OneOf([0, 0, 1, 2])}),
+    "browse": (3, {"peer_index": PICK, "queue": SENT_TO, "selector": OneOf(sorted(SELECTORS))}),
+    "browse_at_once": (2, {"peer_index": PICK, "queue": SENT_TO, "selector": OneOf(sorted(SELECTORS))}),
+    "browse_while_evicting": (2, SENDING | {"is_read_first": YES_OR_NO}),
     "end_browse": (1, {"which": PICK}),
-    "ask_receipt": (1, {"who": PICK}),
+    "request_receipt": (1, {"peer_index": PICK}),
     "send": (
         8,
         SENDING
@@ -216,14 +216,14 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "expires_in": EXPIRES_IN,
             "is_big": IS_BIG,
             "count": OneOf([1, 1, 2, 3, 5]),
-            "wants_receipt": YES_OR_NO,
+            "has_receipt": YES_OR_NO,
         },
     ),
-    "send_behind_commits": (1, SENDING),
+    "send_after_commits": (1, SENDING),
     "send_numbered": (
         2,
         {
-            "who": PICK,
+            "peer_index": PICK,
             "queue": SENT_TO,
             "priority": PRIORITY,
             "are_persistent": Several(YES_OR_NO, 3),
@@ -232,7 +232,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
         },
     ),
     "repeat_send": (3, SENDING | {"which": PICK}),
-    "acknowledge": (8, ANSWERING | {"wants_receipt": YES_OR_NO, "begins_next": YES_OR_NO}),
+    "acknowledge": (8, ANSWERING | {"has_receipt": YES_OR_NO, "starts_next": YES_OR_NO}),
     "acknowledge_and_end": (0, {"which": PICK}),
     "acknowledge_and_read_on": (2, {"which": PICK, "is_written": YES_OR_NO, "is_squeezed": YES_OR_NO}),
     "nack": (
@@ -253,11 +253,11 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "cause": CAUSES,
         },
     ),
-    "say_started": (1, {"which": PICK}),
+    "mark_started": (1, {"which": PICK}),
     "release": (
         1,
         {
-            "who": PICK,
+            "peer_index": PICK,
             "of": OneOf([7, 7, 7, 1, 2, 6, 0]),
             "kept": OneOf([0, 0, 0, 1, 2, 4, 6]),
             "names_others": YES_OR_NO,
@@ -267,21 +267,21 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
         },
     ),
     "wake": (2, {"which": PICK}),
-    "ask": (
+    "pull": (
         2,
         {
             "which": PICK,
             "messages": OneOf([1, 1, 2, 3, 5, 100]),
             "waits": YES_OR_NO,
-            "says_correlation": YES_OR_NO,
+            "has_correlation": YES_OR_NO,
         },
     ),
-    "ask_and_see": (1, {"which": PICK, "messages": OneOf([1, 2, 100])}),
-    "withdraw": (1, {"which": PICK, "says_correlation": YES_OR_NO, "asks_again": OneOf([False] * 4 + [True])}),
-    "ask_in_vain": (1, {"who": PICK, "which": PICK, "what": OneOf(REFUSED)}),
-    "doom": (0, {"which": PICK}),
-    "take_over": (0, {"who": PICK, "is_exempt": YES_OR_NO, "taken": OneOf([0, 0, 1, 2])}),
-    "cut": (0, {"who": PICK}),
+    "pull_and_wait": (1, {"which": PICK, "messages": OneOf([1, 2, 100])}),
+    "withdraw": (1, {"which": PICK, "has_correlation": YES_OR_NO, "pulls_again": OneOf([False] * 4 + [True])}),
+    "send_invalid_request": (1, {"peer_index": PICK, "which": PICK, "what": OneOf(INVALID_REQUESTS)}),
+    "mark_rollback_only": (0, {"which": PICK}),
+    "take_over": (0, {"peer_index": PICK, "is_exempt": YES_OR_NO, "sent_count": OneOf([0, 0, 1, 2])}),
+    "cut": (0, {"peer_index": PICK}),
     "read_for_redrive": (
         2,
         {"queue": OneOf(["DLQ.a", "DLQ.a", "DLQ.b"]), "limit": OneOf([1, 3, 500])},
@@ -290,7 +290,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "send_and_nack": (
         1,
         {
-            "who": PICK,
+            "peer_index": PICK,
             "priority": PRIORITY,
             "persistent": YES_OR_NO,
             "which": PICK,
@@ -312,51 +312,51 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "read_for_bulk": (
         2,
         {
-            "queue": TAKEN_FROM,
+            "queue": BULK_SOURCES,
             "rank": OneOf([0, 0, 5, 8]),
             "selector": OneOf([None, *sorted(SELECTORS)]),
         },
     ),
     "do_bulk": (4, {"to": MOVED_TO, "limit": OneOf([1, 2, None])}),
-    "move_at_once": (1, {"queue": TAKEN_FROM, "to": OneOf(["a", "b"]), "is_dry": OneOf([False, True])}),
-    "purge_at_once": (1, {"queue": TAKEN_FROM, "selector": OneOf(sorted(SELECTORS))}),
-    "pause": (1, {"queue": TAKEN_FROM}),
+    "move_at_once": (1, {"queue": BULK_SOURCES, "to": OneOf(["a", "b"]), "is_dry": OneOf([False, True])}),
+    "purge_at_once": (1, {"queue": BULK_SOURCES, "selector": OneOf(sorted(SELECTORS))}),
+    "pause": (1, {"queue": BULK_SOURCES}),
     "resume": (2, {"which": PICK}),
     "jump": (1, {"milliseconds": OneOf([-HOUR_MS, -20, -5, 5, 20, HOUR_MS])}),
     "send_in_transaction": (
         3,
         {
-            "who": PICK,
+            "peer_index": PICK,
             "sends": Several(Each(SENT_TO, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), 3),
             "commits": YES_OR_NO,
         },
     ),
-    "commit": (3, {"which": PICK, "wants_receipt": YES_OR_NO}),
+    "commit": (3, {"which": PICK, "has_receipt": YES_OR_NO}),
     "commit_numbered": (1, {"which": PICK, "producer": PRODUCER}),
-    "repeat_commit": (1, {"who": PICK, "which": PICK, "says_all_again": YES_OR_NO}),
-    "ask_producer": (
+    "repeat_commit": (1, {"peer_index": PICK, "which": PICK, "repeats_all": YES_OR_NO}),
+    "query_producer": (
         2,
         {"producer": PRODUCER, "number": OneOf([None, -3, -1, -1, 0, 0, 0, 1, 1, 1, 2]), "resolves": YES_OR_NO},
     ),
-    "forget_producers": (1, {"who": PICK, "producers": Several(PRODUCER, 2)}),
+    "forget_producers": (1, {"peer_index": PICK, "producers": Several(PRODUCER, 2)}),
     "repeat_commit_of_what_is_open": (2, {"which": PICK, "number": PICK, "counts_all": YES_OR_NO}),
-    "commit_what_is_neither_open_nor_recorded": (1, {"who": PICK, "producer": PRODUCER}),
+    "commit_what_is_neither_open_nor_recorded": (1, {"peer_index": PICK, "producer": PRODUCER}),
     "abort": (2, {"which": PICK, "counts_all": YES_OR_NO}),
     "stretch_windows": (1, {"milliseconds": OneOf([0, 1000, 20_000])}),
     "advance": (2, {"milliseconds": OneOf([1, 1, 5, 5, 20, 20, 1000, 1000, 61_000, 3 * DAY_MS])}),
     "turn": (4, {}),
-    "turn_and_take": (6, {}),
-    "take": (1, {"who": PICK}),
+    "turn_and_send": (6, {}),
+    "all_sent": (1, {"peer_index": PICK}),
     "take_batch": (5, {}),
     "batch_is_written": (4, {}),
     "batch_becomes_durable": (5, {}),
     "all_becomes_durable": (4, {}),
     "read_page": (8, {}),
     "page_shows_what_the_engine_does_not_know": (5, {}),
-    "hand_page_over": (8, {}),
+    "deliver_page": (8, {}),
     "all_pages_are_there": (5, {}),
     "read_timers": (3, {}),
-    "hand_timers_over": (3, {}),
+    "deliver_timers": (3, {}),
     "evict": (4, {}),
     "squeeze": (8, {"share": OneOf([0.99, 0.99, 0.8, 0.0]), "is_written": YES_OR_NO}),
     "change_memory": (1, {"limit": MEMORY}),
@@ -370,25 +370,25 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "expired": OneOf([Expired.DROP, Expired.DROP, Expired.DEAD_LETTER]),
         },
     ),
-    "let_unused_go": (1, {"milliseconds": OneOf([0, 1000, 61_000, 61_000])}),
-    "all_unused_go": (1, {}),
+    "remove_unused": (1, {"milliseconds": OneOf([0, 1000, 61_000, 61_000])}),
+    "remove_all_unused": (1, {}),
     "settle": (1, {}),
     "crash": (1, {}),
     "restart": (1, {}),
 }
 """What may happen, how often relative to the rest, and with what."""
-OF_GIVING_BACK = [
+RELEASE_ACTIONS = [
     "nack_acknowledged",
-    "say_started",
+    "mark_started",
     "release",
     "wake",
-    "ask",
-    "ask_and_see",
+    "pull",
+    "pull_and_wait",
     "withdraw",
-    "ask_in_vain",
+    "send_invalid_request",
 ]
 """Actions that are to happen in most machines, now and then."""
-GIVES_BACK_TOO = {name: ACTIONS[name][0] for name in OF_GIVING_BACK}
+RELEASE_WEIGHTS = {name: ACTIONS[name][0] for name in RELEASE_ACTIONS}
 RARE = sorted(name for name, (weight, _) in ACTIONS.items() if 0 < weight <= 2)
 MANY_PRODUCERS = OneOf("mnopQRST")
 OF_TOPICS = [
@@ -469,14 +469,14 @@ class BrokerMachine(RuleBasedStateMachine):
         self.serial = 0
         self.committed = 0
         """The last batch that the engine knows to be durable."""
-        self.numbers_said: dict[tuple[str, int], int] = {}
+        self.used_numbers: dict[tuple[str, int], int] = {}
         """Of producers, and when each was said first."""
         self.sessions: dict[Peer, ConnectionState] = {}
-        self.looks: list[Look] = []
+        self.browses: list[OpenBrowse] = []
         """Browses of those who are connected, also what they were told the end of."""
         self.names: dict[tuple[str, str], Reader] = {}
         """By the names of its connection and itself the last subscription that there was."""
-        self.asked: dict[Reader, dict[str, Any]] = {}
+        self.subscribe_arguments: dict[Reader, dict[str, Any]] = {}
         """What each has asked for."""
         self.disk = Disk()
         self.due: list[tuple[str, str]] = []
@@ -559,9 +559,9 @@ class BrokerMachine(RuleBasedStateMachine):
             resolved_max=self.RESOLVED_MAX,
         )
         # What expires is moved at any time, as what has left memory is.
-        self.oracle.leave_memory = expired_move
+        self.oracle.may_evict = expired_move
         self.oracle.now_ms = 1000 * DAY_MS
-        self._begin_run(self.disk.restart())
+        self._start_run(self.disk.restart())
         self.logins = logins
         self._connect_all(readers)
 
@@ -572,7 +572,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for reader in readers:
             self.subscribe(**reader)
 
-    def _begin_run(self, recovered: Recovered) -> None:
+    def _start_run(self, recovered: Recovered) -> None:
         """As broker/recovery.py and Broker.start do it."""
         note(f"engine = Engine(..., memory_limit={self.memory_limit}, {self.policy})  # from {recovered}")
         self.engine = Engine(
@@ -584,7 +584,7 @@ class BrokerMachine(RuleBasedStateMachine):
             # examples have one.
             event_log=EventLog() if self.policy.attempts_max > 1 else None,
         )
-        rooms.hear_of_due(self.engine, self._becomes_a_message)
+        targets.hear_of_due(self.engine, self._becomes_a_message)
         self.redriving = self.piece = self.cancelling = None
         self.boot_us = self.oracle.steady_ms * 1000 - 7
         self._tick()
@@ -595,14 +595,14 @@ class BrokerMachine(RuleBasedStateMachine):
         for lane, count in recovered.counts.items():
             number, rank = split_lane_key(lane)
             self.engine.restore_lane(queues[number], rank, count)
-        self.oracle.leave_memory |= min(self.memory_limit, self.policy.memory_limit) < NO_LIMIT
+        self.oracle.may_evict |= min(self.memory_limit, self.policy.memory_limit) < NO_LIMIT
         self.oracle.sockets_max = max(self.memory_limit // 4, SOCKETS_BYTES_MIN)
         self.sessions = {}
-        self.looks = []
+        self.browses = []
         self.engine.start()
         batch = self.engine.take_batch()
         assert batch is not None
-        self.disk.hand_over(batch)
+        self.disk.submit(batch)
         self.disk.done()
         self.engine.committed(batch)
         self.committed = batch.number
@@ -644,12 +644,12 @@ class BrokerMachine(RuleBasedStateMachine):
             self.is_over = True
             raise
 
-    def _come_due(self) -> None:
+    def _report_due(self) -> None:
         """Scheduled sends have become messages."""
         due, self.due[:] = list(self.due), []
         for label, address in due:
             note(f"# {address}:{label} is due")
-            self.oracle.came_due(label, address)
+            self.oracle.became_due(label, address)
 
     def _becomes_a_message(
         self, send: Callable[[str, str, SentMessage], None], name: str, to: str, message: SentMessage
@@ -658,7 +658,7 @@ class BrokerMachine(RuleBasedStateMachine):
         send(name, to, message)
 
     def _audit(self) -> None:
-        self._come_due()
+        self._report_due()
         if self.oracle.attempt_counted_in == self.oracle.gathering and not self.engine.is_batch_awaited:
             raise Disagreement("the batch with an attempt is not written at once")
         if wrong := miscounted(self.engine, self.sessions.values()):
@@ -676,14 +676,14 @@ class BrokerMachine(RuleBasedStateMachine):
             "connect": len(self.sessions) >= PEERS_MAX,
             "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
             "unsubscribe": not self.oracle.readers,
-            "browse": len(self.oracle.looks) >= LOOKS_MAX,
-            "browse_at_once": len(self.oracle.looks) >= LOOKS_MAX,
-            "browse_while_messages_leave": len(self.oracle.looks) >= LOOKS_MAX or not self.oracle.leave_memory,
-            "end_browse": not self.looks,
+            "browse": len(self.oracle.browses) >= BROWSES_MAX,
+            "browse_at_once": len(self.oracle.browses) >= BROWSES_MAX,
+            "browse_while_evicting": len(self.oracle.browses) >= BROWSES_MAX or not self.oracle.may_evict,
+            "end_browse": not self.browses,
             "repeat_send": not self._repeatable(),
             "jump": any(
                 self.oracle.is_expired(letter)
-                or (letter.is_restored and not letter.is_gone)
+                or (letter.is_restored and not letter.is_removed)
                 # The longest delay would become one that a restart cuts (Return): see tests/unit/test_delays.py.
                 or letter.due - self.oracle.steady_ms > DAY_MS
                 for letter in letters
@@ -704,13 +704,13 @@ class BrokerMachine(RuleBasedStateMachine):
             "acknowledge_and_read_on": not self._answerable(),
             "nack": not self._answerable(),
             "nack_acknowledged": not self._acknowledged_inside(),
-            "say_started": not self._beginnable(),
+            "mark_started": not self._beginnable(),
             "release": not self._can_release(),
             "wake": not self._wakeable(),
-            "ask": not self._pulling(),
-            "ask_and_see": not self._pulling(),
+            "pull": not self._pulling(),
+            "pull_and_wait": not self._pulling(),
             "withdraw": not self._pulling(),
-            "doom": not self._doomable(),
+            "mark_rollback_only": not self._doomable(),
             "commit": not self._open_transactions(),
             "commit_numbered": not self._open_transactions(),
             "repeat_commit": not self._repeatable(),
@@ -719,15 +719,15 @@ class BrokerMachine(RuleBasedStateMachine):
             "take_batch": self.disk.in_flight is not None,
             "batch_is_written": self.disk.in_flight is None or self.disk.is_written,
             "batch_becomes_durable": self.disk.in_flight is None,
-            "read_page": not self.disk.wanted,
-            "page_shows_what_the_engine_does_not_know": not self.disk.wanted or self.disk.in_flight is None,
-            "hand_page_over": not self.disk.has_page,
-            "squeeze": not self.oracle.leave_memory,
-            "all_pages_are_there": not self.disk.wanted and not self.disk.has_page,
-            "read_timers": not self.disk.wanted_timers,
-            "hand_timers_over": not self.disk.has_timers,
+            "read_page": not self.disk.requested,
+            "page_shows_what_the_engine_does_not_know": not self.disk.requested or self.disk.in_flight is None,
+            "deliver_page": not self.disk.has_page,
+            "squeeze": not self.oracle.may_evict,
+            "all_pages_are_there": not self.disk.requested and not self.disk.has_page,
+            "read_timers": not self.disk.requested_timers,
+            "deliver_timers": not self.disk.has_timers,
             "turn": self.nothing_new,
-            "turn_and_take": self.nothing_new,
+            "turn_and_send": self.nothing_new,
         }
         possible: list[str] = []
         for name, often, is_of_session in self._likely():
@@ -739,7 +739,9 @@ class BrokerMachine(RuleBasedStateMachine):
     @lru_cache
     def _likely(cls) -> list[tuple[str, list[str], bool]]:
         """Of each action its name, that as often as it is likely, and whether it is a connection's."""
-        return [(name, [name] * cls.WEIGHTS[name], "who" in arguments) for name, (_, arguments) in ACTIONS.items()]
+        return [
+            (name, [name] * cls.WEIGHTS[name], "peer_index" in arguments) for name, (_, arguments) in ACTIONS.items()
+        ]
 
     @classmethod
     @lru_cache(maxsize=1000)  # To make a strategy, and to look at it for the first time, costs as much as a whole step.
@@ -759,7 +761,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def subscribe(
         self,
-        who: int,
+        peer_index: int,
         queue: str,
         mode: AckMode,
         window: int | None,
@@ -769,8 +771,8 @@ class BrokerMachine(RuleBasedStateMachine):
         is_pulling: bool,
         selector: str | None,
     ) -> None:
-        peer, session = self._peer(who)
-        asked = {
+        peer, session = self._peer(peer_index)
+        arguments = {
             "queue": queue,
             "mode": mode,
             "window": window,
@@ -805,17 +807,17 @@ class BrokerMachine(RuleBasedStateMachine):
         spelling = selector
         if durable and selector is not None:
             spelling = SPELLINGS[len(self.names) % len(SPELLINGS)](selector)
-        wanted = None if spelling is None else truenext.selector.compile_selector(spelling)
+        compiled = None if spelling is None else truenext.selector.compile_selector(spelling)
         key = f"c,{durable}" if durable else ""
         self.engine.subscribe(
-            session, Subscribe(name, destination, mode, window, selector=wanted, **extras, durable=key)
+            session, Subscribe(name, destination, mode, window, selector=compiled, **extras, durable=key)
         )
         reader = self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, spelling=spelling, **extras)
         self.names[peer.name, name] = reader
-        self.asked[reader] = asked
+        self.subscribe_arguments[reader] = arguments
         if queue.startswith("Consumer.") or durable:
             # From its receipt on it collects.
-            self.ask_receipt(who)
+            self.request_receipt(peer_index)
 
     def unsubscribe(self, which: int) -> None:
         reader = _one_of(self.oracle.readers, which)
@@ -823,9 +825,9 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.unsubscribe(self.sessions[reader.peer], Unsubscribe(reader.subscription))
         self.oracle.unsubscribe(reader)
 
-    def end_durable(self, who: int, name: str) -> None:
+    def end_durable(self, peer_index: int, name: str) -> None:
         """By its subscriber, or, if there is none, by anybody."""
-        peer, session = self._peer(who)
+        peer, session = self._peer(peer_index)
         durable = self.oracle.durable_of(name)
         if durable is None:
             return
@@ -836,75 +838,75 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f'engine.unsubscribe({peer.name}, Unsubscribe("{subscription}", "c,{name}"))')
         self.engine.unsubscribe(session, Unsubscribe(subscription, f"c,{name}"))
         self.oracle.end_durable(peer, name)
-        self.ask_receipt(list(self.sessions).index(peer))
+        self.request_receipt(list(self.sessions).index(peer))
 
     def _is_used(self, name: str) -> bool:
         durable = self.oracle.durable_of(name)
         return durable is not None and any(reader.queue == durable.queue for reader in self.oracle.readers)
 
-    def disconnect(self, who: int, is_clean: bool, taken: int) -> None:
+    def disconnect(self, peer_index: int, is_clean: bool, sent_count: int) -> None:
         """Before a connection ends, its socket may have taken something yet."""
-        peer, session = self._peer(who)
+        peer, session = self._peer(peer_index)
         for reader in [reader for reader in self.oracle.readers if reader.peer is peer]:
-            if reader.mode is AckMode.AUTO and taken:
-                note(f'engine.taken_before_loss({peer.name}.consumers["{reader.subscription}"], {taken})')
-                self.engine.acknowledge_sent(session.consumers[reader.subscription], taken)
-                self.oracle.taken_before_loss(reader, taken)
+            if reader.mode is AckMode.AUTO and sent_count:
+                note(f'engine.taken_before_loss({peer.name}.consumers["{reader.subscription}"], {sent_count})')
+                self.engine.acknowledge_sent(session.consumers[reader.subscription], sent_count)
+                self.oracle.sent_before_loss(reader, sent_count)
         note(f"engine.disconnect({peer.name}, is_clean={is_clean})")
         self.engine.disconnect(session, is_clean=is_clean)
         self.oracle.disconnect(peer, is_clean)
-        self.looks = [look for look in self.looks if look.peer is not peer]
+        self.browses = [browse for browse in self.browses if browse.peer is not peer]
         del self.sessions[peer]
 
-    def cut(self, who: int) -> None:
+    def cut(self, peer_index: int) -> None:
         """The socket of a connection ends; it is taken over or lost at some later time."""
-        peer, session = self._peer(who)
+        peer, session = self._peer(peer_index)
         note(f"engine.park({peer.name})")
         self.engine.park(session)
-        self.oracle.keep(peer)
-        self.looks = [look for look in self.looks if look.peer is not peer]
+        self.oracle.park(peer)
+        self.browses = [browse for browse in self.browses if browse.peer is not peer]
 
-    def take_over(self, who: int, is_exempt: bool, taken: int) -> None:
+    def take_over(self, peer_index: int, is_exempt: bool, sent_count: int) -> None:
         """The old connection ends, and one with the same subscriptions comes."""
-        peer, _session = self._peer(who)
-        again = [self.asked[reader] for reader in self.oracle.readers if reader.peer is peer]
-        self.disconnect(who, is_exempt, taken)
+        peer, _session = self._peer(peer_index)
+        arguments_of_all = [self.subscribe_arguments[reader] for reader in self.oracle.readers if reader.peer is peer]
+        self.disconnect(peer_index, is_exempt, sent_count)
         self.connect(peer.has_rounds, peer.names_begun, peer.keeps_open)
-        for asked in again:
-            self.subscribe(len(self.sessions) - 1, **asked)
+        for arguments in arguments_of_all:
+            self.subscribe(len(self.sessions) - 1, **arguments)
 
     # Browsing ---------------------------------------------------------------------------------------------------------
 
-    def browse(self, who: int, queue: str, selector: str) -> None:
-        peer, session = self._peer(who)
+    def browse(self, peer_index: int, queue: str, selector: str) -> None:
+        peer, session = self._peer(peer_index)
         name = self._fresh("l")
         note(f'engine.browse({peer.name}, Browse("{name}", /queue/{queue}, {selector!r}))')
-        wanted = None if selector == "TRUE" else truenext.selector.compile_selector(selector)
-        self.engine.browse(session, Browse(name, parse(f"/queue/{queue}", session.id), wanted))
-        self.looks.append(self.oracle.browse(peer, name, queue, SELECTORS[selector]))
+        compiled = None if selector == "TRUE" else truenext.selector.compile_selector(selector)
+        self.engine.browse(session, Browse(name, parse(f"/queue/{queue}", session.id), compiled))
+        self.browses.append(self.oracle.browse(peer, name, queue, SELECTORS[selector]))
 
-    def browse_at_once(self, who: int, queue: str, selector: str) -> None:
+    def browse_at_once(self, peer_index: int, queue: str, selector: str) -> None:
         """Nothing else happens until all was shown: then it must be all that waits."""
-        self.browse(who, queue, selector)
-        look = self.looks[-1]
+        self.browse(peer_index, queue, selector)
+        browse = self.browses[-1]
         for _ in range(ROUNDS_MAX):
-            if look not in self.oracle.looks:
+            if browse not in self.oracle.browses:
                 return
-            self.take_all()
+            self.everything_sent()
             self._turn()
             self.all_pages_are_there()
-        raise Disagreement(f"{look} never ends")
+        raise Disagreement(f"{browse} never ends")
 
-    def browse_while_messages_leave(
-        self, who: int, queue: str, priority: int, persistent: bool, is_read_first: bool
+    def browse_while_evicting(
+        self, peer_index: int, queue: str, priority: int, persistent: bool, is_read_first: bool
     ) -> None:
         """The store gets some behind a horizon while a page is read that shows them or not."""
         self.squeeze(0.8, True)
-        self.send(who, queue, priority, persistent, None, False, 2, False)
-        self.browse(who, queue, "TRUE")
-        self.take_all()
+        self.send(peer_index, queue, priority, persistent, None, False, 2, False)
+        self.browse(peer_index, queue, "TRUE")
+        self.everything_sent()
         self._turn()
-        while is_read_first and self.disk.wanted:
+        while is_read_first and self.disk.requested:
             self.read_page()
         if self.disk.in_flight is None:
             self.take_batch()
@@ -914,72 +916,74 @@ class BrokerMachine(RuleBasedStateMachine):
         self._turn()
 
     def end_browse(self, which: int) -> None:
-        look = _one_of(self.looks, which)
-        note(f'engine.unsubscribe({look.peer.name}, Unsubscribe("{look.subscription}"))')
-        self.engine.unsubscribe(self.sessions[look.peer], Unsubscribe(look.subscription))
-        self.oracle.end_browse(look)
-        self.looks.remove(look)
+        browse = _one_of(self.browses, which)
+        note(f'engine.unsubscribe({browse.peer.name}, Unsubscribe("{browse.subscription}"))')
+        self.engine.unsubscribe(self.sessions[browse.peer], Unsubscribe(browse.subscription))
+        self.oracle.end_browse(browse)
+        self.browses.remove(browse)
 
-    def ask_receipt(self, who: int) -> None:
-        peer, session = self._peer(who)
+    def request_receipt(self, peer_index: int) -> None:
+        peer, session = self._peer(peer_index)
         receipt = self._fresh("r")
         note(f'engine.answer({peer.name}, Receipt("{receipt}"))')
         self.engine.answer(session, Receipt(receipt))
-        self.oracle.ask_receipt(peer, receipt)
+        self.oracle.request_receipt(peer, receipt)
 
     # Sending ----------------------------------------------------------------------------------------------------------
 
     def send(
         self,
-        who: int,
+        peer_index: int,
         queue: str,
         priority: int,
         persistent: bool,
         expires_in: int | None,
         is_big: bool,
         count: int,
-        wants_receipt: bool,
+        has_receipt: bool,
     ) -> None:
-        peer, session = self._peer(who)
+        peer, session = self._peer(peer_index)
         for _ in range(count):
             parcel = self._parcel(priority, persistent, expires_in, is_big)
             note(f"engine.send({peer.name}, Send({queue}, {parcel}))")
             self.engine.send(session, _send(parse(_address(queue), session.id), parcel))
             self.oracle.send(peer, queue, parcel)
-        if wants_receipt:
-            self.ask_receipt(who)
+        if has_receipt:
+            self.request_receipt(peer_index)
 
-    def send_behind_commits(self, who: int, queue: str, priority: int, persistent: bool) -> None:
+    def send_after_commits(self, peer_index: int, queue: str, priority: int, persistent: bool) -> None:
         """Persistent and transient ones in turns, which are dispatched before anything is durable."""
         for is_other in (False, True, False, True, True):
-            self.send(who, queue, priority, persistent is not is_other, None, False, 1, False)
-        self.turn_and_take()
+            self.send(peer_index, queue, priority, persistent is not is_other, None, False, 1, False)
+        self.turn_and_send()
 
     def send_numbered(
-        self, who: int, queue: str, priority: int, are_persistent: list[bool], producer: str, skips: int
+        self, peer_index: int, queue: str, priority: int, are_persistent: list[bool], producer: str, skips: int
     ) -> None:
         name = self._called(producer)
         for persistent in are_persistent:
             number = self._next_number(name, Frame.SEND) + skips
-            if not self._send_numbered(who, queue, priority, persistent, name, number):
+            if not self._send_numbered(peer_index, queue, priority, persistent, name, number):
                 return
 
-    def repeat_send(self, who: int, queue: str, priority: int, persistent: bool, which: int) -> None:
+    def repeat_send(self, peer_index: int, queue: str, priority: int, persistent: bool, which: int) -> None:
         """The newest number of some producer, or an older one."""
         producer, number = _one_of(self._repeatable(), which)
-        if self._send_numbered(who, queue, priority, persistent, producer, number):
-            self.ask_receipt(who)
+        if self._send_numbered(peer_index, queue, priority, persistent, producer, number):
+            self.request_receipt(peer_index)
 
-    def _send_numbered(self, who: int, queue: str, priority: int, persistent: bool, producer: str, number: int) -> bool:
+    def _send_numbered(
+        self, peer_index: int, queue: str, priority: int, persistent: bool, producer: str, number: int
+    ) -> bool:
         """Returns: False if the number is refused, or the producer one too many; the connection has ended then."""
-        peer, session = self._peer(who)
+        peer, session = self._peer(peer_index)
         parcel = self._parcel(priority, persistent, None, False)
         numbered = self._numbered(producer, Frame.SEND, number)
         note(f"engine.send({peer.name}, Send({queue}, {parcel}, None, {numbered}))")
         send = _send(parse(_address(queue), session.id), parcel, None, producer, number)
-        send.is_gapless = numbered.says_gapless
+        send.is_gapless = numbered.declares_gapless
         if self._must_be_refused(numbered):
-            self._is_refused(who, lambda: self.engine.send(session, send))
+            self._expect_refusal(peer_index, lambda: self.engine.send(session, send))
             return False
         self.engine.send(session, send)
         _check_repeat(send, self.oracle.send_numbered(peer, queue, parcel, numbered))
@@ -988,14 +992,14 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _must_be_refused(self, numbered: Numbered) -> bool:
         is_one_too_many = self.oracle.producers.is_refused(numbered.producer, self.oracle.now_ms)
-        return is_one_too_many or self.oracle.verdict(numbered) is Verdict.REFUSED
+        return is_one_too_many or self.oracle.status_of(numbered) is NumberStatus.REFUSED
 
     def _numbered(self, producer: str, kind: Frame, number: int) -> Numbered:
         """Who has no gaps says so with the first number, and sometimes again."""
-        self.numbers_said.setdefault((producer, number), self.oracle.now_ms)
+        self.used_numbers.setdefault((producer, number), self.oracle.now_ms)
         known = self.oracle.producers.remembered().get(producer)
-        must_say = known is None or known.is_gapless is None
-        return Numbered(producer, kind, number, producer.isupper() and (must_say or number % 2 == 1))
+        must_declare = known is None or known.is_gapless is None
+        return Numbered(producer, kind, number, producer.isupper() and (must_declare or number % 2 == 1))
 
     def _called(self, producer: str) -> str:
         """A producer that may have been forgotten for its age is another from then on."""
@@ -1008,7 +1012,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """It was remembered all the time, however the clock has jumped."""
         return self.oracle.now_ms - used_ms < REMEMBERED_MS - DAY_MS
 
-    def ask_producer(self, producer: str, number: int | None, resolves: bool) -> None:
+    def query_producer(self, producer: str, number: int | None, resolves: bool) -> None:
         """About a COMMIT that is so far from the highest."""
         name = self._called(producer)
         known = self.oracle.producers.remembered().get(name)
@@ -1016,10 +1020,10 @@ class BrokerMachine(RuleBasedStateMachine):
         commit = None if number is None else max(1, highest + number)
         note(f'engine.ask_producer("{name}", {commit}, resolves={resolves})')
         answer = self.engine.query_producer(name, commit, resolves=resolves)
-        outcome, batch = self.oracle.ask_producer(name, commit, resolves=resolves)
-        said = answer.outcome and answer.outcome.value
-        if said != outcome:
-            raise Disagreement(f"COMMIT {commit} of {name} is said to be {said!r}, not {outcome!r}")
+        outcome, batch = self.oracle.query_producer(name, commit, resolves=resolves)
+        actual = answer.outcome and answer.outcome.value
+        if actual != outcome:
+            raise Disagreement(f"COMMIT {commit} of {name} is said to be {actual!r}, not {outcome!r}")
         # The engine's batches begin with 1 in each run.
         waits_for = answer.batch and answer.batch + self.oracle.gathering - self.engine.commit_state.batch.number
         if not batch <= max(waits_for, self.oracle.durable) <= self.oracle.gathering:
@@ -1034,22 +1038,22 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"of {name} is known {shown}, not {expected}")
         self._later()
 
-    def forget_producers(self, who: int, producers: list[str]) -> None:
-        peer, session = self._peer(who)
+    def forget_producers(self, peer_index: int, producers: list[str]) -> None:
+        peer, session = self._peer(peer_index)
         names = list(map(self._called, producers))
         note(f"engine.forget_producers({peer.name}, {names})")
         self.engine.forget_producers(session, names)
         self.oracle.forget_producers(peer, names)
-        self.ask_receipt(who)
+        self.request_receipt(peer_index)
 
     def _later(self) -> None:
         """Where it matters who was used before whom."""
 
-    def _is_refused(self, who: int, ask: Callable[[], None]) -> None:
+    def _expect_refusal(self, peer_index: int, request: Callable[[], None]) -> None:
         try:
-            ask()
+            request()
         except RemoteProtocolError:
-            self.disconnect(who, False, 0)
+            self.disconnect(peer_index, False, 0)
         else:
             raise Disagreement("a number was accepted that may not be used, or of a producer that is one too many")
 
@@ -1059,23 +1063,23 @@ class BrokerMachine(RuleBasedStateMachine):
         self,
         which: int,
         in_transaction: bool,
-        says_subscription: bool,
-        wants_receipt: bool,
-        begins_next: bool = False,
+        names_subscription: bool,
+        has_receipt: bool,
+        starts_next: bool = False,
     ) -> None:
         letter = _one_of(self._answerable(), which)
-        reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
+        reader, session, subscription, transaction = self._answer_arguments(letter, in_transaction, names_subscription)
         ack = Ack(subscription, self.oracle.sequences[letter], transaction, self._dispatch_of(letter))
         others = [each for each in self._beginnable() if each.holder is not None and each.holder.peer is reader.peer]
         others = [each for each in others if each not in self.oracle.covered(letter)]
-        if begins_next and transaction is None and others:
+        if starts_next and transaction is None and others:
             ack.started = self._started(others[0])
-            self.oracle.say_started(others[0])
+            self.oracle.mark_started(others[0])
         note(f"engine.acknowledge({reader.peer.name}, {ack})")
         self.engine.acknowledge(session, ack)
         self.oracle.acknowledge(reader.peer, letter, transaction)
-        if wants_receipt:
-            self.ask_receipt(list(self.sessions).index(reader.peer))
+        if has_receipt:
+            self.request_receipt(list(self.sessions).index(reader.peer))
 
     def acknowledge_and_end(self, which: int) -> None:
         """In a transaction that is committed while what is left of the durable subscription is removed."""
@@ -1098,9 +1102,9 @@ class BrokerMachine(RuleBasedStateMachine):
         self._turn()
         if is_written and self.disk.in_flight is not None and not self.disk.is_written:
             self.batch_is_written()
-        if self.disk.wanted:
+        if self.disk.requested:
             self.read_page()
-        if is_squeezed and self.oracle.leave_memory:
+        if is_squeezed and self.oracle.may_evict:
             self.squeeze(0.99, False)
         self.all_pages_are_there()
         self._turn()
@@ -1109,13 +1113,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self,
         which: int,
         in_transaction: bool,
-        says_subscription: bool,
+        names_subscription: bool,
         delay: int | None,
         is_rejected: bool,
         cause: str = "",
     ) -> None:
         letter = _one_of(self._answerable(), which)
-        reader, session, subscription, transaction = self._asked(letter, in_transaction, says_subscription)
+        reader, session, subscription, transaction = self._answer_arguments(letter, in_transaction, names_subscription)
         dispatch, sequence = self._dispatch_of(letter), self.oracle.sequences[letter]
         nack = Nack(subscription, sequence, transaction, delay, is_rejected, dispatch, cause)
         note(f"engine.nack({reader.peer.name}, {nack})")
@@ -1139,36 +1143,36 @@ class BrokerMachine(RuleBasedStateMachine):
         assert letter.holder is not None
         return letter.deliveries if letter.holder.peer.has_rounds else 0
 
-    def _asked(
-        self, letter: Letter, in_transaction: bool, says_subscription: bool
+    def _answer_arguments(
+        self, letter: Letter, in_transaction: bool, names_subscription: bool
     ) -> tuple[Reader, ConnectionState, str | None, str | None]:
         reader = letter.holder
         assert reader is not None
         transaction = self._transaction(reader.peer) if in_transaction else None
         # STOMP 1.0 need not say it, and knows no rounds.
-        subscription = reader.subscription if says_subscription or reader.peer.has_rounds else None
+        subscription = reader.subscription if names_subscription or reader.peer.has_rounds else None
         return reader, self.sessions[reader.peer], subscription, transaction
 
     # Giving back and pulling ------------------------------------------------------------------------------------------
 
-    def say_started(self, which: int) -> None:
+    def mark_started(self, which: int) -> None:
         letter = _one_of(self._beginnable(), which)
         assert letter.holder is not None
         peer, started = letter.holder.peer, self._started(letter)
         note(f"engine.mark_started({peer.name}, {started})")
         self.engine.mark_started(self.sessions[peer], started)
-        self.oracle.say_started(letter)
+        self.oracle.mark_started(letter)
 
     def _started(self, letter: Letter) -> Started:
         assert letter.holder is not None
         return Started(letter.holder.subscription, self.oracle.sequences[letter], self._dispatch_of(letter))
 
     def release(
-        self, who: int, of: int, kept: int, names_others: bool, suspends: bool, aborts: bool, counts_all: bool
+        self, peer_index: int, of: int, kept: int, names_others: bool, suspends: bool, aborts: bool, counts_all: bool
     ) -> None:
         """Of somebody who has something, if anybody has. `of` 0 is of no subscription; `names_others`: also of what is
         not held any more, or not by these subscriptions."""
-        peer = _one_of(self._can_release(), who)
+        peer = _one_of(self._can_release(), peer_index)
         can_be = [each for each in self.oracle.readers if each.peer is peer and each.mode is not AckMode.AUTO]
         readers = _some_of(can_be, of) or (can_be if of else [])
         names: list[tuple[str, int, int]] = []
@@ -1176,18 +1180,18 @@ class BrokerMachine(RuleBasedStateMachine):
             for letter in _some_of(self.oracle.unacknowledged(reader), kept):
                 names.append((reader.subscription, self.oracle.sequences[letter], letter.deliveries))
         if names_others:
-            names += self._names_of_what_is_not_held(peer)
+            names += self._names_not_held(peer)
         transactions = list(peer.transactions)
         transaction = _one_of(transactions, self.serial) if aborts and transactions else None
-        asked = Release([each.subscription for each in readers], names, suspends, transaction, counts_all)
+        request = Release([each.subscription for each in readers], names, suspends, transaction, counts_all)
         windows = self._windows()
-        note(f"engine.release({peer.name}, {asked})")
-        self.engine.release(self.sessions[peer], asked)
+        note(f"engine.release({peer.name}, {request})")
+        self.engine.release(self.sessions[peer], request)
         self.oracle.release(peer, readers, names, suspends=suspends, transaction=transaction, counts_all=counts_all)
         if self._windows() != windows:
             raise Disagreement(f"automatic windows have learnt from it: {windows} became {self._windows()}")
 
-    def _names_of_what_is_not_held(self, peer: Peer) -> list[tuple[str, int, int]]:
+    def _names_not_held(self, peer: Peer) -> list[tuple[str, int, int]]:
         """Of earlier dispatches, of what a transaction has, and of what somebody else may have."""
         names: list[tuple[str, int, int]] = []
         for letter, sequence in self.oracle.sequences.items():
@@ -1205,7 +1209,7 @@ class BrokerMachine(RuleBasedStateMachine):
         consumers = {
             reader: self.sessions[reader.peer].consumers[reader.subscription] for reader in self.oracle.readers
         }
-        return {reader: rooms.window_of(one) for reader, one in consumers.items() if one.auto_window is not None}
+        return {reader: targets.window_of(one) for reader, one in consumers.items() if one.auto_window is not None}
 
     def wake(self, which: int) -> None:
         reader = _one_of(self._wakeable(), which)
@@ -1213,28 +1217,28 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.wake(self.sessions[reader.peer], Wake(reader.subscription))
         self.oracle.wake(reader)
 
-    def ask(self, which: int, messages: int, waits: bool, says_correlation: bool) -> None:
+    def pull(self, which: int, messages: int, waits: bool, has_correlation: bool) -> None:
         reader = _one_of(self._pulling(), which)
-        self._ask(reader, messages, waits, self._fresh("a") if says_correlation else None)
+        self._pull(reader, messages, waits, self._fresh("a") if has_correlation else None)
 
-    def _ask(self, reader: Reader, messages: int, waits: bool, correlation: str | None) -> None:
+    def _pull(self, reader: Reader, messages: int, waits: bool, correlation: str | None) -> None:
         credit = Credit(reader.subscription, messages, waits, correlation)
         note(f"engine.pull({reader.peer.name}, {credit})")
         withdrawn = self.engine.pull(self.sessions[reader.peer], credit)
-        told = None if withdrawn is None else Ended(withdrawn.unused, withdrawn.correlation)
+        answer = None if withdrawn is None else Ended(withdrawn.unused, withdrawn.correlation)
         if not messages:
-            self.oracle.withdraw(reader, correlation, told)
+            self.oracle.withdraw(reader, correlation, answer)
             return
-        if told is not None:
-            raise Disagreement(f"{reader} has asked for more, and is told {told}")
-        self.oracle.ask(reader, messages, waits=waits, correlation=correlation)
+        if answer is not None:
+            raise Disagreement(f"{reader} has asked for more, and is told {answer}")
+        self.oracle.pull(reader, messages, waits=waits, correlation=correlation)
 
-    def ask_and_see(self, which: int, messages: int) -> None:
+    def pull_and_wait(self, which: int, messages: int) -> None:
         """Nothing else happens until all has come that is ready, or the end of the wish is told."""
         reader = _one_of(self._pulling(), which)
-        self._ask(reader, messages, False, self._fresh("a"))
+        self._pull(reader, messages, False, self._fresh("a"))
         for patience in reversed(range(ROUNDS_MAX)):
-            self.take_all()
+            self.everything_sent()
             self._turn()
             if not reader.requested:
                 return
@@ -1244,40 +1248,40 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.all_becomes_durable()
         raise Disagreement(f"{reader} is neither given {reader.requested} more nor told that they do not come")
 
-    def withdraw(self, which: int, says_correlation: bool, asks_again: bool) -> None:
+    def withdraw(self, which: int, has_correlation: bool, pulls_again: bool) -> None:
         """Rarely it is done with a subscription that has asked for nothing; one may ask anew before it has the
         answer."""
         pulling = [reader for reader in self._pulling() if reader.requested]
         reader = _one_of(pulling or self._pulling(), which)
-        self._ask(reader, 0, True, self._fresh("a") if says_correlation else None)
-        if asks_again:
-            self._ask(reader, 1, False, self._fresh("a"))
+        self._pull(reader, 0, True, self._fresh("a") if has_correlation else None)
+        if pulls_again:
+            self._pull(reader, 1, False, self._fresh("a"))
 
-    def doom(self, which: int) -> None:
+    def mark_rollback_only(self, which: int) -> None:
         """A frame of the transaction was refused, whatever it was."""
         peer, transaction = _one_of(self._doomable(), which)
-        self._doom(peer, transaction)
+        self._mark_rollback_only(peer, transaction)
 
-    def _doom(self, peer: Peer, transaction: str) -> None:
+    def _mark_rollback_only(self, peer: Peer, transaction: str) -> None:
         note(f'engine.doom({peer.name}, "{transaction}")')
         self.engine.mark_rollback_only(self.sessions[peer], transaction)
-        self.oracle.doom(peer, transaction)
+        self.oracle.mark_rollback_only(peer, transaction)
 
     # What is refused --------------------------------------------------------------------------------------------------
 
-    def ask_in_vain(self, who: int, which: int, what: str) -> None:
+    def send_invalid_request(self, peer_index: int, which: int, what: str) -> None:
         """What is refused has done nothing; the connection ends, or the transaction that was named is doomed."""
         for other in range(len(self.sessions)):
-            peer, session = self._peer(who + other)
-            found = self._in_vain(peer, session, which, what)
+            peer, session = self._peer(peer_index + other)
+            found = self._invalid_request(peer, session, which, what)
             if found is not None:
                 break
         else:
             return
-        ask, command, transaction = found
-        note(f"engine.{ask.__name__}({peer.name}, {command})  # is refused: {what}")
+        request, command, transaction = found
+        note(f"engine.{request.__name__}({peer.name}, {command})  # is refused: {what}")
         try:
-            ask(session, command)
+            request(session, command)
         except RemoteProtocolError:
             pass
         else:
@@ -1285,9 +1289,9 @@ class BrokerMachine(RuleBasedStateMachine):
         if not peer.keeps_open:
             self.disconnect(list(self.sessions).index(peer), False, 0)
         elif transaction is not None:
-            self._doom(peer, transaction)
+            self._mark_rollback_only(peer, transaction)
 
-    def _in_vain(
+    def _invalid_request(
         self, peer: Peer, session: ConnectionState, which: int, what: str
     ) -> tuple[Callable[[ConnectionState, Any], object], object, str | None] | None:
         """What to ask, with what, and the transaction that it names; None if that is not possible now."""
@@ -1296,15 +1300,15 @@ class BrokerMachine(RuleBasedStateMachine):
         auto = [each for each in readers if each.mode is AckMode.AUTO]
         held = [each for each in self._answerable() if each.holder in readers]
         again = [each for each in held if each.deliveries > 1]
-        works = [each for each in peer.transactions.values() if each.is_doomed]
+        works = [each for each in peer.transactions.values() if each.is_rollback_only]
         engine, sequences = self.engine, self.oracle.sequences
         transaction = _one_of([*peer.transactions, None], which)
         named = [each.subscription for each in readers if each.mode is not AckMode.AUTO]
         match what:
             case "acknowledges what is given back":
-                gone = [each for each in sequences if each.holder is None and each.deliveries]
-                if readers and gone:
-                    letter, reader = _one_of(gone, which), _one_of(readers, which)
+                released = [each for each in sequences if each.holder is None and each.deliveries]
+                if readers and released:
+                    letter, reader = _one_of(released, which), _one_of(readers, which)
                     ack = Ack(reader.subscription, sequences[letter], transaction, letter.deliveries)
                     return engine.acknowledge, ack, transaction
             case "acknowledges an earlier dispatch" | "nacks an earlier dispatch" if again:
@@ -1338,9 +1342,9 @@ class BrokerMachine(RuleBasedStateMachine):
                     reader = letter.holder if letter.holder in readers else reader
                     return engine.mark_started, Started(reader.subscription, sequences[letter], letter.deliveries), None
             case "begins what it took without a word":
-                taken = [each for reader in auto for each in self.oracle.unacknowledged(reader)]
-                if taken:
-                    letter = _one_of(taken, which)
+                received = [each for reader in auto for each in self.oracle.unacknowledged(reader)]
+                if received:
+                    letter = _one_of(received, which)
                     assert letter.holder is not None
                     return (
                         engine.mark_started,
@@ -1361,7 +1365,7 @@ class BrokerMachine(RuleBasedStateMachine):
                     return engine.nack, Nack(*arguments), transaction
             case "asks for too much" if pulling:
                 reader = _one_of(pulling, which)
-                too_many = MESSAGES_ASKED_MAX + 1 - reader.requested
+                too_many = REQUESTED_MAX + 1 - reader.requested
                 return engine.pull, Credit(reader.subscription, too_many), None
             case "asks though it does not pull":
                 not_pulling = [each for each in readers if not each.is_pulling]
@@ -1377,9 +1381,9 @@ class BrokerMachine(RuleBasedStateMachine):
                 names = [*named, _one_of(auto, which).subscription]
                 return engine.release, Release(names, [], True, transaction), transaction
             case "gives back what it is shown" if peer.has_rounds:
-                looks = [each.subscription for each in self.looks if each.peer is peer]
-                if looks:
-                    return engine.release, Release([*named, *looks], [], True, transaction), transaction
+                browses = [each.subscription for each in self.browses if each.peer is peer]
+                if browses:
+                    return engine.release, Release([*named, *browses], [], True, transaction), transaction
             case "gives back and aborts nothing" if peer.has_rounds:
                 return engine.release, Release(named, [], True, "gone"), "gone"
             case "gives back without rounds" if not peer.has_rounds:
@@ -1411,22 +1415,22 @@ class BrokerMachine(RuleBasedStateMachine):
     # Transactions -----------------------------------------------------------------------------------------------------
 
     def send_in_transaction(
-        self, who: int, sends: list[tuple[str, int, bool, int | None, bool]], commits: bool
+        self, peer_index: int, sends: list[tuple[str, int, bool, int | None, bool]], commits: bool
     ) -> None:
-        peer, _session = self._peer(who)
+        peer, _session = self._peer(peer_index)
         transaction = self._transaction(peer)
         for queue, priority, persistent, expires_in, is_big in sends:
             parcel = self._parcel(priority, persistent, expires_in, is_big)
-            if not self._send_inside(who, queue, parcel, transaction):
+            if not self._send_inside(peer_index, queue, parcel, transaction):
                 return
         if commits:
             self._commit(peer, transaction)
 
-    def commit(self, which: int, wants_receipt: bool) -> None:
+    def commit(self, which: int, has_receipt: bool) -> None:
         peer, transaction = _one_of(self._open_transactions(), which)
         self._commit(peer, transaction)
-        if wants_receipt:
-            self.ask_receipt(list(self.sessions).index(peer))
+        if has_receipt:
+            self.request_receipt(list(self.sessions).index(peer))
 
     def commit_numbered(self, which: int, producer: str) -> None:
         peer, transaction = _one_of(self._open_transactions(), which)
@@ -1437,49 +1441,49 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         self._commit(peer, transaction, numbered)
 
-    def repeat_commit(self, who: int, which: int, says_all_again: bool) -> None:
+    def repeat_commit(self, peer_index: int, which: int, repeats_all: bool) -> None:
         """After a lost connection a client repeats a COMMIT whose fate it does not know, or the whole transaction."""
-        peer, _session = self._peer(who)
+        peer, _session = self._peer(peer_index)
         producer, number = _one_of(self._repeatable(), which)
         transaction = self._fresh("t")
         numbered = self._numbered(producer, Frame.COMMIT, number)
-        if says_all_again:
+        if repeats_all:
             self._begin(peer, transaction)
-            if not self._send_inside(who, "a", self._parcel(4, True, None, False), transaction):
+            if not self._send_inside(peer_index, "a", self._parcel(4, True, None, False), transaction):
                 return
-        is_nothing = not says_all_again and self.oracle.verdict(numbered) is Verdict.NEW
+        is_nothing = not repeats_all and self.oracle.status_of(numbered) is NumberStatus.NEW
         if is_nothing or self._must_be_refused(numbered):
-            self._commit_in_vain(who, transaction, numbered)
+            self._commit_in_vain(peer_index, transaction, numbered)
             return
         self._commit(peer, transaction, numbered)
-        self.ask_receipt(who)
+        self.request_receipt(peer_index)
 
     def repeat_commit_of_what_is_open(self, which: int, number: int, counts_all: bool) -> None:
         """A transaction ends under a number that was used already: nothing of it happens, whatever it acknowledged."""
         peer, transaction = _one_of(self._open_transactions(), which)
         producer, used = _one_of(self._repeatable(), number)
-        who = list(self.sessions).index(peer)
+        peer_index = list(self.sessions).index(peer)
         numbered = self._numbered(producer, Frame.COMMIT, used)
         if self._must_be_refused(numbered):
-            self._commit_in_vain(who, transaction, numbered)
+            self._commit_in_vain(peer_index, transaction, numbered)
             return
         self._commit(peer, transaction, numbered, counts_all=counts_all)
-        self.ask_receipt(who)
+        self.request_receipt(peer_index)
 
-    def commit_what_is_neither_open_nor_recorded(self, who: int, producer: str) -> None:
+    def commit_what_is_neither_open_nor_recorded(self, peer_index: int, producer: str) -> None:
         name = self._called(producer)
         number = self._next_number(name, Frame.COMMIT)
-        self._commit_in_vain(who, "gone", Numbered(name, Frame.COMMIT, number))
+        self._commit_in_vain(peer_index, "gone", Numbered(name, Frame.COMMIT, number))
 
-    def _commit_in_vain(self, who: int, transaction: str, numbered: Numbered) -> None:
-        peer, session = self._peer(who)
+    def _commit_in_vain(self, peer_index: int, transaction: str, numbered: Numbered) -> None:
+        peer, session = self._peer(peer_index)
         note(f'engine.commit({peer.name}, Commit("{transaction}", {numbered}))  # is refused')
         commit = _commit_of(transaction, numbered)
-        self._is_refused(who, lambda: self.engine.commit(session, commit))
+        self._expect_refusal(peer_index, lambda: self.engine.commit(session, commit))
 
-    def _send_inside(self, who: int, queue: str, parcel: Parcel, transaction: str) -> bool:
+    def _send_inside(self, peer_index: int, queue: str, parcel: Parcel, transaction: str) -> bool:
         """Returns: False if open transactions take too much memory for one more send; its connection has ended then."""
-        peer, session = self._peer(who)
+        peer, session = self._peer(peer_index)
         message = _message(parcel)
         note(f'engine.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))')
         kept = [_size(_message(each)) for one in self.oracle.peers for each in one.parcels_in_transactions()]
@@ -1490,7 +1494,7 @@ class BrokerMachine(RuleBasedStateMachine):
         except NoSpaceError as error:
             if not is_too_much:
                 raise Disagreement(f"there is room for {_size(message)} bytes beside {kept}") from error
-            self.disconnect(who, True, 0)
+            self.disconnect(peer_index, True, 0)
             return False
         if is_too_much:
             raise Disagreement(f"there is no room for {_size(message)} bytes beside {kept}")
@@ -1506,11 +1510,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _transaction(self, peer: Peer) -> str:
         """An open transaction; usually there is only one."""
-        can_go_on = [name for name, work in peer.transactions.items() if not work.is_doomed]
-        if not can_go_on or self.serial % 5 == 0:
-            can_go_on = [self._fresh("t")]
-            self._begin(peer, can_go_on[0])
-        return can_go_on[-1]
+        usable = [name for name, work in peer.transactions.items() if not work.is_rollback_only]
+        if not usable or self.serial % 5 == 0:
+            usable = [self._fresh("t")]
+            self._begin(peer, usable[0])
+        return usable[-1]
 
     def _begin(self, peer: Peer, transaction: str) -> None:
         note(f'engine.begin({peer.name}, Begin("{transaction}"))')
@@ -1552,19 +1556,19 @@ class BrokerMachine(RuleBasedStateMachine):
         if self.evicts:
             self.evict()
 
-    def turn_and_take(self) -> None:
+    def turn_and_send(self) -> None:
         self.turn()
-        self.take_all()
+        self.everything_sent()
 
-    def take(self, who: int) -> None:
-        peer, session = self._peer(who)
+    def all_sent(self, peer_index: int) -> None:
+        peer, session = self._peer(peer_index)
         note(f"engine.on_all_sent({peer.name})")
         self.engine.on_all_sent(session)
-        self.oracle.taken(peer)
+        self.oracle.all_sent(peer)
 
-    def take_all(self) -> None:
-        for who in range(len(self.sessions)):
-            self.take(who)
+    def everything_sent(self) -> None:
+        for peer_index in range(len(self.sessions)):
+            self.all_sent(peer_index)
 
     def take_batch(self) -> None:
         note("batch = engine.take_batch()")
@@ -1584,7 +1588,7 @@ class BrokerMachine(RuleBasedStateMachine):
             for key, message in puts:
                 self.oracle.arrived(_label(message), self.disk.queue_names[split_lane_key(key[:-8])[0]])
             self.oracle.saw_batch([self._stored_letter(key, message) for key, message in puts])
-            self.disk.hand_over(batch)
+            self.disk.submit(batch)
         self.oracle.take_batch(is_there=batch is not None, is_empty=batch is None or batch.is_empty())
 
     def batch_is_written(self) -> None:
@@ -1598,7 +1602,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.engine.committed(batch)
         self.committed = batch.number
         self.oracle.committed()
-        self._come_due()
+        self._report_due()
         self._compare_store()
 
     def all_becomes_durable(self) -> None:
@@ -1616,29 +1620,29 @@ class BrokerMachine(RuleBasedStateMachine):
         read, page = self.disk.read()
         note(f"# {read.lane.queue.name} is read after {read.after_sequence}, at most {read.limit}: {_sketch(page)}")
 
-    def hand_page_over(self) -> None:
+    def deliver_page(self) -> None:
         read, page = self.disk.next_page(self.committed)
         note(f"engine.page_read({read.lane.queue.name}, {_sketch(page)})")
         self.engine.page_read(read, page)
-        self._come_due()
+        self._report_due()
 
     def all_pages_are_there(self) -> None:
         while self.disk.has_page:
-            self.hand_page_over()
-        while self.disk.wanted:
+            self.deliver_page()
+        while self.disk.requested:
             self.read_page()
-            self.hand_page_over()
+            self.deliver_page()
         while self.disk.has_timers:
-            self.hand_timers_over()
-        while self.disk.wanted_timers:
+            self.deliver_timers()
+        while self.disk.requested_timers:
             self.read_timers()
-            self.hand_timers_over()
+            self.deliver_timers()
 
     def read_timers(self) -> None:
         read, page = self.disk.read_timers()
         note(f"# timers are read after {read.after.hex()}: {page}")
 
-    def hand_timers_over(self) -> None:
+    def deliver_timers(self) -> None:
         note("engine.timers_read(...)")
         self.engine.timers_read(*self.disk.next_timers())
 
@@ -1647,11 +1651,11 @@ class BrokerMachine(RuleBasedStateMachine):
         for session, why in self.engine.evict().items():
             # Memory and disk: what waits in a subscription leaves memory; there are no reply queues here.
             peer = next(peer for peer, one in self.sessions.items() if one is session)
-            if max(self._kept_by(peer, is_least=False), default=0) <= self.policy.memory_limit:
+            if max(self._sizes_by_subscription(peer, is_least=False), default=0) <= self.policy.memory_limit:
                 raise Disagreement(f"{peer.name} is to be ended: {why}")
             self.disconnect(list(self.sessions).index(peer), False, 0)
 
-    def _kept_by(self, peer: Peer, *, is_least: bool) -> list[int]:
+    def _sizes_by_subscription(self, peer: Peer, *, is_least: bool) -> list[int]:
         """Bytes of memory that what is in each subscription to a topic would take, at least or at most."""
         return [
             sum(
@@ -1660,16 +1664,16 @@ class BrokerMachine(RuleBasedStateMachine):
                 for each in kept
                 if not (is_least and self.oracle.is_expired(each))
             )
-            for kept in self.oracle.kept(peer).values()
+            for kept in self.oracle.stored_for_subscriptions(peer).values()
         ]
 
     def send_and_nack(
-        self, who: int, priority: int, persistent: bool, which: int, delay: int | None, is_rejected: bool
+        self, peer_index: int, priority: int, persistent: bool, which: int, delay: int | None, is_rejected: bool
     ) -> None:
-        self.send(who, "a", priority, persistent, None, False, 2, False)
+        self.send(peer_index, "a", priority, persistent, None, False, 2, False)
         self.all_becomes_durable()
         self.all_pages_are_there()
-        self.take_all()
+        self.everything_sent()
         self.turn()
         if self._answerable():
             self.nack(which, False, False, delay, is_rejected)
@@ -1708,8 +1712,8 @@ class BrokerMachine(RuleBasedStateMachine):
         answer = self.engine.execute_bulk(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
         self.oracle.redriven(shown, answer.sequences)
 
-    def schedule(self, who: int, queue: str, priority: int, persistent: bool, delays: list[int]) -> None:
-        peer, session = self._peer(who)
+    def schedule(self, peer_index: int, queue: str, priority: int, persistent: bool, delays: list[int]) -> None:
+        peer, session = self._peer(peer_index)
         for delay in delays:
             # Some have a time to live, too long to end here: from which time it is counted can be seen all the same.
             parcel = self._parcel(priority, persistent, YEAR_MS if self.serial % 3 == 0 else None, False)
@@ -1726,20 +1730,20 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def read_scheduled(self, queue: str, rank: int) -> None:
         """The page of a piece, at the first lane from `rank` on that has anything."""
-        if queue in rooms.names_of_scheduled(self.engine):
+        if queue in targets.names_of_scheduled(self.engine):
             read = self._read_scheduled(Unschedule(queue, after=(rank, 0)))
             if read is not None:
                 page = self.disk.read_at_once(read)
                 note(f"# to be cancelled of {queue}: {_sketch(page)}")
                 self.cancelling = read, page
 
-    def _read_scheduled(self, asked: ScheduledRequest) -> BulkRead | None:
+    def _read_scheduled(self, request: ScheduledRequest) -> BulkRead | None:
         """Once all is durable that was accepted."""
         if not self.engine.hold_scheduled():
             self.all_becomes_durable()
             if not self.engine.hold_scheduled():
                 raise Disagreement("what is durable is waited for")
-        return self.engine.next_bulk_read(asked)
+        return self.engine.next_bulk_read(request)
 
     def unschedule(self, selector: str | None, limit: int | None) -> None:
         """Anything may have happened since the page was read."""
@@ -1749,24 +1753,24 @@ class BrokerMachine(RuleBasedStateMachine):
         priorities = set(range(10) if selector is None else SELECTORS[selector])
         queue = read.lane.queue.name.removeprefix(HIDDEN_PREFIX)
         here = self.oracle.planned_of(queue, [_label(_body_of(found)) for found in page.messages], priorities)[:limit]
-        asked = Unschedule(queue, selector=selector, limit=limit)
-        note(f"engine.execute_bulk({asked}, {_sketch(page)})")
-        answer = self.engine.execute_bulk(asked, read, page)
+        request = Unschedule(queue, selector=selector, limit=limit)
+        note(f"engine.execute_bulk({request}, {_sketch(page)})")
+        answer = self.engine.execute_bulk(request, read, page)
         self.oracle.cancelled(here, answer.moved)
 
     def show_scheduled(self, queue: str) -> None:
         """Without anything in between: each page of what is in the store by then."""
-        if queue not in rooms.names_of_scheduled(self.engine):
+        if queue not in targets.names_of_scheduled(self.engine):
             return
-        asked = ListScheduled(queue)
+        request = ListScheduled(queue)
         shown: list[tuple[str, int]] = []
-        while (read := self._read_scheduled(asked)) is not None:
-            answer = self.engine.execute_bulk(asked, read, self.disk.read_at_once(read))
+        while (read := self._read_scheduled(request)) is not None:
+            answer = self.engine.execute_bulk(request, read, self.disk.read_at_once(read))
             assert isinstance(answer, ShownSends)
             shown += [(each.body[:12].rstrip("."), each.due_ms) for each in answer.sends]
             if answer.next is None:
                 break
-            asked = structs.replace(asked, after=answer.next, until=answer.until)
+            request = structs.replace(request, after=answer.next, until=answer.until)
         note(f"# scheduled for {queue}: {shown}")
         self.oracle.check_shown_plans(queue, shown)
 
@@ -1794,11 +1798,11 @@ class BrokerMachine(RuleBasedStateMachine):
             last = self.oracle.letter(_label(_body_of(page.messages[-1])), queue)
             here = [each for each in here if each.order <= last.order]
         here = here[:limit]
-        asked: BulkWanted = Purge(queue, selector=selector, limit=limit)
+        request: BulkCommand = Purge(queue, selector=selector, limit=limit)
         if to is not None:
-            asked = Move(queue, selector=selector, limit=limit, to=to)
-        note(f"engine.execute_bulk({asked}, {_sketch(page)})")
-        answer = self.engine.execute_bulk(asked, read, page)
+            request = Move(queue, selector=selector, limit=limit, to=to)
+        note(f"engine.execute_bulk({request}, {_sketch(page)})")
+        answer = self.engine.execute_bulk(request, read, page)
         self.oracle.bulk_done(here, answer.moved, to)
 
     def move_at_once(self, queue: str, to: str, is_dry: bool) -> None:
@@ -1808,20 +1812,20 @@ class BrokerMachine(RuleBasedStateMachine):
     def purge_at_once(self, queue: str, selector: str) -> None:
         self._all_pieces(Purge(queue, selector=selector), SELECTORS[selector], None)
 
-    def _all_pieces(self, asked: BulkWanted, priorities: range, to: str | None) -> None:
+    def _all_pieces(self, request: BulkCommand, priorities: range, to: str | None) -> None:
         """Without anything in between: each page of what is in the store by then."""
-        if asked.queue not in {each.name for each in self.engine.queues()}:
+        if request.queue not in {each.name for each in self.engine.queues()}:
             return
-        here = self.oracle.bulk_candidates(asked.queue, priorities)
+        here = self.oracle.bulk_candidates(request.queue, priorities)
         moved = 0
-        while (read := self.engine.next_bulk_read(asked)) is not None:
-            answer = self.engine.execute_bulk(asked, read, self.disk.read_at_once(read))
+        while (read := self.engine.next_bulk_read(request)) is not None:
+            answer = self.engine.execute_bulk(request, read, self.disk.read_at_once(read))
             moved += answer.moved
             if answer.next is None:
                 break
-            asked = structs.replace(asked, after=answer.next, until=answer.until)
-        note(f"# {moved} are taken by {asked}")
-        if asked.dry_run and moved == len(here):
+            request = structs.replace(request, after=answer.next, until=answer.until)
+        note(f"# {moved} are taken by {request}")
+        if request.dry_run and moved == len(here):
             here, moved = [], 0
         self.oracle.bulk_done(here, moved, to)
 
@@ -1847,7 +1851,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def change_memory(self, limit: int) -> None:
         note(f"engine.memory.limit = {limit}")
         self.engine.memory.limit = self.memory_limit = limit
-        self.oracle.leave_memory |= limit < NO_LIMIT
+        self.oracle.may_evict |= limit < NO_LIMIT
 
     def change_policies(
         self,
@@ -1871,9 +1875,9 @@ class BrokerMachine(RuleBasedStateMachine):
         )
         note(f"engine.change_policies(Policies({self.policy}))")
         self.engine.change_policies(Policies(self.policy))
-        self.oracle.leave_memory |= limit < NO_LIMIT
+        self.oracle.may_evict |= limit < NO_LIMIT
         expired_move = expired is Expired.DEAD_LETTER
-        self.oracle.leave_memory |= expired_move
+        self.oracle.may_evict |= expired_move
         self.oracle.change_policies(
             attempts_max,
             is_concurrent=store_and_dispatch is StoreAndDispatch.CONCURRENT,
@@ -1890,7 +1894,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if is_written:
             self.all_becomes_durable()
 
-    def let_unused_go(self, milliseconds: int) -> None:
+    def remove_unused(self, milliseconds: int) -> None:
         """Whatever is under way."""
         if milliseconds:
             self.advance(milliseconds)
@@ -1898,22 +1902,22 @@ class BrokerMachine(RuleBasedStateMachine):
         note("engine.remove_unused_queues()")
         self.engine.remove_unused_queues()
         for queue in before - self._ordinary():
-            self.oracle.gone(queue)
+            self.oracle.queue_removed(queue)
             if any(each is not None and each[0].lane.queue.name == queue for each in (self.redriving, self.piece)):
                 raise Disagreement(f"{queue} has gone, though a piece of it was read that is to be moved")
 
-    def all_unused_go(self) -> None:
+    def remove_all_unused(self) -> None:
         """With nothing under way what can go does."""
         self.settle()
-        self.let_unused_go(61_000)
+        self.remove_unused(61_000)
         self.settle()
-        self.let_unused_go(61_000)
+        self.remove_unused(61_000)
         self.settle()
         for queue in self._ordinary():
             if not self.oracle.needs(queue):
                 raise Disagreement(f"nobody needs {queue}, and it stays")
-        if left := names_left_over(self.engine, self.disk.queue_names):
-            raise Disagreement(f"the store knows queues that are no more: {left}")
+        if orphaned := orphaned_names(self.engine, self.disk.queue_names):
+            raise Disagreement(f"the store knows queues that are no more: {orphaned}")
 
     def _ordinary(self) -> set[str]:
         return {queue.name for queue in self.engine.queues() if not queue.is_temporary}
@@ -1928,7 +1932,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.unschedule(None, None)
         for _ in range(ROUNDS_MAX):
             self.all_pages_are_there()
-            self.take_all()
+            self.everything_sent()
             has_done = self._turn()
             if self.disk.in_flight is None:
                 self.take_batch()
@@ -1937,26 +1941,26 @@ class BrokerMachine(RuleBasedStateMachine):
                 has_done = True
             if not has_done:
                 self.evict()
-                is_wanted = self.disk.wanted or self.disk.wanted_timers
-                if not (self.engine.has_work or self.engine.has_batch or is_wanted):
+                is_reading = self.disk.requested or self.disk.requested_timers
+                if not (self.engine.has_work or self.engine.has_batch or is_reading):
                     break
         else:
             raise Disagreement("the broker never comes to rest")
         self.oracle.check_idle()
         for peer in self.sessions:
-            if max(self._kept_by(peer, is_least=True), default=0) > self.policy.memory_limit:
+            if max(self._sizes_by_subscription(peer, is_least=True), default=0) > self.policy.memory_limit:
                 raise Disagreement(f"{peer.name} keeps more than {self.policy.memory_limit} bytes, and is not ended")
-        if self.oracle.looks:
-            raise Disagreement(f"browses never end: {self.oracle.looks}")
+        if self.oracle.browses:
+            raise Disagreement(f"browses never end: {self.oracle.browses}")
         for queue in self.engine.queues():
             at_least, at_most = self.oracle.waiting(queue.name)
             if not at_least <= queue.waiting_count() <= at_most:
                 raise Disagreement(f"{queue.name} counts {queue.waiting_count()} messages, not {at_least} to {at_most}")
-        for name in rooms.names_of_scheduled(self.engine):
+        for name in targets.names_of_scheduled(self.engine):
             planned = self.oracle.count_planned(name)
             if self.engine.scheduled_count(name) != planned:
                 raise Disagreement(f"{name} counts {self.engine.scheduled_count(name)} scheduled sends, not {planned}")
-        if wrong := left_in_memory(self.engine, self.policy):
+        if wrong := not_evicted(self.engine, self.policy):
             raise Disagreement(f"still in memory: {wrong}")
 
     # Restarts ---------------------------------------------------------------------------------------------------------
@@ -1969,7 +1973,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _crash(self) -> None:
         self.oracle.crash(has_written=self.disk.is_written)
-        self._begin_run_with(self.disk.restart())
+        self._start_recovered(self.disk.restart())
 
     def restart(self) -> None:
         """The broker ends as Broker.stop does it, and begins again."""
@@ -1980,12 +1984,12 @@ class BrokerMachine(RuleBasedStateMachine):
         self._drain()
         self._stop()
         self.oracle.restart()
-        self._begin_run_with(self.disk.restart())
+        self._start_recovered(self.disk.restart())
 
-    def _begin_run_with(self, recovered: Recovered) -> None:
+    def _start_recovered(self, recovered: Recovered) -> None:
         self.oracle.recovered_queues({name for name in recovered.queues.values() if "," not in name})
         self.oracle.recovered([self._stored_letter(key, each.message)[0] for key, each in self.disk.contents().items()])
-        self._begin_run(recovered)
+        self._start_run(recovered)
 
     def _drain(self) -> None:
         self._turn()
@@ -2016,7 +2020,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.resume(0)
             self._connect_all(
                 [
-                    {"who": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} | PLAIN
+                    {"peer_index": 0, "queue": each, "mode": AckMode.INDIVIDUAL, "window": None} | PLAIN
                     for each in self.ALL_QUEUES
                 ]
             )
@@ -2029,11 +2033,11 @@ class BrokerMachine(RuleBasedStateMachine):
         """Returns: whether anything came of it."""
         note("engine.turn()")
         waited: dict[BrokerConsumer, int] = {}
-        with _noting_who_waits(self.engine, waited):
+        with _record_waiting(self.engine, waited):
             effects = self.engine.turn()
             for queue in self.engine.queues():
                 if queue.has_groups:
-                    _ask_who_waits(self.engine, queue)
+                    _query_waiting(self.engine, queue)
         self._learn_windows()
         self._learn_joins()
         names = {(reader.peer.name, reader.subscription): reader for reader in self.oracle.readers}
@@ -2047,8 +2051,8 @@ class BrokerMachine(RuleBasedStateMachine):
         for session, answer in effects.answers:
             assert isinstance(answer, Receipt)
             answered.append((session.id, answer.receipt))
-        self.disk.want(effects.reads)
-        self.disk.wanted_timers.extend(effects.timer_reads)
+        self.disk.request(effects.reads)
+        self.disk.requested_timers.extend(effects.timer_reads)
         self.oracle.scanning = {
             (queue.name, text): rank
             for queue, selecting in self.engine.selections.by_queue.items()
@@ -2084,7 +2088,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for reader in self.oracle.readers:
             consumer = self.sessions[reader.peer].consumers[reader.subscription]
             if consumer.auto_window is not None and not reader.is_pulling:
-                reader.window, reader.is_stretched = rooms.window_of(consumer), consumer.auto_window.is_stretched
+                reader.window, reader.is_stretched = targets.window_of(consumer), consumer.auto_window.is_stretched
                 if not 1 < reader.window <= 1000:
                     raise Disagreement(f"{reader} has an automatic window of {reader.window}")
 
@@ -2098,15 +2102,15 @@ class BrokerMachine(RuleBasedStateMachine):
                 reader.joined = names if consumer.is_joining else None
 
     def _check_browses(self, browse_slices: list[BrowseSlice]) -> None:
-        shown: dict[Look, list[Seen]] = {}
+        shown: dict[OpenBrowse, list[Seen]] = {}
         ended = []
-        looks = {(look.peer.name, look.subscription): look for look in self.looks}
+        browses = {(browse.peer.name, browse.subscription): browse for browse in self.browses}
         for browser, entries, is_end in browse_slices:
-            look = looks.get((browser.session.id, browser.subscription))
-            if look is None:
+            browse = browses.get((browser.session.id, browser.subscription))
+            if browse is None:
                 raise Disagreement(f"{browser.session.id}/{browser.subscription} is shown {entries}, and has ended")
-            shown[look] = [_seen(entry, browser.queue.name) for entry in entries]
-            ended += [look] if is_end else []
+            shown[browse] = [_seen(entry, browser.queue.name) for entry in entries]
+            ended += [browse] if is_end else []
         note(f"# shown: {shown}, ended: {ended}")
         self.oracle.check_browses(shown, ended)
 
@@ -2143,15 +2147,15 @@ class BrokerMachine(RuleBasedStateMachine):
         self._drain()
         with pytest.MonkeyPatch.context() as patch:
             # Hardly more than one message in each.
-            rooms.STORE_TRANSACTION_BYTES_MAX.replace(patch, 100)
+            targets.STORE_TRANSACTION_BYTES_MAX.replace(patch, 100)
             for batch in self.engine.last_batches():
-                self.disk.hand_over(batch)
+                self.disk.submit(batch)
                 self.engine.committed(self.disk.done())
                 # What was wanted before goes on.
                 self.all_pages_are_there()
                 self.engine.turn()
                 self.engine.evict()
-        here = [letter for letter in self.oracle.letters if not letter.is_gone or self.oracle.is_moving(letter)]
+        here = [letter for letter in self.oracle.letters if not letter.is_removed or self.oracle.is_moving(letter)]
         alive = [letter for letter in here if not self.oracle.is_expired(letter)]
         found = {}
         for key, each in self.disk.contents().items():
@@ -2164,7 +2168,7 @@ class BrokerMachine(RuleBasedStateMachine):
             each = found[letter]
             is_right = letter.deliveries == each.mark.deliveries or letter.least_deliveries is not None
             # What is to be dead-lettered waits for nothing.
-            waits = self.oracle.is_waiting_for_next_try(letter) and not self.oracle.is_doomed(letter)
+            waits = self.oracle.is_waiting_for_next_try(letter) and not self.oracle.must_be_dead_lettered(letter)
             due_ms = self.oracle.now_ms + letter.due - self.oracle.steady_ms
             is_right &= not waits or each.mark.due_ms == due_ms
             if not is_right or letter.attempts != each.mark.attempts or letter.causes != each.causes:
@@ -2184,8 +2188,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Choosing ---------------------------------------------------------------------------------------------------------
 
-    def _peer(self, who: int) -> tuple[Peer, ConnectionState]:
-        return _one_of(list(self.sessions.items()), who)
+    def _peer(self, peer_index: int) -> tuple[Peer, ConnectionState]:
+        return _one_of(list(self.sessions.items()), peer_index)
 
     def _answerable(self) -> list[Letter]:
         return [
@@ -2200,7 +2204,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _open_transactions(self) -> list[tuple[Peer, str]]:
         """Those that are not doomed."""
-        return [each for each in self._all_transactions() if not each[0].transactions[each[1]].is_doomed]
+        return [each for each in self._all_transactions() if not each[0].transactions[each[1]].is_rollback_only]
 
     def _doomable(self) -> list[tuple[Peer, str]]:
         return [each for each in self._all_transactions() if each[0].keeps_open]
@@ -2234,8 +2238,8 @@ class BrokerMachine(RuleBasedStateMachine):
         remembered = self.oracle.producers.remembered()
         return [
             number
-            for number, said_at in reversed(self.numbers_said.items())
-            if self._is_recent(said_at)
+            for number, used_at in reversed(self.used_numbers.items())
+            if self._is_recent(used_at)
             and (number[0] not in remembered or self._is_recent(remembered[number[0]].used_ms))
         ]
 
@@ -2279,13 +2283,13 @@ class PagingMachine(BrokerMachine):
     }
     WEIGHTS: ClassVar[dict[str, int]] = (
         dict.fromkeys(ACTIONS, 0)
-        | GIVES_BACK_TOO
+        | RELEASE_WEIGHTS
         | {
             "subscribe": 1,
             "unsubscribe": 1,
             "browse": 3,
             "browse_at_once": 1,
-            "browse_while_messages_leave": 3,
+            "browse_while_evicting": 3,
             "disconnect": 1,
             "connect": 1,
             "send": 6,
@@ -2293,14 +2297,14 @@ class PagingMachine(BrokerMachine):
             "acknowledge": 4,
             "acknowledge_and_read_on": 8,
             "nack": 3,
-            "turn_and_take": 6,
+            "turn_and_send": 6,
             "turn": 2,
             "take_batch": 6,
             "batch_becomes_durable": 3,
             "all_becomes_durable": 1,
             "read_page": 8,
             "page_shows_what_the_engine_does_not_know": 8,
-            "hand_page_over": 4,
+            "deliver_page": 4,
             "all_pages_are_there": 2,
             "evict": 1,
             "squeeze": 8,
@@ -2333,7 +2337,7 @@ class WindowsMachine(BrokerMachine):
     }
     WEIGHTS: ClassVar[dict[str, int]] = (
         dict.fromkeys(ACTIONS, 0)
-        | GIVES_BACK_TOO
+        | RELEASE_WEIGHTS
         | {
             "subscribe": 3,
             "unsubscribe": 1,
@@ -2348,8 +2352,8 @@ class WindowsMachine(BrokerMachine):
             "stretch_windows": 6,
             "advance": 2,
             "turn": 2,
-            "turn_and_take": 12,
-            "take": 1,
+            "turn_and_send": 12,
+            "all_sent": 1,
             "all_becomes_durable": 8,
         }
     )
@@ -2374,7 +2378,7 @@ class ExpiringMachine(BrokerMachine):
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
         "advance": 6,
         "read_timers": 6,
-        "hand_timers_over": 6,
+        "deliver_timers": 6,
         "acknowledge_and_read_on": 3,
         "unsubscribe": 3,
         "settle": 3,
@@ -2398,7 +2402,7 @@ class FailingMachine(BrokerMachine):
     }
     WEIGHTS: ClassVar[dict[str, int]] = (
         dict.fromkeys(ACTIONS, 0)
-        | GIVES_BACK_TOO
+        | RELEASE_WEIGHTS
         | {
             "subscribe": 1,
             "unsubscribe": 1,
@@ -2415,13 +2419,13 @@ class FailingMachine(BrokerMachine):
             "advance": 5,
             "jump": 1,
             "turn": 2,
-            "turn_and_take": 8,
+            "turn_and_send": 8,
             "take_batch": 3,
             "batch_is_written": 1,
             "batch_becomes_durable": 3,
             "all_becomes_durable": 6,
             "read_page": 2,
-            "hand_page_over": 2,
+            "deliver_page": 2,
             "all_pages_are_there": 5,
             "evict": 1,
             "squeeze": 5,
@@ -2442,8 +2446,8 @@ class TopicsMachine(BrokerMachine):
         "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] * 3 + [(ROOMY, NO_LIMIT)] * 3 + [(6000, NO_LIMIT)]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
-        "let_unused_go": 2,
-        "all_unused_go": 1,
+        "remove_unused": 2,
+        "remove_all_unused": 1,
         "subscribe": 4,
         "unsubscribe": 3,
         "end_durable": 3,
@@ -2456,7 +2460,7 @@ class TopicsMachine(BrokerMachine):
         "restart": 2,
         "browse": 0,
         "browse_at_once": 0,
-        "browse_while_messages_leave": 0,
+        "browse_while_evicting": 0,
         "read_for_redrive": 0,
         "redrive_at_once": 0,
         "change_policies": 0,
@@ -2521,7 +2525,7 @@ class SpillingMachine(TopicsMachine):
         "send_in_transaction": 2,
         "browse": 0,
         "browse_at_once": 0,
-        "browse_while_messages_leave": 0,
+        "browse_while_evicting": 0,
         "commit": 1,
         "abort": 1,
         "advance": 2,
@@ -2529,7 +2533,7 @@ class SpillingMachine(TopicsMachine):
         "crash": 2,
         "restart": 2,
         "settle": 1,
-        "all_unused_go": 1,
+        "remove_all_unused": 1,
     }
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = TopicsMachine.ARGUMENTS | {
         "subscribe": {
@@ -2572,8 +2576,8 @@ class ScheduledMachine(BrokerMachine):
 
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = PagingMachine.CIRCUMSTANCES
     WEIGHTS: ClassVar[dict[str, int]] = PagingMachine.WEIGHTS | {
-        "let_unused_go": 2,
-        "all_unused_go": 1,
+        "remove_unused": 2,
+        "remove_all_unused": 1,
         "schedule": 12,
         "read_scheduled": 6,
         "unschedule": 6,
@@ -2582,7 +2586,7 @@ class ScheduledMachine(BrokerMachine):
         "advance": 8,
         "jump": 4,
         "read_timers": 6,
-        "hand_timers_over": 6,
+        "deliver_timers": 6,
         "settle": 2,
         "crash": 3,
         "restart": 2,
@@ -2599,7 +2603,7 @@ class ScheduledMachine(BrokerMachine):
     def _comparing(self) -> Iterator[None]:
         # Of two records that are due the second is left out, of many most.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
-            rooms.DUE_PAGE_BYTES.replace(patch, 150)
+            targets.DUE_PAGE_BYTES.replace(patch, 150)
             yield
 
 
@@ -2620,10 +2624,10 @@ class ProducersMachine(BrokerMachine):
         "commit_numbered": 3,
         "repeat_commit": 1,
         "repeat_commit_of_what_is_open": 1,
-        "ask_producer": 6,
+        "query_producer": 6,
         "forget_producers": 1,
         "advance": 5,
-        "turn_and_take": 1,
+        "turn_and_send": 1,
         "take_batch": 2,
         "batch_is_written": 1,
         "batch_becomes_durable": 2,
@@ -2638,7 +2642,7 @@ class ProducersMachine(BrokerMachine):
         },
         "send_in_transaction": {"commits": OneOf([False])},
         "commit_numbered": {"producer": MANY_PRODUCERS},
-        "ask_producer": {"producer": MANY_PRODUCERS},
+        "query_producer": {"producer": MANY_PRODUCERS},
         "forget_producers": {"producers": Several(MANY_PRODUCERS, 1)},
         "advance": {"milliseconds": OneOf([HOUR_MS // 2, HOUR_MS - 3, HOUR_MS - 2, HOUR_MS, HOUR_MS])},
     }
@@ -2648,8 +2652,8 @@ class ProducersMachine(BrokerMachine):
     @contextmanager
     def _comparing(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
-            rooms.PRODUCERS_MAX.replace(patch, self.PRODUCERS_MAX)
-            rooms.RESOLVED_MAX.replace(patch, self.RESOLVED_MAX)
+            targets.PRODUCERS_MAX.replace(patch, self.PRODUCERS_MAX)
+            targets.RESOLVED_MAX.replace(patch, self.RESOLVED_MAX)
             yield
 
     def _later(self) -> None:
@@ -2667,14 +2671,14 @@ class SelectingMachine(BrokerMachine):
         "subscribe": 5,
         "unsubscribe": 3,
         "send": 10,
-        "send_behind_commits": 6,
-        "browse_while_messages_leave": 1,
+        "send_after_commits": 6,
+        "browse_while_evicting": 1,
         "abort": 1,
         "advance": 2,
         "all_becomes_durable": 3,
         "all_pages_are_there": 4,
         "read_timers": 1,
-        "hand_timers_over": 1,
+        "deliver_timers": 1,
         "settle": 1,
     }
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
@@ -2683,7 +2687,7 @@ class SelectingMachine(BrokerMachine):
             "selector": OneOf([None] * 2 + sorted(SELECTORS_OF_CONSUMERS) * 2),
         },
         "send": {"queue": OneOf(["a"]), "count": OneOf([1, 2, 5, 8])},
-        "send_behind_commits": {"queue": OneOf(["a"])},
+        "send_after_commits": {"queue": OneOf(["a"])},
     }
     WINDOW_MAX = 3
     SLICES: ClassVar[tuple[int, int]] = (2, 3)
@@ -2697,12 +2701,12 @@ class SelectingMachine(BrokerMachine):
         # So few that more than one slice is needed, and too much can be found.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
             size, found_max = self.SLICES
-            rooms.SCAN_MESSAGES_PER_TURN.replace(patch, size)
-            rooms.SCAN_PAGE_SIZE.replace(patch, size)
-            rooms.SCAN_FOUND_MAX.replace(patch, found_max)
-            rooms.SCAN_CHUNK.replace(patch, 2 * size)
-            rooms.SCAN_FOUND_MAX_OF_GROUPS.replace(patch, found_max)
-            rooms.GROUP_FOUND_MIN.replace(patch, 1)
+            targets.SCAN_MESSAGES_PER_TURN.replace(patch, size)
+            targets.SCAN_PAGE_SIZE.replace(patch, size)
+            targets.SCAN_FOUND_MAX.replace(patch, found_max)
+            targets.SCAN_CHUNK.replace(patch, 2 * size)
+            targets.SCAN_FOUND_MAX_OF_GROUPS.replace(patch, found_max)
+            targets.GROUP_FOUND_MIN.replace(patch, 1)
             yield
 
 
@@ -2720,7 +2724,7 @@ class GroupsMachine(SelectingMachine):
         "resume": 2,
         "schedule": 1,
         "read_timers": 2,
-        "hand_timers_over": 2,
+        "deliver_timers": 2,
         "read_for_bulk": 2,
         "do_bulk": 2,
         "redrive_at_once": 1,
@@ -2734,7 +2738,7 @@ class GroupsMachine(SelectingMachine):
             "selector": OneOf([None] * 16 + sorted(SELECTORS_OF_CONSUMERS)),
         },
         "send": {"queue": OneOf(["a"]), "count": OneOf([1, 2, 5, 8])},
-        "send_behind_commits": {"queue": OneOf(["a"])},
+        "send_after_commits": {"queue": OneOf(["a"])},
     }
     GROUPS = ("g", "h", "", "g", "k", "h", "g")
 
@@ -2789,14 +2793,14 @@ class ReleasingMachine(BrokerMachine):
         "acknowledge": 14,
         "nack": 4,
         "nack_acknowledged": 8,
-        "say_started": 10,
+        "mark_started": 10,
         "release": 14,
         "wake": 3,
-        "ask": 12,
-        "ask_and_see": 5,
+        "pull": 12,
+        "pull_and_wait": 5,
         "withdraw": 2,
-        "ask_in_vain": 6,
-        "doom": 3,
+        "send_invalid_request": 6,
+        "mark_rollback_only": 3,
         "commit": 3,
         "commit_numbered": 1,
         "send_numbered": 1,
@@ -2806,15 +2810,15 @@ class ReleasingMachine(BrokerMachine):
         "stretch_windows": 1,
         "pause": 1,
         "resume": 3,
-        "ask_receipt": 1,
+        "request_receipt": 1,
         "turn": 4,
-        "turn_and_take": 24,
-        "take": 1,
+        "turn_and_send": 24,
+        "all_sent": 1,
         "take_batch": 2,
         "batch_becomes_durable": 2,
         "all_becomes_durable": 10,
         "read_page": 2,
-        "hand_page_over": 2,
+        "deliver_page": 2,
         "all_pages_are_there": 6,
         "squeeze": 5,
         "change_policies": 1,
@@ -2830,7 +2834,7 @@ class ReleasingMachine(BrokerMachine):
         },
         "disconnect": {"is_clean": OneOf([False, False, True])},
         "take_over": {"is_exempt": OneOf([False, False, True])},
-        "ask_in_vain": {"what": OneOf(REFUSED + 2 * DOOMED)},
+        "send_invalid_request": {"what": OneOf(INVALID_REQUESTS + 2 * ROLLBACK_ONLY_REQUESTS)},
         "subscribe": {
             "queue": OneOf(["a"] * 6 + ["b", "DLQ.a"]),
             "mode": OneOf([AckMode.CLIENT] * 4 + [AckMode.INDIVIDUAL] * 5 + [AckMode.AUTO]),
@@ -2869,12 +2873,12 @@ class WildcardMachine(BrokerMachine):
         "page_size": OneOf([1, 1, 2, 4, 1000]),
     }
     WEIGHTS: ClassVar[dict[str, int]] = BrokerMachine.WEIGHTS | {
-        "let_unused_go": 3,
-        "all_unused_go": 1,
+        "remove_unused": 3,
+        "remove_all_unused": 1,
         "subscribe": 4,
         "unsubscribe": 2,
         "send": 14,
-        "send_behind_commits": 4,
+        "send_after_commits": 4,
         "send_in_transaction": 3,
         "acknowledge": 10,
         "acknowledge_and_read_on": 4,
@@ -2883,7 +2887,7 @@ class WildcardMachine(BrokerMachine):
         "schedule": 1,
         "browse": 0,
         "browse_at_once": 0,
-        "browse_while_messages_leave": 0,
+        "browse_while_evicting": 0,
         "read_for_redrive": 1,
         "redrive_at_once": 1,
         "crash": 2,
@@ -2895,7 +2899,7 @@ class WildcardMachine(BrokerMachine):
             "selector": OneOf([None] * 12 + sorted(SELECTORS_OF_CONSUMERS)),
         },
         "send": {"queue": OF_MANY, "count": OneOf([1, 2, 3, 5])},
-        "send_behind_commits": {"queue": OF_MANY},
+        "send_after_commits": {"queue": OF_MANY},
         "send_numbered": {"queue": OF_MANY},
         "repeat_send": {"queue": OF_MANY},
         "send_in_transaction": {"sends": Several(Each(OF_MANY, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), 3)},
@@ -2915,7 +2919,7 @@ class WildcardMachine(BrokerMachine):
     def _comparing(self) -> Iterator[None]:
         # So few that more than one turn is needed to join all.
         with pytest.MonkeyPatch.context() as patch, super()._comparing():
-            rooms.JOIN_QUEUES_PER_TURN.replace(patch, 1)
+            targets.JOIN_QUEUES_PER_TURN.replace(patch, 1)
             yield
 
 
@@ -2964,75 +2968,75 @@ MACHINES: list[type[BrokerMachine]] = [
 
 
 @contextmanager
-def _noting_who_waits(engine: Engine, waited: dict[BrokerConsumer, int]) -> Iterator[None]:
+def _record_waiting(engine: Engine, waited: dict[BrokerConsumer, int]) -> Iterator[None]:
     """Where there are groups: up to which rank a consumer waited at any time for what is compared or read."""
-    first_for = rooms.FIRST_OF_GROUPS.current
+    first_for = targets.FIRST_OF_GROUPS.current
 
-    def noting(place: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
-        entry, must_wait = first_for(place, consumer)
+    def noting(cursor: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
+        entry, must_wait = first_for(cursor, consumer)
         if must_wait or (entry is not None and entry.message is None):
-            for one in [consumer] if consumer is not None else _who_own_nothing(engine, place):
-                waited[one] = min(place.lane.rank, waited.get(one, 10))
+            for one in [consumer] if consumer is not None else _receivers_without_groups(engine, cursor):
+                waited[one] = min(cursor.lane.rank, waited.get(one, 10))
         return entry, must_wait
 
     with pytest.MonkeyPatch.context() as patch:
-        rooms.FIRST_OF_GROUPS.replace(patch, noting)
+        targets.FIRST_OF_GROUPS.replace(patch, noting)
         yield
 
 
-def _who_own_nothing(engine: Engine, place: GroupScanCursor) -> list[BrokerConsumer]:
+def _receivers_without_groups(engine: Engine, cursor: GroupScanCursor) -> list[BrokerConsumer]:
     """They are asked together."""
-    queue = place.lane.queue
+    queue = cursor.lane.queue
 
-    def is_asked(consumer: BrokerConsumer) -> bool:
+    def is_scanning(consumer: BrokerConsumer) -> bool:
         scan = engine.selections.scan_of(consumer, queue)
-        places = [] if scan is None else list(scan.cursors.values())
-        return place in places and not any(
-            isinstance(one, GroupScanCursor) and one.heads.get(consumer) for one in places
+        cursors = [] if scan is None else list(scan.cursors.values())
+        return cursor in cursors and not any(
+            isinstance(one, GroupScanCursor) and one.heads.get(consumer) for one in cursors
         )
 
-    return list(filter(is_asked, engine.clients.receivers_of(queue).all()))
+    return list(filter(is_scanning, engine.clients.receivers_of(queue).all()))
 
 
 def _waits_at(scan: QueueScan) -> int | None:
     """The rank of the lane of which something has to be tested or read before anything else can be dispatched, should
     there be nothing before that; None if there is none."""
-    for rank, place in scan.cursors.items():
-        entry = place.first()
-        if (entry is None and place.is_unfinished) or (entry is not None and entry.message is None):
+    for rank, cursor in scan.cursors.items():
+        entry = cursor.first()
+        if (entry is None and cursor.is_unfinished) or (entry is not None and entry.message is None):
             return rank
     return None
 
 
-def _ask_who_waits(engine: Engine, queue: Queue) -> None:
+def _query_waiting(engine: Engine, queue: Queue) -> None:
     for consumer in engine.clients.receivers_of(queue).all():
         scan = engine.selections.scan_of(consumer, queue)
         assert scan is not None
-        for place in scan.cursors.values():
-            assert isinstance(place, GroupScanCursor)
-            place.first_for(consumer)
+        for cursor in scan.cursors.values():
+            assert isinstance(cursor, GroupScanCursor)
+            cursor.first_for(consumer)
 
 
-def _one_of(things: list[T], which: int) -> T:
-    return things[which % len(things)]
+def _one_of(items: list[T], which: int) -> T:
+    return items[which % len(items)]
 
 
-def _some_of(things: list[T], bits: int) -> list[T]:
-    return [thing for at, thing in enumerate(things) if bits >> at % 3 & 1]
+def _some_of(items: list[T], bits: int) -> list[T]:
+    return [item for at, item in enumerate(items) if bits >> at % 3 & 1]
 
 
-def _check_repeat(command: Send | Commit, verdict: Verdict) -> None:
-    said = Verdict.NEW
+def _check_repeat(command: Send | Commit, expected: NumberStatus) -> None:
+    actual = NumberStatus.NEW
     if command.is_repeat:
-        said = Verdict.UNKNOWN if command.is_unknown else Verdict.REPEAT
-    if said is not verdict:
-        raise Disagreement(f"of {command} is said that {said.value}; but {verdict.value}")
+        actual = NumberStatus.UNKNOWN if command.is_unknown else NumberStatus.REPEAT
+    if actual is not expected:
+        raise Disagreement(f"of {command} is said that {actual.value}; but {expected.value}")
 
 
 def _commit_of(transaction: str, numbered: Numbered | None) -> Commit:
     if numbered is None:
         return Commit(transaction)
-    return Commit(transaction, numbered.producer, numbered.number, is_gapless=numbered.says_gapless)
+    return Commit(transaction, numbered.producer, numbered.number, is_gapless=numbered.declares_gapless)
 
 
 def _address(queue: str) -> str:

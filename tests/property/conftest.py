@@ -4,21 +4,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.property import broker_machine, rooms
+from tests.property import broker_machine, targets
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks_and_few_timers_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms.BLOCK_BITS.replace(monkeypatch, 2)
-    rooms.BLOCK.replace(monkeypatch, 4)
-    rooms.TIMERS_MAX.replace(monkeypatch, 4)
-    rooms.TIMERS_PAGE_SIZE.replace(monkeypatch, 2)
+    targets.BLOCK_BITS.replace(monkeypatch, 2)
+    targets.BLOCK.replace(monkeypatch, 4)
+    targets.TIMERS_MAX.replace(monkeypatch, 4)
+    targets.TIMERS_PAGE_SIZE.replace(monkeypatch, 2)
 
 
 @pytest.fixture(autouse=True)
 def _small_contents_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not all: messages with a colour are."""
-    rooms.CONTENT_BYTES_MIN.replace(monkeypatch, 28)
+    targets.CONTENT_BYTES_MIN.replace(monkeypatch, 28)
 
 
 @pytest.fixture

@@ -65,12 +65,12 @@ class Disk:
         self.in_flight: Batch | None = None
         self.is_written = False
         """The batch in flight is durable; the engine does not know yet."""
-        self.wanted: deque[Read] = deque()
+        self.requested: deque[Read] = deque()
         self._pages: deque[tuple[Read, PageResult]] = deque()
         """Read, and not handed to the engine yet."""
         self._early: list[tuple[Read, PageResult]] = []
         """Handed to the engine, which does not know of the batch that they show."""
-        self.wanted_timers: deque[TimerRead] = deque()
+        self.requested_timers: deque[TimerRead] = deque()
         self._timers: deque[tuple[TimerRead, TimersResult]] = deque()
         self.queue_names: dict[int, str] = {}
         """Also of those that go with the batch in flight."""
@@ -79,7 +79,7 @@ class Disk:
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
-    def hand_over(self, batch: Batch) -> None:
+    def submit(self, batch: Batch) -> None:
         assert self.in_flight is None, "one batch at a time"
         self.in_flight, self.is_written = batch, False
         self.queue_names.update((number, name) for number, name in batch.queues.items() if name)
@@ -110,12 +110,12 @@ class Disk:
 
     # Pages ------------------------------------------------------------------------------------------------------------
 
-    def want(self, reads: list[Read]) -> None:
-        self.wanted.extend(reads)
+    def request(self, reads: list[Read]) -> None:
+        self.requested.extend(reads)
 
     def read(self) -> tuple[Read, PageResult]:
         """Read the page that was wanted first."""
-        read = self.wanted.popleft()
+        read = self.requested.popleft()
         self._pages.append((read, self.read_at_once(read)))
         return self._pages[-1]
 
@@ -138,7 +138,7 @@ class Disk:
     def reading(self) -> dict[str, int]:
         """By queue, the smallest rank of those of which a page is not there yet."""
         ranks: dict[str, int] = {}
-        for read in [*self.wanted, *(read for read, _ in [*self._pages, *self._early])]:
+        for read in [*self.requested, *(read for read, _ in [*self._pages, *self._early])]:
             if isinstance(read, SideRead):
                 # Nobody's consumers wait for it.
                 continue
@@ -151,7 +151,7 @@ class Disk:
 
     def read_timers(self) -> tuple[TimerRead, TimersResult]:
         """Read the page of timers that was wanted first."""
-        read = self.wanted_timers.popleft()
+        read = self.requested_timers.popleft()
         page = self._store.timers(read.after, read.limit)
         self._timers.append((read, TimersResult(page.timers, page.as_of, page.is_end)))
         return self._timers[-1]
@@ -181,13 +181,13 @@ class Disk:
 
     def wrong_contents(self) -> dict[bytes, tuple[int, int]]:
         """References that contents are said to have, and those that they have, where that differs; by key."""
-        said = {
+        expected = {
             each.key: each.mark.attempts
             for each in self._store.page(CONTENTS_LANE_KEY, 0, maxsize - 1, maxsize).messages
         }
         numbers = (each.content for queue in self.queue_names for each in self._contents_of(queue).values())
         have = Counter(content_key(number) for number in numbers if number)
-        return {key: (said.get(key, 0), have[key]) for key in said | have if said.get(key, 0) != have[key]}
+        return {key: (expected.get(key, 0), have[key]) for key in expected | have if expected.get(key, 0) != have[key]}
 
     def hidden(self) -> list[SentMessage]:
         """Scheduled sends."""
@@ -215,8 +215,8 @@ class Disk:
     def restart(self) -> Recovered:
         """The broker is gone, with all that was under way; the store opens again."""
         self.in_flight = None
-        self.wanted.clear()
-        self.wanted_timers.clear()
+        self.requested.clear()
+        self.requested_timers.clear()
         self._timers.clear()
         self._pages.clear()
         self._early.clear()

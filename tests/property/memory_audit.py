@@ -6,7 +6,7 @@ that with the numbers by which the engine decides what has to leave.
 
 from collections.abc import Collection, Iterator
 
-from tests.property import rooms
+from tests.property import targets
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor, group_size
 from truenext.engine.selecting.keyed import key_count
@@ -42,7 +42,7 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
                 if entry.lane.queue not in counted:
                     counted[entry.lane.queue] = _size(_all(engine, entry.lane.queue))
     memory = engine.memory
-    queues = [*engine.queues(), *rooms.queues_of_scheduled(engine), *rooms.queues_that_ended(engine)]
+    queues = [*engine.queues(), *targets.queues_of_scheduled(engine), *targets.queues_that_ended(engine)]
     books = [
         (f"resident of {queue.name}", queue.resident, in_memory) for queue, in_memory in counted.items()
     ]  # fmt: skip
@@ -60,14 +60,14 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
             memory.queues,
             sum(_bytes_of(engine, queue) for queue in queues)
             + _bytes_of_consumers(engine, sessions)
-            + sum(queue_size(one) + LANE_BYTES for one in rooms.reserved(engine).values()),
+            + sum(queue_size(one) + LANE_BYTES for one in targets.reserved(engine).values()),
         ),
         ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
         ("open", memory.open_bytes, sum(each.size for session in sessions for each in session.transactions.values())),
     ]
-    said = {name for session in sessions for each in session.transactions.values() for name in each.reserved_queues}
+    reserved = {name for session in sessions for each in session.transactions.values() for name in each.reserved_queues}
     there = {queue.name for queue in queues}
-    books.append(("promised, and there or not said", 0, len(rooms.reserved(engine).keys() - (said - there))))
+    books.append(("promised, and there or not said", 0, len(targets.reserved(engine).keys() - (reserved - there))))
     for session in sessions:
         is_open = session.transactions
         answering = sum(each.count > len(each.sends) for each in is_open.values())
@@ -117,28 +117,28 @@ def _bytes_of_consumers(engine: Engine, sessions: Collection[ConnectionState]) -
     for session in sessions:
         consumers += [*session.consumers.values(), *session.browsers.values()]
     selectors = {id(one.selector): one.selector.size for one in consumers if one.selector is not None}
-    selectors |= {id(one): one.size for one in rooms.selectors_of_topics(engine)}
-    to_join = sum(rooms.joining(engine).values())
+    selectors |= {id(one): one.size for one in targets.selectors_of_topics(engine)}
+    to_join = sum(targets.joining(engine).values())
     return (
         sum(consumer_size(one.subscription, one.destination) for one in consumers) + sum(selectors.values()) + to_join
     )
 
 
-def names_left_over(engine: Engine, names: dict[int, str]) -> dict[int, str]:
+def orphaned_names(engine: Engine, names: dict[int, str]) -> dict[int, str]:
     """What the store calls queues that the engine does not know; to be asked with nothing under way."""
-    known = [*engine.queues(), *rooms.queues_of_scheduled(engine), *rooms.queues_that_ended(engine)]
+    known = [*engine.queues(), *targets.queues_of_scheduled(engine), *targets.queues_that_ended(engine)]
     numbers = {queue.stored_number for queue in known}
     return {number: name for number, name in names.items() if number not in numbers}
 
 
-def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
+def not_evicted(engine: Engine, policy: Policy) -> list[str]:
     """What should have left memory; to be asked after `evict`, with nothing under way."""
     wrong = [
         f"{queue.name} waits for a write or a page that nobody has asked for"
         for queue in engine.queues()
         if any(lane.unread_in_memory or lane.pending_read for lane in queue.lanes)
     ]
-    evictable = {queue: _size(_that_can_leave(engine, queue)) for queue in engine.queues() if not queue.is_reply_queue}
+    evictable = {queue: _size(_evictable(engine, queue)) for queue in engine.queues() if not queue.is_reply_queue}
     if engine.memory.bytes_over_limit > 0 and any(evictable.values()):
         wrong.append(f"{engine.memory.bytes_over_limit} bytes too many, and {evictable} can leave")
     wrong += [
@@ -150,14 +150,14 @@ def left_in_memory(engine: Engine, policy: Policy) -> list[str]:
 
 
 def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
-    yield from _that_can_leave(engine, queue)
+    yield from _evictable(engine, queue)
     for lane in queue.lanes:
         yield from lane.unread_in_memory
     yield from engine.clients.held_in_transactions(queue)
-    yield from (entry for entry in rooms.awaiting_dead_letter(engine) if entry.lane.queue is queue)
+    yield from (entry for entry in targets.awaiting_dead_letter(engine) if entry.lane.queue is queue)
 
 
-def _that_can_leave(engine: Engine, queue: Queue) -> Iterator[Entry]:
+def _evictable(engine: Engine, queue: Queue) -> Iterator[Entry]:
     """What waits, and what consumers hold; what is acknowledged in an open transaction stays."""
     for lane in queue.lanes:
         yield from lane

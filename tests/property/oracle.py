@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from tests.property.producers_oracle import Kind, Producers, Verdict
+from tests.property.producers_oracle import Kind, NumberStatus, Producers
 from truenext.commands import AckMode
 
-ROOM_BYTES = 1024 * 1024
+UNSENT_BYTES_MAX = 1024 * 1024
 """A connection has room for more bytes while fewer than these are unsent (limits.UNSENT_BYTES_MAX)."""
 
 SOCKETS_BYTES_MIN = 4 * 1024 * 1024
@@ -22,8 +22,8 @@ DEAD_LETTER_PREFIX = "DLQ."
 TOPIC = "/topic/"
 AT_ONCE = 0
 
-Wanted = Callable[["Parcel"], bool]
-SELECTORS: dict[str, Wanted] = {
+Filter = Callable[["Parcel"], bool]
+SELECTORS: dict[str, Filter] = {
     "colour = 'red'": lambda parcel: parcel.colour == "red",
     "colour IS NOT NULL": lambda parcel: parcel.colour != "",
     "JMSPriority > 6": lambda parcel: parcel.priority > 6,
@@ -54,7 +54,7 @@ LATE_NACK_IS_CUMULATIVE = False
 transaction then refuses *it*: also in `client` mode that one, and none before it (False)."""
 WITHDRAWING_WAKES = False
 """Pulling says that asking wakes a subscription that rests. To withdraw is not to ask (False)."""
-MESSAGES_ASKED_MAX = 32_767
+REQUESTED_MAX = 32_767
 """Pulling: so many messages can be asked for in all."""
 
 
@@ -207,13 +207,13 @@ class Reader:
     def is_for(self, queue: str) -> bool:
         return _is_for(self.queue, queue) and (self.joined is None or queue in self.joined)
 
-    def wants(self, letter: "Letter") -> bool:
+    def matches(self, letter: "Letter") -> bool:
         # Ready: one without a selector wants any.
         return self.selector is None or SELECTORS[self.selector](letter.parcel)
 
     def __repr__(self) -> str:
-        wanted = f" WHERE {self.selector}" if self.selector else ""
-        return f"{self.peer.name}/{self.subscription}({self.queue},{self.mode.value},{self.window}{wanted})"
+        where = f" WHERE {self.selector}" if self.selector else ""
+        return f"{self.peer.name}/{self.subscription}({self.queue},{self.mode.value},{self.window}{where})"
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Ended:
 
 
 @dataclass(eq=False)
-class Look:
+class OpenBrowse:
     """One browse (Browsing), and what of its queue was as it is when it began."""
 
     peer: Peer
@@ -233,7 +233,7 @@ class Look:
     queue: str
     priorities: range
     """Those that its selector wants."""
-    began_ms: int
+    started_ms: int
     hidden: set["Letter"]
     """What was held or gone all the time since."""
     waiting: dict["Letter", int]
@@ -271,7 +271,7 @@ class Letter:
     """An unclean stop has come over it, and it was not dispatched since: its next dispatch is counted as this one at
     least, and as `deliveries` at most."""
     removed_in: int | None = None
-    is_gone: bool = False
+    is_removed: bool = False
     holder: Reader | None = None
     acknowledged_by: "Work | None" = None
     nacked_by: "Work | None" = None
@@ -336,10 +336,10 @@ class Work:
     nacked: list[Letter] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     """What was said in it of why consumers failed; it counts as sends do."""
-    is_doomed: bool = False
+    is_rollback_only: bool = False
     """A frame of it was refused: it can only be aborted (Refusals)."""
 
-    def say(self, options: NackOptions | None) -> None:
+    def add_cause(self, options: NackOptions | None) -> None:
         if options is not None and options.cause:
             self.causes.append(options.cause)
 
@@ -378,7 +378,7 @@ class Numbered:
     producer: str
     kind: Kind
     number: int
-    says_gapless: bool = False
+    declares_gapless: bool = False
 
 
 @dataclass(frozen=True)
@@ -416,7 +416,7 @@ class Oracle:
         """To the dead-letter queue (Expiry), or have at some time."""
         self.is_concurrent = self.was_concurrent = is_concurrent
         """Persistent messages are visible when they are accepted (Ready)."""
-        self.leave_memory = False
+        self.may_evict = False
         """Messages may have left memory, or have never been there in this run: what needs one may have to wait for a
         page, and a receipt for the removal of a transient one."""
         self.sockets_max: int | None = None
@@ -433,7 +433,7 @@ class Oracle:
         broker."""
         self.topics: dict[str, str] = {}
         """Of each subscription to a topic what it is to, by its queue."""
-        self.wants: dict[str, str] = {}
+        self.selectors: dict[str, str] = {}
         """Of those that have one, the selector."""
         self.durables: list[Durable] = []
         """All that a crash may leave."""
@@ -451,7 +451,7 @@ class Oracle:
         self.pauses: list[tuple[int, str, bool]] = []
         """With the batch that writes each."""
         self.moves: list[Move] = []
-        self.looks: list[Look] = []
+        self.browses: list[OpenBrowse] = []
         """Browses that were not told yet that this was all."""
         self.gathering = 1
         self.in_flight: int | None = None
@@ -497,12 +497,12 @@ class Oracle:
         step = self._next_step()
         if "#" in queue:
             topic, _, name = queue.removeprefix(TOPIC).partition("#")
-            queue = self._take_up(peer, name, topic, selector, spelling or selector)
+            queue = self._ensure_durable(peer, name, topic, selector, spelling or selector)
             selector = None
         elif queue.startswith(TOPIC):
             topic = queue.removeprefix(TOPIC)
             queue = f"/{peer.name}//{subscription}"
-            self._begin_subscription(queue, topic, selector)
+            self._add_subscription(queue, topic, selector)
             # Topics: what its selector does not want is not copied; from there on it has none.
             selector = None
         elif "*" not in queue and ">" not in queue:
@@ -521,30 +521,30 @@ class Oracle:
             peer.transactions[transaction].sends.append((queue, parcel))
             return
         self._event += 1
-        parcel = self._living(parcel)
+        parcel = self._with_ttl(parcel)
         self._accept(peer, self.copied_to(queue, parcel, peer), parcel, block=self._event)
 
-    def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, numbered: Numbered) -> Verdict:
+    def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, numbered: Numbered) -> NumberStatus:
         """What its receipt says; it is not refused."""
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
-        verdict = self.verdict(numbered)
-        if verdict is not Verdict.NEW:
+        status = self.status_of(numbered)
+        if status is not NumberStatus.NEW:
             self._repeated(peer, numbered)
-            return verdict
+            return status
         made = len(self.made_in)
         self.send(peer, queue, parcel)
         self._use(numbered, is_stored=self._is_stored(queue, parcel), has_made=len(self.made_in) > made)
         self._wait(peer, may=self.gathering)
-        return verdict
+        return status
 
     def _repeated(self, peer: Peer, numbered: Numbered) -> None:
         first = self.producers.first_use_in(numbered.producer, numbered.kind, numbered.number)
         self.producers.repeated(numbered.producer, self.now_ms, self.gathering)
         self._wait(peer, must=first, may=self.gathering)
 
-    def verdict(self, numbered: Numbered) -> Verdict:
-        return self.producers.verdict(
-            numbered.producer, numbered.kind, numbered.number, says_gapless=numbered.says_gapless
+    def status_of(self, numbered: Numbered) -> NumberStatus:
+        return self.producers.status_of(
+            numbered.producer, numbered.kind, numbered.number, declares_gapless=numbered.declares_gapless
         )
 
     def acknowledge(self, peer: Peer, letter: Letter, transaction: str | None = None) -> None:
@@ -573,7 +573,7 @@ class Oracle:
             for each in covered:
                 each.nacked_by = work
             work.nacked.extend(covered)
-            work.say(options)
+            work.add_cause(options)
             return
         self._event += 1
         self._wait_for_return(peer, failed=covered)
@@ -584,7 +584,7 @@ class Oracle:
         """Return: a NACK inside a transaction may name a message that this transaction has acknowledged."""
         work = letter.acknowledged_by
         assert work is not None
-        work.say(options)
+        work.add_cause(options)
         nacked = [letter]
         if LATE_NACK_IS_CUMULATIVE and letter.holder is not None and letter.holder.mode is AckMode.CLIENT:
             nacked = [each for each in work.acknowledged if each.holder is letter.holder]
@@ -595,7 +595,7 @@ class Oracle:
             work.acknowledged.remove(each)
             work.nacked.append(each)
 
-    def say_started(self, letter: Letter) -> None:
+    def mark_started(self, letter: Letter) -> None:
         """Deliveries and attempts: it is said of one dispatch, costs no sync, and nothing else follows from it."""
         assert letter.holder is not None and letter in self.unacknowledged(letter.holder)
         letter.is_started = True
@@ -603,28 +603,28 @@ class Oracle:
     def begin(self, peer: Peer, transaction: str) -> None:
         peer.transactions[transaction] = Work(transaction)
 
-    def doom(self, peer: Peer, transaction: str) -> None:
+    def mark_rollback_only(self, peer: Peer, transaction: str) -> None:
         """Refusals: a transaction of which a frame was refused can only be aborted."""
         if transaction in peer.transactions:
-            peer.transactions[transaction].is_doomed = True
+            peer.transactions[transaction].is_rollback_only = True
 
     def commit(
         self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, counts_all: bool = True
-    ) -> Verdict:
+    ) -> NumberStatus:
         """What its receipt says; it is not refused."""
-        verdict = Verdict.NEW if numbered is None else self.verdict(numbered)
-        if numbered is not None and verdict is not Verdict.NEW:
+        status = NumberStatus.NEW if numbered is None else self.status_of(numbered)
+        if numbered is not None and status is not NumberStatus.NEW:
             # L5: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
             if transaction in peer.transactions:
                 self.abort(peer, transaction, counts_all=counts_all)
             self._repeated(peer, numbered)
-            return verdict
+            return status
         self._event += 1
         work = peer.transactions.pop(transaction)
         # Ready: visible when the batch is durable, at once if it neither sends nor acknowledges anything persistent.
         made = len(self.made_in)
         spread = [self.copied_to(queue, parcel, peer) for queue, parcel in work.sends]
-        parcels = [self._living(parcel) for _, parcel in work.sends]
+        parcels = [self._with_ttl(parcel) for _, parcel in work.sends]
         is_lasting = any(_is_stored(parcel, queues) for parcel, queues in zip(parcels, spread, strict=True))
         is_lasting |= any(letter.persistent and not _is_temporary(letter.queue) for letter in work.acknowledged)
         visible_from = self.gathering if is_lasting else AT_ONCE
@@ -638,16 +638,16 @@ class Oracle:
         self._free_groups_of_suspended()
         if numbered is not None:
             self._use(numbered, is_stored=is_lasting, has_made=len(self.made_in) > made)
-        return verdict
+        return status
 
     # Did it happen? ---------------------------------------------------------------------------------------------------
 
-    def ask_producer(self, producer: str, number: int | None, *, resolves: bool) -> tuple[str | None, int]:
+    def query_producer(self, producer: str, number: int | None, *, resolves: bool) -> tuple[str | None, int]:
         """What became of a COMMIT, and the batch that the answer waits for at the least."""
         if resolves and number is not None:
             self.producers.resolve(producer, number, self.now_ms, self.gathering)
         outcome = None if number is None else self.producers.outcome(producer, number)
-        return outcome, self.producers.asked(producer, self.gathering)
+        return outcome, self.producers.query(producer, self.gathering)
 
     def forget_producers(self, peer: Peer, names: Iterable[str]) -> None:
         for name in names:
@@ -710,20 +710,20 @@ class Oracle:
     def wake(self, reader: Reader) -> None:
         reader.is_suspended = False
 
-    def ask(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None) -> None:
+    def pull(self, reader: Reader, messages: int, *, waits: bool, correlation: str | None) -> None:
         """Pulling: a wish that is asked for while another is open adds to it; whether it waits is what the last one
         says. Asking wakes a subscription that rests."""
-        assert reader.requested + messages <= MESSAGES_ASKED_MAX
+        assert reader.requested + messages <= REQUESTED_MAX
         reader.requested += messages
         reader.waits = waits
         reader.correlation = correlation
         reader.is_suspended = False
 
-    def withdraw(self, reader: Reader, correlation: str | None, told: Ended | None) -> None:
+    def withdraw(self, reader: Reader, correlation: str | None, answer: Ended | None) -> None:
         """Pulling: answered at once, with how many have not come, and nothing comes behind the answer."""
-        right = Ended(reader.requested, correlation)
-        if told != right:
-            raise Disagreement(f"{reader} has withdrawn {right}, and is told {told}")
+        expected = Ended(reader.requested, correlation)
+        if answer != expected:
+            raise Disagreement(f"{reader} has withdrawn {expected}, and is told {answer}")
         reader.requested = 0
         reader.is_suspended &= not WITHDRAWING_WAKES
 
@@ -733,7 +733,7 @@ class Oracle:
             if owner.is_suspended and not any(
                 letter.queue == queue
                 and letter.parcel.group == group
-                and not letter.is_gone
+                and not letter.is_removed
                 and (letter.holder is owner or self._is_in_transaction_of(owner.peer, letter))
                 for letter in self.letters
             ):
@@ -757,7 +757,7 @@ class Oracle:
         found = [one for one in self.durables if one.queue.split(",")[2] == name and one.ended_in is None]
         return found[0] if found else None
 
-    def _take_up(self, peer: Peer, name: str, topic: str, selector: str | None, spelling: str | None) -> str:
+    def _ensure_durable(self, peer: Peer, name: str, topic: str, selector: str | None, spelling: str | None) -> str:
         # Topics: two selectors are the same if they are parsed to the same condition.
         durable = self.durable_of(name)
         if durable is not None and (durable.topic, durable.selector) != (topic, selector):
@@ -767,15 +767,15 @@ class Oracle:
             queue = ",".join(filter(None, ("subscription,c", name, topic, spelling)))
             durable = Durable(queue, topic, selector, self.gathering)
             self.durables.append(durable)
-            self._begin_subscription(queue, topic, selector)
+            self._add_subscription(queue, topic, selector)
         # Topics: durably with that batch, which its receipt waits for.
         self._wait(peer, must=durable.made_in)
         return durable.queue
 
-    def _begin_subscription(self, queue: str, topic: str, selector: str | None) -> None:
+    def _add_subscription(self, queue: str, topic: str, selector: str | None) -> None:
         self.topics[queue] = topic
         if selector is not None:
-            self.wants[queue] = selector
+            self.selectors[queue] = selector
 
     def end_durable(self, peer: Peer, name: str) -> None:
         """Topics: all that is in it goes, what open transactions have of it too, in one step."""
@@ -786,10 +786,10 @@ class Oracle:
             self.unsubscribe(reader)
         durable.ended_in = self.gathering
         del self.topics[durable.queue]
-        self.wants.pop(durable.queue, None)
+        self.selectors.pop(durable.queue, None)
         self.pause(durable.queue, is_paused=False)
         self._wait(peer, must=self.gathering)
-        there = [each for each in self.letters if each.queue == durable.queue and not each.is_gone]
+        there = [each for each in self.letters if each.queue == durable.queue and not each.is_removed]
         # Of what has expired nobody can see whether it is gone already.
         for letter in [each for each in there if not self._may_be_removed(each)]:
             for work in (letter.acknowledged_by, letter.nacked_by):
@@ -798,7 +798,7 @@ class Oracle:
                     work.nacked = [each for each in work.nacked if each is not letter]
             self._remove(letter)
         self._forget_commits(durable.queue)
-        if self.leave_memory:
+        if self.may_evict:
             # What had to be read first is gone before.
             for move in self.moves:
                 if move.origin.queue == durable.queue:
@@ -815,7 +815,7 @@ class Oracle:
     def _end_subscription(self, reader: Reader) -> None:
         # Topics: it ends with UNSUBSCRIBE or its connection, and what is in it goes, what transactions have of it too.
         if _is_temporary(reader.queue) and self.topics.pop(reader.queue, None) is not None:
-            self.wants.pop(reader.queue, None)
+            self.selectors.pop(reader.queue, None)
             for letter in self.letters:
                 if letter.queue == reader.queue:
                     for work in (letter.acknowledged_by, letter.nacked_by):
@@ -823,7 +823,7 @@ class Oracle:
                             work.acknowledged = [each for each in work.acknowledged if each is not letter]
                             work.nacked = [each for each in work.nacked if each is not letter]
                     letter.holder = letter.acknowledged_by = letter.nacked_by = None
-                    letter.is_gone = True
+                    letter.is_removed = True
             self._forget_commits(reader.queue)
 
     def disconnect(self, peer: Peer, is_clean: bool) -> None:
@@ -843,14 +843,14 @@ class Oracle:
                 failed.append(held[0])
             self._end(reader)
             ended.append(reader)
-        self.looks = [look for look in self.looks if look.peer is not peer]
+        self.browses = [browse for browse in self.browses if browse.peer is not peer]
         self.peers.remove(peer)
         self.ended.append(peer)
         self._requeue(returned, failed=[] if is_clean else failed)
         for reader in ended:
             self._end_subscription(reader)
 
-    def keep(self, peer: Peer) -> None:
+    def park(self, peer: Peer) -> None:
         """Taking over: of a connection that was cut stays what would be charged, and the rest is as if it had ended."""
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
@@ -860,40 +860,40 @@ class Oracle:
                 peer.round -= 1
             else:
                 self.unsubscribe(reader)
-        self.looks = [look for look in self.looks if look.peer is not peer]
+        self.browses = [browse for browse in self.browses if browse.peer is not peer]
         peer.unsent = 0
 
-    def taken(self, peer: Peer) -> None:
+    def all_sent(self, peer: Peer) -> None:
         """The socket took every byte: there is room again, and auto mode counts it as acknowledged."""
         peer.unsent = 0
         for reader in self.readers:
             if reader.peer is peer and reader.mode is AckMode.AUTO:
-                self.taken_before_loss(reader, len(self.unacknowledged(reader)))
+                self.sent_before_loss(reader, len(self.unacknowledged(reader)))
 
-    def taken_before_loss(self, reader: Reader, count: int) -> None:
+    def sent_before_loss(self, reader: Reader, count: int) -> None:
         for letter in self.unacknowledged(reader)[:count]:
             self._remove(letter)
             self._wait(reader.peer, may=self.gathering)
 
-    def browse(self, peer: Peer, subscription: str, queue: str, priorities: range) -> Look:
+    def browse(self, peer: Peer, subscription: str, queue: str, priorities: range) -> OpenBrowse:
         here = [letter for letter in self.letters if letter.queue == queue]
-        hidden = {each for each in here if each.is_gone or each.holder is not None}
+        hidden = {each for each in here if each.is_removed or each.holder is not None}
         waiting = {
             each: each.dispatched_at
             for each in here
             if each not in hidden
             and self.is_visible(each)
             and not self.is_expired(each)
-            and not self.is_doomed(each)
+            and not self.must_be_dead_lettered(each)
             and each.parcel.priority in priorities
         }
-        look = Look(peer, subscription, queue, priorities, self.now_ms, hidden, waiting)
-        self.looks.append(look)
-        return look
+        browse = OpenBrowse(peer, subscription, queue, priorities, self.now_ms, hidden, waiting)
+        self.browses.append(browse)
+        return browse
 
-    def end_browse(self, look: Look) -> None:
-        if look in self.looks:
-            self.looks.remove(look)
+    def end_browse(self, browse: OpenBrowse) -> None:
+        if browse in self.browses:
+            self.browses.remove(browse)
 
     def change_policies(self, attempts_max: int, *, is_concurrent: bool, expired_move: bool) -> None:
         """Policies: of all queues in one step."""
@@ -902,10 +902,10 @@ class Oracle:
         self.is_concurrent = is_concurrent
         self.was_concurrent |= is_concurrent
         self._event += 1
-        if self.leave_memory:
+        if self.may_evict:
             # Those in memory move now, the others when they are read: `arrived` shows when.
             return
-        for letter in sorted(self._doomed_and_waiting(), key=lambda each: each.key):
+        for letter in sorted(self._awaiting_dead_letter(), key=lambda each: each.key):
             if self.is_expired(letter):
                 # Expiry: removed when dispatch comes upon it, nobody can see when. If it is still there it moves.
                 self._order += 1
@@ -916,23 +916,23 @@ class Oracle:
     @property
     def can_be_spared(self) -> bool:
         """More attempts than before change nothing for what is given up already, as far as can be seen from here."""
-        return not self._doomed_and_waiting()
+        return not self._awaiting_dead_letter()
 
-    def _doomed_and_waiting(self) -> list[Letter]:
+    def _awaiting_dead_letter(self) -> list[Letter]:
         return [
             each
             for each in self.letters
-            if self.is_doomed(each)
-            and not each.is_gone
+            if self.must_be_dead_lettered(each)
+            and not each.is_removed
             and (each.holder, each.acknowledged_by, each.nacked_by) == (None, None, None)
         ]
 
-    def ask_receipt(self, peer: Peer, receipt: str) -> None:
+    def request_receipt(self, peer: Peer, receipt: str) -> None:
         peer.receipts.append(Pending(receipt, peer.must_wait_for, peer.may_wait_for))
 
     def take_batch(self, *, is_there: bool, is_empty: bool) -> None:
         """The gathering batch is handed over, or is not there; `is_empty` if nothing of it is to be written."""
-        if self.moves and not self.leave_memory:
+        if self.moves and not self.may_evict:
             raise Disagreement(f"{self.moves} should have been dead-lettered")
         if is_empty and (reasons := self._must_be_written()):
             raise Disagreement(f"nothing is written though something persistent happened: {reasons}")
@@ -942,7 +942,7 @@ class Oracle:
             self.durable = self.gathering
             for peer in self.peers:
                 # It may have had something that need not be written any more: the broker goes on with that batch.
-                if peer.may_wait_for == self.gathering and (self.leave_memory or self.was_concurrent):
+                if peer.may_wait_for == self.gathering and (self.may_evict or self.was_concurrent):
                     peer.may_wait_for += 1
         self.gathering += 1
 
@@ -971,13 +971,13 @@ class Oracle:
             # Return: after a restart delays are measured by the wall clock.
             letter.due = self.steady_ms + max(0, written.due_ms - self.now_ms)
             # What was acknowledged without a trace comes back: it was held until then (Expiry).
-            if letter.is_gone:
+            if letter.is_removed:
                 letter.freed_ms = self.now_ms
-            letter.is_gone = False
+            letter.is_removed = False
             letter.least_deliveries = 2
         # L5: for transient messages it holds until a crash.
         self.producers.crashed(self.durable)
-        self._begin_again()
+        self._reset()
 
     def restart(self) -> None:
         """It begins again after a clean stop, with which all connections have ended.
@@ -985,14 +985,14 @@ class Oracle:
         Restart: the waiting transients survive, too.
         """
         self._plans_after_stop(is_crash=False)
-        self.letters = [letter for letter in self.letters if not letter.is_gone or self.is_moving(letter)]
+        self.letters = [letter for letter in self.letters if not letter.is_removed or self.is_moving(letter)]
         for letter in self.letters:
-            letter.is_gone = False
+            letter.is_removed = False
             letter.stored_in = self.durable
             if letter.least_deliveries and not FLAG_OUTLIVES_CLEAN_STOPS:
                 letter.least_deliveries = 1
         self.producers.stopped()
-        self._begin_again()
+        self._reset()
 
     def recovered(self, found: list[Letter]) -> None:
         """What the store had when the broker began again.
@@ -1016,7 +1016,7 @@ class Oracle:
             raise Disagreement(f"of virtual topics there are {of_topics}, not {list(self.made_in)}")
         self.queues = found
 
-    def _begin_again(self) -> None:
+    def _reset(self) -> None:
         for letter in self.letters:
             self._free(letter)
             letter.removed_in = None
@@ -1028,7 +1028,7 @@ class Oracle:
             letter.written = [
                 Written(AT_ONCE, letter.attempts, due_ms, letter.is_rejected, letter.was_lost, letter.causes)
             ]
-        self.peers, self.ended, self.readers, self.moves, self.looks = [], [], [], [], []
+        self.peers, self.ended, self.readers, self.moves, self.browses = [], [], [], [], []
         self.owners = {}
         # Topics: it survives every end of the broker; durably ended it has.
         kept = [one for one in self.durables if one.made_in <= self.durable]
@@ -1036,14 +1036,14 @@ class Oracle:
         for one in self.durables:
             one.made_in, one.ended_in = AT_ONCE, None
         self.made_in = {queue: AT_ONCE for queue, batch in self.made_in.items() if batch <= self.durable}
-        self.topics, self.wants = {}, {}
+        self.topics, self.selectors = {}, {}
         for one in self.durables:
-            self._begin_subscription(one.queue, one.topic, one.selector)
+            self._add_subscription(one.queue, one.topic, one.selector)
         self.in_flight = None
         self.durable = self.gathering
         self.gathering += 1
         self.pauses = [(AT_ONCE, queue, True) for queue in self.paused]
-        self.leave_memory = True
+        self.may_evict = True
 
     def redriven(self, shown: list[int], moved: list[int]) -> None:
         """Of a page that shows these sequences of a dead-letter queue, these were moved back.
@@ -1058,7 +1058,7 @@ class Oracle:
             sequence
             for sequence in shown
             if sequence in there
-            and not there[sequence].is_gone
+            and not there[sequence].is_removed
             and there[sequence].holder is None
             and self.is_visible(there[sequence])
         ]
@@ -1095,7 +1095,7 @@ class Oracle:
         self._order += 1
         self.planned.append(Planned(parcel, queue, self.now_ms + delay_ms, self._order, self.gathering))
 
-    def came_due(self, label: str, queue: str) -> None:
+    def became_due(self, label: str, queue: str) -> None:
         """The broker has made a message of a scheduled send.
 
         Raises: Disagreement if it is not the first by (due, arrival), not due, or not durable.
@@ -1111,11 +1111,11 @@ class Oracle:
         self._event += 1
         first.removed_in = self.gathering
         # Topics: it is sent now, to whoever subscribes now.
-        parcel = self._living(first.parcel)
+        parcel = self._with_ttl(first.parcel)
         queues = self.copied_to(queue, parcel)
         self._accept(None, queues, parcel, visible_from=self.gathering, block=self._event)
 
-    def _living(self, parcel: Parcel) -> Parcel:
+    def _with_ttl(self, parcel: Parcel) -> Parcel:
         """Expiry: its time to live begins when it is accepted, inside a transaction with the COMMIT, and each time that
         a scheduled send becomes a message."""
         return replace(parcel, expires_ms=self.now_ms + parcel.ttl_ms) if parcel.ttl_ms else parcel
@@ -1146,8 +1146,8 @@ class Oracle:
         """
         waiting = [each for each in self.planned if each.queue == queue and each.removed_in is None]
         waiting.sort(key=lambda each: (9 - each.parcel.priority, each.arrival))
-        told = {label for label, _ in shown}
-        here = [each for each in waiting if each.stored_in <= self.durable or each.parcel.label in told]
+        labels = {label for label, _ in shown}
+        here = [each for each in waiting if each.stored_in <= self.durable or each.parcel.label in labels]
         if shown != [(each.parcel.label, each.due_ms) for each in here]:
             raise Disagreement(f"shown as scheduled are {shown}; by the contract {here}")
 
@@ -1181,8 +1181,8 @@ class Oracle:
         origin = queue.removeprefix(DEAD_LETTER_PREFIX)
         if origin == queue:
             return bool(self.moves)
-        here = [each for each in self.letters if each.queue == origin and not each.is_gone]
-        return bool(self.moves) or any(self.is_expired(each) or self.is_doomed(each) for each in here)
+        here = [each for each in self.letters if each.queue == origin and not each.is_removed]
+        return bool(self.moves) or any(self.is_expired(each) or self.must_be_dead_lettered(each) for each in here)
 
     def bulk_candidates(self, queue: str, priorities: Iterable[int]) -> list[Letter]:
         """Bulk work: what waits and is visible, in order. What has expired is left to expire, what has failed too often
@@ -1193,11 +1193,11 @@ class Oracle:
                 for each in self.letters
                 if each.queue == queue
                 and each.parcel.priority in priorities
-                and not each.is_gone
+                and not each.is_removed
                 and each.holder is None
                 and self.is_visible(each)
                 and not self.is_expired(each)
-                and not self.is_doomed(each)
+                and not self.must_be_dead_lettered(each)
             ),
             key=lambda each: each.key,
         )
@@ -1240,7 +1240,7 @@ class Oracle:
             return "it has a consumer"
         if any(letter.queue == queue and self._is_there(letter) for letter in self.letters):
             return "somebody has a message of it, or one waits"
-        if any(look.queue == queue for look in self.looks):
+        if any(browse.queue == queue for browse in self.browses):
             return "it is browsed"
         works = [work for peer in self.peers for work in peer.transactions.values()]
         if any(queue in _queues_of(address) for work in works for address, _ in work.sends):
@@ -1252,11 +1252,13 @@ class Oracle:
         return "it is paused" if queue in self.paused else ""
 
     def _is_there(self, letter: Letter) -> bool:
-        is_taken = letter.holder or letter.acknowledged_by or letter.nacked_by
+        is_held = letter.holder or letter.acknowledged_by or letter.nacked_by
         # Policies: one that has failed too often may have moved already; `arrived` shows it later.
-        return not letter.is_gone and (is_taken is not None or not (self.is_expired(letter) or self.is_doomed(letter)))
+        return not letter.is_removed and (
+            is_held is not None or not (self.is_expired(letter) or self.must_be_dead_lettered(letter))
+        )
 
-    def gone(self, queue: str) -> None:
+    def queue_removed(self, queue: str) -> None:
         """A queue is there no more."""
         why_not = self.needs(queue)
         if why_not:
@@ -1287,12 +1289,12 @@ class Oracle:
 
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
-    def kept(self, peer: Peer) -> dict[str, list[Letter]]:
+    def stored_for_subscriptions(self, peer: Peer) -> dict[str, list[Letter]]:
         """By each of its subscriptions to topics what is in that, in memory or not (Memory and disk). Of what has
         expired nobody can see whether it is gone."""
         queues = [each.queue for each in self.readers if each.peer is peer and _is_temporary(each.queue)]
         return {
-            queue: [letter for letter in self.letters if letter.queue == queue and not letter.is_gone]
+            queue: [letter for letter in self.letters if letter.queue == queue and not letter.is_removed]
             for queue in queues
         }
 
@@ -1320,7 +1322,7 @@ class Oracle:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
         # Wildcards: none before it has joined all its queues.
         # Giving back: one that rests has none.
-        if reader.joined is not None or reader.is_suspended or not self._has_room(reader.peer):
+        if reader.joined is not None or reader.is_suspended or not self._has_capacity(reader.peer):
             return False
         if reader.is_pulling:
             # Pulling: for as many as it has asked for and not got, whatever it holds.
@@ -1337,7 +1339,7 @@ class Oracle:
         due_ms = -(-letter.parcel.expires_ms // 1000) * 1000
         if letter.freed_ms is not None and letter.freed_ms >= letter.parcel.expires_ms:
             due_ms = letter.freed_ms + 61_000
-        if self.is_doomed(letter):
+        if self.must_be_dead_lettered(letter):
             # It was about to be dead-lettered when the broker ended; whatever comes first.
             return False
         return self.is_expired(letter) and letter.holder is None and due_ms <= self.now_ms
@@ -1345,7 +1347,7 @@ class Oracle:
     def is_visible(self, letter: Letter) -> bool:
         return letter.visible_from <= self.durable
 
-    def is_doomed(self, letter: Letter) -> bool:
+    def must_be_dead_lettered(self, letter: Letter) -> bool:
         """Deliveries and attempts: it is dead-lettered; only a restart or a change of policies may leave that
         still to come."""
         has_failed = letter.attempts >= self.attempts_max or letter.is_rejected
@@ -1353,12 +1355,12 @@ class Oracle:
 
     def is_waiting_for_next_try(self, letter: Letter) -> bool:
         # Ready, due.
-        return letter.due > self.steady_ms and not letter.is_gone and letter.holder is None
+        return letter.due > self.steady_ms and not letter.is_removed and letter.holder is None
 
-    def could_take(self, reader: Reader, letter: Letter) -> bool:
+    def can_receive(self, reader: Reader, letter: Letter) -> bool:
         # Ready: its selector wants it, and its group is free or the consumer's, and does not wait.
         owner = self.owners.get((letter.queue, letter.parcel.group), reader)
-        return reader.wants(letter) and owner is reader and not self._does_group_wait(letter)
+        return reader.matches(letter) and owner is reader and not self._does_group_wait(letter)
 
     def _does_group_wait(self, letter: Letter) -> bool:
         # Groups: while one of them waits for its next try, none with a greater K is ready.
@@ -1367,7 +1369,7 @@ class Oracle:
             and other.parcel.group == letter.parcel.group
             and other.key < letter.key
             and self.is_waiting_for_next_try(other)
-            and not self.is_doomed(other)
+            and not self.must_be_dead_lettered(other)
             for other in self.letters
         )
 
@@ -1379,8 +1381,8 @@ class Oracle:
             and other.key < letter.key
             and self.is_waiting_for_next_try(other)
             and other.parcel.group == ""
-            and self.could_take(reader, other)
-            and not self.is_doomed(other)
+            and self.can_receive(reader, other)
+            and not self.must_be_dead_lettered(other)
             for other in self.letters
         )
 
@@ -1390,11 +1392,11 @@ class Oracle:
 
     def is_ready_for(self, letter: Letter, reader: Reader) -> bool:
         """Ready, as a whole section."""
-        if reader not in self.receivers(letter.queue) or letter.is_gone or letter.holder is not None:
+        if reader not in self.receivers(letter.queue) or letter.is_removed or letter.holder is not None:
             return False
         if letter.queue in self.paused:
             return False
-        if not self.is_visible(letter) or self.is_expired(letter) or self.is_doomed(letter):
+        if not self.is_visible(letter) or self.is_expired(letter) or self.must_be_dead_lettered(letter):
             return False
         if self.is_waiting_for_next_try(letter) or self.is_held_back(letter, reader):
             return False
@@ -1404,7 +1406,7 @@ class Oracle:
             and other.order < letter.order
             and not self.is_visible(other)
             and (other.queue == letter.queue or self._is_open(other.queue, reader))
-            and self.could_take(reader, other)
+            and self.can_receive(reader, other)
             and (EXPIRED_COMMIT_HOLDS_BACK or not self.is_expired(other))
             for other in self.letters
         )
@@ -1415,9 +1417,9 @@ class Oracle:
 
     def true_next(self, reader: Reader) -> Letter | None:
         """TN(c): the message of smallest K that is ready for c, in any of its queues."""
-        here = [each for each in self.letters if reader.is_for(each.queue) and not each.is_gone]
+        here = [each for each in self.letters if reader.is_for(each.queue) and not each.is_removed]
         for letter in sorted(here, key=lambda each: each.key):
-            if self.is_ready_for(letter, reader) and self.could_take(reader, letter):
+            if self.is_ready_for(letter, reader) and self.can_receive(reader, letter):
                 return letter
         return None
 
@@ -1429,14 +1431,14 @@ class Oracle:
         if queue in self.paused:
             return []
         steps: list[tuple[Letter, Reader]] = []
-        passed: set[object] = set()
+        seen: set[object] = set()
         for letter, reader in self._offers(queue):
             alike: object = (reader.queue, reader.selector)
             if queue in self.scanning_for or reader.is_of_many:
                 alike = reader
-            if alike not in passed:
+            if alike not in seen:
                 steps.append((letter, reader))
-                passed.add(alike)
+                seen.add(alike)
                 if not self._may_wait(letter, reader):
                     break
         return steps
@@ -1475,7 +1477,7 @@ class Oracle:
             and reader.window is not None
             and reader.window > 1
             and len(held) < reader.window + 10
-            and self._has_room(reader.peer)
+            and self._has_capacity(reader.peer)
             and sum(each.parcel.priority < letter.parcel.priority for each in held) >= reader.window
         )
 
@@ -1519,20 +1521,20 @@ class Oracle:
                 raise Disagreement(f"{reader} is never told that {reader.requested} messages do not come")
 
     def _is_late(self, letter: Letter, reader: Reader) -> bool:
-        if letter.is_gone or letter.holder is not None or self.is_expired(letter):
+        if letter.is_removed or letter.holder is not None or self.is_expired(letter):
             return False
-        if not self.could_take(reader, letter):
+        if not self.can_receive(reader, letter):
             return False
         if letter.queue in self.paused:
             return False
         if self.is_held_back(letter, reader) or self.is_waiting_for_next_try(letter):
             # What is doomed may be unread behind the one that holds it back.
             return False
-        return self.is_doomed(letter) or self.is_visible(letter)
+        return self.must_be_dead_lettered(letter) or self.is_visible(letter)
 
     def waiting(self, queue: str) -> tuple[int, int]:
         """How many messages of a queue nobody holds, at least and at most, when the broker has come to all of them."""
-        here = [each for each in self.letters if each.queue == queue and not each.is_gone and each.holder is None]
+        here = [each for each in self.letters if each.queue == queue and not each.is_removed and each.holder is None]
         # Expiry: removed when dispatch comes upon it, too; nobody can see when that was.
         at_most = sum(not self.is_overdue(letter) for letter in here)
         if _is_temporary(queue):
@@ -1551,19 +1553,19 @@ class Oracle:
             if durable.dead_letters == queue and self._has_been(label, durable.queue):
                 at_home = durable.queue
         known = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
-        if at_home == queue or any(not each.is_gone for each in known):
+        if at_home == queue or any(not each.is_removed for each in known):
             return self.letter(label, queue)
         origin = self.letter(label, at_home)
         move = next((move for move in self.moves if move.origin is origin), None)
         if move is not None:
             self.moves.remove(move)
-        elif not (self.is_doomed(origin) or (self.expired_move and self._may_be_removed(origin))):
+        elif not (self.must_be_dead_lettered(origin) or (self.expired_move and self._may_be_removed(origin))):
             raise Disagreement(f"{origin} is dead-lettered after {origin.attempts} attempts")
         self._remove(origin)
         parcel = origin.parcel if DEAD_LETTERS_EXPIRE else replace(origin.parcel, expires_ms=0)
         self._order += 1
         order, event = self._order, self._event
-        if not self.leave_memory:
+        if not self.may_evict:
             if move is not None:
                 order, event = move.order, move.event
             elif origin.may_move_as is not None:
@@ -1595,9 +1597,9 @@ class Oracle:
         """
         for letter, _ in stored:
             together = [
-                (theirs, other)
-                for other, theirs in stored
-                if other.is_dead_letter and (other.event == letter.event or self.leave_memory)
+                (other_sequence, other)
+                for other, other_sequence in stored
+                if other.is_dead_letter and (other.event == letter.event or self.may_evict)
             ]
             if letter.is_dead_letter and together[0][1] is letter:
                 orders = sorted(other.order for _, other in together)
@@ -1605,7 +1607,7 @@ class Oracle:
                     other.order = order
         for letter, sequence in stored:
             self.saw_sequence(letter, sequence)
-            if letter.is_gone:
+            if letter.is_removed:
                 raise Disagreement(f"{letter} is written, though it is gone")
             if letter.stored_in not in (None, self.gathering):
                 raise Disagreement(f"{letter} is written again")
@@ -1622,28 +1624,28 @@ class Oracle:
             if known != sequence:
                 raise Disagreement(f"{letter} changed its sequence from {known} to {sequence}")
             return
-        for other, theirs in self.sequences.items():
+        for other, other_sequence in self.sequences.items():
             moved_at_any_time = any(
-                each.is_dead_letter and (self.leave_memory or self._had_expired(each)) for each in (letter, other)
+                each.is_dead_letter and (self.may_evict or self._had_expired(each)) for each in (letter, other)
             )
             if moved_at_any_time and letter.queue != other.queue:
-                is_right = sequence != theirs
+                is_right = sequence != other_sequence
             elif letter.block and other.block == letter.block:
-                apart = sequence - theirs
+                apart = sequence - other_sequence
                 least = letter.copies.start - other.copies.stop + 1
                 is_right = apart != 0 and least <= apart <= letter.copies.stop - other.copies.start - 1
             elif letter.event != other.event or letter.queue == other.queue:
-                is_right = sequence != theirs and (sequence < theirs) == (letter.order < other.order)
+                is_right = sequence != other_sequence and (sequence < other_sequence) == (letter.order < other.order)
             else:
-                is_right = sequence != theirs
+                is_right = sequence != other_sequence
             if not is_right:
-                raise Disagreement(f"{letter} has sequence {sequence}, {other} has {theirs}: not as accepted")
+                raise Disagreement(f"{letter} has sequence {sequence}, {other} has {other_sequence}: not as accepted")
         self.sequences[letter] = sequence
 
     def letter(self, label: str, queue: str) -> Letter:
         found = [each for each in self.letters if each.parcel.label == label and each.queue == queue]
         # One that was dead-lettered and moved back is there once more; only the last of them can be spoken of.
-        if not found or any(not each.is_gone for each in found[:-1]):
+        if not found or any(not each.is_removed for each in found[:-1]):
             raise Disagreement(f"the broker knows a message {label} in {queue}; it should not be there")
         return found[-1]
 
@@ -1661,7 +1663,7 @@ class Oracle:
 
     def _may_be_removed(self, letter: Letter) -> bool:
         # Expiry: removed when dispatch or the broker comes upon it; nobody can see when that was.
-        return self.is_expired(letter) and not letter.is_gone and letter.holder is None
+        return self.is_expired(letter) and not letter.is_removed and letter.holder is None
 
     def stored_state(self, letter: Letter) -> Written:
         """Restart: attempts and due time of a persistent message survive a crash."""
@@ -1710,7 +1712,8 @@ class Oracle:
                 queues |= {
                     queue: None
                     for queue, to in self.topics.items()
-                    if _is_meant(to, topic) and (queue not in self.wants or SELECTORS[self.wants[queue]](parcel))
+                    if _is_meant(to, topic)
+                    and (queue not in self.selectors or SELECTORS[self.selectors[queue]](parcel))
                 }
                 queues |= {queue: None for queue in sorted(self.queues) if _consumes(queue, topic)}
             else:
@@ -1737,7 +1740,7 @@ class Oracle:
         return _is_stored(parcel, self.copied_to(address, parcel))
 
     def _remove(self, letter: Letter) -> None:
-        letter.is_gone = True
+        letter.is_removed = True
         letter.holder = letter.acknowledged_by = letter.nacked_by = None
         if letter.stored_in == self.gathering:
             letter.stored_in = None  # Ready: one that is consumed first is never written.
@@ -1748,7 +1751,7 @@ class Oracle:
         self._remove(letter)
         if letter.removed_in is not None and letter.persistent:
             self._wait(peer, must=self.gathering)  # L3
-        elif letter.persistent or self.leave_memory:
+        elif letter.persistent or self.may_evict:
             self._wait(peer, may=self.gathering)
 
     def _use(self, numbered: Numbered, *, is_stored: bool, has_made: bool) -> None:
@@ -1760,7 +1763,7 @@ class Oracle:
             self.gathering,
             is_stored=is_stored,
             has_made=has_made,
-            says_gapless=numbered.says_gapless,
+            declares_gapless=numbered.declares_gapless,
         )
 
     def _must_be_written(self) -> list[object]:
@@ -1799,15 +1802,15 @@ class Oracle:
             if letter in failed:
                 self._count_attempt(letter, is_tried_later)
             # Policies: whatever gives it back.
-            if self.is_doomed(letter):
+            if self.must_be_dead_lettered(letter):
                 self._move(letter)
 
     def _free(self, letter: Letter) -> None:
         if letter.holder is not None:
             letter.freed_ms = self.now_ms
-            for look in self.looks:
+            for browse in self.browses:
                 # From now on it waits, if only for a moment.
-                look.hidden.discard(letter)
+                browse.hidden.discard(letter)
         letter.holder = letter.acknowledged_by = letter.nacked_by = None
         letter.is_started = False
 
@@ -1826,7 +1829,7 @@ class Oracle:
             delay = (
                 self.retries.after(letter.attempts) if letter.nack_options.delay is None else letter.nack_options.delay
             )
-            if not self.is_doomed(letter):
+            if not self.must_be_dead_lettered(letter):
                 letter.due = self.steady_ms + delay
         if letter.persistent:
             self.attempt_counted_in = self.gathering
@@ -1838,7 +1841,7 @@ class Oracle:
     def _move(self, letter: Letter) -> None:
         # Attempts: dead-lettered in the same step that removes it, a new arrival, persistent whatever it was. See
         # `arrived` for that step; here it leaves its queue for everybody who looks.
-        letter.is_gone = True
+        letter.is_removed = True
         self._order += 1
         self.moves.append(Move(letter, self._order, self._event, self.gathering))
 
@@ -1872,7 +1875,7 @@ class Oracle:
                 raise Disagreement(f"a dispatch to {reader}, which is not there")
         labels = {reader: [(seen.label, seen.queue) for seen in dispatched.get(reader, [])] for reader in self.readers}
         # Not promised: order across queues. Only queues that share a connection's room can tell the difference.
-        given = {
+        unsent = {
             peer: peer.unsent
             + sum(
                 self.letter(seen.label, seen.queue).parcel.unsent
@@ -1882,12 +1885,14 @@ class Oracle:
             )
             for peer in self.peers
         }
-        all_given = sum(given.values())
-        self._is_roomy = all_given < (self.sockets_max or all_given + 1) and max(given.values(), default=0) < ROOM_BYTES
+        all_unsent = sum(unsent.values())
+        self._is_roomy = (
+            all_unsent < (self.sockets_max or all_unsent + 1) and max(unsent.values(), default=0) < UNSENT_BYTES_MAX
+        )
         if any(reader.is_of_many for reader in self.readers):
             # Queues that share a window cannot be looked at one after the other.
             self._is_roomy = False
-        queues = sorted({each.queue for each in self.letters if not each.is_gone})
+        queues = sorted({each.queue for each in self.letters if not each.is_removed})
         if not self._explain(queues, labels, dict.fromkeys(self.readers, 0), dict.fromkeys(queues, 0), set()):
             expected: dict[Reader, list[Letter]] = {}
             for queue in queues:
@@ -1908,7 +1913,7 @@ class Oracle:
                     if letter.least_deliveries <= seen.deliveries <= max(2, letter.deliveries):
                         letter.deliveries = seen.deliveries
                     letter.least_deliveries = None
-                right = Seen(
+                expected_seen = Seen(
                     letter.parcel.label,
                     letter.queue,
                     seen.sequence,
@@ -1922,30 +1927,30 @@ class Oracle:
                     letter.causes,
                     letter.original_causes,
                 )
-                if seen != right:
-                    raise Disagreement(f"{reader} got {seen}; by the contract {right}")
+                if seen != expected_seen:
+                    raise Disagreement(f"{reader} got {seen}; by the contract {expected_seen}")
 
     def _check_pull_requests(self, ended: list[tuple[Reader, Ended]]) -> None:
-        told: dict[Reader, list[Ended]] = {}
+        answers: dict[Reader, list[Ended]] = {}
         for reader, one in ended:
-            told.setdefault(reader, []).append(one)
-        for reader in list(dict.fromkeys([*self.readers, *told])):
-            rest = told.get(reader, [])
+            answers.setdefault(reader, []).append(one)
+        for reader in list(dict.fromkeys([*self.readers, *answers])):
+            rest = answers.get(reader, [])
             if reader not in self.readers:
                 if rest:
                     raise Disagreement(f"{reader}, which has ended, is told {rest}")
                 continue
-            right = Ended(reader.requested, reader.correlation)
+            expected = Ended(reader.requested, reader.correlation)
             can_end = reader.requested > 0 and not reader.waits and not self._is_any_ready(reader)
-            if rest and (not can_end or rest != [right]):
+            if rest and (not can_end or rest != [expected]):
                 raise Disagreement(
-                    f"{reader} is told {rest}; by the contract it has asked for {right}, it "
+                    f"{reader} is told {rest}; by the contract it has asked for {expected}, it "
                     f"{'waits' if reader.waits else 'does not wait'}, and ready for it is {self.true_next(reader)}"
                 )
             if rest:
                 reader.requested = 0
             elif can_end and self._must_end(reader):
-                raise Disagreement(f"nothing is ready for {reader}, and it is not told that {right} is over")
+                raise Disagreement(f"nothing is ready for {reader}, and it is not told that {expected} is over")
 
     def _is_any_ready(self, reader: Reader) -> bool:
         """Pulling: wherever it is, also in queues that it has not joined yet."""
@@ -1957,69 +1962,69 @@ class Oracle:
     def _must_end(self, reader: Reader) -> bool:
         """Nothing is read or compared that has to be known first; nor does it wait for room, without which nobody may
         have begun with that."""
-        if reader.joined is not None or not self._has_room(reader.peer):
+        if reader.joined is not None or not self._has_capacity(reader.peer):
             return False
         queues = {*self._reading, *(queue for queue, selector in self.scanning if selector == reader.selector)}
         queues |= {queue for queue, waiting in self.scanning_for.items() if reader in waiting}
         return not any(reader.is_for(queue) for queue in queues)
 
-    def check_browses(self, shown: dict[Look, list[Seen]], ended: list[Look]) -> None:
+    def check_browses(self, shown: dict[OpenBrowse, list[Seen]], ended: list[OpenBrowse]) -> None:
         """Compare what a turn of the broker showed with the contract, and follow it. A turn dispatches before it shows.
 
         Raises: Disagreement
         """
-        for look, all_seen in shown.items():
-            if look not in self.looks:
-                raise Disagreement(f"{look}, which is over, is shown {all_seen}")
+        for browse, all_seen in shown.items():
+            if browse not in self.browses:
+                raise Disagreement(f"{browse}, which is over, is shown {all_seen}")
             for seen in all_seen:
-                if not self._has_room(look.peer):
-                    raise Disagreement(f"{look} is shown {all_seen}, and its connection has no room")
-                self._check_shown(look, self.letter(seen.label, look.queue), seen)
-        for look in ended:
+                if not self._has_capacity(browse.peer):
+                    raise Disagreement(f"{browse} is shown {all_seen}, and its connection has no room")
+                self._check_shown(browse, self.letter(seen.label, browse.queue), seen)
+        for browse in ended:
             missing = [
-                letter for letter in look.waiting if letter not in look.shown and self._is_as_it_was(look, letter)
+                letter for letter in browse.waiting if letter not in browse.shown and self._is_as_it_was(browse, letter)
             ]
             if missing:
-                raise Disagreement(f"{look} is told that this was all, and was not shown {missing}")
-            self.looks.remove(look)
+                raise Disagreement(f"{browse} is told that this was all, and was not shown {missing}")
+            self.browses.remove(browse)
 
-    def _check_shown(self, look: Look, letter: Letter, seen: Seen) -> None:
-        if look.shown and letter.key <= look.shown[-1].key:
-            raise Disagreement(f"{look} is shown {letter} behind {look.shown[-1]}")
-        was_expired = 0 < letter.parcel.expires_ms <= look.began_ms
+    def _check_shown(self, browse: OpenBrowse, letter: Letter, seen: Seen) -> None:
+        if browse.shown and letter.key <= browse.shown[-1].key:
+            raise Disagreement(f"{browse} is shown {letter} behind {browse.shown[-1]}")
+        was_expired = 0 < letter.parcel.expires_ms <= browse.started_ms
         if (
             not self.is_visible(letter)
             or was_expired
-            or (letter in look.hidden and (letter.is_gone or letter.holder is not None))
+            or (letter in browse.hidden and (letter.is_removed or letter.holder is not None))
         ):
-            raise Disagreement(f"{look} is shown {letter}, which does not wait: {vars(letter)}")
-        if letter.parcel.priority not in look.priorities:
-            raise Disagreement(f"{look} is shown {letter}, which it does not want")
+            raise Disagreement(f"{browse} is shown {letter}, which does not wait: {vars(letter)}")
+        if letter.parcel.priority not in browse.priorities:
+            raise Disagreement(f"{browse} is shown {letter}, which it does not want")
         self.saw_sequence(letter, seen.sequence)
-        if self._is_as_it_was(look, letter):
+        if self._is_as_it_was(browse, letter):
             at_least = at_most = letter.deliveries
             if letter.least_deliveries is not None:
                 # That would count the next dispatch, and this is none.
                 at_least, at_most = letter.least_deliveries - 1, max(1, letter.deliveries)
-            said = (seen.attempts, seen.causes, seen.original_causes)
-            right = (letter.attempts, letter.causes, letter.original_causes)
-            if not at_least <= seen.deliveries <= at_most or said != right:
-                raise Disagreement(f"{look} is shown {seen}; by the contract {vars(letter)}")
-        look.shown.append(letter)
-        look.peer.unsent += letter.parcel.unsent
+            actual = (seen.attempts, seen.causes, seen.original_causes)
+            expected = (letter.attempts, letter.causes, letter.original_causes)
+            if not at_least <= seen.deliveries <= at_most or actual != expected:
+                raise Disagreement(f"{browse} is shown {seen}; by the contract {vars(letter)}")
+        browse.shown.append(letter)
+        browse.peer.unsent += letter.parcel.unsent
 
-    def _is_as_it_was(self, look: Look, letter: Letter) -> bool:
+    def _is_as_it_was(self, browse: OpenBrowse, letter: Letter) -> bool:
         """It has waited since the browse began, and nothing has happened to it."""
         return (
-            look.waiting.get(letter) == letter.dispatched_at
-            and not letter.is_gone
+            browse.waiting.get(letter) == letter.dispatched_at
+            and not letter.is_removed
             and letter.holder is None
             and not self.is_expired(letter)
-            and not self.is_doomed(letter)
+            and not self.must_be_dead_lettered(letter)
         )
 
-    def _has_room(self, peer: Peer) -> bool:
-        if peer.unsent >= ROOM_BYTES:
+    def _has_capacity(self, peer: Peer) -> bool:
+        if peer.unsent >= UNSENT_BYTES_MAX:
             return False
         sockets_max = self.sockets_max
         return not (sockets_max is not None and peer.unsent and sum(each.unsent for each in self.peers) > sockets_max)

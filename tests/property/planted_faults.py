@@ -1,7 +1,7 @@
 """Which mistakes must the state machine be able to see?
 
 Each function makes the engine wrong in one way, by replacing methods of it; its name says what the engine does then.
-Where these methods are is said in rooms.py. Faults of choice replace the whole dispatch by a plain one (`Choice`) with
+The methods are listed in targets.py. Faults of choice replace the whole dispatch by a plain one (`Choice`) with
 one decision changed, so that they do not depend on how the engine's own is written.
 """
 
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import pytest
 from msgspec import structs
 
-from tests.property import rooms
+from tests.property import targets
 from tests.property.broker_machine import (
     BrokerMachine,
     BulkMachine,
@@ -157,13 +157,13 @@ def first_round_of(fault: Fault) -> int:
 def _engine_at_work(patch: Patch) -> Callable[[], Engine]:
     """The one that was made last; of functions that are told of none."""
     made: list[Engine] = []
-    init = rooms.MAKE_ENGINE.original
+    init = targets.MAKE_ENGINE.original
 
     def remembering(engine: Engine, **arguments: Any) -> None:
         made[:] = [engine]
         init(engine, **arguments)
 
-    rooms.MAKE_ENGINE.replace(patch, remembering)
+    targets.MAKE_ENGINE.replace(patch, remembering)
     return lambda: made[0]
 
 
@@ -210,17 +210,17 @@ class Choice:
         return (consumer.service_rank, len(consumer.held), consumer.last_dispatch)
 
     def install(self, patch: Patch) -> None:
-        with_selectors = rooms.DISPATCH.original
+        with_selectors = targets.DISPATCH.original
 
         def dispatch(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
             if queue.watcher is not None:
                 return with_selectors(dispatcher, queue, deliveries)
-            commit_state = rooms.commit_state_of(dispatcher)
+            commit_state = targets.commit_state_of(dispatcher)
             committed, now_ms = commit_state.committed, commit_state.now_ms
             memory, clients, events = (
-                rooms.memory(dispatcher),
-                rooms.clients_of(dispatcher),
-                rooms.events_of(dispatcher),
+                targets.memory(dispatcher),
+                targets.clients_of(dispatcher),
+                targets.events_of(dispatcher),
             )
             consumers = self.who_takes(clients.receivers_of(queue))
             for consumer in consumers:
@@ -233,7 +233,7 @@ class Choice:
                 entry = candidates[0]
                 _take_out(queue, entry)
                 if self.is_expired(entry, now_ms):
-                    rooms.expire(dispatcher, entry)
+                    targets.expire(dispatcher, entry)
                     continue
                 consumer = min(receivers, key=self.preference)
                 entry.deliveries += 1
@@ -252,12 +252,12 @@ class Choice:
                 deliveries.setdefault(consumer, []).append(entry)
             entries: list[Entry] = []
             consumer_numbers: list[int] = []
-            lane = rooms.EXPRESS.of(dispatcher)(queue, consumers, deliveries, entries, consumer_numbers)
+            lane = targets.EXPRESS.of(dispatcher)(queue, consumers, deliveries, entries, consumer_numbers)
             if entries:
                 events.dispatched(queue, entries, consumer_numbers)
             return lane
 
-        rooms.DISPATCH.replace(patch, dispatch)
+        targets.DISPATCH.replace(patch, dispatch)
 
 
 def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[list[Waiting], Lane | None]:
@@ -266,7 +266,7 @@ def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[li
     for lane in queue.lanes:
         rank = lane.rank
         if lane.unread and not lane.needs_page:
-            rooms.LOAD_RECENT.of(dispatcher)(lane)
+            targets.LOAD_RECENT.of(dispatcher)(lane)
         is_held_back = False
         # What came back above the horizon, out of its turn, waits for what is unread below it.
         known = sorted((entry for entry in lane if entry.sequence <= lane.horizon), key=lambda entry: entry.sequence)
@@ -350,13 +350,13 @@ def what_is_given_back_goes_to_the_end(patch: Patch) -> None:
 
 
 def what_is_given_back_loses_its_sequence(patch: Patch) -> None:
-    return_to_lane = rooms.RETURN_TO_LANE.original
+    return_to_lane = targets.RETURN_TO_LANE.original
 
     def faulty(lane: Lane, entry: Entry) -> None:
         entry.sequence += 1000
         return_to_lane(lane, entry)
 
-    rooms.RETURN_TO_LANE.replace(patch, faulty)
+    targets.RETURN_TO_LANE.replace(patch, faulty)
 
 
 def a_commit_in_flight_is_overtaken_by_its_equals(patch: Patch) -> None:
@@ -430,13 +430,13 @@ def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None
 
 @shows_in(BrokerMachine, first=4)
 def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
-    subscribe = rooms.SUBSCRIBE.original
+    subscribe = targets.SUBSCRIBE.original
 
     def faulty(subscribing: Subscribing, session: ConnectionState, command: Subscribe) -> None:
         subscribe(subscribing, session, command)
         session.consumers[command.subscription].last_dispatch = 0
 
-    rooms.SUBSCRIBE.replace(patch, faulty)
+    targets.SUBSCRIBE.replace(patch, faulty)
 
 
 @shows_in(WindowsMachine)
@@ -482,12 +482,12 @@ def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
             (each for each in receivers.consumers if each.is_exclusive), key=_number, default=None
         )
 
-    rooms.CHOOSE_OWNER.replace(patch, faulty)
+    targets.CHOOSE_OWNER.replace(patch, faulty)
 
 
 @shows_in(WindowsMachine)
 def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
-    choose_exclusive = rooms.CHOOSE_OWNER.original
+    choose_exclusive = targets.CHOOSE_OWNER.original
 
     def faulty(receivers: Receivers) -> None:
         owner = receivers.exclusive
@@ -496,7 +496,7 @@ def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> No
             receivers.exclusive = owner
             owner.window = 0
 
-    rooms.CHOOSE_OWNER.replace(patch, faulty)
+    targets.CHOOSE_OWNER.replace(patch, faulty)
 
 
 def _number(consumer: BrokerConsumer) -> int:
@@ -505,17 +505,17 @@ def _number(consumer: BrokerConsumer) -> int:
 
 @shows_in(WindowsMachine)
 def nothing_comes_by_the_express_lane(patch: Patch) -> None:
-    rooms.HAS_EXPRESS_CREDIT.replace(patch, lambda consumer, rank: False)
+    targets.HAS_EXPRESS_CREDIT.replace(patch, lambda consumer, rank: False)
 
 
 @shows_in(WindowsMachine, first=1)
 def the_express_lane_has_no_end(patch: Patch) -> None:
-    rooms.EXPRESS_MAX.replace(patch, maxsize)
+    targets.EXPRESS_MAX.replace(patch, maxsize)
 
 
 @shows_in(WindowsMachine, first=4)
 def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
-    express = rooms.EXPRESS.original
+    express = targets.EXPRESS.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, consumers: list[BrokerConsumer], *rest: Any) -> Lane | None:
         answered = [consumer.last_ack for consumer in consumers]
@@ -527,12 +527,12 @@ def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
             for consumer, answered_at in zip(consumers, answered, strict=True):
                 consumer.last_ack = answered_at
 
-    rooms.EXPRESS.replace(patch, faulty)
+    targets.EXPRESS.replace(patch, faulty)
 
 
 def _change_express(patch: Patch, change: Callable[[BrokerConsumer, int], bool]) -> None:
-    has_express_credit = rooms.HAS_EXPRESS_CREDIT.original
-    rooms.HAS_EXPRESS_CREDIT.replace(
+    has_express_credit = targets.HAS_EXPRESS_CREDIT.original
+    targets.HAS_EXPRESS_CREDIT.replace(
         patch,
         lambda consumer, rank: has_express_credit(consumer, rank) or (consumer.has_express and change(consumer, rank)),
     )
@@ -594,25 +594,25 @@ def the_room_of_a_connection_has_no_end(patch: Patch) -> None:
 
 
 def a_dead_letter_gives_its_credit_back_unnoticed(patch: Patch) -> None:
-    nack_message = rooms.NACK.original
+    nack_message = targets.NACK.original
 
     def faulty(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         queue = session.consumer_of(nack.subscription, nack.sequence).queue
         assert queue is not None
-        was_touched = queue in rooms.touched(acknowledging)
+        was_touched = queue in targets.touched(acknowledging)
         waiting = queue.waiting_count()
         nack_message(acknowledging, session, nack)
         if nack.transaction is None and queue.waiting_count() == waiting and not was_touched:
-            rooms.touched(acknowledging).pop(queue, None)
+            targets.touched(acknowledging).pop(queue, None)
 
-    rooms.NACK.replace(patch, faulty)
+    targets.NACK.replace(patch, faulty)
 
 
 # Returns and attempts -------------------------------------------------------------------------------------------------
 
 
 def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) -> None:
-    acknowledge, disconnect = rooms.ACKNOWLEDGE.original, rooms.DISCONNECT.original
+    acknowledge, disconnect = targets.ACKNOWLEDGE.original, targets.DISCONNECT.original
     acknowledged: WeakKeyDictionary[Queues, list[tuple[ConnectionState, Entry, SentMessage | None]]] = (
         WeakKeyDictionary()
     )
@@ -623,90 +623,90 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
         acknowledge(acknowledging, session, ack)
         if ack.transaction is None:
             gone = [each for each in before if each[1].sequence not in held]
-            acknowledged.setdefault(rooms.all_queues(acknowledging), []).extend(gone)
+            acknowledged.setdefault(targets.all_queues(acknowledging), []).extend(gone)
 
     def faulty_disconnect(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
         disconnect(connecting, session, is_clean=is_clean)
-        for theirs, entry, message in acknowledged.get(rooms.all_queues(connecting), []):
+        for theirs, entry, message in acknowledged.get(targets.all_queues(connecting), []):
             if theirs is session and not is_clean:
                 entry.message = message
                 if message is not None:
-                    rooms.COUNT_LOADED.of(connecting)(entry, message)
-                rooms.REQUEUE.of(connecting)(entry, Reason.RELEASED)
+                    targets.COUNT_LOADED.of(connecting)(entry, message)
+                targets.REQUEUE.of(connecting)(entry, Reason.RELEASED)
 
-    rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
-    rooms.DISCONNECT.replace(patch, faulty_disconnect)
+    targets.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
+    targets.DISCONNECT.replace(patch, faulty_disconnect)
 
 
 @shows_in(BrokerMachine, first=2)
 def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
-    acknowledge, abort = rooms.ACKNOWLEDGE.original, rooms.ABORT.original
+    acknowledge, abort = targets.ACKNOWLEDGE.original, targets.ABORT.original
 
     def faulty_acknowledge(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         held = session.consumer_of(ack.subscription, ack.sequence).held
         before = list(held.values())
         acknowledge(acknowledging, session, ack)
         if ack.transaction is None:
-            outside.setdefault(rooms.all_queues(acknowledging), []).extend(
+            outside.setdefault(targets.all_queues(acknowledging), []).extend(
                 entry for entry in before if entry.sequence not in held
             )
 
     def faulty_abort(transactions: Transactions, session: ConnectionState, command: Abort) -> None:
         abort(transactions, session, command)
-        for entry in outside.pop(rooms.all_queues(transactions), []):
-            rooms.REQUEUE.of(transactions)(entry, Reason.RELEASED)
+        for entry in outside.pop(targets.all_queues(transactions), []):
+            targets.REQUEUE.of(transactions)(entry, Reason.RELEASED)
 
     outside: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
-    rooms.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
-    rooms.ABORT.replace(patch, faulty_abort)
+    targets.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
+    targets.ABORT.replace(patch, faulty_abort)
 
 
 def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
-    unsubscribe, take_turn = rooms.UNSUBSCRIBE.original, rooms.TURN.original
+    unsubscribe, take_turn = targets.UNSUBSCRIBE.original, targets.TURN.original
     late: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
 
     def faulty_unsubscribe(subscribing: Subscribing, session: ConnectionState, command: Unsubscribe) -> None:
         consumer = session.consumers.get(command.subscription)
         held = {} if consumer is None else consumer.held
-        late.setdefault(rooms.all_queues(subscribing), []).extend(held.pop(sequence) for sequence in list(held)[1:])
+        late.setdefault(targets.all_queues(subscribing), []).extend(held.pop(sequence) for sequence in list(held)[1:])
         unsubscribe(subscribing, session, command)
 
     def faulty_turn(turn: Turn) -> Effects:
         effects = take_turn(turn)
-        for entry in late.pop(rooms.all_queues(turn), []):
-            rooms.REQUEUE.of(turn)(entry, Reason.RELEASED)
+        for entry in late.pop(targets.all_queues(turn), []):
+            targets.REQUEUE.of(turn)(entry, Reason.RELEASED)
         return effects
 
-    rooms.UNSUBSCRIBE.replace(patch, faulty_unsubscribe)
-    rooms.TURN.replace(patch, faulty_turn)
+    targets.UNSUBSCRIBE.replace(patch, faulty_unsubscribe)
+    targets.TURN.replace(patch, faulty_turn)
 
 
 def an_attempt_is_written_only_when_somebody_waits_for_it(patch: Patch) -> None:
-    requeue = rooms.REQUEUE.original
+    requeue = targets.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
-        commit_state = rooms.commit_state_of(outcomes)
+        commit_state = targets.commit_state_of(outcomes)
         was_awaited = commit_state.is_awaited
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         commit_state.is_awaited = was_awaited
 
-    rooms.REQUEUE.replace(patch, faulty)
+    targets.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=3)
 def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None:
-    abort = rooms.ABORT_TRANSACTION.original
+    abort = targets.ABORT_TRANSACTION.original
 
     def faulty(transactions: Transactions, session: ConnectionState, name: str, *, counts_all: bool) -> None:
         batch = session.batch
         abort(transactions, session, name, counts_all=counts_all)
         session.batch = batch
 
-    rooms.ABORT_TRANSACTION.replace(patch, faulty)
+    targets.ABORT_TRANSACTION.replace(patch, faulty)
 
 
 def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
-    end_consumer = rooms.END_CONSUMER.original
+    end_consumer = targets.END_CONSUMER.original
 
     def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         rest = list(consumer.held.values())[1:] if is_lost else []
@@ -714,13 +714,13 @@ def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
             del consumer.held[entry.sequence]
         end_consumer(subscribing, consumer, is_lost=is_lost)
         for entry in rest:
-            rooms.REQUEUE.of(subscribing)(entry, Reason.LOST)
+            targets.REQUEUE.of(subscribing)(entry, Reason.LOST)
 
-    rooms.END_CONSUMER.replace(patch, faulty)
+    targets.END_CONSUMER.replace(patch, faulty)
 
 
 def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> None:
-    disconnect = rooms.DISCONNECT.original
+    disconnect = targets.DISCONNECT.original
 
     def faulty(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
         for consumer in session.consumers.values():
@@ -728,33 +728,33 @@ def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> N
                 consumer.mode = AckMode.INDIVIDUAL
         disconnect(connecting, session, is_clean=is_clean)
 
-    rooms.DISCONNECT.replace(patch, faulty)
+    targets.DISCONNECT.replace(patch, faulty)
 
 
 def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
-    rooms.COVERED_BY.replace(patch, lambda consumer, sequence: [sequence])
+    targets.COVERED_BY.replace(patch, lambda consumer, sequence: [sequence])
 
 
 def _abort_without_an_attempt(transactions: Transactions, session: ConnectionState, name: str) -> None:
     transaction = session.transactions.end(name)
-    rooms.memory(transactions).open_bytes -= transaction.size
+    targets.memory(transactions).open_bytes -= transaction.size
     for entry in (*transaction.acknowledged(), *transaction.nacked()):
-        rooms.REQUEUE.of(transactions)(entry, Reason.RELEASED)
+        targets.REQUEUE.of(transactions)(entry, Reason.RELEASED)
     if transaction.held:
-        session.batch = rooms.commit_state_of(transactions).latest_batch
+        session.batch = targets.commit_state_of(transactions).latest_batch
 
 
 @shows_in(BrokerMachine, first=1)
 def an_abort_charges_no_attempt(patch: Patch) -> None:
-    rooms.ABORT.replace(
+    targets.ABORT.replace(
         patch,
         lambda transactions, session, abort: _abort_without_an_attempt(transactions, session, abort.transaction),
     )
 
 
 def a_clean_end_charges_an_attempt(patch: Patch) -> None:
-    disconnect = rooms.DISCONNECT.original
-    rooms.DISCONNECT.replace(
+    disconnect = targets.DISCONNECT.original
+    targets.DISCONNECT.replace(
         patch, lambda connecting, session, is_clean: disconnect(connecting, session, is_clean=False)
     )
 
@@ -763,7 +763,7 @@ def a_clean_end_charges_an_attempt(patch: Patch) -> None:
 
 
 def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
-    commit, accept = rooms.COMMIT.original, rooms.ACCEPT.original
+    commit, accept = targets.COMMIT.original, targets.ACCEPT.original
     is_first = False
 
     def faulty_commit(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
@@ -785,39 +785,39 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
         seen_at, is_first = 0 if is_first else batch, False
         return accept(arrivals, queue, message, seen_at, contents)
 
-    rooms.COMMIT.replace(patch, faulty_commit)
-    rooms.ACCEPT.replace(patch, faulty_accept)
+    targets.COMMIT.replace(patch, faulty_commit)
+    targets.ACCEPT.replace(patch, faulty_accept)
 
 
 def a_transaction_has_the_sequences_of_its_sends(patch: Patch) -> None:
-    send = rooms.SEND.original
+    send = targets.SEND.original
 
     def faulty(sending: Sending, session: ConnectionState, command: Send) -> None:
         if command.transaction is not None:
-            rooms.skip_sequence(sending)
+            targets.skip_sequence(sending)
         send(sending, session, command)
         if command.transaction is not None:
             session.transaction(command.transaction).sends.sort(key=lambda each: each.message.priority)
 
-    rooms.SEND.replace(patch, faulty)
+    targets.SEND.replace(patch, faulty)
 
 
 def a_repeat_is_accepted_again(patch: Patch) -> None:
-    rooms.IS_REPEAT.replace(patch, lambda sending, session, said: False)
+    targets.IS_REPEAT.replace(patch, lambda sending, session, said: False)
 
 
 def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, ConnectionState, str], None]) -> None:
     """A repeated COMMIT ends its open transaction otherwise."""
-    commit = rooms.COMMIT.original
+    commit = targets.COMMIT.original
 
     def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         is_open = command.transaction in session.transactions
-        if is_open and command.producer is not None and rooms.IS_REPEAT.of(transactions)(session, command):
+        if is_open and command.producer is not None and targets.IS_REPEAT.of(transactions)(session, command):
             end(transactions, session, command.transaction)
             return
         commit(transactions, session, command)
 
-    rooms.COMMIT.replace(patch, faulty)
+    targets.COMMIT.replace(patch, faulty)
 
 
 @shows_in(BrokerMachine, first=11)
@@ -830,37 +830,37 @@ def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None
     def faulty(transactions: Transactions, session: ConnectionState, name: str) -> None:
         transaction = session.transactions[name]
         for entry in transaction.acknowledged():
-            rooms.ACKNOWLEDGED.of(transactions)(entry)
+            targets.ACKNOWLEDGED.of(transactions)(entry)
             del transaction.held[entry.sequence]
-        rooms.ABORT_TRANSACTION.of(transactions)(session, name, counts_all=True)
+        targets.ABORT_TRANSACTION.of(transactions)(session, name, counts_all=True)
 
     _change_repeated_commit(patch, faulty)
 
 
 def a_repeated_send_is_not_said_to_be_one(patch: Patch) -> None:
-    send = rooms.SEND.original
+    send = targets.SEND.original
 
     def faulty(sending: Sending, session: ConnectionState, command: Send) -> None:
         send(sending, session, command)
         command.is_repeat = False
 
-    rooms.SEND.replace(patch, faulty)
+    targets.SEND.replace(patch, faulty)
 
 
 @shows_in(BrokerMachine, first=2)
 def a_repeated_commit_is_not_said_to_be_one(patch: Patch) -> None:
-    commit = rooms.COMMIT.original
+    commit = targets.COMMIT.original
 
     def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         commit(transactions, session, command)
         command.is_repeat = False
 
-    rooms.COMMIT.replace(patch, faulty)
+    targets.COMMIT.replace(patch, faulty)
 
 
 @shows_in(BrokerMachine, first=1)
 def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
-    is_repeat = rooms.IS_REPEAT.original
+    is_repeat = targets.IS_REPEAT.original
 
     def faulty(sending: Sending, session: ConnectionState, said: Send | Commit) -> bool:
         batch = session.batch
@@ -868,59 +868,59 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
         session.batch = batch
         return answer
 
-    rooms.IS_REPEAT.replace(patch, faulty)
+    targets.IS_REPEAT.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine, first=1)
 def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
-    record = rooms.RECORD_PRODUCER.original
+    record = targets.RECORD_PRODUCER.original
 
     def faulty(producers: Producers, said: Send | Commit, *, is_stored: bool) -> None:
         assert said.producer is not None
-        is_new = said.producer not in rooms.producers(producers)
+        is_new = said.producer not in targets.producers(producers)
         record(producers, said, is_stored=is_stored)
         if is_new:
-            rooms.sent_once(producers)[said.producer] = None
+            targets.sent_once(producers)[said.producer] = None
 
-    rooms.RECORD_PRODUCER.replace(patch, faulty)
+    targets.RECORD_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_producer_of_two_sends_is_forgotten_early(patch: Patch) -> None:
-    record = rooms.RECORD_PRODUCER.original
+    record = targets.RECORD_PRODUCER.original
 
     def faulty(producers: Producers, said: Send | Commit, *, is_stored: bool) -> None:
         assert said.producer is not None
-        was_once = said.producer in rooms.sent_once(producers)
+        was_once = said.producer in targets.sent_once(producers)
         record(producers, said, is_stored=is_stored)
         if was_once and isinstance(said, Send):
-            rooms.sent_once(producers)[said.producer] = None
+            targets.sent_once(producers)[said.producer] = None
 
-    rooms.RECORD_PRODUCER.replace(patch, faulty)
+    targets.RECORD_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
-    repeated = rooms.FIND_REPEATED.original
+    repeated = targets.FIND_REPEATED.original
 
     def faulty(producers: Producers, said: Send | Commit) -> Producer | None:
         assert said.producer is not None
-        was_once = said.producer in rooms.sent_once(producers)
+        was_once = said.producer in targets.sent_once(producers)
         known = repeated(producers, said)
         if was_once:
-            rooms.sent_once(producers)[said.producer] = None
+            targets.sent_once(producers)[said.producer] = None
         return known
 
-    rooms.FIND_REPEATED.replace(patch, faulty)
+    targets.FIND_REPEATED.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_not(patch: Patch) -> None:
-    repeated = rooms.FIND_REPEATED.original
+    repeated = targets.FIND_REPEATED.original
 
     def faulty(producers: Producers, said: Send | Commit) -> Producer | None:
         assert said.producer is not None
-        batch = rooms.commit_state_of(producers).batch
+        batch = targets.commit_state_of(producers).batch
         written = batch.producers.get(said.producer)
         known = repeated(producers, said)
         batch.producers.pop(said.producer, None)
@@ -928,52 +928,52 @@ def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_no
             batch.producers[said.producer] = written
         return known
 
-    rooms.FIND_REPEATED.replace(patch, faulty)
+    targets.FIND_REPEATED.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_producer_is_forgotten_within_the_hour(patch: Patch) -> None:
-    rooms.PRODUCER_RETENTION_MS_MIN.replace(patch, 45 * 60 * 1000)
+    targets.PRODUCER_RETENTION_MS_MIN.replace(patch, 45 * 60 * 1000)
 
 
 @shows_in(ProducersMachine)
 def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> None:
-    rooms.PRODUCER_RETENTION_MS_MIN.replace(patch, 3600 * 1000 + 1)
+    targets.PRODUCER_RETENTION_MS_MIN.replace(patch, 3600 * 1000 + 1)
 
 
 @shows_in(ProducersMachine)
 def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
     def faulty(producers: Producers) -> str | None:
-        now_ms = rooms.commit_state_of(producers).now_ms
+        now_ms = targets.commit_state_of(producers).now_ms
         old = [
             name
-            for name in rooms.sent_once(producers)
-            if rooms.producers(producers)[name].used_ms + 3600 * 1000 <= now_ms
+            for name in targets.sent_once(producers)
+            if targets.producers(producers)[name].used_ms + 3600 * 1000 <= now_ms
         ]
         return old[-1] if old else None
 
-    rooms.DISPENSABLE_PRODUCER.replace(patch, faulty)
+    targets.DISPENSABLE_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def sends_and_commits_count_together(patch: Patch) -> None:
-    use = rooms.USE_NUMBER.original
+    use = targets.USE_NUMBER.original
 
     def faulty(producer: Producer, number: int, *, is_commit: bool, declares_gapless: bool) -> None:
         use(producer, number, is_commit=is_commit, declares_gapless=declares_gapless)
         producer.sends = producer.commits = max(producer.sends, producer.commits)
 
-    rooms.USE_NUMBER.replace(patch, faulty)
+    targets.USE_NUMBER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_number_that_is_too_far_on_is_accepted(patch: Patch) -> None:
-    rooms.CHECK_GAP.replace(patch, lambda name, number, highest: None)
+    targets.CHECK_GAP.replace(patch, lambda name, number, highest: None)
 
 
 @shows_in(ProducersMachine, first=1)
 def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patch) -> None:
-    has_used = rooms.HAS_USED.original
+    has_used = targets.HAS_USED.original
 
     def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         declared = producer.is_gapless
@@ -984,29 +984,29 @@ def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patc
         finally:
             producer.is_gapless = declared
 
-    rooms.HAS_USED.replace(patch, faulty)
+    targets.HAS_USED.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine, first=1)
 def a_commit_that_was_resolved_is_taken_for_a_repeat(patch: Patch) -> None:
-    has_used = rooms.HAS_USED.original
+    has_used = targets.HAS_USED.original
 
     def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
         if is_commit and number in producer.resolved:
             return True
         return has_used(producer, name, number, is_commit=is_commit, declares_gapless=declares_gapless)
 
-    rooms.HAS_USED.replace(patch, faulty)
+    targets.HAS_USED.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def a_repeat_of_what_may_have_been_left_out_is_said_to_have_happened(patch: Patch) -> None:
-    rooms.IS_USE_UNKNOWN.replace(patch, lambda producer, number, *, is_commit: False)
+    targets.IS_USE_UNKNOWN.replace(patch, lambda producer, number, *, is_commit: False)
 
 
 @shows_in(ProducersMachine, first=3)
 def what_is_resolved_leaves_a_gap(patch: Patch) -> None:
-    resolve = rooms.RESOLVE.original
+    resolve = targets.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
         declared = producer.is_gapless
@@ -1016,12 +1016,12 @@ def what_is_resolved_leaves_a_gap(patch: Patch) -> None:
         finally:
             producer.is_gapless = declared
 
-    rooms.RESOLVE.replace(patch, faulty)
+    targets.RESOLVE.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine, first=3)
 def below_resolved_numbers_that_are_forgotten_all_is_said_to_be_committed(patch: Patch) -> None:
-    resolve = rooms.RESOLVE.original
+    resolve = targets.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
         unknown = producer.commits_unknown
@@ -1029,75 +1029,75 @@ def below_resolved_numbers_that_are_forgotten_all_is_said_to_be_committed(patch:
         producer.commits_unknown = unknown
         return is_resolved
 
-    rooms.RESOLVE.replace(patch, faulty)
+    targets.RESOLVE.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def what_was_resolved_is_forgotten_in_a_crash(patch: Patch) -> None:
-    state = rooms.STATE_OF_PRODUCER.original
+    state = targets.STATE_OF_PRODUCER.original
 
     def faulty(producers: Producers, name: str, producer: Producer) -> ProducerState:
         return structs.replace(state(producers, name, producer), resolved=())
 
-    rooms.STATE_OF_PRODUCER.replace(patch, faulty)
+    targets.STATE_OF_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def that_a_producer_has_no_gaps_is_forgotten_in_a_crash(patch: Patch) -> None:
-    state = rooms.STATE_OF_PRODUCER.original
+    state = targets.STATE_OF_PRODUCER.original
 
     def faulty(producers: Producers, name: str, producer: Producer) -> ProducerState:
         return structs.replace(state(producers, name, producer), is_gapless=None)
 
-    rooms.STATE_OF_PRODUCER.replace(patch, faulty)
+    targets.STATE_OF_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def an_answer_about_a_producer_does_not_wait_until_it_is_durable(patch: Patch) -> None:
-    ask = rooms.QUERY_PRODUCER.original
+    ask = targets.QUERY_PRODUCER.original
 
     def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
         return ask(producers, name, commit, resolves=resolves)._replace(batch=0)
 
-    rooms.QUERY_PRODUCER.replace(patch, faulty)
+    targets.QUERY_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def numbers_of_transients_that_were_answered_are_forgotten_in_a_crash(patch: Patch) -> None:
-    ask = rooms.QUERY_PRODUCER.original
+    ask = targets.QUERY_PRODUCER.original
 
     def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
-        batch = rooms.commit_state_of(producers).batch
+        batch = targets.commit_state_of(producers).batch
         before = dict(batch.producers)
         known = ask(producers, name, commit, resolves=resolves)
         if known.outcome is not CommitOutcome.ROLLED_BACK:
             batch.producers = before
         return known
 
-    rooms.QUERY_PRODUCER.replace(patch, faulty)
+    targets.QUERY_PRODUCER.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def who_says_that_a_producer_is_not_needed_is_answered_before_that_is_durable(patch: Patch) -> None:
-    forget = rooms.FORGET_PRODUCERS.original
+    forget = targets.FORGET_PRODUCERS.original
 
     def faulty(producers: Producers, session: ConnectionState, names: Iterable[str]) -> None:
         before = session.batch
         forget(producers, session, names)
         session.batch = before
 
-    rooms.FORGET_PRODUCERS.replace(patch, faulty)
+    targets.FORGET_PRODUCERS.replace(patch, faulty)
 
 
 @shows_in(ProducersMachine)
 def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> None:
-    forget = rooms.FORGET_PRODUCER.original
+    forget = targets.FORGET_PRODUCER.original
 
     def faulty(producers: Producers, name: str) -> None:
         forget(producers, name)
-        rooms.commit_state_of(producers).batch.forgotten_producers.remove(name)
+        targets.commit_state_of(producers).batch.forgotten_producers.remove(name)
 
-    rooms.FORGET_PRODUCER.replace(patch, faulty)
+    targets.FORGET_PRODUCER.replace(patch, faulty)
 
 
 # Durability -----------------------------------------------------------------------------------------------------------
@@ -1105,48 +1105,48 @@ def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> No
 
 def a_receipt_leaves_before_the_batch_is_durable(patch: Patch) -> None:
     def faulty(commit_state: CommitState, session: ConnectionState, answer: Answer) -> None:
-        rooms.ready_answers(commit_state).append((session, answer))
+        targets.ready_answers(commit_state).append((session, answer))
 
-    rooms.ANSWER.replace(patch, faulty)
+    targets.ANSWER.replace(patch, faulty)
 
 
 @shows_in(BrokerMachine, first=2)
 def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
-    answer = rooms.ANSWER.original
+    answer = targets.ANSWER.original
 
     def faulty(commit_state: CommitState, session: ConnectionState, said: Answer) -> None:
-        if session.batch < rooms.gathering(commit_state).number:
-            rooms.ready_answers(commit_state).append((session, said))
+        if session.batch < targets.gathering(commit_state).number:
+            targets.ready_answers(commit_state).append((session, said))
         else:
             answer(commit_state, session, said)
 
-    rooms.ANSWER.replace(patch, faulty)
+    targets.ANSWER.replace(patch, faulty)
 
 
 def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
-    acknowledge = rooms.ACKNOWLEDGE.original
+    acknowledge = targets.ACKNOWLEDGE.original
 
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         batch = session.batch
         acknowledge(acknowledging, session, ack)
         session.batch = batch
 
-    rooms.ACKNOWLEDGE.replace(patch, faulty)
+    targets.ACKNOWLEDGE.replace(patch, faulty)
 
 
 def a_receipt_waits_for_a_batch_too_many(patch: Patch) -> None:
-    answer = rooms.ANSWER.original
+    answer = targets.ANSWER.original
 
     def faulty(commit_state: CommitState, session: ConnectionState, said: Answer) -> None:
-        session.batch = max(session.batch, rooms.gathering(commit_state).number)
+        session.batch = max(session.batch, targets.gathering(commit_state).number)
         answer(commit_state, session, said)
 
-    rooms.ANSWER.replace(patch, faulty)
+    targets.ANSWER.replace(patch, faulty)
 
 
 def attempts_are_not_written(patch: Patch) -> None:
-    last_batches, start = rooms.LAST_BATCHES.original, rooms.START.original
-    mark = rooms.WRITE_MARK.original
+    last_batches, start = targets.LAST_BATCHES.original, targets.START.original
+    mark = targets.WRITE_MARK.original
     is_stopped = False
 
     def faulty_mark(batch: Batch, entry: Entry, due_ms: int) -> None:
@@ -1163,13 +1163,13 @@ def attempts_are_not_written(patch: Patch) -> None:
         is_stopped = False
         start(run)
 
-    rooms.WRITE_MARK.replace(patch, faulty_mark)
-    rooms.LAST_BATCHES.replace(patch, faultless_last_batches)
-    rooms.START.replace(patch, starting)
+    targets.WRITE_MARK.replace(patch, faulty_mark)
+    targets.LAST_BATCHES.replace(patch, faultless_last_batches)
+    targets.START.replace(patch, starting)
 
 
 def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> None:
-    requeue, remove = rooms.REQUEUE.original, rooms.WRITE_REMOVAL.original
+    requeue, remove = targets.REQUEUE.original, targets.WRITE_REMOVAL.original
     is_requeuing = False
 
     def faulty_requeue(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
@@ -1184,52 +1184,52 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
         if not is_requeuing:
             remove(batch, entry)
 
-    rooms.REQUEUE.replace(patch, faulty_requeue)
-    rooms.WRITE_REMOVAL.replace(patch, faulty_remove)
+    targets.REQUEUE.replace(patch, faulty_requeue)
+    targets.WRITE_REMOVAL.replace(patch, faulty_remove)
 
 
 def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
-    write_down = rooms.STORE_ENTRY.original
+    write_down = targets.STORE_ENTRY.original
 
     def faulty(run: EngineRun, entry: Entry) -> None:
         if entry.store_batch:
             write_down(run, entry)
 
-    rooms.STORE_ENTRY.replace(patch, faulty)
+    targets.STORE_ENTRY.replace(patch, faulty)
 
 
 def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
-    entry_of = rooms.LOAD_ENTRY.original
+    entry_of = targets.LOAD_ENTRY.original
 
     def faulty(reading: PageReader, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
-        rooms.forget_what_may_be_redelivered(reading)
+        targets.forget_what_may_be_redelivered(reading)
         return entry_of(reading, lane, found, message)
 
-    rooms.LOAD_ENTRY.replace(patch, faulty)
+    targets.LOAD_ENTRY.replace(patch, faulty)
 
 
 def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
-    init = rooms.MAKE_ENGINE.original
+    init = targets.MAKE_ENGINE.original
 
     def faulty(engine: Engine, **arguments: Any) -> None:
         arguments["sequence_limit"] = max(1, arguments["sequence_limit"] - SEQUENCE_BLOCK)
         init(engine, **arguments)
 
-    rooms.MAKE_ENGINE.replace(patch, faulty)
+    targets.MAKE_ENGINE.replace(patch, faulty)
 
 
 def the_mark_of_a_clean_stop_is_left_standing(patch: Patch) -> None:
-    start = rooms.START.original
+    start = targets.START.original
 
     def faulty(run: EngineRun) -> None:
         start(run)
-        rooms.gathering(run).clean_stop = None
+        targets.gathering(run).clean_stop = None
 
-    rooms.START.replace(patch, faulty)
+    targets.START.replace(patch, faulty)
 
 
 def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
-    remove = rooms.WRITE_REMOVAL.original
+    remove = targets.WRITE_REMOVAL.original
 
     def faulty(batch: Batch, entry: Entry) -> None:
         is_cancelled = entry.store_batch == batch.number
@@ -1238,7 +1238,7 @@ def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
             key = message_key(entry.lane.key, entry.sequence)
             (batch.removes if entry.persistent else batch.transient_removes).append(key)
 
-    rooms.WRITE_REMOVAL.replace(patch, faulty)
+    targets.WRITE_REMOVAL.replace(patch, faulty)
 
 
 # Pages ----------------------------------------------------------------------------------------------------------------
@@ -1246,7 +1246,7 @@ def the_removal_of_a_write_that_was_cancelled_is_written(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
-    write, read_page = rooms.WRITE_TO_DISK.original, rooms.READ_FROM_DISK.original
+    write, read_page = targets.WRITE_TO_DISK.original, targets.READ_FROM_DISK.original
     before: WeakKeyDictionary[Disk, dict[bytes, Stored]] = WeakKeyDictionary()
 
     def faulty_write(disk: Disk) -> None:
@@ -1265,8 +1265,8 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
         ]
         return read, page
 
-    rooms.WRITE_TO_DISK.replace(patch, faulty_write)
-    rooms.READ_FROM_DISK.replace(patch, faulty_read)
+    targets.WRITE_TO_DISK.replace(patch, faulty_write)
+    targets.READ_FROM_DISK.replace(patch, faulty_read)
 
 
 @shows_in(PagingMachine, first=11)
@@ -1274,16 +1274,16 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
     def faulty(turn: Turn, read: Read, page: PageResult) -> None:
         read.on_page(page)
         read.finish()
-        for entry in rooms.take_failed(turn):
-            rooms.DEAD_LETTER.of(turn)(entry)
-        rooms.touched(turn)[read.lane.queue] = None
+        for entry in targets.take_failed(turn):
+            targets.DEAD_LETTER.of(turn)(entry)
+        targets.touched(turn)[read.lane.queue] = None
 
-    rooms.PAGE_READ.replace(patch, faulty)
+    targets.PAGE_READ.replace(patch, faulty)
 
 
 @shows_in(PagingMachine, first=1)
 def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
-    page_read = rooms.APPLY_PAGE.original
+    page_read = targets.APPLY_PAGE.original
 
     def faulty(reading: PageReader, read: LaneRead, page: PageResult) -> None:
         lane = read.lane
@@ -1295,7 +1295,7 @@ def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> 
                 lane.horizon = again[0].sequence - 1
         page_read(reading, read, page)
 
-    rooms.APPLY_PAGE.replace(patch, faulty)
+    targets.APPLY_PAGE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine, first=25)
@@ -1309,7 +1309,7 @@ def a_page_that_is_the_end_loses_what_a_commit_brings_meanwhile(patch: Patch) ->
 
 
 def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
-    move_horizon = rooms.MOVE_HORIZON.original
+    move_horizon = targets.MOVE_HORIZON.original
 
     def faulty(
         resident_set: ResidentSet, lane: Lane, fresh: list[Entry], left_out: int, up_to: int, as_of: int
@@ -1322,7 +1322,7 @@ def _lose_what_a_page_does_not_show(patch: Patch, *, at_the_end: bool) -> None:
                     _take_out(lane.queue, entry)
                     resident_set.unload(entry)
 
-    rooms.MOVE_HORIZON.replace(patch, faulty)
+    targets.MOVE_HORIZON.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
@@ -1336,24 +1336,24 @@ def a_commit_in_flight_holds_back_lower_priorities_above_a_horizon(patch: Patch)
 
 
 def _change_give_out(patch: Patch, change: Callable[[Lane, list[RankedConsumer], bool], bool]) -> None:
-    give_out = rooms.DISPATCH_LANE.original
+    give_out = targets.DISPATCH_LANE.original
 
     def faulty(dispatcher: Dispatcher, lane: Lane, receivers: list[RankedConsumer], *rest: Any) -> bool:
         return change(lane, receivers, give_out(dispatcher, lane, receivers, *rest))
 
-    rooms.DISPATCH_LANE.replace(patch, faulty)
+    targets.DISPATCH_LANE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def a_page_that_is_being_read_holds_back_higher_priorities(patch: Patch) -> None:
-    dispatch = rooms.DISPATCH.original
+    dispatch = targets.DISPATCH.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, *rest: Any) -> Lane | None:
         if any(lane.pending_read is not None for lane in queue.lanes):
             return None
         return dispatch(dispatcher, queue, *rest)
 
-    rooms.DISPATCH.replace(patch, faulty)
+    targets.DISPATCH.replace(patch, faulty)
 
 
 # Memory ---------------------------------------------------------------------------------------------------------------
@@ -1368,25 +1368,25 @@ def messages_leave_memory_at_the_wrong_end(patch: Patch) -> None:
         lane.pending_read = None
         return entry
 
-    rooms.LOWER_HORIZON.replace(patch, faulty)
+    targets.LOWER_HORIZON.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
-    lower_horizon = rooms.LOWER_HORIZON_OF_ONE.original
+    lower_horizon = targets.LOWER_HORIZON_OF_ONE.original
 
     def faulty(eviction: Eviction, lane: Lane) -> None:
         # What is told of it asks its message.
-        rooms.events_of(eviction).end_block()
-        with rooms.pretending(eviction, committed=maxsize):
+        targets.events_of(eviction).end_block()
+        with targets.pretending(eviction, committed=maxsize):
             lower_horizon(eviction, lane)
 
-    rooms.LOWER_HORIZON_OF_ONE.replace(patch, faulty)
+    targets.LOWER_HORIZON_OF_ONE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
-    let_go = rooms.POP_DURABLE.original
+    let_go = targets.POP_DURABLE.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
         reading, lane.pending_read = lane.pending_read, None
@@ -1394,7 +1394,7 @@ def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
         lane.pending_read = reading
         return gone
 
-    rooms.POP_DURABLE.replace(patch, faulty)
+    targets.POP_DURABLE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
@@ -1403,53 +1403,53 @@ def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
         for entry in copies:
             entry.store_batch = batch.number - 1
 
-    rooms.WRITE_EVICTED.replace(patch, faulty)
+    targets.WRITE_EVICTED.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
-    disembody = rooms.UNLOAD_BODIES.original
+    disembody = targets.UNLOAD_BODIES.original
 
     def faulty(eviction: Eviction, entries: list[Entry], needed: int) -> int:
-        used = rooms.memory(eviction).used
+        used = targets.memory(eviction).used
         # What is told of these asks their messages.
-        rooms.events_of(eviction).end_block()
+        targets.events_of(eviction).end_block()
         for entry in [entry for entry in entries if entry.store_batch is None]:
             entries.remove(entry)
-            rooms.UNLOAD.of(eviction)(entry)
-        left = used - rooms.memory(eviction).used
+            targets.UNLOAD.of(eviction)(entry)
+        left = used - targets.memory(eviction).used
         return left + disembody(eviction, entries, needed - left)
 
-    rooms.UNLOAD_BODIES.replace(patch, faulty)
+    targets.UNLOAD_BODIES.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
-    return_to_lane = rooms.RETURN_TO_LANE.original
+    return_to_lane = targets.RETURN_TO_LANE.original
 
     def faulty(lane: Lane, entry: Entry) -> None:
         if entry.message is not None:
             return_to_lane(lane, entry)
 
-    rooms.RETURN_TO_LANE.replace(patch, faulty)
+    targets.RETURN_TO_LANE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
-    rooms.AWAIT_DEAD_LETTER.replace(patch, lambda paging, entry: None)
+    targets.AWAIT_DEAD_LETTER.replace(patch, lambda paging, entry: None)
 
 
 @shows_in(PagingMachine)
 def what_is_read_again_is_not_counted(patch: Patch) -> None:
-    embody, came = rooms.RESTORE_BODY.original, rooms.COUNT_LOADED.original
+    embody, came = targets.RESTORE_BODY.original, targets.COUNT_LOADED.original
 
     def faulty(reading: PageReader, entry: Entry, found: PageMessage) -> bool:
-        rooms.COUNT_LOADED.replace(patch, lambda reading, entry, message: None)
+        targets.COUNT_LOADED.replace(patch, lambda reading, entry, message: None)
         was_doomed = embody(reading, entry, found)
-        rooms.COUNT_LOADED.replace(patch, came)
+        targets.COUNT_LOADED.replace(patch, came)
         return was_doomed
 
-    rooms.RESTORE_BODY.replace(patch, faulty)
+    targets.RESTORE_BODY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -1458,92 +1458,92 @@ def a_delayed_message_loses_its_place(patch: Patch) -> None:
         lane = entry.lane
         if lane.delayed.pop(entry.sequence, None) is not None:
             _arrived_of(lane).append(entry)
-        rooms.touched(outcomes)[lane.queue] = None
+        targets.touched(outcomes)[lane.queue] = None
 
-    rooms.END_DELAY.replace(patch, faulty)
+    targets.END_DELAY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
-    delay = rooms.DELAY.original
+    delay = targets.DELAY.original
 
     def faulty(delays: Delays, entry: Entry, delay_ms: int) -> bool:
         delay(delays, entry, delay_ms)
         return True
 
-    rooms.DELAY.replace(patch, faulty)
+    targets.DELAY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch) -> None:
-    dispatch = rooms.DISPATCH.original
+    dispatch = targets.DISPATCH.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
         if any(entry.due_us and entry.sequence not in lane.delayed for lane in queue.lanes for entry in lane):
             return None
         return dispatch(dispatcher, queue, deliveries)
 
-    rooms.DISPATCH.replace(patch, faulty)
+    targets.DISPATCH.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_delay_is_lost_by_a_restart(patch: Patch) -> None:
-    rooms.RESTORE_DELAY.replace(patch, lambda delays, entry, due_ms: False)
+    targets.RESTORE_DELAY.replace(patch, lambda delays, entry, due_ms: False)
 
 
 @shows_in(FailingMachine)
 def a_delay_is_not_written(patch: Patch) -> None:
-    rooms.DUE_MS.replace(patch, lambda delays, entry: 0)
+    targets.DUE_MS.replace(patch, lambda delays, entry: 0)
 
 
 @shows_in(FailingMachine)
 def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
-    tick = rooms.TICK.original
-    rooms.TICK.replace(patch, lambda commit_state, now_us, steady_us: tick(commit_state, now_us, now_us))
+    tick = targets.TICK.original
+    targets.TICK.replace(patch, lambda commit_state, now_us, steady_us: tick(commit_state, now_us, now_us))
 
 
 @shows_rarely_in(FailingMachine)
 def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> None:
-    tick = rooms.TICK.original
+    tick = targets.TICK.original
 
     def faulty(commit_state: CommitState, now_us: int, steady_us: int) -> None:
-        rooms.forget_how_far_time_is_ahead(commit_state)
+        targets.forget_how_far_time_is_ahead(commit_state)
         tick(commit_state, now_us, steady_us)
 
-    rooms.TICK.replace(patch, faulty)
+    targets.TICK.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
-    end_delay = rooms.END_DELAY.original
+    end_delay = targets.END_DELAY.original
 
     def faulty(outcomes: Outcomes, entry: Entry) -> None:
-        touched = dict(rooms.touched(outcomes))
+        touched = dict(targets.touched(outcomes))
         end_delay(outcomes, entry)
-        rooms.touched(outcomes).clear()
-        rooms.touched(outcomes).update(touched)
+        targets.touched(outcomes).clear()
+        targets.touched(outcomes).update(touched)
 
-    rooms.END_DELAY.replace(patch, faulty)
+    targets.END_DELAY.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
-    is_undeliverable = rooms.IS_UNDELIVERABLE.original
+    is_undeliverable = targets.IS_UNDELIVERABLE.original
 
     def faulty(queue: Queue, attempts: int, due: int) -> bool:
         return is_undeliverable(queue, attempts, due) and attempts != queue.policy.attempts_max
 
-    rooms.IS_UNDELIVERABLE.replace(patch, faulty)
+    targets.IS_UNDELIVERABLE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
-    requeue = rooms.REQUEUE.original
+    requeue = targets.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         requeue(outcomes, entry, reason, delay_ms=delay_ms or 5, cause=cause)
 
-    rooms.REQUEUE.replace(patch, faulty)
+    targets.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -1555,41 +1555,41 @@ def a_nack_inside_a_transaction_forgets_its_headers(patch: Patch) -> None:
             Nack(nack.subscription, nack.sequence, nack.transaction) if nack.transaction else nack,
         )
 
-    nack_message = rooms.NACK.original
-    rooms.NACK.replace(patch, faulty)
+    nack_message = targets.NACK.original
+    targets.NACK.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
-    fail = rooms.FAIL.original
+    fail = targets.FAIL.original
     nacks: dict[int, Nack] = {}
-    nack_message = rooms.NACK.original
+    nack_message = targets.NACK.original
 
     def noting(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         nacks[nack.sequence] = nack
         nack_message(acknowledging, session, nack)
 
-    rooms.NACK.replace(patch, noting)
-    rooms.FAIL.replace(
+    targets.NACK.replace(patch, noting)
+    targets.FAIL.replace(
         patch, lambda outcomes, entry, reason, nack=None: fail(outcomes, entry, reason, nacks.get(entry.sequence))
     )
 
 
 @shows_in(FailingMachine)
 def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
-    rooms.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
+    targets.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
 
 
 def _taken_out_without_a_trace(resident: ResidentSet, lane: Lane, entries: list[Entry]) -> None:
-    horizon.remove_from_lane(lane, entries, rooms.commit_state_of(resident).batch.number)
+    horizon.remove_from_lane(lane, entries, targets.commit_state_of(resident).batch.number)
     lane.removed.clear()
 
 
 @shows_in(FailingMachine)
 def a_re_drive_moves_one_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
-    rooms.CAN_EXECUTE_BULK.replace(patch, property(lambda bulk: True))
-    rooms.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
+    targets.CAN_EXECUTE_BULK.replace(patch, property(lambda bulk: True))
+    targets.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
 
 
 @shows_in(FailingMachine)
@@ -1599,26 +1599,26 @@ def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
     def faulty(
         asked: BulkRequest, read: BulkRead, page: PageResult, committed: int, now_ms: int, has_ended: Any
     ) -> object:
-        consumers = rooms.receivers_of(at_work(), read.lane.queue).consumers
+        consumers = targets.receivers_of(at_work(), read.lane.queue).consumers
         held = {entry.sequence: entry for consumer in consumers for entry in consumer.held.values()}
         taken = {each.sequence: held[each.sequence] for each in page.messages if each.sequence in held}
         if taken:
             read.lane.delayed = {**read.lane.delayed, **taken}
-        return rooms.PLAN_BULK_PIECE.original(asked, read, page, committed, now_ms, has_ended)
+        return targets.PLAN_BULK_PIECE.original(asked, read, page, committed, now_ms, has_ended)
 
-    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
+    targets.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
-    do_bulk = rooms.EXECUTE_BULK.original
+    do_bulk = targets.EXECUTE_BULK.original
 
     def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.FORGET.replace(inner, lambda outcomes, entry: rooms.UNLOAD.of(outcomes)(entry))
+            targets.FORGET.replace(inner, lambda outcomes, entry: targets.UNLOAD.of(outcomes)(entry))
             return do_bulk(bulk, asked, read, page)
 
-    rooms.EXECUTE_BULK.replace(patch, faulty)
+    targets.EXECUTE_BULK.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
@@ -1626,75 +1626,75 @@ def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
 
     def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any) -> tuple[list[Removal], BulkResult]:
-        here, answer = rooms.PLAN_BULK_PIECE.original(asked, read, page, *rest)
+        here, answer = targets.PLAN_BULK_PIECE.original(asked, read, page, *rest)
         taken = {each.entry.sequence for each in here}
-        consumers = rooms.receivers_of(at_work(), read.lane.queue).consumers
+        consumers = targets.receivers_of(at_work(), read.lane.queue).consumers
         for consumer in consumers if isinstance(asked, Purge) else ():
             for entry in consumer.held.values():
                 if entry.lane is read.lane and entry.sequence not in taken:
                     here.append(Removal(entry, None))
         return here, answer
 
-    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
+    targets.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def a_move_doubles(patch: Patch) -> None:
     def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any) -> tuple[list[Removal], BulkResult]:
-        here, answer = rooms.PLAN_BULK_PIECE.original(asked, read, page, *rest)
+        here, answer = targets.PLAN_BULK_PIECE.original(asked, read, page, *rest)
         return here + here[-1:] if isinstance(asked, Move) else here, answer
 
-    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
-    rooms.WRITE_REMOVAL.replace(patch, _removed_once)
+    targets.PLAN_BULK_PIECE.replace(patch, faulty)
+    targets.WRITE_REMOVAL.replace(patch, _removed_once)
 
 
 def _removed_once(batch: Batch, entry: Entry) -> None:
     key = message_key(entry.lane.key, entry.sequence)
     if key not in batch.removes and key not in batch.transient_removes:
-        rooms.WRITE_REMOVAL.original(batch, entry)
+        targets.WRITE_REMOVAL.original(batch, entry)
 
 
 @shows_in(BulkMachine)
 def a_move_forgets_what_is_in_memory_alone(patch: Patch) -> None:
-    rooms.IN_MEMORY_OF_BULK.replace(patch, lambda lane, after, last: {})
+    targets.IN_MEMORY_OF_BULK.replace(patch, lambda lane, after, last: {})
 
 
 @shows_in(BulkMachine)
 def a_piece_misses_what_leaves_memory_while_its_page_is_read(patch: Patch) -> None:
-    rooms.IS_LANE_PINNED.replace(patch, property(lambda lane: False, lambda lane, value: None))
+    targets.IS_LANE_PINNED.replace(patch, property(lambda lane: False, lambda lane, value: None))
 
 
 @shows_in(BulkMachine)
 def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
     def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, committed: int, *rest: Any) -> object:
-        return rooms.PLAN_BULK_PIECE.original(asked, read, page, maxsize, *rest)
+        return targets.PLAN_BULK_PIECE.original(asked, read, page, maxsize, *rest)
 
-    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
+    targets.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
 @shows_in(BulkMachine, first=45)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
-    rooms.IS_UNDELIVERABLE_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
+    targets.IS_UNDELIVERABLE_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
 
 
 @shows_in(BulkMachine)
 def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
     def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any) -> object:
-        return rooms.PLAN_BULK_PIECE.original(structs.replace(asked, selector=None), read, page, *rest)
+        return targets.PLAN_BULK_PIECE.original(structs.replace(asked, selector=None), read, page, *rest)
 
-    rooms.PLAN_BULK_PIECE.replace(patch, faulty)
+    targets.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def what_is_moved_is_visible_at_once(patch: Patch) -> None:
-    do_bulk, accept = rooms.EXECUTE_BULK.original, rooms.ACCEPT.original
+    do_bulk, accept = targets.EXECUTE_BULK.original, targets.ACCEPT.original
 
     def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.ACCEPT.replace(inner, lambda arrivals, queue, message, batch: accept(arrivals, queue, message, 0))
+            targets.ACCEPT.replace(inner, lambda arrivals, queue, message, batch: accept(arrivals, queue, message, 0))
             return do_bulk(bulk, asked, read, page)
 
-    rooms.EXECUTE_BULK.replace(patch, faulty)
+    targets.EXECUTE_BULK.replace(patch, faulty)
 
 
 # Scheduled sends ------------------------------------------------------------------------------------------------------
@@ -1703,107 +1703,107 @@ def what_is_moved_is_visible_at_once(patch: Patch) -> None:
 @shows_in(ScheduledMachine)
 def what_is_due_stays_in_the_store(patch: Patch) -> None:
     """It is sent once more after a crash."""
-    rooms.REMOVE_SCHEDULED.replace(patch, lambda batch, entry: None)
+    targets.REMOVE_SCHEDULED.replace(patch, lambda batch, entry: None)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
-    due_timer, split = rooms.DUE_TIMER.original, rooms.SPLIT_DUE_TIMER.original
-    rooms.DUE_TIMER.replace(patch, lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane))
+    due_timer, split = targets.DUE_TIMER.original, targets.SPLIT_DUE_TIMER.original
+    targets.DUE_TIMER.replace(patch, lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane))
 
     def faulty(timer: bytes) -> tuple[int, int, bytes]:
         due_ms, number, lane = split(timer)
         return due_ms, number ^ 1, lane
 
-    rooms.SPLIT_DUE_TIMER.replace(patch, faulty)
+    targets.SPLIT_DUE_TIMER.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
-    accept = rooms.ACCEPT.original
+    accept = targets.ACCEPT.original
 
     def faulty(arrivals: Arrivals, name: str, to: str, message: SentMessage) -> None:
-        accept(arrivals, rooms.queues(arrivals)[name], message, 0)
+        accept(arrivals, targets.queues(arrivals)[name], message, 0)
 
-    rooms.ACCEPT_DUE.replace(patch, faulty)
+    targets.ACCEPT_DUE.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> None:
     """As it is passed over, it is never sent."""
-    rooms.UNWRITTEN_SCHEDULED.replace(patch, property(lambda scheduler: {}, lambda scheduler, value: None))
+    targets.UNWRITTEN_SCHEDULED.replace(patch, property(lambda scheduler: {}, lambda scheduler, value: None))
 
 
 @shows_in(ExpiringMachine, first=11)
 def the_time_to_live_of_what_a_transaction_sends_begins_before_its_commit(patch: Patch) -> None:
-    send_in = rooms.SEND.original
+    send_in = targets.SEND.original
 
     def faulty(sending: Sending, session: ConnectionState, send: Send) -> None:
         if send.transaction is not None and send.ttl_ms:
-            send.message = with_ttl(send.message, send.ttl_ms, rooms.commit_state_of(sending).now_ms)
+            send.message = with_ttl(send.message, send.ttl_ms, targets.commit_state_of(sending).now_ms)
             send.ttl_ms = 0
         send_in(sending, session, send)
 
-    rooms.SEND.replace(patch, faulty)
+    targets.SEND.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def the_time_to_live_of_a_scheduled_send_begins_when_it_is_scheduled(patch: Patch) -> None:
-    accept = rooms.ACCEPT_SCHEDULED.original
+    accept = targets.ACCEPT_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, name: str, message: SentMessage, wanted: Schedule) -> None:
         if wanted.ttl_ms:
-            message = with_ttl(message, wanted.ttl_ms, rooms.commit_state_of(scheduler).now_ms)
+            message = with_ttl(message, wanted.ttl_ms, targets.commit_state_of(scheduler).now_ms)
         accept(scheduler, name, message, structs.replace(wanted, ttl_ms=0))
 
-    rooms.ACCEPT_SCHEDULED.replace(patch, faulty)
+    targets.ACCEPT_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def a_time_to_live_is_counted_in_seconds(patch: Patch) -> None:
-    with_expiry = rooms.WITH_TTL.original
+    with_expiry = targets.WITH_TTL.original
 
     def faulty(sending: Sending, send: Send) -> Send:
         return with_expiry(sending, structs.replace(send, ttl_ms=1000 * send.ttl_ms))
 
-    rooms.WITH_TTL.replace(patch, faulty)
+    targets.WITH_TTL.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> None:
-    is_due = rooms.IS_SCHEDULED_DUE.original
+    is_due = targets.IS_SCHEDULED_DUE.original
     latest: WeakKeyDictionary[Scheduler, int] = WeakKeyDictionary()
 
     def faulty(scheduler: Scheduler) -> bool:
-        latest[scheduler] = max(rooms.commit_state_of(scheduler).now_ms, latest.get(scheduler, 0))
-        with rooms.pretending(scheduler, now_ms=latest[scheduler]):
+        latest[scheduler] = max(targets.commit_state_of(scheduler).now_ms, latest.get(scheduler, 0))
+        with targets.pretending(scheduler, now_ms=latest[scheduler]):
             return is_due(scheduler)
 
-    page_read = rooms.SEND_WHAT_IS_DUE.original
+    page_read = targets.SEND_WHAT_IS_DUE.original
 
     def reading(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
-        now_ms = max(rooms.commit_state_of(scheduler).now_ms, latest.get(scheduler, 0))
-        with rooms.pretending(scheduler, now_ms=now_ms):
+        now_ms = max(targets.commit_state_of(scheduler).now_ms, latest.get(scheduler, 0))
+        with targets.pretending(scheduler, now_ms=now_ms):
             page_read(scheduler, read, page)
 
-    rooms.IS_SCHEDULED_DUE.replace(patch, faulty)
-    rooms.SEND_WHAT_IS_DUE.replace(patch, reading)
+    targets.IS_SCHEDULED_DUE.replace(patch, faulty)
+    targets.SEND_WHAT_IS_DUE.replace(patch, reading)
 
 
 @shows_in(ScheduledMachine)
 def a_transient_scheduled_send_is_not_written_down(patch: Patch) -> None:
-    put = rooms.WRITE_SCHEDULED.original
+    put = targets.WRITE_SCHEDULED.original
 
     def faulty(batch: Batch, entry: Entry) -> None:
         if entry.persistent:
             put(batch, entry)
 
-    rooms.WRITE_SCHEDULED.replace(patch, faulty)
+    targets.WRITE_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def timers_of_scheduled_sends_are_forgotten_with_a_crash(patch: Patch) -> None:
-    rooms.TIMERS_PAGE_READ.replace(patch, _only_expiry(rooms.TIMERS_PAGE_READ.original))
+    targets.TIMERS_PAGE_READ.replace(patch, _only_expiry(targets.TIMERS_PAGE_READ.original))
 
 
 def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersResult], None]) -> Callable[..., None]:
@@ -1817,8 +1817,8 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersResult], None]) -
 @shows_in(ScheduledMachine)
 def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
     """Its timer stays as well: without that a page of it hardly matters."""
-    rooms.REMOVE_TIMER.replace(patch, lambda timers, timer: None)
-    look_at = rooms.LIST_OR_CANCEL_SCHEDULED.original
+    targets.REMOVE_TIMER.replace(patch, lambda timers, timer: None)
+    look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, *rest: Any) -> Any:
         gone = dict(read.lane.removed)
@@ -1826,12 +1826,12 @@ def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> No
         read.lane.removed = gone
         return answer
 
-    rooms.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
+    targets.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine, first=1)
 def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
-    look_at = rooms.LIST_OR_CANCEL_SCHEDULED.original
+    look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, *rest: Any) -> Any:
         gone, read.lane.removed = read.lane.removed, {}
@@ -1839,23 +1839,23 @@ def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
         read.lane.removed |= gone
         return answer
 
-    rooms.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
+    targets.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_cancelled_comes_back_with_a_crash(patch: Patch) -> None:
-    look_at = rooms.LIST_OR_CANCEL_SCHEDULED.original
+    look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, page: PageResult) -> Any:
-        with rooms.pretending(scheduler, batch=Batch(rooms.commit_state_of(scheduler).batch.number)):
+        with targets.pretending(scheduler, batch=Batch(targets.commit_state_of(scheduler).batch.number)):
             return look_at(scheduler, asked, read, page)
 
-    rooms.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
+    targets.LIST_OR_CANCEL_SCHEDULED.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def a_piece_goes_on_behind_what_it_did_not_look_at(patch: Patch) -> None:
-    rooms.NEXT_OF_BULK.replace(patch, lambda read, at, *, is_end: None)
+    targets.NEXT_OF_BULK.replace(patch, lambda read, at, *, is_end: None)
 
 
 # Pausing --------------------------------------------------------------------------------------------------------------
@@ -1864,47 +1864,47 @@ def a_piece_goes_on_behind_what_it_did_not_look_at(patch: Patch) -> None:
 @shows_in(BulkMachine)
 def a_paused_queue_dispatches(patch: Patch) -> None:
     """What a turn comes upon for another reason than a send."""
-    commit = rooms.COMMITTED.original
+    commit = targets.COMMITTED.original
 
     def faulty(turn: Turn, batch: Batch) -> None:
         commit(turn, batch)
-        for queue in rooms.queues(turn).values():
+        for queue in targets.queues(turn).values():
             queue.is_paused = False
 
-    rooms.COMMITTED.replace(patch, faulty)
+    targets.COMMITTED.replace(patch, faulty)
 
 
 @shows_in(BulkMachine)
 def a_pause_is_forgotten_with_a_crash(patch: Patch) -> None:
-    rooms.RESTORE_PAUSE.replace(patch, lambda run, queue: None)
+    targets.RESTORE_PAUSE.replace(patch, lambda run, queue: None)
 
 
 @shows_in(BulkMachine)
 def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
-    resume = rooms.RESUME.original
+    resume = targets.RESUME.original
 
     def faulty(administering: Administering, name: str) -> None:
         resume(administering, name)
-        rooms.touched(administering).clear()
+        targets.touched(administering).clear()
 
-    rooms.RESUME.replace(patch, faulty)
+    targets.RESUME.replace(patch, faulty)
 
 
 @shows_in(PagingMachine)
 def nothing_that_waits_leaves_memory(patch: Patch) -> None:
-    rooms.LOWER_HORIZONS.replace(patch, lambda paging, lanes, needed: 0)
+    targets.LOWER_HORIZONS.replace(patch, lambda paging, lanes, needed: 0)
 
 
 @shows_in(PagingMachine)
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
-    rooms.UNLOAD_BODIES.replace(patch, lambda paging, entries, needed: 0)
+    targets.UNLOAD_BODIES.replace(patch, lambda paging, entries, needed: 0)
 
 
 # Browsing -------------------------------------------------------------------------------------------------------------
 
 
 def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
-    page_read = rooms.PAGE_READ_FOR_BROWSER.original
+    page_read = targets.PAGE_READ_FOR_BROWSER.original
 
     def faulty(browsing: Browsing, read: BrowseRead, page: PageResult) -> None:
         lane = read.lane
@@ -1913,21 +1913,21 @@ def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
             horizon.apply_page(lane, [], taken, max(lane.horizon, page.messages[-1].sequence), page.as_of)
         page_read(browsing, read, page)
 
-    rooms.PAGE_READ_FOR_BROWSER.replace(patch, faulty)
+    targets.PAGE_READ_FOR_BROWSER.replace(patch, faulty)
 
 
 def a_browser_sees_one_page_of_a_lane(patch: Patch) -> None:
-    show_page = rooms.SHOW_PAGE.original
+    show_page = targets.SHOW_PAGE.original
 
     def faulty(browsing: Browsing, read: BrowseRead, *rest: Any) -> None:
         show_page(browsing, read, *rest)
         read.browser.next_lane()
 
-    rooms.SHOW_PAGE.replace(patch, faulty)
+    targets.SHOW_PAGE.replace(patch, faulty)
 
 
 def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
-    show_slice = rooms.SHOW_SLICE.original
+    show_slice = targets.SHOW_SLICE.original
 
     def faulty(browsing: Browsing, browser: Browser, *rest: Any) -> BrowseRead | None:
         while (read := show_slice(browsing, browser, *rest)) is not None:
@@ -1935,48 +1935,48 @@ def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
                 browser.next_lane()
         return None
 
-    rooms.SHOW_SLICE.replace(patch, faulty)
+    targets.SHOW_SLICE.replace(patch, faulty)
 
 
 def the_last_message_of_a_browsers_page_is_shown_again(patch: Patch) -> None:
-    show_page = rooms.SHOW_PAGE.original
+    show_page = targets.SHOW_PAGE.original
 
     def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
         show_page(browsing, read, page, *rest)
         read.browser.after_sequence = page.messages[-1].sequence - 1 if page.messages else read.browser.after_sequence
 
-    rooms.SHOW_PAGE.replace(patch, faulty)
+    targets.SHOW_PAGE.replace(patch, faulty)
 
 
 def a_browser_is_shown_a_lane_in_the_order_in_which_it_lies_in_memory(patch: Patch) -> None:
     def faulty(lane: Lane, after_sequence: int) -> list[Entry]:
         return [entry for entry in lane if entry.sequence > after_sequence]
 
-    rooms.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
+    targets.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
 
 
 def a_browser_misses_what_is_being_written(patch: Patch) -> None:
-    init = rooms.READ_FOR_BROWSER.original
+    init = targets.READ_FOR_BROWSER.original
 
     def faulty(read: BrowseRead, *arguments: Any) -> None:
         init(read, *arguments)
         read.recent = {}
 
-    rooms.READ_FOR_BROWSER.replace(patch, faulty)
+    targets.READ_FOR_BROWSER.replace(patch, faulty)
 
 
 def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> None:
-    show_page = rooms.SHOW_PAGE.original
+    show_page = targets.SHOW_PAGE.original
 
     def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
         read.recent = {sequence: entry for sequence, entry in read.recent.items() if entry.message is not None}
         show_page(browsing, read, page, *rest)
 
-    rooms.SHOW_PAGE.replace(patch, faulty)
+    targets.SHOW_PAGE.replace(patch, faulty)
 
 
 def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> None:
-    show_page = rooms.SHOW_PAGE.original
+    show_page = targets.SHOW_PAGE.original
 
     def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
         if isinstance(read, BrowseReadOne):
@@ -1984,7 +1984,7 @@ def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> No
             page.is_end = True
         show_page(browsing, read, page, *rest)
 
-    rooms.SHOW_PAGE.replace(patch, faulty)
+    targets.SHOW_PAGE.replace(patch, faulty)
 
 
 def a_browser_is_shown_what_is_not_visible(patch: Patch) -> None:
@@ -1997,74 +1997,74 @@ def a_browser_is_shown_what_is_expired(patch: Patch) -> None:
 
 
 def _change_show(patch: Patch, **moment: int) -> None:
-    show = rooms.SHOW.original
+    show = targets.SHOW.original
 
     def faulty(browsing: Browsing, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
-        with rooms.pretending(browsing, **moment):
+        with targets.pretending(browsing, **moment):
             show(browsing, browser, entry, shown)
 
-    rooms.SHOW.replace(patch, faulty)
+    targets.SHOW.replace(patch, faulty)
 
 
 def being_shown_counts_as_a_delivery(patch: Patch) -> None:
-    show = rooms.SHOW.original
+    show = targets.SHOW.original
 
     def faulty(browsing: Browsing, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
         entry.deliveries += 1
         show(browsing, browser, entry, shown)
 
-    rooms.SHOW.replace(patch, faulty)
+    targets.SHOW.replace(patch, faulty)
 
 
 def a_browser_is_shown_what_consumers_hold(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
-    in_memory = rooms.IN_MEMORY_OF_BROWSER.original
+    in_memory = targets.IN_MEMORY_OF_BROWSER.original
 
     def faulty(lane: Lane, after_sequence: int) -> list[Entry]:
-        consumers = rooms.receivers_of(at_work(), lane.queue).consumers
+        consumers = targets.receivers_of(at_work(), lane.queue).consumers
         held = [entry for consumer in consumers for entry in consumer.held.values()]
         here = [entry for entry in held if entry.lane is lane and entry.sequence > after_sequence]
         return sorted([*here, *in_memory(lane, after_sequence)], key=lambda entry: entry.sequence)
 
-    rooms.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
+    targets.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
 
 
 @shows_in(BrokerMachine, first=3)
 def a_browser_never_has_enough(patch: Patch) -> None:
-    rooms.IS_BROWSER_OPEN.replace(patch, lambda browser: True)
+    targets.IS_BROWSER_OPEN.replace(patch, lambda browser: True)
 
 
 def the_selector_of_a_browser_is_asked_for_priorities_alone(patch: Patch) -> None:
-    rooms.MATCHES_SELECTOR.replace(patch, lambda selector, message: True)
+    targets.MATCHES_SELECTOR.replace(patch, lambda selector, message: True)
 
 
 def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
     def faulty(administering: Administering, policies: Policies) -> None:
-        rooms.set_policies(administering, policies)
+        targets.set_policies(administering, policies)
 
-    rooms.CHANGE_POLICIES.replace(patch, faulty)
+    targets.CHANGE_POLICIES.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
 def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
-    rooms.DEAD_LETTER_EXHAUSTED.replace(patch, lambda outcomes, lane: None)
+    targets.DEAD_LETTER_EXHAUSTED.replace(patch, lambda outcomes, lane: None)
 
 
 @shows_rarely_in(FailingMachine)
 def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
-    give_up = rooms.DEAD_LETTER_EXHAUSTED.original
+    give_up = targets.DEAD_LETTER_EXHAUSTED.original
 
     def faulty(outcomes: Outcomes, lane: Lane) -> None:
-        known = dict(rooms.gathering(outcomes).marks)
+        known = dict(targets.gathering(outcomes).marks)
         give_up(outcomes, lane)
-        rooms.gathering(outcomes).marks = known
+        targets.gathering(outcomes).marks = known
 
-    rooms.DEAD_LETTER_EXHAUSTED.replace(patch, faulty)
+    targets.DEAD_LETTER_EXHAUSTED.replace(patch, faulty)
 
 
 @shows_in(FailingMachine, first=1)
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
-    requeue = rooms.REQUEUE.original
+    requeue = targets.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
         queue = entry.lane.queue
@@ -2074,12 +2074,12 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         queue.policy = policy
 
-    rooms.REQUEUE.replace(patch, faulty)
+    targets.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(PagingMachine, first=5)
 def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
-    rooms.MEMORY_LIMIT_CHANGED.replace(patch, lambda paging, queue: None)
+    targets.MEMORY_LIMIT_CHANGED.replace(patch, lambda paging, queue: None)
 
 
 # Expiry ---------------------------------------------------------------------------------------------------------------
@@ -2087,31 +2087,31 @@ def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
 
 @shows_in(ExpiringMachine)
 def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
-    rooms.EXPIRE_STEP.replace(patch, lambda *_: [])
+    targets.EXPIRE_STEP.replace(patch, lambda *_: [])
 
 
 @shows_in(ExpiringMachine)
 def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
-    page_read = rooms.EXPIRE_IN_PAGE.original
+    page_read = targets.EXPIRE_IN_PAGE.original
 
     def faulty(expiry: Expiry, read: BlockRead, page: PageResult, *rest: Any) -> None:
         page_read(expiry, read, page, *rest)
         lane = read.lane
         for found in page.messages:
             if lane.horizon < found.sequence not in lane.removed and found.message is not None:
-                _arrived_of(lane).append(rooms.LOAD_ENTRY.of(expiry)(lane, found, found.message))
+                _arrived_of(lane).append(targets.LOAD_ENTRY.of(expiry)(lane, found, found.message))
 
-    rooms.EXPIRE_IN_PAGE.replace(patch, faulty)
+    targets.EXPIRE_IN_PAGE.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
-    entry_of = rooms.UNLOADED_ENTRIES.original
+    entry_of = targets.UNLOADED_ENTRIES.original
 
     def faulty(expiry: Expiry, lane: Lane, found: PageMessage) -> list[Entry]:
         return entry_of(expiry, lane, found) if found.sequence <= lane.horizon else []
 
-    rooms.UNLOADED_ENTRIES.replace(patch, faulty)
+    targets.UNLOADED_ENTRIES.replace(patch, faulty)
 
 
 @shows_rarely_in(FailingMachine)
@@ -2119,12 +2119,12 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
     def faulty(lane: Lane, committed: int) -> None:
         lane.removed = {sequence: batch for sequence, batch in lane.removed.items() if batch > committed}
 
-    rooms.FORGET_REMOVED.replace(patch, faulty)
+    targets.FORGET_REMOVED.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
-    step, page_read = rooms.EXPIRE_STEP.original, rooms.EXPIRE_IN_PAGE.original
+    step, page_read = targets.EXPIRE_STEP.original, targets.EXPIRE_IN_PAGE.original
 
     def without_delayed(queues: dict[str, Queue], call: Callable[[], Any]) -> Any:
         lanes = [lane for queue in queues.values() for lane in queue.lanes]
@@ -2136,52 +2136,52 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
             lane.delayed = before
         return answer
 
-    take_turn = rooms.TURN.original
+    take_turn = targets.TURN.original
 
     def faulty(turn: Turn) -> Effects:
-        rooms.EXPIRE_STEP.replace(patch, lambda *a: without_delayed(rooms.queues(turn), lambda: step(*a)))
-        rooms.EXPIRE_IN_PAGE.replace(patch, lambda *a: without_delayed(rooms.queues(turn), lambda: page_read(*a)))
+        targets.EXPIRE_STEP.replace(patch, lambda *a: without_delayed(targets.queues(turn), lambda: step(*a)))
+        targets.EXPIRE_IN_PAGE.replace(patch, lambda *a: without_delayed(targets.queues(turn), lambda: page_read(*a)))
         return take_turn(turn)
 
-    rooms.TURN.replace(patch, faulty)
+    targets.TURN.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine, first=2)
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
-    committed = rooms.EXPIRE_WHAT_IS_COMMITTED.original
+    committed = targets.EXPIRE_WHAT_IS_COMMITTED.original
 
     def faulty(expiry: Expiry) -> None:
-        rooms.waiting_for_commit(expiry).clear()
+        targets.waiting_for_commit(expiry).clear()
         committed(expiry)
 
-    rooms.EXPIRE_WHAT_IS_COMMITTED.replace(patch, faulty)
+    targets.EXPIRE_WHAT_IS_COMMITTED.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine, first=4)
 def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
-    rooms.IS_HELD.replace(patch, lambda *_: False)
+    targets.IS_HELD.replace(patch, lambda *_: False)
 
 
 @shows_in(ExpiringMachine, first=1)
 def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
-    page_read = rooms.TIMERS_PAGE_READ.original
+    page_read = targets.TIMERS_PAGE_READ.original
 
     def faulty(timers: Timers, read: TimerRead, page: TimersResult) -> None:
-        rooms.timers_being_written(timers).clear()
+        targets.timers_being_written(timers).clear()
         page_read(timers, read, page)
 
-    rooms.TIMERS_PAGE_READ.replace(patch, faulty)
+    targets.TIMERS_PAGE_READ.replace(patch, faulty)
 
 
 @shows_in(ExpiringMachine)
 def timers_are_only_in_memory(patch: Patch) -> None:
-    set_ = rooms.SET_TIMER.original
+    set_ = targets.SET_TIMER.original
 
     def faulty(timers: Timers, timer: bytes) -> None:
         set_(timers, timer)
-        rooms.commit_state_of(timers).batch.timers.clear()
+        targets.commit_state_of(timers).batch.timers.clear()
 
-    rooms.SET_TIMER.replace(patch, faulty)
+    targets.SET_TIMER.replace(patch, faulty)
 
 
 # Topics
@@ -2195,40 +2195,42 @@ def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None
             queue
             for part in parts
             for queue in (
-                rooms.QUEUES_OF_TOPIC.of(queues)(part.name, send.message)
+                targets.QUEUES_OF_TOPIC.of(queues)(part.name, send.message)
                 if part.kind is DestinationKind.TOPIC
-                else filter(None, [(queue_of or rooms.GET_OR_CREATE_QUEUE.of(queues))(part)])
+                else filter(None, [(queue_of or targets.GET_OR_CREATE_QUEUE.of(queues))(part)])
             )
         ]
 
-    rooms.QUEUES_FOR.replace(patch, faulty)
+    targets.QUEUES_FOR.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) -> None:
-    add = rooms.ADD_TO_TOPICS.original
+    add = targets.ADD_TO_TOPICS.original
 
     def faulty(topics: Topics, queue: Queue) -> None:
-        known = dict(rooms.known_topics(topics))
+        known = dict(targets.known_topics(topics))
         add(topics, queue)
-        rooms.known_topics(topics).update(known)
+        targets.known_topics(topics).update(known)
 
-    rooms.ADD_TO_TOPICS.replace(patch, faulty)
+    targets.ADD_TO_TOPICS.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def a_word_of_a_pattern_is_the_rest_of_a_name(patch: Patch) -> None:
-    rooms.MATCHES_TOPIC.replace(patch, lambda pattern, words: rooms.MATCHES_TOPIC.original([*pattern[:-1], ">"], words))
+    targets.MATCHES_TOPIC.replace(
+        patch, lambda pattern, words: targets.MATCHES_TOPIC.original([*pattern[:-1], ">"], words)
+    )
 
 
 @shows_in(TopicsMachine)
 def a_copy_that_was_read_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
-    rooms.NEW_ENTRY_OF_PAGE.replace(patch, _of_no_content)
+    targets.NEW_ENTRY_OF_PAGE.replace(patch, _of_no_content)
 
 
 @shows_in(BusyTopicsMachine)
 def a_copy_that_bulk_work_takes_from_the_store_is_not_known_to_be_shared(patch: Patch) -> None:
-    rooms.NEW_ENTRY_OF_BULK.replace(patch, _of_no_content)
+    targets.NEW_ENTRY_OF_BULK.replace(patch, _of_no_content)
 
 
 def _of_no_content(content: int, **said: Any) -> Entry:
@@ -2237,7 +2239,7 @@ def _of_no_content(content: int, **said: Any) -> Entry:
 
 @shows_in(TopicsMachine)
 def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
-    rooms.DEREFERENCE_CONTENT_OF_ENDED.replace(patch, lambda batch, content, persistent: None)
+    targets.DEREFERENCE_CONTENT_OF_ENDED.replace(patch, lambda batch, content, persistent: None)
 
 
 @shows_in(TopicsMachine)
@@ -2245,139 +2247,139 @@ def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
     def faulty(arrivals: Arrivals, message: SentMessage, queues: list[Queue]) -> Contents:
         if not message.persistent or len(queues) < 2:
             return NO_CONTENTS
-        rooms.SHARE_CONTENT.original(
-            rooms.gathering(arrivals), rooms.next_sequence(arrivals), message, len(queues), persistent=True
+        targets.SHARE_CONTENT.original(
+            targets.gathering(arrivals), targets.next_sequence(arrivals), message, len(queues), persistent=True
         )
-        return Contents(rooms.next_sequence(arrivals), 0)
+        return Contents(targets.next_sequence(arrivals), 0)
 
-    rooms.SHARE.replace(patch, faulty)
+    targets.SHARE.replace(patch, faulty)
 
 
 @shows_in(SpillingMachine)
 def copies_that_leave_together_are_counted_as_one(patch: Patch) -> None:
     def faulty(batch: Batch, number: int, message: SentMessage, copies: int, *, persistent: bool) -> None:
-        rooms.SHARE_CONTENT.original(batch, number, message, copies if persistent else 1, persistent=persistent)
+        targets.SHARE_CONTENT.original(batch, number, message, copies if persistent else 1, persistent=persistent)
 
-    rooms.SHARE_CONTENT.replace(patch, faulty)
+    targets.SHARE_CONTENT.replace(patch, faulty)
 
 
 @shows_in(SpillingMachine)
 def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(patch: Patch) -> None:
-    rooms.ENDED_PREFIX_OF_SPILLED.replace(patch, "")
+    targets.ENDED_PREFIX_OF_SPILLED.replace(patch, "")
 
 
 @shows_in(SpillingMachine)
 def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: Patch) -> None:
     def faulty(one: Spilling, queue: Queue) -> bool:
-        if queue in rooms.spilling_queues(one):
-            del rooms.spilling_queues(one)[queue]
-            rooms.free_numbers(rooms.numbers_of(one)).append(queue.stored_number)
+        if queue in targets.spilling_queues(one):
+            del targets.spilling_queues(one)[queue]
+            targets.free_numbers(targets.numbers_of(one)).append(queue.stored_number)
         return False
 
-    rooms.END_SPILLING.replace(patch, faulty)
+    targets.END_SPILLING.replace(patch, faulty)
 
 
 @shows_in(SpillingMachine, first=9)
 def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Patch) -> None:
-    rooms.UNLOAD_TO_DISK.replace(patch, lambda paging, entry, is_known: paging.unload(entry))
-    rooms.COUNT_LOADED_FROM_DISK.replace(patch, rooms.COUNT_LOADED.original)
+    targets.UNLOAD_TO_DISK.replace(patch, lambda paging, entry, is_known: paging.unload(entry))
+    targets.COUNT_LOADED_FROM_DISK.replace(patch, targets.COUNT_LOADED.original)
 
 
 @shows_in(SpillingMachine)
 def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
-    rooms.COUNT_LOADED_FROM_DISK.replace(patch, rooms.COUNT_LOADED.original)
+    targets.COUNT_LOADED_FROM_DISK.replace(patch, targets.COUNT_LOADED.original)
 
 
 @shows_in(TopicsMachine)
 def a_copy_that_is_stored_is_visible_when_it_is_accepted(patch: Patch) -> None:
-    accept, spread = rooms.ACCEPT.original, rooms.SPREAD.original
+    accept, spread = targets.ACCEPT.original, targets.SPREAD.original
 
     def faulty(arrivals: Arrivals, queues: list[Queue], message: SentMessage) -> bool:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.ACCEPT.replace(
+            targets.ACCEPT.replace(
                 inner,
                 lambda self, queue, message, batch, contents=NO_CONTENTS: accept(self, queue, message, 0, contents),
             )
             return spread(arrivals, queues, message)
 
-    rooms.SPREAD.replace(patch, faulty)
+    targets.SPREAD.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def the_receipt_of_a_copied_message_does_not_wait_for_its_batch(patch: Patch) -> None:
-    spread = rooms.SPREAD.original
+    spread = targets.SPREAD.original
 
     def faulty(arrivals: Arrivals, queues: list[Queue], message: SentMessage) -> bool:
         spread(arrivals, queues, message)
         return False
 
-    rooms.SPREAD.replace(patch, faulty)
+    targets.SPREAD.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> None:
-    send, queues_for = rooms.SEND.original, rooms.QUEUES_FOR.original
+    send, queues_for = targets.SEND.original, targets.QUEUES_FOR.original
     asked: dict[int, list[Queue]] = {}
 
     def faulty_send(sending: Sending, session: ConnectionState, one: Send) -> None:
         send(sending, session, one)
         if one.transaction is not None:
-            asked[id(one)] = queues_for(rooms.all_queues(sending), one, rooms.GET_OR_CREATE_QUEUE.of(sending))
+            asked[id(one)] = queues_for(targets.all_queues(sending), one, targets.GET_OR_CREATE_QUEUE.of(sending))
 
     def faulty_queues_for(queues: Queues, one: Send, queue_of: QueueOf) -> list[Queue]:
         return asked.pop(id(one), None) or queues_for(queues, one, queue_of)
 
-    rooms.SEND.replace(patch, faulty_send)
-    rooms.QUEUES_FOR.replace(patch, faulty_queues_for)
+    targets.SEND.replace(patch, faulty_send)
+    targets.QUEUES_FOR.replace(patch, faulty_queues_for)
 
 
 @shows_in(TopicsMachine)
 def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
-    restore_queue = rooms.RESTORE_QUEUE.original
+    restore_queue = targets.RESTORE_QUEUE.original
 
     def faulty(run: EngineRun, number: int, name: str) -> Queue:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.VIRTUAL_TOPIC.replace(inner, lambda queue: "")
+            targets.VIRTUAL_TOPIC.replace(inner, lambda queue: "")
             return restore_queue(run, number, name)
 
-    rooms.RESTORE_QUEUE.replace(patch, faulty)
+    targets.RESTORE_QUEUE.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def a_durable_subscription_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
-    rooms.INTRODUCE.replace(patch, lambda batch, queue: None)
+    targets.INTRODUCE.replace(patch, lambda batch, queue: None)
 
 
 @shows_in(TopicsMachine)
 def the_queue_of_a_virtual_topic_is_forgotten_unless_something_is_in_it(patch: Patch) -> None:
-    rooms.MUST_KEEP.replace(patch, lambda queue: bool(queue.destination.topic))
+    targets.MUST_KEEP.replace(patch, lambda queue: bool(queue.destination.topic))
 
 
 @shows_in(TopicsMachine)
 def who_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
-    await_introduction = rooms.AWAIT_INTRODUCTION.original
+    await_introduction = targets.AWAIT_INTRODUCTION.original
 
     def faulty(queues: Queues, session: ConnectionState, destination: Destination) -> None:
         if destination.topic:
             await_introduction(queues, session, destination)
 
-    rooms.AWAIT_INTRODUCTION.replace(patch, faulty)
+    targets.AWAIT_INTRODUCTION.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def who_sends_what_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
-    rooms.SEND.replace(patch, _without_awaiting_introductions(rooms.SEND.original))
+    targets.SEND.replace(patch, _without_awaiting_introductions(targets.SEND.original))
 
 
 @shows_in(TopicsMachine, first=17)
 def whose_commit_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
-    rooms.COMMIT.replace(patch, _without_awaiting_introductions(rooms.COMMIT.original))
+    targets.COMMIT.replace(patch, _without_awaiting_introductions(targets.COMMIT.original))
 
 
 def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..., None]:
     def faulty(part: object, session: ConnectionState, one: object) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.AWAIT_INTRODUCTION.replace(inner, lambda queues, session, destination: None)
+            targets.AWAIT_INTRODUCTION.replace(inner, lambda queues, session, destination: None)
             command(part, session, one)
 
     return faulty
@@ -2385,232 +2387,232 @@ def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..
 
 @shows_in(TopicsMachine, first=2)
 def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_durable(patch: Patch) -> None:
-    subscribe = rooms.SUBSCRIBE.original
+    subscribe = targets.SUBSCRIBE.original
 
     def faulty(subscribing: Subscribing, session: ConnectionState, one: Subscribe) -> None:
-        introduced = dict(rooms.introduced(subscribing))
+        introduced = dict(targets.introduced(subscribing))
         before = session.batch
         subscribe(subscribing, session, one)
-        if rooms.introduced(subscribing) == introduced:
+        if targets.introduced(subscribing) == introduced:
             session.batch = before
 
-    rooms.SUBSCRIBE.replace(patch, faulty)
+    targets.SUBSCRIBE.replace(patch, faulty)
 
 
 @shows_rarely_in(TopicsMachine)
 def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
-    is_repeat = rooms.IS_REPEAT.original
+    is_repeat = targets.IS_REPEAT.original
 
     def faulty(sending: Sending, session: ConnectionState, said: Send | Commit) -> bool:
-        introduced = dict(rooms.introduced(sending))
-        rooms.introduced(sending).clear()
+        introduced = dict(targets.introduced(sending))
+        targets.introduced(sending).clear()
         try:
             return is_repeat(sending, session, said)
         finally:
-            rooms.introduced(sending).update(introduced)
+            targets.introduced(sending).update(introduced)
 
-    rooms.IS_REPEAT.replace(patch, faulty)
+    targets.IS_REPEAT.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) -> None:
-    end = rooms.END_SUBSCRIPTION.original
+    end = targets.END_SUBSCRIPTION.original
 
     def faulty(queues: Queues, queue: Queue) -> None:
         end(queues, queue)
-        del rooms.gathering(queues).queues[queue.number]
+        del targets.gathering(queues).queues[queue.number]
 
-    rooms.END_SUBSCRIPTION.replace(patch, faulty)
+    targets.END_SUBSCRIPTION.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine, first=22)
 def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> None:
-    rooms.DROP_QUEUE_OF_HOLDER.replace(patch, lambda transaction, queue: [])
+    targets.DROP_QUEUE_OF_HOLDER.replace(patch, lambda transaction, queue: [])
 
 
 @shows_in(TopicsMachine, first=1)
 def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
-    forget = rooms.FORGET_LANE.original
+    forget = targets.FORGET_LANE.original
 
     def faulty(resident_set: ResidentSet, lane: Lane) -> None:
-        rooms.memory(resident_set).pending_free += sum(
+        targets.memory(resident_set).pending_free += sum(
             size_of(_message_of(entry)) for entry in lane.unread_in_memory if entry.message is not None
         )
         forget(resident_set, lane)
 
-    rooms.FORGET_LANE.replace(patch, faulty)
+    targets.FORGET_LANE.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine, first=4)
 def an_ended_subscription_is_read_before_its_last_messages_are_durable(patch: Patch) -> None:
-    add = rooms.ADD_ENDED_QUEUE.original
-    rooms.ADD_ENDED_QUEUE.replace(patch, lambda endings, queue, batch: add(endings, queue, 0))
+    add = targets.ADD_ENDED_QUEUE.original
+    targets.ADD_ENDED_QUEUE.replace(patch, lambda endings, queue, batch: add(endings, queue, 0))
 
 
 @shows_in(TopicsMachine, first=10)
 def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
-    lane_of = rooms.LANE_OF.original
+    lane_of = targets.LANE_OF.original
 
     def faulty(queues: Queues, key: bytes) -> Lane | None:
-        lanes = [lane for queue in rooms.queues_that_ended(queues) for lane in queue.lanes if lane.key == key]
+        lanes = [lane for queue in targets.queues_that_ended(queues) for lane in queue.lanes if lane.key == key]
         return lanes[0] if lanes else lane_of(queues, key)
 
-    rooms.LANE_OF.replace(patch, faulty)
+    targets.LANE_OF.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_goes_while_somebody_has_a_message_of_it(patch: Patch) -> None:
     """Nothing waits in it, and nobody takes from it alone."""
-    rooms.IS_QUEUE_NEEDED.replace(patch, property(lambda queue: any(lane.is_needed for lane in queue.lanes)))
+    targets.IS_QUEUE_NEEDED.replace(patch, property(lambda queue: any(lane.is_needed for lane in queue.lanes)))
 
 
 @shows_in(WildcardMachine)
 def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> None:
-    may_go = rooms.IS_QUEUE_REMOVABLE.original
+    may_go = targets.IS_QUEUE_REMOVABLE.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
         entries = [entry for lane in queue.lanes for entry in lane]
-        consumers = rooms.receivers_of(queues, queue).consumers
-        if entries and not consumers and all(entry.batch > rooms.committed(queues) for entry in entries):
+        consumers = targets.receivers_of(queues, queue).consumers
+        if entries and not consumers and all(entry.batch > targets.committed(queues) for entry in entries):
             return True
         return may_go(queues, queue)
 
-    rooms.IS_QUEUE_REMOVABLE.replace(patch, faulty)
+    targets.IS_QUEUE_REMOVABLE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_with_a_consumer_of_its_own_goes(patch: Patch) -> None:
-    may_go = rooms.IS_QUEUE_REMOVABLE.original
+    may_go = targets.IS_QUEUE_REMOVABLE.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
-        receivers = rooms.clients_of(queues).receivers_by_queue.pop(queue, None)
+        receivers = targets.clients_of(queues).receivers_by_queue.pop(queue, None)
         may_it = may_go(queues, queue)
         if receivers is not None:
-            rooms.clients_of(queues).receivers_by_queue[queue] = receivers
+            targets.clients_of(queues).receivers_by_queue[queue] = receivers
         return may_it
 
-    rooms.IS_QUEUE_REMOVABLE.replace(patch, faulty)
+    targets.IS_QUEUE_REMOVABLE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_that_is_paused_goes(patch: Patch) -> None:
-    remembers = rooms.MUST_KEEP.original
-    _change_what_stays(patch, rooms.MUST_KEEP, lambda queue: not queue.is_paused and remembers(queue))
+    remembers = targets.MUST_KEEP.original
+    _change_what_stays(patch, targets.MUST_KEEP, lambda queue: not queue.is_paused and remembers(queue))
 
 
 @shows_in(WildcardMachine)
 def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
-    _change_what_stays(patch, rooms.MUST_KEEP, lambda queue: queue.is_paused or bool(queue.destination.topic))
+    _change_what_stays(patch, targets.MUST_KEEP, lambda queue: queue.is_paused or bool(queue.destination.topic))
 
 
-def _change_what_stays(patch: Patch, asked: rooms.Target[..., Any], answer: Callable[..., object]) -> None:
+def _change_what_stays(patch: Patch, asked: targets.Target[..., Any], answer: Callable[..., object]) -> None:
     """Where it is asked whether a queue may go, and nowhere else."""
-    may_go = rooms.IS_QUEUE_REMOVABLE.original
+    may_go = targets.IS_QUEUE_REMOVABLE.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
         with pytest.MonkeyPatch.context() as inner:
             asked.replace(inner, answer)
             return may_go(queues, queue)
 
-    rooms.IS_QUEUE_REMOVABLE.replace(patch, faulty)
+    targets.IS_QUEUE_REMOVABLE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine, first=1)
 def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
-    rooms.QUEUE_REMOVED.replace(patch, lambda wildcards, queue: None)
+    targets.QUEUE_REMOVED.replace(patch, lambda wildcards, queue: None)
 
 
 @shows_in(WildcardMachine)
 def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
-    free_number = rooms.FREE_NUMBER.original
+    free_number = targets.FREE_NUMBER.original
 
     def faulty(numbers: QueueNumbers, queue: Queue) -> None:
         free_number(numbers, queue)
-        rooms.commit_state_of(numbers).batch.queues.pop(queue.number, None)
+        targets.commit_state_of(numbers).batch.queues.pop(queue.number, None)
 
-    rooms.FREE_NUMBER.replace(patch, faulty)
+    targets.FREE_NUMBER.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
-    free_number = rooms.FREE_NUMBER.original
+    free_number = targets.FREE_NUMBER.original
 
     def faulty(numbers: QueueNumbers, queue: Queue) -> None:
         free_number(numbers, queue)
-        rooms.free_numbers(numbers).extend(number for _, number in rooms.pending_free_numbers(numbers))
-        rooms.pending_free_numbers(numbers).clear()
+        targets.free_numbers(numbers).extend(number for _, number in targets.pending_free_numbers(numbers))
+        targets.pending_free_numbers(numbers).clear()
 
-    rooms.FREE_NUMBER.replace(patch, faulty)
+    targets.FREE_NUMBER.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def what_a_queue_takes_is_not_given_back_when_it_goes(patch: Patch) -> None:
-    rooms.DISPOSE_QUEUE.replace(patch, lambda queue: None)
+    targets.DISPOSE_QUEUE.replace(patch, lambda queue: None)
 
 
 def a_queue_that_nobody_needs_stays(patch: Patch) -> None:
-    rooms.IS_QUEUE_REMOVABLE.replace(patch, lambda unused, queue: False)
+    targets.IS_QUEUE_REMOVABLE.replace(patch, lambda unused, queue: False)
 
 
 @shows_in(ScheduledMachine)
 def a_queue_for_which_something_is_scheduled_goes(patch: Patch) -> None:
-    _change_what_stays(patch, rooms.COUNT_SCHEDULED, lambda queues, name: 0)
+    _change_what_stays(patch, targets.COUNT_SCHEDULED, lambda queues, name: 0)
 
 
 @shows_in(TopicsMachine)
 def what_a_subscription_does_not_want_is_copied_to_it(patch: Patch) -> None:
-    rooms.SELECTORS_OF_TOPICS.replace(patch, property(lambda topics: {}, lambda topics, value: None))
+    targets.SELECTORS_OF_TOPICS.replace(patch, property(lambda topics: {}, lambda topics, value: None))
 
 
 @shows_in(TopicsMachine)
 def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> None:
-    durable_subscription = rooms.DURABLE_SUBSCRIPTION.original
+    durable_subscription = targets.DURABLE_SUBSCRIPTION.original
 
     def faulty(engine: Subscribing, key: str, destination: Destination, selector: str) -> Queue:
-        known = rooms.durable_subscriptions(engine).get(key)
+        known = targets.durable_subscriptions(engine).get(key)
         if known is not None and known.destination.topic == destination.name:
             selector = known.destination.selector
         return durable_subscription(engine, key, destination, selector)
 
-    rooms.DURABLE_SUBSCRIPTION.replace(patch, faulty)
+    targets.DURABLE_SUBSCRIPTION.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)
 def another_spelling_of_its_selector_begins_a_durable_subscription_anew(patch: Patch) -> None:
-    rooms.ARE_SAME.replace(patch, lambda one, other: one == other)
+    targets.ARE_SAME.replace(patch, lambda one, other: one == other)
 
 
 @shows_in(TopicsMachine)
 def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> None:
-    rooms.STORED_QUEUE.replace(patch, lambda name: structs.replace(rooms.STORED_QUEUE.original(name), selector=""))
+    targets.STORED_QUEUE.replace(patch, lambda name: structs.replace(targets.STORED_QUEUE.original(name), selector=""))
 
 
 @shows_in(BusyTopicsMachine, first=36)
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
-    do_bulk = rooms.EXECUTE_BULK.original
+    do_bulk = targets.EXECUTE_BULK.original
 
     def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         queue = read.lane.queue
         with pytest.MonkeyPatch.context() as inner:
-            inner.setitem(rooms.queues(bulk), queue.name, queue)
+            inner.setitem(targets.queues(bulk), queue.name, queue)
             return do_bulk(bulk, asked, read, page)
 
-    rooms.EXECUTE_BULK.replace(patch, faulty)
+    targets.EXECUTE_BULK.replace(patch, faulty)
 
 
 @shows_in(BusyTopicsMachine)
 def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: Patch) -> None:
-    schedule = rooms.SCHEDULE.original
+    schedule = targets.SCHEDULE.original
 
     def faulty(sending: Sending, destination: Destination, message: SentMessage, wanted: Schedule) -> None:
         if not destination.is_multi_queue:
             schedule(sending, destination, message, wanted)
             return
-        for queue in rooms.QUEUES_OF_PARTS.of(sending)(destination, message, rooms.GET_OR_CREATE_QUEUE.of(sending)):
+        for queue in targets.QUEUES_OF_PARTS.of(sending)(destination, message, targets.GET_OR_CREATE_QUEUE.of(sending)):
             if not queue.is_temporary:
-                rooms.ACCEPT_SCHEDULED.of(sending)(queue.name, message, wanted)
+                targets.ACCEPT_SCHEDULED.of(sending)(queue.name, message, wanted)
 
-    rooms.SCHEDULE.replace(patch, faulty)
+    targets.SCHEDULE.replace(patch, faulty)
 
 
 # Selectors of consumers
@@ -2618,25 +2620,25 @@ def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: 
 
 @shows_in(SelectingMachine)
 def of_selectors_that_may_want_a_message_one_is_asked(patch: Patch) -> None:
-    that_may_want = rooms.CANDIDATE_SCANS.original
-    rooms.CANDIDATE_SCANS.replace(patch, lambda keyed, message: that_may_want(keyed, message)[:1])
+    that_may_want = targets.CANDIDATE_SCANS.original
+    targets.CANDIDATE_SCANS.replace(patch, lambda keyed, message: that_may_want(keyed, message)[:1])
 
 
 @shows_in(SelectingMachine)
 def a_selector_sees_one_page(patch: Patch) -> None:
-    test_page = rooms.TEST_PAGE.original
+    test_page = targets.TEST_PAGE.original
 
     def faulty(
         selecting: QueueSelection, lane: Lane, after_sequence: int, last: int, found: list[PageMessage], bring: Any
     ) -> None:
         test_page(selecting, lane, after_sequence, UNBOUNDED, found, bring)
 
-    rooms.TEST_PAGE.replace(patch, faulty)
+    targets.TEST_PAGE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine, first=9)
 def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -> None:
-    let_go = rooms.POP_DURABLE.original
+    let_go = targets.POP_DURABLE.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
         if lane.selected is None:
@@ -2646,31 +2648,31 @@ def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -
         lane.selected.scan_reads = scanning
         return gone
 
-    rooms.POP_DURABLE.replace(patch, faulty)
+    targets.POP_DURABLE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine, first=1)
 def what_is_being_written_is_not_compared(patch: Patch) -> None:
-    test_above = rooms.TEST_ABOVE.original
+    test_above = targets.TEST_ABOVE.original
 
     def faulty(selecting: QueueSelection, lane: Lane, *rest: Any) -> None:
         recent, lane.unread_in_memory = lane.unread_in_memory, deque()
         test_above(selecting, lane, *rest)
         lane.unread_in_memory = recent
 
-    rooms.TEST_ABOVE.replace(patch, faulty)
+    targets.TEST_ABOVE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
-    page_read = rooms.APPLY_PAGE.original
+    page_read = targets.APPLY_PAGE.original
 
     def faulty(reading: PageReader, read: LaneRead, page: PageResult) -> None:
         selected, read.lane.selected = read.lane.selected, None
         page_read(reading, read, page)
         read.lane.selected = selected
 
-    rooms.APPLY_PAGE.replace(patch, faulty)
+    targets.APPLY_PAGE.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
@@ -2679,53 +2681,53 @@ def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
         assert entry.lane.selected is not None
         entry.lane.selected.entries.pop(entry.sequence, None)
 
-    rooms.FORGET_SELECTED.replace(patch, faulty)
+    targets.FORGET_SELECTED.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
-    first = rooms.FIRST_OF_CURSOR.original
+    first = targets.FIRST_OF_CURSOR.original
 
     def faulty(cursor: ScanCursor) -> Entry | None:
         right = first(cursor)
         others = [one for one in cursor.found.values() if not one.is_out_of_lane and one.message is not None]
         return right and max([right, *others], key=lambda entry: entry.sequence)
 
-    rooms.FIRST_OF_CURSOR.replace(patch, faulty)
+    targets.FIRST_OF_CURSOR.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_is_wanted_is_handed_out_before_all_before_it_is_compared(patch: Patch) -> None:
-    first_wanted = rooms.FIRST_FOUND.original
+    first_wanted = targets.FIRST_FOUND.original
 
     def faulty(queue_dispatch: QueueDispatch, scan: QueueScan) -> Entry | None:
-        rooms.IS_CURSOR_UNFINISHED.replace(patch, False)
+        targets.IS_CURSOR_UNFINISHED.replace(patch, False)
         entry = first_wanted(queue_dispatch, scan)
-        rooms.IS_CURSOR_UNFINISHED.replace(patch, property(lambda cursor: cursor.position < UNBOUNDED))
+        targets.IS_CURSOR_UNFINISHED.replace(patch, property(lambda cursor: cursor.position < UNBOUNDED))
         return entry
 
-    rooms.FIRST_FOUND.replace(patch, faulty)
+    targets.FIRST_FOUND.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch) -> None:
-    first_wanted = rooms.FIRST_FOUND.original
+    first_wanted = targets.FIRST_FOUND.original
 
     def faulty(queue_dispatch: QueueDispatch, scan: QueueScan) -> Entry | None:
         entry = first_wanted(queue_dispatch, scan)
         if entry is not None and any(
-            one.batch > rooms.commit_state_of(queue_dispatch).committed and one.sequence < entry.sequence
+            one.batch > targets.commit_state_of(queue_dispatch).committed and one.sequence < entry.sequence
             for one in entry.lane
         ):
             return None
         return entry
 
-    rooms.FIRST_FOUND.replace(patch, faulty)
+    targets.FIRST_FOUND.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patch: Patch) -> None:
-    first = rooms.FIRST_OF_CURSOR.original
+    first = targets.FIRST_OF_CURSOR.original
 
     def faulty(cursor: ScanCursor) -> Entry | None:
         entry = first(cursor)
@@ -2734,72 +2736,72 @@ def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patc
             entry = min(later, key=lambda one: one.sequence, default=None)
         return entry
 
-    rooms.FIRST_OF_CURSOR.replace(patch, faulty)
+    targets.FIRST_OF_CURSOR.replace(patch, faulty)
 
 
 @shows_in(SelectingMachine)
 def what_comes_back_is_not_compared(patch: Patch) -> None:
-    rooms.COMPARE_REQUEUED.replace(patch, lambda selecting, entry: None)
+    targets.COMPARE_REQUEUED.replace(patch, lambda selecting, entry: None)
 
 
 @shows_in(SelectingMachine)
 def what_comes_back_without_its_body_is_taken_for_wanted(patch: Patch) -> None:
-    rooms.IS_MATCH.replace(patch, lambda cursor, entry: True)
+    targets.IS_MATCH.replace(patch, lambda cursor, entry: True)
 
 
 @shows_in(SelectingMachine)
 def what_arrives_is_not_compared(patch: Patch) -> None:
-    rooms.COMPARE_WHAT_ARRIVED.replace(patch, lambda selecting, entry: None)
+    targets.COMPARE_WHAT_ARRIVED.replace(patch, lambda selecting, entry: None)
 
 
 @shows_in(SelectingMachine)
 def a_lane_that_is_made_later_is_missed_by_selectors(patch: Patch) -> None:
-    rooms.LANE_CREATED.replace(patch, lambda selecting, lane: lane.allocate_selected())
+    targets.LANE_CREATED.replace(patch, lambda selecting, lane: lane.allocate_selected())
 
 
 @shows_in(SelectingMachine)
 def what_is_out_of_its_turn_is_forgotten_with_the_last_selector(patch: Patch) -> None:
-    rooms.IS_SELECTED_EMPTY.replace(patch, property(lambda selected: True))
+    targets.IS_SELECTED_EMPTY.replace(patch, property(lambda selected: True))
 
 
 @shows_in(SelectingMachine)
 def what_is_wanted_is_forgotten_when_it_leaves_memory(patch: Patch) -> None:
-    rooms.HAS_FOUND.replace(patch, lambda selecting, entry: False)
+    targets.HAS_FOUND.replace(patch, lambda selecting, entry: False)
 
 
 @shows_in(SelectingMachine)
 def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
-    rooms.ACTIVATE_SELECTION.replace(patch, lambda selections, selecting: None)
+    targets.ACTIVATE_SELECTION.replace(patch, lambda selections, selecting: None)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_and_was_left_out_for_its_size_is_taken_for_gone(patch: Patch) -> None:
-    page_read = rooms.SEND_WHAT_IS_DUE.original
+    page_read = targets.SEND_WHAT_IS_DUE.original
 
     def faulty(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
         page.is_end = True
         page_read(scheduler, read, page)
 
-    rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
+    targets.SEND_WHAT_IS_DUE.replace(patch, faulty)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_is_looked_for_in_the_lane_of_the_first_alone(patch: Patch) -> None:
     keys = property(lambda read: [message_key(read.lane.key, number) for number in read.lanes])
-    rooms.KEYS_OF_DUE.replace(patch, keys)
+    targets.KEYS_OF_DUE.replace(patch, keys)
 
 
 @shows_in(ScheduledMachine)
 def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
     """In that of its numbers, within what is read together."""
-    page_read = rooms.SEND_WHAT_IS_DUE.original
+    page_read = targets.SEND_WHAT_IS_DUE.original
 
     def faulty(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
         first = scheduler.timers.in_memory[: len(read.lanes)]
         scheduler.timers.in_memory[: len(read.lanes)] = sorted(first, key=lambda timer: split_scheduled_timer(timer)[1])
         page_read(scheduler, read, page)
 
-    rooms.SEND_WHAT_IS_DUE.replace(patch, faulty)
+    targets.SEND_WHAT_IS_DUE.replace(patch, faulty)
 
 
 # Groups
@@ -2807,25 +2809,25 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
 
 @shows_in(GroupsMachine, first=2)
 def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) -> None:
-    rooms.HAS_EARLIER_DELAYED.replace(patch, lambda groups, group, rank, sequence: False)
+    targets.HAS_EARLIER_DELAYED.replace(patch, lambda groups, group, rank, sequence: False)
 
 
 @shows_in(GroupsMachine, first=8)
 def a_group_that_waited_is_forgotten(patch: Patch) -> None:
-    freed = rooms.GROUP_FREED.original
+    freed = targets.GROUP_FREED.original
 
     def faulty(groups: Groups, entry: Entry) -> None:
-        rooms.GROUP_FREED.replace(patch, lambda groups, group: None)
+        targets.GROUP_FREED.replace(patch, lambda groups, group: None)
         ended_delay(groups, entry)
-        rooms.GROUP_FREED.replace(patch, freed)
+        targets.GROUP_FREED.replace(patch, freed)
 
-    ended_delay = rooms.ENDED_DELAY_IN_GROUP.original
-    rooms.ENDED_DELAY_IN_GROUP.replace(patch, faulty)
+    ended_delay = targets.ENDED_DELAY_IN_GROUP.original
+    targets.ENDED_DELAY_IN_GROUP.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine, first=3)
 def a_group_that_waits_holds_back_the_whole_queue(patch: Patch) -> None:
-    rooms.DELAY.replace(patch, _with_wait(rooms.DELAY.original))
+    targets.DELAY.replace(patch, _with_wait(targets.DELAY.original))
 
 
 def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays, Entry, int], bool]:
@@ -2838,44 +2840,44 @@ def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays,
 
 @shows_in(GroupsMachine)
 def a_busy_group_blocks_the_others(patch: Patch) -> None:
-    first_for = rooms.FIRST_OF_GROUPS.original
+    first_for = targets.FIRST_OF_GROUPS.original
 
     def faulty(cursor: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(cursor, consumer)
         if entry is not None and any(
             one.group
             and not one.is_out_of_lane
-            and rooms.groups_of(cursor).owners.get(one.group, consumer) is not consumer
+            and targets.groups_of(cursor).owners.get(one.group, consumer) is not consumer
             for sequence, one in cursor.found.items()
             if sequence < entry.sequence
         ):
             return None, False
         return entry, must_wait
 
-    rooms.FIRST_OF_GROUPS.replace(patch, faulty)
+    targets.FIRST_OF_GROUPS.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def who_owns_a_group_is_offered_what_is_for_all(patch: Patch) -> None:
-    rooms.HAS_OWN_GROUPS.replace(patch, lambda queue_dispatch, consumer, scan: False)
+    targets.HAS_OWN_GROUPS.replace(patch, lambda queue_dispatch, consumer, scan: False)
 
 
 @shows_in(GroupsMachine, first=8)
 def who_was_held_back_by_a_group_that_became_anothers_stays_so(patch: Patch) -> None:
-    rooms.CLASSES_TO_QUERY.replace(patch, _without(rooms.CLASSES_TO_QUERY.original, "times_owned"))
+    targets.CLASSES_TO_QUERY.replace(patch, _without(targets.CLASSES_TO_QUERY.original, "times_owned"))
 
 
 @shows_in(GroupsMachine, first=5)
 def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> None:
-    rooms.CLASSES_TO_QUERY.replace(patch, _without(rooms.CLASSES_TO_QUERY.original, "times_freed"))
+    targets.CLASSES_TO_QUERY.replace(patch, _without(targets.CLASSES_TO_QUERY.original, "times_freed"))
 
 
 def _without(asked_again: Callable[..., list[ConsumerClass]], name: str) -> Callable[..., list[ConsumerClass]]:
     def faulty(queue_dispatch: GroupedQueueDispatch, *rest: Any) -> list[ConsumerClass]:
-        groups = rooms.groups_of_queue_dispatch(queue_dispatch)
-        owned, freed = rooms.owned_and_freed(queue_dispatch)
+        groups = targets.groups_of_queue_dispatch(queue_dispatch)
+        owned, freed = targets.owned_and_freed(queue_dispatch)
         times = (groups.owned_count, freed) if name == "times_owned" else (owned, groups.freed_count)
-        rooms.set_owned_and_freed(queue_dispatch, times)
+        targets.set_owned_and_freed(queue_dispatch, times)
         return asked_again(queue_dispatch, *rest)
 
     return faulty
@@ -2883,7 +2885,7 @@ def _without(asked_again: Callable[..., list[ConsumerClass]], name: str) -> Call
 
 @shows_in(GroupsMachine)
 def a_group_stays_with_a_consumer_that_is_gone(patch: Patch) -> None:
-    rooms.UNSUBSCRIBED_FROM_GROUPS.replace(patch, lambda groups, consumer: None)
+    targets.UNSUBSCRIBED_FROM_GROUPS.replace(patch, lambda groups, consumer: None)
 
 
 @shows_in(GroupsMachine)
@@ -2893,16 +2895,16 @@ def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
         took(groups, entry, consumer)
         if entry.sequence % 3 == 0:
             groups.owners.pop(entry.group, None)
-            rooms.GROUP_FREED.of(groups)(entry.group)
+            targets.GROUP_FREED.of(groups)(entry.group)
         entry.is_first_of_group = is_first
 
-    took = rooms.DISPATCHED_OF_GROUP.original
-    rooms.DISPATCHED_OF_GROUP.replace(patch, faulty)
+    took = targets.DISPATCHED_OF_GROUP.original
+    targets.DISPATCHED_OF_GROUP.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def a_group_that_is_closed_stays_its_consumers(patch: Patch) -> None:
-    rooms.CLOSES_GROUP.replace(patch, lambda header: False)
+    targets.CLOSES_GROUP.replace(patch, lambda header: False)
 
 
 @shows_in(GroupsMachine)
@@ -2911,8 +2913,8 @@ def what_was_passed_over_of_a_busy_group_is_passed_over_for_good(patch: Patch) -
         sequence, is_known = stands(cursor, group)
         return (sequence, True) if is_known else (None, False)
 
-    stands = rooms.HEAD_OF_GROUP.original
-    rooms.HEAD_OF_GROUP.replace(patch, faulty)
+    stands = targets.HEAD_OF_GROUP.original
+    targets.HEAD_OF_GROUP.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
@@ -2922,11 +2924,11 @@ def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
             return False
         if sequence % 2:
             # Only this one.
-            del rooms.skipped(cursor)[group]
+            del targets.skipped(cursor)[group]
         return True
 
-    passes_over = rooms.SKIPS.original
-    rooms.SKIPS.replace(patch, faulty)
+    passes_over = targets.SKIPS.original
+    targets.SKIPS.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine, first=4)
@@ -2937,13 +2939,13 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
             assert entry.lane.queue.watcher is not None
             entry.lane.queue.watcher.on_delay_ended(entry)
 
-    delay_stray = rooms.DELAY_SELECTED.original
-    rooms.DELAY_SELECTED.replace(patch, faulty)
+    delay_stray = targets.DELAY_SELECTED.original
+    targets.DELAY_SELECTED.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
 def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
-    first_for = rooms.FIRST_OF_GROUPS.original
+    first_for = targets.FIRST_OF_GROUPS.original
 
     def faulty(cursor: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         entry, must_wait = first_for(cursor, consumer)
@@ -2954,7 +2956,7 @@ def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
         ]
         return max([entry, *later], key=lambda one: one.sequence), must_wait
 
-    rooms.FIRST_OF_GROUPS.replace(patch, faulty)
+    targets.FIRST_OF_GROUPS.replace(patch, faulty)
 
 
 @shows_in(GroupsMachine)
@@ -2963,8 +2965,8 @@ def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
         took(groups, entry, consumer)
         entry.is_first_of_group = False
 
-    took = rooms.DISPATCHED_OF_GROUP.original
-    rooms.DISPATCHED_OF_GROUP.replace(patch, faulty)
+    took = targets.DISPATCHED_OF_GROUP.original
+    targets.DISPATCHED_OF_GROUP.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -2975,22 +2977,22 @@ def a_wildcard_is_served_queue_by_queue(patch: Patch) -> None:
         if true_next(dispatch, wildcard) is None:
             return None
         for queue in wildcard.queues:
-            if not queue.is_paused and rooms.receivers_of(dispatch, queue).exclusive in (None, wildcard):
+            if not queue.is_paused and targets.receivers_of(dispatch, queue).exclusive in (None, wildcard):
                 for rank in range(10):
-                    head = rooms.DISPATCH_OF_QUEUE.of(dispatch)(queue).head_for(wildcard, rank)
+                    head = targets.DISPATCH_OF_QUEUE.of(dispatch)(queue).head_for(wildcard, rank)
                     if isinstance(head, Entry):
                         return head
                     if head is not None:
                         break
         return None
 
-    true_next = rooms.TRUE_NEXT.original
-    rooms.TRUE_NEXT.replace(patch, faulty)
+    true_next = targets.TRUE_NEXT.original
+    targets.TRUE_NEXT.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_queue_that_is_made_later_is_missed_by_wildcards(patch: Patch) -> None:
-    rooms.QUEUE_CREATED.replace(patch, lambda wildcards, queue: None)
+    targets.QUEUE_CREATED.replace(patch, lambda wildcards, queue: None)
 
 
 @shows_in(WildcardMachine)
@@ -2999,7 +3001,7 @@ def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
         has_room = wildcard.session.unsent_bytes < wildcard.memory.unsent_max
         return has_room and len(wildcard.held) < wildcard.window * max(1, len(wildcard.queues))
 
-    rooms.IS_WILDCARD_OPEN.replace(patch, faulty)
+    targets.IS_WILDCARD_OPEN.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -3014,8 +3016,8 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
             entry.lane = wrong.lane(entry.lane.rank)
         end_consumer(subscribing, consumer, is_lost=is_lost)
 
-    end_consumer = rooms.END_CONSUMER.original
-    rooms.END_CONSUMER.replace(patch, faulty)
+    end_consumer = targets.END_CONSUMER.original
+    targets.END_CONSUMER.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
@@ -3023,17 +3025,17 @@ def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch
     def faulty(way: QueueDispatch, consumer: BrokerConsumer, rank: int) -> Entry | int | None:
         head = head_for(way, consumer, rank)
         if isinstance(head, int) and head != HOLDS:
-            rooms.REQUEST_PAGE.of(way)(rooms.queue_of(way).lane(rank))
+            targets.REQUEST_PAGE.of(way)(targets.queue_of(way).lane(rank))
             return None
         return head
 
-    head_for = rooms.HEAD_FOR.original
-    rooms.HEAD_FOR.replace(patch, faulty)
+    head_for = targets.HEAD_FOR.original
+    targets.HEAD_FOR.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine)
 def a_wildcard_overtakes_what_is_being_committed_in_another_queue(patch: Patch) -> None:
-    rooms.LIMIT_OF_RANK.replace(patch, lambda dispatch, wildcard, rank: UNBOUNDED)
+    targets.LIMIT_OF_RANK.replace(patch, lambda dispatch, wildcard, rank: UNBOUNDED)
 
 
 @shows_in(WildcardMachine, first=2)
@@ -3041,13 +3043,13 @@ def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(pa
     def faulty(dispatch: WildcardDispatch, wildcard: Wildcard, rank: int) -> int:
         return min(limit(dispatch, wildcard, each) for each in range(rank + 1))
 
-    limit = rooms.LIMIT_OF_RANK.original
-    rooms.LIMIT_OF_RANK.replace(patch, faulty)
+    limit = targets.LIMIT_OF_RANK.original
+    targets.LIMIT_OF_RANK.replace(patch, faulty)
 
 
 @shows_rarely_in(WildcardMachine)
 def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> None:
-    rooms.ADD_UNCOMMITTED.replace(patch, lambda wildcards, queues: None)
+    targets.ADD_UNCOMMITTED.replace(patch, lambda wildcards, queues: None)
 
 
 @shows_in(WildcardMachine)
@@ -3056,7 +3058,7 @@ def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
         is_ordinary = queue.destination.kind is DestinationKind.QUEUE and not queue.destination.topic
         return is_ordinary and matches(wildcard.pattern_words, queue.name.split("."))
 
-    rooms.MATCHES_QUEUE.replace(patch, faulty)
+    targets.MATCHES_QUEUE.replace(patch, faulty)
 
 
 @shows_in(WildcardMachine, first=2)
@@ -3064,19 +3066,19 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence)
         queue = consumer.held[ack.sequence].lane.queue
-        wildcards = rooms.commit_state_of(acknowledging).touched_wildcards
+        wildcards = targets.commit_state_of(acknowledging).touched_wildcards
         was_touched = consumer in wildcards
         acknowledge(acknowledging, session, ack)
         if isinstance(consumer, Wildcard) and not was_touched:
             del wildcards[consumer]
-            rooms.touched(acknowledging)[queue] = None
+            targets.touched(acknowledging)[queue] = None
             for other in consumer.all_queues():
                 if other is not queue:
-                    for standing in rooms.head_sequences(consumer):
+                    for standing in targets.head_sequences(consumer):
                         standing.pop(other, None)
 
-    acknowledge = rooms.ACKNOWLEDGE.original
-    rooms.ACKNOWLEDGE.replace(patch, faulty)
+    acknowledge = targets.ACKNOWLEDGE.original
+    targets.ACKNOWLEDGE.replace(patch, faulty)
 
 
 # Giving back ----------------------------------------------------------------------------------------------------------
@@ -3086,8 +3088,8 @@ Kept = set[tuple[str, int, int]]
 
 @shows_in(ReleasingMachine)
 def what_is_kept_is_given_back_and_dispatched_again(patch: Patch) -> None:
-    release_held = rooms.RELEASE_HELD.original
-    rooms.RELEASE_HELD.replace(patch, lambda releasing, consumer, kept: release_held(releasing, consumer, set()))
+    release_held = targets.RELEASE_HELD.original
+    targets.RELEASE_HELD.replace(patch, lambda releasing, consumer, kept: release_held(releasing, consumer, set()))
 
 
 @shows_in(ReleasingMachine, first=2)
@@ -3097,25 +3099,25 @@ def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
         held = [entry for entry in consumer.held.values() if entry.sequence in sequences]
         release_held(releasing, consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in held})
 
-    release_held = rooms.RELEASE_HELD.original
-    rooms.RELEASE_HELD.replace(patch, faulty)
+    release_held = targets.RELEASE_HELD.original
+    targets.RELEASE_HELD.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
 def a_connection_that_was_cut_keeps_what_it_had_not_begun(patch: Patch) -> None:
-    keep = rooms.KEEP_STARTED.original
-    rooms.KEEP_STARTED.replace(
+    keep = targets.KEEP_STARTED.original
+    targets.KEEP_STARTED.replace(
         patch, lambda releasing, consumer, kept: keep(releasing, consumer, consumer.held.values())
     )
 
 
 @shows_in(ReleasingMachine)
 def a_connection_that_was_cut_keeps_nothing(patch: Patch) -> None:
-    keep = rooms.KEEP_STARTED.original
-    rooms.KEEP_STARTED.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, ()))
+    keep = targets.KEEP_STARTED.original
+    targets.KEEP_STARTED.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, ()))
 
 
-def _while_releasing(patch: Patch, target: rooms.AnyTarget, with_this: object) -> None:
+def _while_releasing(patch: Patch, target: targets.AnyTarget, with_this: object) -> None:
     """Wrong only while that is given back which subscriptions hold."""
 
     def faulty(releasing: Releasing, consumer: BrokerConsumer, kept: Kept) -> None:
@@ -3123,18 +3125,18 @@ def _while_releasing(patch: Patch, target: rooms.AnyTarget, with_this: object) -
             target.replace(inner, with_this)
             release_held(releasing, consumer, kept)
 
-    release_held = rooms.RELEASE_HELD.original
-    rooms.RELEASE_HELD.replace(patch, faulty)
+    release_held = targets.RELEASE_HELD.original
+    targets.RELEASE_HELD.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
 def a_request_to_give_back_charges_an_attempt(patch: Patch) -> None:
-    requeue = rooms.REQUEUE.original
+    requeue = targets.REQUEUE.original
 
     def faulty(outcomes: Outcomes, entry: Entry, reason: Reason) -> None:
         requeue(outcomes, entry, Reason.LOST)
 
-    _while_releasing(patch, rooms.REQUEUE, faulty)
+    _while_releasing(patch, targets.REQUEUE, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3142,7 +3144,7 @@ def what_a_request_gives_back_goes_to_the_end(patch: Patch) -> None:
     def faulty(lane: Lane, entry: Entry) -> None:
         _arrived_of(lane).append(entry)
 
-    _while_releasing(patch, rooms.RETURN_TO_LANE, faulty)
+    _while_releasing(patch, targets.RETURN_TO_LANE, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3151,8 +3153,8 @@ def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
         release(releasing, session, request)
         session.round -= 1
 
-    release = rooms.RELEASE.original
-    rooms.RELEASE.replace(patch, faulty)
+    release = targets.RELEASE.original
+    targets.RELEASE.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=0)
@@ -3161,11 +3163,11 @@ def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> 
         for name in request.subscriptions:
             consumer = session.consumers.get(name)
             if consumer is not None and consumer.mode is not AckMode.AUTO and session.has_rounds:
-                rooms.RELEASE_HELD.of(releasing)(consumer, set(request.kept))
+                targets.RELEASE_HELD.of(releasing)(consumer, set(request.kept))
         release(releasing, session, request)
 
-    release = rooms.RELEASE.original
-    rooms.RELEASE.replace(patch, faulty)
+    release = targets.RELEASE.original
+    targets.RELEASE.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3175,8 +3177,8 @@ def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
         if consumer.auto_window is not None and not consumer.is_suspended:
             consumer.window = consumer.auto_window.size = max(2, consumer.window // 2)
 
-    restart_auto_window = rooms.RESTART_AUTO_WINDOW.original
-    rooms.RESTART_AUTO_WINDOW.replace(patch, faulty)
+    restart_auto_window = targets.RESTART_AUTO_WINDOW.original
+    targets.RESTART_AUTO_WINDOW.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3184,26 +3186,26 @@ def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         acknowledge(acknowledging, session, ack)
-        consumer.wake(rooms.commit_state_of(acknowledging).now_ms)
+        consumer.wake(targets.commit_state_of(acknowledging).now_ms)
 
-    acknowledge = rooms.ACKNOWLEDGE.original
-    rooms.ACKNOWLEDGE.replace(patch, faulty)
+    acknowledge = targets.ACKNOWLEDGE.original
+    targets.ACKNOWLEDGE.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
 def asking_does_not_wake_one_that_rests(patch: Patch) -> None:
     def faulty(pulling: Pulling, session: ConnectionState, credit: Credit) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            rooms.WAKE_CONSUMER.replace(inner, lambda releasing, consumer: None)
+            targets.WAKE_CONSUMER.replace(inner, lambda releasing, consumer: None)
             ask(pulling, session, credit)
 
-    ask = rooms.PULL.original
-    rooms.PULL.replace(patch, faulty)
+    ask = targets.PULL.original
+    targets.PULL.replace(patch, faulty)
 
 
 @shows_in(ReleasingGroupsMachine)
 def a_group_stays_with_one_that_rests(patch: Patch) -> None:
-    rooms.FREE_GROUPS_OF_SUSPENDED.replace(patch, lambda groups, queue: None)
+    targets.FREE_GROUPS_OF_SUSPENDED.replace(patch, lambda groups, queue: None)
 
 
 @shows_in(ReleasingGroupsMachine, first=2)
@@ -3217,8 +3219,8 @@ def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patc
         for session, transactions in sessions.items():
             session.transactions = transactions
 
-    free = rooms.FREE_GROUPS_OF_SUSPENDED.original
-    rooms.FREE_GROUPS_OF_SUSPENDED.replace(patch, faulty)
+    free = targets.FREE_GROUPS_OF_SUSPENDED.original
+    targets.FREE_GROUPS_OF_SUSPENDED.replace(patch, faulty)
 
 
 @shows_in(ReleasingGroupsMachine)
@@ -3231,14 +3233,14 @@ def a_group_leaves_one_that_rests_though_it_has_kept_one_of_it(patch: Patch) -> 
         for consumer, its in held.items():
             consumer.held = its
 
-    free = rooms.FREE_GROUPS_OF_SUSPENDED.original
-    rooms.FREE_GROUPS_OF_SUSPENDED.replace(patch, faulty)
+    free = targets.FREE_GROUPS_OF_SUSPENDED.original
+    targets.FREE_GROUPS_OF_SUSPENDED.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=5)
 def an_earlier_dispatch_is_acknowledged_and_refused(patch: Patch) -> None:
-    consumer_of = rooms.CONSUMER_OF.original
-    rooms.CONSUMER_OF.replace(
+    consumer_of = targets.CONSUMER_OF.original
+    targets.CONSUMER_OF.replace(
         patch, lambda session, subscription, sequence, dispatch=0: consumer_of(session, subscription, sequence)
     )
 
@@ -3248,8 +3250,8 @@ def an_earlier_dispatch_is_acknowledged_and_refused(patch: Patch) -> None:
 
 @shows_in(ReleasingMachine)
 def an_abort_that_charges_what_it_refused_charges_all(patch: Patch) -> None:
-    abort = rooms.ABORT_TRANSACTION.original
-    rooms.ABORT_TRANSACTION.replace(
+    abort = targets.ABORT_TRANSACTION.original
+    targets.ABORT_TRANSACTION.replace(
         patch, lambda transactions, session, name, counts_all: abort(transactions, session, name, counts_all=True)
     )
 
@@ -3262,8 +3264,8 @@ def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
         else:
             _abort_without_an_attempt(transactions, session, name)
 
-    abort = rooms.ABORT_TRANSACTION.original
-    rooms.ABORT_TRANSACTION.replace(patch, faulty)
+    abort = targets.ABORT_TRANSACTION.original
+    targets.ABORT_TRANSACTION.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3275,8 +3277,8 @@ def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None
         if transaction is not None and was_acknowledged:
             del transaction.nacks[nack.sequence]
 
-    nack_message = rooms.NACK.original
-    rooms.NACK.replace(patch, faulty)
+    nack_message = targets.NACK.original
+    targets.NACK.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=3)
@@ -3286,8 +3288,8 @@ def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.is_started = is_started
 
-    requeue = rooms.REQUEUE.original
-    rooms.REQUEUE.replace(patch, faulty)
+    requeue = targets.REQUEUE.original
+    targets.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3296,8 +3298,8 @@ def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> N
         say_started(acknowledging, session, started)
         session.consumer(started.subscription).held[started.sequence].is_started = False
 
-    say_started = rooms.MARK_STARTED.original
-    rooms.MARK_STARTED.replace(patch, faulty)
+    say_started = targets.MARK_STARTED.original
+    targets.MARK_STARTED.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=2)
@@ -3308,8 +3310,8 @@ def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> Non
             ack.started = None
         acknowledge(acknowledging, session, ack)
 
-    acknowledge = rooms.ACKNOWLEDGE.original
-    rooms.ACKNOWLEDGE.replace(patch, faulty)
+    acknowledge = targets.ACKNOWLEDGE.original
+    targets.ACKNOWLEDGE.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3319,8 +3321,8 @@ def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_b
         end_consumer(subscribing, consumer, is_lost=is_lost)
         consumer.session.names_begun = names_begun
 
-    end_consumer = rooms.END_CONSUMER.original
-    rooms.END_CONSUMER.replace(patch, faulty)
+    end_consumer = targets.END_CONSUMER.original
+    targets.END_CONSUMER.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3330,8 +3332,8 @@ def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> Non
         entry.was_lost = False
         return entry
 
-    new_entry = rooms.LOAD_ENTRY.original
-    rooms.LOAD_ENTRY.replace(patch, faulty)
+    new_entry = targets.LOAD_ENTRY.original
+    targets.LOAD_ENTRY.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=10)
@@ -3341,36 +3343,36 @@ def a_message_is_said_to_be_lost_after_it_was_refused(patch: Patch) -> None:
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.was_lost |= was_lost
 
-    requeue = rooms.REQUEUE.original
-    rooms.REQUEUE.replace(patch, faulty)
+    requeue = targets.REQUEUE.original
+    targets.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(BrokerMachine, first=4)
 def a_queue_to_which_an_open_transaction_sends_goes(patch: Patch) -> None:
-    rooms.IS_RESERVED.replace(patch, lambda queues, queue: False)
+    targets.IS_RESERVED.replace(patch, lambda queues, queue: False)
 
 
 @shows_in(BrokerMachine, first=3)
 def room_that_was_kept_for_a_transaction_is_never_free(patch: Patch) -> None:
-    rooms.FREE_RESERVATIONS.replace(patch, lambda queues, promised: None)
+    targets.FREE_RESERVATIONS.replace(patch, lambda queues, promised: None)
 
 
 # Causes ---------------------------------------------------------------------------------------------------------------
 
 
 def _say(patch: Patch, faulty: Callable[[KnownCauses | None, str], KnownCauses]) -> None:
-    rooms.APPEND_CAUSE.replace(patch, faulty)
+    targets.APPEND_CAUSE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine, first=8)
 def the_last_cause_is_not_updated(patch: Patch) -> None:
-    with_cause = rooms.APPEND_CAUSE.original
+    with_cause = targets.APPEND_CAUSE.original
     _say(patch, lambda before, cause: with_cause(before, cause) if before is None else before)
 
 
 @shows_in(FailingMachine, first=8)
 def the_first_cause_is_overwritten(patch: Patch) -> None:
-    with_cause = rooms.APPEND_CAUSE.original
+    with_cause = targets.APPEND_CAUSE.original
     _say(patch, lambda before, cause: with_cause(None, cause))
 
 
@@ -3385,18 +3387,18 @@ def causes_are_lost_over_a_restart(patch: Patch) -> None:
         found.causes = NO_CAUSES
         return new_entry(reading, lane, found, message)
 
-    new_entry = rooms.LOAD_ENTRY.original
-    rooms.LOAD_ENTRY.replace(patch, faulty)
+    new_entry = targets.LOAD_ENTRY.original
+    targets.LOAD_ENTRY.replace(patch, faulty)
 
 
 @shows_in(PagingMachine, first=1)
 def causes_that_left_memory_do_not_come_back(patch: Patch) -> None:
-    rooms.LOAD_CAUSES.replace(patch, lambda resident, entry, causes: None)
+    targets.LOAD_CAUSES.replace(patch, lambda resident, entry, causes: None)
 
 
 @shows_in(PagingMachine, first=17)
 def causes_leave_memory_before_the_store_has_them(patch: Patch) -> None:
-    rooms.CAN_UNLOAD_CAUSES.replace(patch, lambda resident, entry: True)
+    targets.CAN_UNLOAD_CAUSES.replace(patch, lambda resident, entry: True)
 
 
 @shows_in(FailingMachine, first=1)
@@ -3409,9 +3411,9 @@ def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
         nack_message(acknowledging, session, nack)
 
     said: dict[int, str] = {}
-    nack_message, requeue = rooms.NACK.original, rooms.REQUEUE.original
-    rooms.NACK.replace(patch, noting)
-    rooms.REQUEUE.replace(patch, faulty)
+    nack_message, requeue = targets.NACK.original, targets.REQUEUE.original
+    targets.NACK.replace(patch, noting)
+    targets.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -3421,8 +3423,8 @@ def only_the_message_that_a_nack_names_gets_its_cause(patch: Patch) -> None:
             nack = Nack(nack.subscription, nack.sequence, None, nack.delay_ms, nack.is_rejected)
         fail(outcomes, entry, reason, nack)
 
-    fail = rooms.FAIL.original
-    rooms.FAIL.replace(patch, faulty)
+    fail = targets.FAIL.original
+    targets.FAIL.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -3432,8 +3434,8 @@ def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
             entry.causes = KnownCauses(entry.causes.first, entry.causes.first, entry.causes.batch)
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
 
-    requeue = rooms.REQUEUE.original
-    rooms.REQUEUE.replace(patch, faulty)
+    requeue = targets.REQUEUE.original
+    targets.REQUEUE.replace(patch, faulty)
 
 
 @shows_in(FailingMachine)
@@ -3443,8 +3445,8 @@ def a_dead_letter_does_not_say_its_causes(patch: Patch) -> None:
     ) -> tuple[Destination, SentMessage]:
         return made(message, origin, policy, attempts=attempts, causes=NO_CAUSES, reason=reason, now_ms=now_ms)
 
-    made = rooms.MAKE_DEAD_LETTER.original
-    rooms.MAKE_DEAD_LETTER.replace(patch, faulty)
+    made = targets.MAKE_DEAD_LETTER.original
+    targets.MAKE_DEAD_LETTER.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=2)
@@ -3454,8 +3456,8 @@ def a_doomed_transaction_is_committed(patch: Patch) -> None:
             session.transactions[commit.transaction].is_rollback_only = False
         commit_it(transactions, session, commit)
 
-    commit_it = rooms.COMMIT.original
-    rooms.COMMIT.replace(patch, faulty)
+    commit_it = targets.COMMIT.original
+    targets.COMMIT.replace(patch, faulty)
 
 
 # Pulling --------------------------------------------------------------------------------------------------------------
@@ -3467,12 +3469,12 @@ def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[BrokerConsumer
     def faulty(nothing_ready: NothingReady, consumer: BrokerConsumer, queue: Queue) -> bool:
         if is_nothing_ready(nothing_ready, consumer, queue):
             return True
-        queue_dispatch = rooms.queue_dispatch_of(nothing_ready, queue)
+        queue_dispatch = targets.queue_dispatch_of(nothing_ready, queue)
         heads = (queue_dispatch.head_for(consumer, lane.rank) for lane in queue.lanes)
         return is_faulty(consumer, queue) and not isinstance(next(filter(None, heads), None), Entry)
 
-    is_nothing_ready = rooms.IS_NOTHING_READY.original
-    rooms.IS_NOTHING_READY.replace(patch, faulty)
+    is_nothing_ready = targets.IS_NOTHING_READY.original
+    targets.IS_NOTHING_READY.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3488,11 +3490,11 @@ def nothing_is_said_to_be_ready_while_a_selector_is_compared(patch: Patch) -> No
 @shows_in(ReleasingGroupsMachine)
 def nothing_is_said_to_be_ready_for_a_wildcard_while_a_page_is_read(patch: Patch) -> None:
     def faulty(dispatch: WildcardDispatch, wildcard: Wildcard) -> bool:
-        rooms.awaiting_page(dispatch).discard(wildcard)
+        targets.awaiting_page(dispatch).discard(wildcard)
         return is_nothing_ready(dispatch, wildcard)
 
-    is_nothing_ready = rooms.IS_NOTHING_READY_ANYWHERE.original
-    rooms.IS_NOTHING_READY_ANYWHERE.replace(patch, faulty)
+    is_nothing_ready = targets.IS_NOTHING_READY_ANYWHERE.original
+    targets.IS_NOTHING_READY_ANYWHERE.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine, first=1)
@@ -3503,13 +3505,13 @@ def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
         if consumer.pull_request is not None:
             consumer.pull_request.remaining += 1
 
-    acknowledge = rooms.ACKNOWLEDGE.original
-    rooms.ACKNOWLEDGE.replace(patch, faulty)
+    acknowledge = targets.ACKNOWLEDGE.original
+    targets.ACKNOWLEDGE.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
 def a_request_to_give_back_leaves_what_was_asked_for(patch: Patch) -> None:
-    _while_releasing(patch, rooms.FORGET_PULL_REQUEST, lambda pull_requests, consumer: None)
+    _while_releasing(patch, targets.FORGET_PULL_REQUEST, lambda pull_requests, consumer: None)
 
 
 @shows_in(ReleasingMachine)
@@ -3517,10 +3519,10 @@ def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> No
     def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         if consumer.pull_request is not None:
             with pytest.MonkeyPatch.context() as inner:
-                rooms.FORGET_PULL_REQUEST.replace(inner, rooms.FORGET_PULL_REQUEST.original)
+                targets.FORGET_PULL_REQUEST.replace(inner, targets.FORGET_PULL_REQUEST.original)
                 pull_requests.end(consumer)
 
-    _while_releasing(patch, rooms.FORGET_PULL_REQUEST, faulty)
+    _while_releasing(patch, targets.FORGET_PULL_REQUEST, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3529,8 +3531,8 @@ def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
         add(pull_requests, consumer)
         pull_requests.no_wait.setdefault(consumer.queue or consumer, {})[consumer] = None
 
-    add = rooms.ADD_PULL_REQUEST.original
-    rooms.ADD_PULL_REQUEST.replace(patch, faulty)
+    add = targets.ADD_PULL_REQUEST.original
+    targets.ADD_PULL_REQUEST.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3541,8 +3543,8 @@ def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> 
             consumer.pull_request.remaining = 0
         return ask(pulling, session, credit)
 
-    ask = rooms.PULL.original
-    rooms.PULL.replace(patch, faulty)
+    ask = targets.PULL.original
+    targets.PULL.replace(patch, faulty)
 
 
 @shows_in(ReleasingMachine)
@@ -3554,20 +3556,20 @@ def something_comes_behind_the_end_of_a_wish(patch: Patch) -> None:
                 one.consumer.pull_request.remaining = one.unused
         return ended
 
-    take_ended = rooms.TAKE_ENDED_PULL_REQUESTS.original
-    rooms.TAKE_ENDED_PULL_REQUESTS.replace(patch, faulty)
+    take_ended = targets.TAKE_ENDED_PULL_REQUESTS.original
+    targets.TAKE_ENDED_PULL_REQUESTS.replace(patch, faulty)
 
 
-def targets_of(fault: Fault) -> dict[str, rooms.AnyTarget]:
+def targets_of(fault: Fault) -> dict[str, targets.AnyTarget]:
     """What it replaces, at once or only while something runs, by the names of the table."""
-    return {name: vars(rooms)[name] for name in _replaced_in(fault.__name__)}
+    return {name: vars(targets)[name] for name in _replaced_in(fault.__name__)}
 
 
 def _replaced_in(name: str) -> Iterator[str]:
     """In a function or class of this file, and in those that it uses."""
     for each in ast.walk(_definitions()[name]):
         match each:
-            case ast.Attribute(ast.Attribute(ast.Name("rooms"), target), "replace"):
+            case ast.Attribute(ast.Attribute(ast.Name("targets"), target), "replace"):
                 yield target
             case ast.Name(used) if used in _definitions() and used != name:
                 yield from _replaced_in(used)

@@ -15,7 +15,7 @@ class Kind(Enum):
     COMMIT = "COMMIT"
 
 
-class Verdict(Enum):
+class NumberStatus(Enum):
     """What is to happen to a number."""
 
     NEW = "it is accepted"
@@ -78,21 +78,21 @@ class Producers:
 
     # ---- Numbers ----
 
-    def verdict(self, name: str, kind: Kind, number: int, *, says_gapless: bool) -> Verdict:
+    def status_of(self, name: str, kind: Kind, number: int, *, declares_gapless: bool) -> NumberStatus:
         """But for the limit of producers, and that a transaction may not be open."""
         producer = self.remembered().get(name, Producer(0))
         if kind is Kind.COMMIT and number in producer.resolved[-self.resolved_max :]:
-            return Verdict.REFUSED
-        if says_gapless and producer.is_gapless is False:
-            return Verdict.REFUSED
-        is_gapless = producer.is_gapless or says_gapless
+            return NumberStatus.REFUSED
+        if declares_gapless and producer.is_gapless is False:
+            return NumberStatus.REFUSED
+        is_gapless = producer.is_gapless or declares_gapless
         highest = producer.highest(kind)
         if number > highest:
-            return Verdict.REFUSED if is_gapless and number > highest + 1 else Verdict.NEW
+            return NumberStatus.REFUSED if is_gapless and number > highest + 1 else NumberStatus.NEW
         may_be_left_out = not is_gapless and number < highest
         if may_be_left_out or producer.is_lost(kind, number, self.resolved_max):
-            return Verdict.UNKNOWN
-        return Verdict.REPEAT
+            return NumberStatus.UNKNOWN
+        return NumberStatus.REPEAT
 
     def first_use_in(self, name: str, kind: Kind, number: int) -> int:
         """The batch that the receipt of a repeat waits for."""
@@ -108,7 +108,7 @@ class Producers:
         *,
         is_stored: bool,
         has_made: bool,
-        says_gapless: bool,
+        declares_gapless: bool,
     ) -> None:
         """Not a repeat. If it `has_made` the queue of a virtual topic, a repeat waits for that."""
         before = self._before(name, now_ms, gathering)
@@ -117,7 +117,7 @@ class Producers:
             used_ms=now_ms,
             uses=before.uses + 1,
             has_committed=before.has_committed or kind is Kind.COMMIT,
-            is_gapless=says_gapless if before.is_gapless is None else before.is_gapless,
+            is_gapless=declares_gapless if before.is_gapless is None else before.is_gapless,
             used=before.used | {(kind, number): gathering if is_stored or has_made else WRITTEN_BEFORE},
             known_in=gathering if is_stored else None,
         )
@@ -164,7 +164,7 @@ class Producers:
         )
         self._known.setdefault(name, []).append(Known(gathering, producer))
 
-    def asked(self, name: str, gathering: int) -> int:
+    def query(self, name: str, gathering: int) -> int:
         """The batch that the answer waits for: all that it says is durable then."""
         known = self._known.get(name)
         if known is None:
@@ -196,8 +196,8 @@ class Producers:
 
     def crashed(self, durable: int) -> None:
         for name, known in list(self._known.items()):
-            left = [one for one in known if one.written_in is not None and one.written_in <= durable]
-            self._known[name] = [Known(WRITTEN_BEFORE, left[-1].producer if left else None)]
+            remaining = [one for one in known if one.written_in is not None and one.written_in <= durable]
+            self._known[name] = [Known(WRITTEN_BEFORE, remaining[-1].producer if remaining else None)]
 
     def stopped(self) -> None:
         for name, known in list(self._known.items()):
@@ -212,8 +212,8 @@ class Producers:
     def _before(self, name: str, now_ms: int, gathering: int) -> Producer:
         """What a producer is before it is used, for which another may have to go."""
         if self._is_one_too_many(name):
-            gone = min(self._dispensable(now_ms), key=lambda each: self.remembered()[each].used_ms)
-            self._known[gone].append(Known(gathering, None))
+            evicted = min(self._dispensable(now_ms), key=lambda each: self.remembered()[each].used_ms)
+            self._known[evicted].append(Known(gathering, None))
         return self.remembered().get(name, Producer(now_ms, uses=0))
 
     def _is_one_too_many(self, name: str) -> bool:

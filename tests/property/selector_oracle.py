@@ -91,7 +91,7 @@ TRUTH, NUMBER, TEXT = "truth", "number", "text"
 # What it comes to ----------------------------------------------------------------------------------------------------
 
 
-def is_wanted(node: Node, message: SentMessage, headers: dict[str, str]) -> bool:
+def matches(node: Node, message: SentMessage, headers: dict[str, str]) -> bool:
     # A name with underscores that a message lacks means the header with hyphens.
     with_hyphens = {name.replace("-", "_"): value for name, value in headers.items() if "-" in name}
     return truth_of(node, {**with_hyphens, **headers, **of_message(message)}) is True
@@ -284,8 +284,8 @@ def _printed(node: Node, is_grouped: bool) -> tuple[int, str]:
             return _PREDICATE, f"{name.name} {'not ' * is_not}in ({', '.join(map(quoted, texts))})"
         case Like(name, is_not, pattern, escape):
             spelling = "".join(_pattern_character(each, escape) for each in pattern)
-            behind = "" if escape is None else f" Escape {quoted(escape)}"
-            return _PREDICATE, f"{name.name} {'NOT ' * is_not}LIKE {quoted(spelling)}{behind}"
+            escape_clause = "" if escape is None else f" Escape {quoted(escape)}"
+            return _PREDICATE, f"{name.name} {'NOT ' * is_not}LIKE {quoted(spelling)}{escape_clause}"
         case IsNull(name, is_not):
             return _PREDICATE, f"{name.name} IS {'NOT ' * is_not}NULL"
 

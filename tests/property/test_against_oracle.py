@@ -72,26 +72,26 @@ def test_a_browse_may_show_a_message_as_it_was_before_it_was_dispatched_and_came
         is_narrow=True,
         attempts_max=3,
         never=set(),
-        readers=[{"who": 0, "queue": "a", "mode": AckMode.CLIENT, "window": 2} | PLAIN],
+        readers=[{"peer_index": 0, "queue": "a", "mode": AckMode.CLIENT, "window": 2} | PLAIN],
     )
-    is_sent = {"wants_receipt": False, "expires_in": None, "is_big": False, "count": 1}
+    is_sent = {"has_receipt": False, "expires_in": None, "is_big": False, "count": 1}
     steps: list[tuple[str, dict[str, object]]] = [
-        ("send", {"who": 1, "queue": "a", "priority": 4, "persistent": True} | is_sent),
+        ("send", {"peer_index": 1, "queue": "a", "priority": 4, "persistent": True} | is_sent),
         ("all_becomes_durable", {}),
-        ("turn_and_take", {}),
+        ("turn_and_send", {}),
         ("crash", {}),
         ("restart", {}),
-        ("browse", {"who": 1, "queue": "a", "selector": "TRUE"}),
+        ("browse", {"peer_index": 1, "queue": "a", "selector": "TRUE"}),
         ("turn", {}),
         # The browser's page and the consumer's, both as they are now.
         *[("read_page", {})] * 2,
-        ("hand_page_over", {}),
-        ("turn_and_take", {}),
-        ("disconnect", {"who": 0, "is_clean": True, "taken": 0}),
-        ("hand_page_over", {}),
+        ("deliver_page", {}),
+        ("turn_and_send", {}),
+        ("disconnect", {"peer_index": 0, "is_clean": True, "sent_count": 0}),
+        ("deliver_page", {}),
         ("turn", {}),
     ]
     for step in steps:
         machine.happens(action=step)
-    (look,) = machine.oracle.looks
-    assert [letter.deliveries for letter in look.shown] == [1]
+    (browse,) = machine.oracle.browses
+    assert [letter.deliveries for letter in browse.shown] == [1]

@@ -6,7 +6,7 @@ from tests.property.oracle import Disagreement, Ended, Letter, NackOptions, Orac
 from truenext.commands import AckMode
 
 
-class World:
+class ScriptedBroker:
     """An oracle, and a broker that does what is said here."""
 
     def __init__(self, attempts_max: int = 7) -> None:
@@ -51,145 +51,145 @@ class World:
 
 
 def test_what_is_given_back_comes_again_without_an_attempt_but_for_what_is_kept() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer)
-    world.send(peer, "m1", "m2", "m3")
-    world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
-    world.oracle.release(peer, [reader], [world.name("m2")])
-    assert (peer.round, world.letter("m1").attempts) == (1, 0)
-    world.turn((reader, "m1"), (reader, "m3"))
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer)
+    broker.send(peer, "m1", "m2", "m3")
+    broker.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
+    broker.oracle.release(peer, [reader], [broker.name("m2")])
+    assert (peer.round, broker.letter("m1").attempts) == (1, 0)
+    broker.turn((reader, "m1"), (reader, "m3"))
 
 
 def test_what_is_kept_by_an_earlier_dispatch_is_given_back() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer)
-    world.send(peer, "m1")
-    world.turn((reader, "m1"))
-    earlier = world.name("m1")
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer)
+    broker.send(peer, "m1")
+    broker.turn((reader, "m1"))
+    earlier = broker.name("m1")
     for _ in range(2):
-        world.oracle.release(peer, [reader], [])
-        world.turn((reader, "m1"))
-    world.oracle.release(peer, [reader], [earlier])
-    world.turn((reader, "m1"))
+        broker.oracle.release(peer, [reader], [])
+        broker.turn((reader, "m1"))
+    broker.oracle.release(peer, [reader], [earlier])
+    broker.turn((reader, "m1"))
 
 
 def test_one_that_rests_gets_nothing_until_it_is_woken() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer)
-    world.send(peer, "m1")
-    world.turn((reader, "m1"))
-    world.oracle.release(peer, [reader], [], suspends=True)
-    world.turn()
-    world.oracle.check_idle()
-    world.oracle.wake(reader)
-    world.turn((reader, "m1"))
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer)
+    broker.send(peer, "m1")
+    broker.turn((reader, "m1"))
+    broker.oracle.release(peer, [reader], [], suspends=True)
+    broker.turn()
+    broker.oracle.check_idle()
+    broker.oracle.wake(reader)
+    broker.turn((reader, "m1"))
 
 
 def test_a_group_leaves_one_that_rests_once_it_has_nothing_of_it() -> None:
-    world = World()
-    peer = world.connect()
-    reader, other = world.subscribe(peer), world.subscribe(world.connect("t"), "d")
-    world.send(peer, "m1", "m2", "m3", group="g")
-    world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
-    world.oracle.begin(peer, "t")
-    world.oracle.acknowledge(peer, world.letter("m2"), "t")
-    world.oracle.release(peer, [reader], [world.name("m1")], suspends=True)
-    world.turn()
-    world.oracle.acknowledge(peer, world.letter("m1"))
-    world.turn()
-    world.oracle.commit(peer, "t")
-    world.turn((other, "m3"))
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader, other = broker.subscribe(peer), broker.subscribe(broker.connect("t"), "d")
+    broker.send(peer, "m1", "m2", "m3", group="g")
+    broker.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
+    broker.oracle.begin(peer, "t")
+    broker.oracle.acknowledge(peer, broker.letter("m2"), "t")
+    broker.oracle.release(peer, [reader], [broker.name("m1")], suspends=True)
+    broker.turn()
+    broker.oracle.acknowledge(peer, broker.letter("m1"))
+    broker.turn()
+    broker.oracle.commit(peer, "t")
+    broker.turn((other, "m3"))
 
 
 def test_an_aborted_transaction_is_charged_for_what_it_refused() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer)
-    world.send(peer, "m1", "m2", "m3")
-    world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
-    world.oracle.begin(peer, "t")
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer)
+    broker.send(peer, "m1", "m2", "m3")
+    broker.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
+    broker.oracle.begin(peer, "t")
     for label in ("m1", "m2"):
-        world.oracle.acknowledge(peer, world.letter(label), "t")
-    world.oracle.nack_acknowledged(world.letter("m2"), NackOptions())
-    world.oracle.release(peer, [reader], [], transaction="t", counts_all=False)
-    assert [world.letter(label).attempts for label in ("m1", "m2", "m3")] == [0, 1, 0]
+        broker.oracle.acknowledge(peer, broker.letter(label), "t")
+    broker.oracle.nack_acknowledged(broker.letter("m2"), NackOptions())
+    broker.oracle.release(peer, [reader], [], transaction="t", counts_all=False)
+    assert [broker.letter(label).attempts for label in ("m1", "m2", "m3")] == [0, 1, 0]
 
 
 def test_a_lost_connection_is_charged_for_what_it_has_begun_in_this_dispatch() -> None:
-    world = World()
-    peer = world.connect(names_begun=True)
-    reader = world.subscribe(peer)
-    world.send(peer, "m1", "m2", "m3")
-    world.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
-    world.oracle.say_started(world.letter("m2"))
-    world.oracle.say_started(world.letter("m3"))
-    world.oracle.release(peer, [reader], [world.name("m2")])
-    world.turn((reader, "m1"), (reader, "m3"))
-    world.oracle.disconnect(peer, is_clean=False)
-    assert [world.letter(label).attempts for label in ("m1", "m2", "m3")] == [0, 1, 0]
-    assert [world.letter(label).was_lost for label in ("m1", "m2", "m3")] == [False, True, False]
+    broker = ScriptedBroker()
+    peer = broker.connect(names_begun=True)
+    reader = broker.subscribe(peer)
+    broker.send(peer, "m1", "m2", "m3")
+    broker.turn((reader, "m1"), (reader, "m2"), (reader, "m3"))
+    broker.oracle.mark_started(broker.letter("m2"))
+    broker.oracle.mark_started(broker.letter("m3"))
+    broker.oracle.release(peer, [reader], [broker.name("m2")])
+    broker.turn((reader, "m1"), (reader, "m3"))
+    broker.oracle.disconnect(peer, is_clean=False)
+    assert [broker.letter(label).attempts for label in ("m1", "m2", "m3")] == [0, 1, 0]
+    assert [broker.letter(label).was_lost for label in ("m1", "m2", "m3")] == [False, True, False]
 
 
 def test_one_that_pulls_gets_what_it_asks_for_and_is_told_of_the_rest() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer, is_pulling=True)
-    world.send(peer, "m1", "m2", "m3")
-    world.turn()
-    world.oracle.ask(reader, 1, waits=False, correlation="a")
-    world.turn((reader, "m1"))
-    world.oracle.acknowledge(peer, world.letter("m1"))
-    world.turn()
-    world.oracle.ask(reader, 4, waits=False, correlation="b")
-    world.turn((reader, "m2"), (reader, "m3"), ended=((reader, Ended(2, "b")),))
-    world.send(peer, "m4")
-    world.turn()
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer, is_pulling=True)
+    broker.send(peer, "m1", "m2", "m3")
+    broker.turn()
+    broker.oracle.pull(reader, 1, waits=False, correlation="a")
+    broker.turn((reader, "m1"))
+    broker.oracle.acknowledge(peer, broker.letter("m1"))
+    broker.turn()
+    broker.oracle.pull(reader, 4, waits=False, correlation="b")
+    broker.turn((reader, "m2"), (reader, "m3"), ended=((reader, Ended(2, "b")),))
+    broker.send(peer, "m4")
+    broker.turn()
 
 
 def test_a_wish_that_waits_does_not_end_until_it_is_withdrawn() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer, is_pulling=True)
-    world.oracle.ask(reader, 3, waits=True, correlation=None)
-    world.turn()
-    world.oracle.check_idle()
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer, is_pulling=True)
+    broker.oracle.pull(reader, 3, waits=True, correlation=None)
+    broker.turn()
+    broker.oracle.check_idle()
     with pytest.raises(Disagreement, match="has withdrawn"):
-        world.oracle.withdraw(reader, "w", None)
-    world.oracle.withdraw(reader, "w", Ended(3, "w"))
-    world.oracle.withdraw(reader, "v", Ended(0, "v"))
-    world.turn()
+        broker.oracle.withdraw(reader, "w", None)
+    broker.oracle.withdraw(reader, "w", Ended(3, "w"))
+    broker.oracle.withdraw(reader, "v", Ended(0, "v"))
+    broker.turn()
 
 
 def test_a_wish_that_does_not_wait_ends_at_once_where_nothing_is_ready() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer, is_pulling=True)
-    world.oracle.ask(reader, 3, waits=False, correlation=None)
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer, is_pulling=True)
+    broker.oracle.pull(reader, 3, waits=False, correlation=None)
     with pytest.raises(Disagreement, match="it is not told"):
-        world.turn()
+        broker.turn()
 
 
 def test_a_wish_does_not_end_while_something_is_ready() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer, is_pulling=True)
-    world.send(peer, "m1")
-    world.oracle.ask(reader, 3, waits=False, correlation=None)
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer, is_pulling=True)
+    broker.send(peer, "m1")
+    broker.oracle.pull(reader, 3, waits=False, correlation=None)
     with pytest.raises(Disagreement):
-        world.turn(ended=((reader, Ended(3, None)),))
-    world.oracle.check_turn({}, [], {"q": 0}, [])
+        broker.turn(ended=((reader, Ended(3, None)),))
+    broker.oracle.check_turn({}, [], {"q": 0}, [])
     with pytest.raises(Disagreement, match="is told"):
-        world.oracle.check_turn({}, [], {"q": 0}, [(reader, Ended(3, None))])
+        broker.oracle.check_turn({}, [], {"q": 0}, [(reader, Ended(3, None))])
 
 
 def test_a_wish_ends_with_a_request_to_give_back_and_nobody_says_so() -> None:
-    world = World()
-    peer = world.connect()
-    reader = world.subscribe(peer, is_pulling=True)
-    world.oracle.ask(reader, 3, waits=True, correlation=None)
-    world.oracle.release(peer, [reader], [])
-    world.send(peer, "m1")
-    world.turn()
+    broker = ScriptedBroker()
+    peer = broker.connect()
+    reader = broker.subscribe(peer, is_pulling=True)
+    broker.oracle.pull(reader, 3, waits=True, correlation=None)
+    broker.oracle.release(peer, [reader], [])
+    broker.send(peer, "m1")
+    broker.turn()

@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from tests.property import planted_faults, rooms
+from tests.property import planted_faults, targets
 from tests.property.broker_machine import MACHINES, BrokerMachine
 from tests.property.oracle import Disagreement
-from tests.property.rooms import AnyTarget
+from tests.property.targets import AnyTarget
 from truenext.engine.commands.sending import Sending
 from truenext.engine.lifecycle import outcomes
 from truenext.engine.state.queue import Lane
@@ -83,11 +83,11 @@ def test_what_a_fault_replaces_is_called(
     together = {name: target for its in targets.values() for name, target in its.items()}
     never = never_called(machine, together.values(), monkeypatch, steps)
     wrong = [
-        f"{fault.__name__}: {name}, which is {place}"
+        f"{fault.__name__}: {name}, which is {label}"
         for fault, its in targets.items()
         for name, target in its.items()
-        for place in target.places
-        if place in never
+        for label in target.labels
+        if label in never
     ]
     assert not wrong
 
@@ -101,7 +101,7 @@ def never_called(
     examples: int = EXAMPLES_TO_BE_CALLED,
 ) -> set[str]:
     """The places of those that are not, after so many examples."""
-    never = {place for target in targets for place in target.places}
+    never = {label for target in targets for label in target.labels}
     for target in targets:
         target.watch(patch, never.discard)
     random = Random(SEED)
@@ -113,24 +113,24 @@ def never_called(
 
 
 def test_what_nobody_calls_is_noticed(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
-    method = rooms.Target(Producers.take_forgotten, Producers)
-    never = never_called(BrokerMachine, [rooms.SEND, method], monkeypatch, steps, examples=5)
+    method = targets.Target(Producers.take_forgotten, Producers)
+    never = never_called(BrokerMachine, [targets.SEND, method], monkeypatch, steps, examples=5)
     assert never == {"Producers.take_forgotten"}
 
 
 def test_what_is_called_in_one_module_and_not_in_another_is_noticed(
     monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
-    function = rooms.Target(remove, outcomes, writing)
+    function = targets.Target(remove, outcomes, writing)
     never = never_called(BrokerMachine, [function], monkeypatch, steps, examples=5)
     assert never == {"truenext.engine.writing.entries.remove"}
 
 
 def test_a_line_of_the_table_that_is_wrong_is_refused() -> None:
     with pytest.raises(LookupError, match="Lane has no such send"):
-        rooms.Target(Sending.send, Lane)
+        targets.Target(Sending.send, Lane)
     with pytest.raises(LookupError, match="Lane has no is_awake"):
-        rooms.Attribute("is_awake", Lane)
+        targets.Attribute("is_awake", Lane)
 
 
 @pytest.mark.drawn

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.property.selector_oracle import Node, conditions, is_wanted, messages, respelled, written
+from tests.property.selector_oracle import Node, conditions, matches, messages, respelled, written
 from truenext.errors import RemoteProtocolError
 from truenext.message import SentMessage
 from truenext.order import rank
@@ -30,10 +30,10 @@ def test_a_selector_wants_what_the_oracle_wants(
     text = written(node, is_converted=is_converted)
     compiled = compile_selector(text)
     for message, headers in sent:
-        wanted = is_wanted(node, message, headers)
-        assert compiled.matches(message) is wanted, f"{text!r} of {message}"
-        assert not wanted or rank(message.priority) in compiled.ranks, f"{text!r} of {message}"
-        if wanted and compiled.required is not None:
+        is_match = matches(node, message, headers)
+        assert compiled.matches(message) is is_match, f"{text!r} of {message}"
+        assert not is_match or rank(message.priority) in compiled.ranks, f"{text!r} of {message}"
+        if is_match and compiled.required is not None:
             its, texts = compiled.required
             assert its.value_in(message.header) in texts, f"{text!r} of {message}"
 
@@ -46,7 +46,7 @@ def test_another_spelling_of_a_selector_is_the_same_one(
     text = written(node)
     assert are_equivalent(text, respelled(text))
     assert are_equivalent(text, written(node, is_grouped=True))
-    assert not are_equivalent(text, written(other)) or is_wanted(node, *sent) is is_wanted(other, *sent)
+    assert not are_equivalent(text, written(other)) or matches(node, *sent) is matches(other, *sent)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, database=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.contract.test_history import Told
+from tests.contract.test_history import RecordedEngine
 from truenext.commands import (
     Abort,
     Ack,
@@ -31,26 +31,32 @@ WAYS = (AckMode.AUTO, AckMode.CLIENT, AckMode.INDIVIDUAL, AckMode.INDIVIDUAL, Ac
 class BusyClients:
     def __init__(self, seed: int, steps: int) -> None:
         self.random = random.Random(seed)
-        self.told = Told(attempts_max=4)
-        self.engine = self.told.engine
+        self.recorded = RecordedEngine(attempts_max=4)
+        self.engine = self.recorded.engine
         self.now_us = 1_000_000
         self.joined = 0
         self.sessions = [self.join() for _ in range(4)]
         actions: list[tuple[Callable[[int], None], int]] = [
-            *((self.send, 24), (self.turn, 14), (self.begin, 16), (self.answer, 16), (self.answer_in_transaction, 6)),
-            *((self.end_transaction, 4), (self.release, 5), (self.wake, 4), (self.ask, 10), (self.leave, 5)),
-            *((self.subscribe_again, 2), (self.pass_time, 6)),
+            *(
+                (self.send, 24),
+                (self.turn, 14),
+                (self.start_one, 16),
+                (self.answer, 16),
+                (self.answer_in_transaction, 6),
+            ),
+            *((self.end_transaction, 4), (self.release, 5), (self.wake, 4), (self.pull, 10), (self.disconnect, 5)),
+            *((self.subscribe_again, 2), (self.advance, 6)),
         ]
         for action in self.random.choices([one for one, _ in actions], [weight for _, weight in actions], k=steps):
             action(self.random.randrange(len(self.sessions)))
-        self.told.commit()
+        self.recorded.commit()
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
 
     def join(self) -> ConnectionState:
         self.joined += 1
-        session = self.told.session(str(self.joined))
+        session = self.recorded.session(str(self.joined))
         session.has_rounds = True
         session.names_begun = self.chance(0.7)
         self.subscribe(session)
@@ -75,8 +81,8 @@ class BusyClients:
             ),
         )
 
-    def consumer(self, place: int) -> BrokerConsumer | None:
-        return self.sessions[place].consumers.get("s")
+    def consumer(self, index: int) -> BrokerConsumer | None:
+        return self.sessions[index].consumers.get("s")
 
     def some_of(self, consumer: BrokerConsumer | None) -> int | None:
         """The sequence of something that it holds and answers for itself."""
@@ -84,34 +90,34 @@ class BusyClients:
             return None
         return self.random.choice(list(consumer.held))
 
-    def send(self, place: int) -> None:
+    def send(self, index: int) -> None:
         destination = parse(self.random.choice(QUEUES[:3]), "")
         priority = self.random.choice([9, 4, 4, 0])
-        self.told.send(self.sessions[place], priority, persistent=self.chance(0.5), destination=destination)
+        self.recorded.send(self.sessions[index], priority, persistent=self.chance(0.5), destination=destination)
 
-    def turn(self, place: int) -> None:
-        self.told.commit()
-        self.engine.on_all_sent(self.sessions[place])
+    def turn(self, index: int) -> None:
+        self.recorded.commit()
+        self.engine.on_all_sent(self.sessions[index])
 
-    def begin(self, place: int) -> None:
-        consumer = self.consumer(place)
+    def start_one(self, index: int) -> None:
+        consumer = self.consumer(index)
         sequence = self.some_of(consumer)
         if consumer is not None and sequence is not None and consumer.session.names_begun:
             dispatch = consumer.held[sequence].deliveries
             self.engine.mark_started(consumer.session, Started("s", sequence, dispatch))
 
-    def answer(self, place: int) -> None:
-        sequence = self.some_of(self.consumer(place))
+    def answer(self, index: int) -> None:
+        sequence = self.some_of(self.consumer(index))
         if sequence is None:
             return
         if self.chance(0.7):
-            self.engine.acknowledge(self.sessions[place], Ack("s", sequence))
+            self.engine.acknowledge(self.sessions[index], Ack("s", sequence))
         else:
-            self.engine.nack(self.sessions[place], Nack("s", sequence))
+            self.engine.nack(self.sessions[index], Nack("s", sequence))
 
-    def answer_in_transaction(self, place: int) -> None:
-        session = self.sessions[place]
-        sequence = self.some_of(self.consumer(place))
+    def answer_in_transaction(self, index: int) -> None:
+        session = self.sessions[index]
+        sequence = self.some_of(self.consumer(index))
         if sequence is None:
             return
         if "t" not in session.transactions:
@@ -124,16 +130,16 @@ class BusyClients:
         else:
             self.engine.nack(session, Nack("s", sequence, "t"))
 
-    def end_transaction(self, place: int) -> None:
-        session = self.sessions[place]
+    def end_transaction(self, index: int) -> None:
+        session = self.sessions[index]
         if "t" in session.transactions:
             if self.chance(0.5):
                 self.engine.commit(session, Commit("t"))
             else:
                 self.engine.abort(session, Abort("t", counts_all=self.chance(0.5)))
 
-    def release(self, place: int) -> None:
-        session, consumer = self.sessions[place], self.consumer(place)
+    def release(self, index: int) -> None:
+        session, consumer = self.sessions[index], self.consumer(index)
         if consumer is None or consumer.mode is AckMode.AUTO:
             return
         kept = [("s", sequence, entry.deliveries) for sequence, entry in consumer.held.items() if self.chance(0.3)]
@@ -141,33 +147,33 @@ class BusyClients:
         request = Release(["s"], kept, suspends=self.chance(0.5), transaction=transaction, counts_all=self.chance(0.5))
         self.engine.release(session, request)
 
-    def wake(self, place: int) -> None:
-        consumer = self.consumer(place)
+    def wake(self, index: int) -> None:
+        consumer = self.consumer(index)
         if consumer is not None and consumer.mode is not AckMode.AUTO:
-            self.engine.wake(self.sessions[place], Wake("s"))
+            self.engine.wake(self.sessions[index], Wake("s"))
 
-    def ask(self, place: int) -> None:
-        consumer = self.consumer(place)
+    def pull(self, index: int) -> None:
+        consumer = self.consumer(index)
         if consumer is not None and consumer.pull_request is not None:
             count = self.random.choice([0, 1, 2, 5])
-            self.engine.pull(self.sessions[place], Credit("s", count, waits=self.chance(0.5)))
+            self.engine.pull(self.sessions[index], Credit("s", count, waits=self.chance(0.5)))
 
-    def leave(self, place: int) -> None:
-        self.engine.disconnect(self.sessions[place], is_clean=self.chance(0.3))
-        self.sessions[place] = self.join()
+    def disconnect(self, index: int) -> None:
+        self.engine.disconnect(self.sessions[index], is_clean=self.chance(0.3))
+        self.sessions[index] = self.join()
 
-    def subscribe_again(self, place: int) -> None:
+    def subscribe_again(self, index: int) -> None:
         """What transactions have stays theirs."""
-        session = self.sessions[place]
-        if self.consumer(place) is not None:
+        session = self.sessions[index]
+        if self.consumer(index) is not None:
             self.engine.unsubscribe(session, Unsubscribe("s"))
         if self.chance(0.7):
             self.subscribe(session)
 
-    def pass_time(self, place: int) -> None:
-        self.told.commit()
+    def advance(self, index: int) -> None:
+        self.recorded.commit()
         self.now_us += self.random.choice([1_000, 30_000, 700_000, 2_000_000, 12_000_000])
         self.engine.tick(self.now_us, self.now_us)
         for _ in self.engine.stretch_windows():
             pass
-        self.turn(place)
+        self.turn(index)

@@ -106,8 +106,8 @@ class RandomHistory:
         action = self.random.choices(
             [
                 *(self.accept, self.commit, self.subscribe, self.unsubscribe),
-                *(self.dispatch, self.finish, self.drain, self.pause, self.take),
-                *(self.end, self.expire_ended, self.begin, self.change_credit),
+                *(self.dispatch, self.finish, self.drain, self.pause, self.move_or_remove),
+                *(self.end, self.expire_ended, self.start_one, self.change_credit),
             ],
             [28, 10, 8, 2, 40, 24, 2, 1, 1, 1, 4, 14, 8],
         )[0]
@@ -178,7 +178,7 @@ class RandomHistory:
         if consumer in self.consumers[queue]:
             self.consumers[queue][consumer] = count
 
-    def begin(self, queue: str) -> None:
+    def start_one(self, queue: str) -> None:
         held = [each for each in self.present[queue] if each in self.holders]
         if self.chance(self.faults / 2):
             held = [*self.present[queue], *self.dead[queue]]
@@ -200,15 +200,15 @@ class RandomHistory:
         held = [each for each, holder in self.holders.items() if holder == consumer]
         # A transaction has some of it, or somebody has forgotten them.
         kept = [each for each in held if self.chance(0.3)]
-        is_told_first = self.chance(0.5)
-        if is_told_first:
+        is_recorded_first = self.chance(0.5)
+        if is_recorded_first:
             self.add("unsubscribed", queue=queue, consumer=consumer)
         for sequence in held:
             if sequence not in kept:
                 del self.holders[sequence]
                 is_lost = (sequence in self.started or self.chance(self.faults)) and self.chance(0.5)
                 self.requeue(queue, sequence, "lost" if is_lost else "released")
-        if not is_told_first:
+        if not is_recorded_first:
             self.add("unsubscribed", queue=queue, consumer=consumer)
 
     def requeue(self, queue: str, sequence: int, reason: str) -> None:
@@ -307,7 +307,7 @@ class RandomHistory:
         self.paused ^= {queue}
         self.add("paused" if queue in self.paused else "resumed", queue=queue)
 
-    def take(self, queue: str) -> None:
+    def move_or_remove(self, queue: str) -> None:
         """Some of what waits is moved or removed."""
         waiting = [each for each in self.present[queue] if each not in self.holders]
         for sequence in waiting[: self.random.choice([1, 2, 5])]:

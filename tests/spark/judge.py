@@ -77,12 +77,12 @@ class Receiver:
         return word in self.mode.split()
 
     @property
-    def tells_started(self) -> bool:
+    def names_started(self) -> bool:
         return self.has("started") and not self.has("auto")
 
     @property
     def is_exact(self) -> bool:
-        return self.tells_started and not (self.has("express") or self.has("pulling") or self.has("selector"))
+        return self.names_started and not (self.has("express") or self.has("pulling") or self.has("selector"))
 
 
 class Judge:
@@ -272,7 +272,7 @@ class Judge:
                 elif each["kind"] == "dead-lettered" and self._forgets(each, letter):
                     self._find("lost-failure", queue, each)
             elif each["kind"] == "started":
-                self._beginning(queue, each)
+                self._on_started(queue, each)
             elif each["kind"] == "returned":
                 self._return(queue, each)
         self._stuck(queue)
@@ -389,10 +389,10 @@ class Judge:
         if letter.where in ("waiting", "delayed", "blocking"):
             self._find("stale", queue, each)
         receiver = self._holder(queue, each, letter)
-        if receiver is not None and receiver.ended and receiver.tells_started and not letter.started:
+        if receiver is not None and receiver.ended and receiver.names_started and not letter.started:
             self._find("stale", queue, each)
 
-    def _beginning(self, queue: str, each: Event) -> None:
+    def _on_started(self, queue: str, each: Event) -> None:
         letter = self._letters(queue, each["event"]).get(each["sequence"])
         receivers, are_all = self._receivers(queue, each["event"])
         receiver = receivers.get(each["consumer"])
@@ -417,7 +417,7 @@ class Judge:
         if reason == "released" and letter.attempts is not None and each["attempts"] > letter.attempts:
             self._find("miscount", queue, each)
         receiver = self._holder(queue, each, letter)
-        if reason in ("lost", "aborted") and receiver is not None and receiver.tells_started and not letter.started:
+        if reason in ("lost", "aborted") and receiver is not None and receiver.names_started and not letter.started:
             self._find("miscount", queue, each)
 
     @staticmethod
@@ -468,10 +468,10 @@ class Judge:
             return
         after = [each for each in self.events if each["run"] == start["run"] and each["event"] > start["event"]]
         own = [each for each in after if each.get("queue") == queue]
-        told = next((each for each in own if each["kind"] == "recovered"), None)
-        goes_on = any(each["kind"] != "recovered" for each in after)
+        recovered = next((each for each in own if each["kind"] == "recovered"), None)
+        continues = any(each["kind"] != "recovered" for each in after)
         # A gap may have swallowed the row, or what came between.
-        until = told or (own[0] if own else None)
+        until = recovered or (own[0] if own else None)
         last = until["event"] if until else max(each["event"] for each in self.events)
         next_start = next(
             (each["event"] for each in self.events if each["kind"] == "run-started" and each["event"] > start["event"]),
@@ -482,22 +482,22 @@ class Judge:
         numbers = {each["event"] for each in self.events}
         if any(number not in numbers for number in range(start["event"], last)):
             return
-        if told is None and not goes_on:
+        if recovered is None and not continues:
             return
         letters = self._letters(queue, start["event"])
         # `_letters` stops before the start.
         self._start(start, self._seen(letters, start["event"]))
         certain = [each for each in letters.values() if each.where == "waiting"]
         perhaps = [each for each in letters.values() if each.where in ("doubtful", "uncertain")]
-        count = told["count"] if told else 0
+        count = recovered["count"] if recovered else 0
         if count < len(certain):
             self.found["lost", queue] += len(certain) - count
-            if told:
-                self.lost_at.add(told["event"])
+            if recovered:
+                self.lost_at.add(recovered["event"])
             elif own or next_start is not None:
                 self.lost_before.add(last)
         whole = self.events[0]["event"] == 1 and self.runs == list(range(self.runs[0], self.runs[-1] + 1))
-        if told and whole and count > len(certain) + len(perhaps):
+        if recovered and whole and count > len(certain) + len(perhaps):
             self.found["resurrected", queue] += count - len(certain) - len(perhaps)
 
     def _seen(self, letters: dict[int, Letter], number: int) -> dict[int, Letter]:

@@ -59,7 +59,7 @@ def _forget_nothing(self: Account) -> None:
     """A gap changes nothing."""
 
 
-def _no_looking(self: Account, event: int, at: int) -> None:
+def _no_check(self: Account, event: int, at: int) -> None:
     """Nobody is ever idle."""
 
 
@@ -72,7 +72,7 @@ def _forget_what_ended(self: Account, event: int, at: int) -> None:
 FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "commits ignored": (Account, "become_visible", _blind_to_commits),
     "gaps ignored": (Account, "gap", _forget_nothing),
-    "idle time ignored": (Account, "check_idle", _no_looking),
+    "idle time ignored": (Account, "check_idle", _no_check),
     "what is gone forgotten": (RemovedMessages, "get", lambda self, sequence: 0),
     "order ignored": (Account, "judge", lambda self, event, at, message, consumer: None),
     "recovered ignored": (Account, "recovered", lambda self, event, at, count: None),
@@ -179,7 +179,7 @@ def test_what_stands_behind_one_of_a_group_that_is_being_committed_is_no_evidenc
         assert [finding.overtaken_sequence for finding in account.findings] == [2]
 
 
-def ended(*, began_anew: bool = True) -> Account:
+def ended(*, was_reset: bool = True) -> Account:
     """Of a durable subscription that ended with two messages, 1 and 2, and began anew with 3."""
     account = Account(RemovedMessages(), 10)
     account.subscribed(1, 1, 1, 10)
@@ -189,7 +189,7 @@ def ended(*, began_anew: bool = True) -> Account:
     account.returned(5, 5, 1, 0)
     account.unsubscribed(6, 6, 1)
     account.queue_ended(7, 7)
-    if began_anew:
+    if was_reset:
         account.subscribed(8, 8, 2, 10)
         account.accepted(9, 9, 3, 4, True, 9, 9)
     return account
@@ -237,7 +237,7 @@ def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int,
 
 
 def test_what_of_an_ended_subscription_a_start_does_not_find_is_lost() -> None:
-    account = ended(began_anew=False)
+    account = ended(was_reset=False)
     account.end(8, 8, 2, EventCode.EXPIRED)
     account.run_started(10, 10, Start.CONTINUED | Start.RECOVERED, 9)
     account.resolve_recovered(11)

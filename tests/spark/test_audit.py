@@ -105,12 +105,14 @@ def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
 
 
 def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame: Frame) -> None:
-    story = Story(window=3).give(1, 2).requeue(1, reason="lost", attempts=1).window(0).give(1).begin(3).requeue(2)
+    story = (
+        Story(window=3).dispatch(1, 2).requeue(1, reason="lost", attempts=1).window(0).dispatch(1).start(3).requeue(2)
+    )
     pulling = "client-individual with selector with started pulling"
-    story.subscribe(2, pulling, None).ask(1, of=2).give(5, 4, to=2).requeue(4, attempts=1)
+    story.subscribe(2, pulling, None).request(1, of=2).dispatch(5, 4, to=2).requeue(4, attempts=1)
     for number, priority in ((3, -1), (4, 2), (5, 1)):
         story.subscribe(number, STARTED + " exclusive", priority=priority)
-    story.give(2, to=4).give(3, to=5)
+    story.dispatch(2, to=4).dispatch(3, to=5)
     assert len(story.found) == 6
     results = audit(frame(story.events))
     assert {each.kind: each.count for each in results.verdict.findings} == {
@@ -195,10 +197,10 @@ def test_gaps_are_found_wherever_they_are(frame: Frame) -> None:
 
 def test_a_commit_makes_all_batches_before_it_durable(frame: Frame) -> None:
     empty: Event = dict.fromkeys(EVENTS.names)
-    told = [(1, 3), (1, 2), (1, 5), (2, 1)]
+    recorded = [(1, 3), (1, 2), (1, 5), (2, 1)]
     history = [
         empty | {"event": number, "run": run, "at": EPOCH, "kind": "committed", "batch": batch}
-        for number, (run, batch) in enumerate(told, 1)
+        for number, (run, batch) in enumerate(recorded, 1)
     ]
     rows = {(row["run"], row["batch"], row["visible_event"]) for row in commits(frame(history)).collect()}
     assert rows == {(1, 1, 1), (1, 2, 1), (1, 3, 1), (1, 4, 3), (1, 5, 3), (2, 1, 4)}
@@ -254,8 +256,8 @@ def test_audit_of_a_folder_whose_name_looks_like_a_pattern_reads_that_folder(
 ) -> None:
     history, _ = serve(true_next, 4, messages=3)
     for number, (name, alike) in enumerate([(ODD_NAME, "other"), ("run[1]", "run1"), ("{a,b}*", "ax")]):
-        told = f'{{"kind": "closed", "process": "p", "n": {number}, "at": 1}}\n'
-        for folder, text in ((tmp_path / name, told), (tmp_path / alike, told.replace("closed", "alike"))):
+        recorded = f'{{"kind": "closed", "process": "p", "n": {number}, "at": 1}}\n'
+        for folder, text in ((tmp_path / name, recorded), (tmp_path / alike, recorded.replace("closed", "alike"))):
             folder.mkdir()
             (folder / "p-000001.jsonl").write_text(text)
         (row,) = read_stage_events(spark, [tmp_path / name]).collect()
@@ -286,11 +288,11 @@ def test_a_path_that_java_cannot_open_is_refused_before_spark_is(
             run([tmp_path], out=tmp_path / name)
 
 
-@pytest.mark.parametrize("place", ["history/events", "events", "."])
+@pytest.mark.parametrize("folder", ["history/events", "events", "."])
 def test_a_history_is_found_in_each_of_its_places(
-    place: str, spark: SparkSession, frame: Frame, tmp_path: Path
+    folder: str, spark: SparkSession, frame: Frame, tmp_path: Path
 ) -> None:
     history, _ = serve(true_next, 4, messages=3)
-    frame(history).write.partitionBy("date").parquet(str(tmp_path / "here" / place))
+    frame(history).write.partitionBy("date").parquet(str(tmp_path / "here" / folder))
     read: Any = read_events(spark, tmp_path / "here", tmp_path / "scratch")
     assertDataFrameEqual(read.select(*EVENTS.names), frame(history))

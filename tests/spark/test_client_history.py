@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract.test_history import Told
+from tests.contract.test_history import RecordedEngine
 from tests.property import planted_faults
 from tests.spark.busy_clients import BusyClients
 from tests.spark.test_engine_history import events_of, judged
@@ -32,7 +32,7 @@ def test_what_such_clients_leave_is_judged_right_and_all_of_it_is_told() -> None
     print("first seed", first)
     seen: Counter[str] = Counter()
     for seed in range(first, first + 60):
-        events = events_of(BusyClients(seed, 150).told)
+        events = events_of(BusyClients(seed, 150).recorded)
         assert not judged(events), seed
         for event in events:
             seen[event["kind"]] += 1
@@ -47,27 +47,27 @@ def test_what_such_clients_leave_is_judged_right_and_all_of_it_is_told() -> None
 @pytest.mark.parametrize("others", ["/queue/orders", "/queue/>"])
 @pytest.mark.parametrize("exclusive", ["/queue/orders", "/queue/>"])
 def test_nobody_is_called_idle_while_an_exclusive_consumer_has_a_full_window(exclusive: str, others: str) -> None:
-    told = Told()
+    recorded = RecordedEngine()
     sessions = []
     for name, address in (("first", others), ("exclusive", exclusive), ("last", others)):
-        sessions.append(told.session(name))
+        sessions.append(recorded.session(name))
         subscribe = Subscribe("s", parse(address, ""), AckMode.INDIVIDUAL, 1, is_exclusive=name == "exclusive")
-        told.engine.subscribe(sessions[-1], subscribe)
+        recorded.engine.subscribe(sessions[-1], subscribe)
     for _ in range(4):
-        told.send(sessions[0])
-    assert not after(told, 30)
-    told.engine.disconnect(sessions[1], is_clean=True)
-    assert not after(told, 60)
-    assert [event["consumer"] for event in events_of(told) if event["kind"] == "dispatched"] == [2, 1, 3]
+        recorded.send(sessions[0])
+    assert not after(recorded, 30)
+    recorded.engine.disconnect(sessions[1], is_clean=True)
+    assert not after(recorded, 60)
+    assert [event["consumer"] for event in events_of(recorded) if event["kind"] == "dispatched"] == [2, 1, 3]
 
 
-def after(told: Told, seconds: int) -> Counter[str]:
+def after(recorded: RecordedEngine, seconds: int) -> Counter[str]:
     """What is found when nothing happens for so long."""
-    told.commit()
-    told.engine.tick(seconds * 1_000_000, seconds * 1000)
-    told.engine.pause("elsewhere")
-    told.commit()
-    return judged(events_of(told))
+    recorded.commit()
+    recorded.engine.tick(seconds * 1_000_000, seconds * 1000)
+    recorded.engine.pause("elsewhere")
+    recorded.commit()
+    return judged(events_of(recorded))
 
 
 def who_rests_goes_on(patch: Patch) -> None:
@@ -97,10 +97,10 @@ def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
     forget = PullRequests.forget
 
     def forgets_for_others(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
-        left = consumer.pull_request.remaining if consumer.pull_request is not None else 0
+        remaining = consumer.pull_request.remaining if consumer.pull_request is not None else 0
         forget(pull_requests, consumer)
         if consumer.pull_request is not None:
-            consumer.pull_request.remaining = left
+            consumer.pull_request.remaining = remaining
 
     patch.setattr(PullRequests, "forget", forgets_for_others)
 
@@ -231,16 +231,16 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
     fault: Callable[[Patch], None], kind: str, monkeypatch: Patch
 ) -> None:
     fault(monkeypatch)
-    assert any(judged(events_of(BusyClients(seed, 200).told))[kind] for seed in range(60))
+    assert any(judged(events_of(BusyClients(seed, 200).recorded))[kind] for seed in range(60))
 
 
 def test_what_others_get_beside_an_exclusive_consumer_is_found(monkeypatch: Patch) -> None:
     """And no other finding: who got it has credit, and it is the true next message."""
     exclusive_consumers_share_their_queue(monkeypatch)
-    told = Told()
+    recorded = RecordedEngine()
     for number in (1, 2):
         subscribe = Subscribe("s", parse("/queue/orders", ""), AckMode.INDIVIDUAL, 1, is_exclusive=number == 1)
-        told.engine.subscribe(told.session(str(number)), subscribe)
+        recorded.engine.subscribe(recorded.session(str(number)), subscribe)
     for _ in range(2):
-        told.send(told.session("sender"))
-    assert after(told, 1) == {"uncredited": 1}
+        recorded.send(recorded.session("sender"))
+    assert after(recorded, 1) == {"uncredited": 1}

@@ -61,12 +61,12 @@ class Story:
             self.add("accepted", sequence=sequence, priority=4, persistent=True, size=1, batch=0)
         return self
 
-    def give(self, *sequences: int, to: int = 1) -> Story:
+    def dispatch(self, *sequences: int, to: int = 1) -> Story:
         for sequence in sequences:
             self.add("dispatched", sequence=sequence, consumer=to, deliveries=1)
         return self
 
-    def begin(self, *sequences: int, by: int = 1) -> Story:
+    def start(self, *sequences: int, by: int = 1) -> Story:
         for sequence in sequences:
             self.add("started", sequence=sequence, consumer=by)
         return self
@@ -84,7 +84,7 @@ class Story:
     def window(self, window: int | None, of: int = 1) -> Story:
         return self.add("window", consumer=of, window=window)
 
-    def ask(self, count: int, of: int = 1) -> Story:
+    def request(self, count: int, of: int = 1) -> Story:
         return self.add("requested", consumer=of, count=count)
 
     @property
@@ -100,41 +100,41 @@ class Story:
 
 
 def test_what_comes_to_a_consumer_that_rests_is_found() -> None:
-    story = Story().give(1).requeue(1).window(0).give(1)
+    story = Story().dispatch(1).requeue(1).window(0).dispatch(1)
     assert story.found == [("uncredited", 1, SUSPENDED)]
 
 
 @pytest.mark.parametrize("mode", ["client", "client-individual with selector", "client with selector with express"])
 def test_also_if_it_names_nothing_that_it_begins_or_has_a_selector(mode: str) -> None:
-    assert Story(mode, 5).window(0).give(1).found == [("uncredited", 1, SUSPENDED)]
-    assert Story(mode, 5).window(0).window(5).give(1).found == []
+    assert Story(mode, 5).window(0).dispatch(1).found == [("uncredited", 1, SUSPENDED)]
+    assert Story(mode, 5).window(0).window(5).dispatch(1).found == []
 
 
 def test_what_comes_to_a_consumer_beyond_its_window_is_found() -> None:
-    assert Story().give(1, 2).found == []
-    assert Story().give(1, 2, 3).found == [("uncredited", 3, BEYOND)]
+    assert Story().dispatch(1, 2).found == []
+    assert Story().dispatch(1, 2, 3).found == [("uncredited", 3, BEYOND)]
 
 
 def test_what_a_consumer_has_acknowledged_in_a_transaction_is_not_in_its_window() -> None:
-    assert Story().give(1, 2).begin(1).give(3).found == []
-    assert Story().give(1, 2).begin(1, 1).give(3, 4).found == [("uncredited", 4, BEYOND)]
+    assert Story().dispatch(1, 2).start(1).dispatch(3).found == []
+    assert Story().dispatch(1, 2).start(1, 1).dispatch(3, 4).found == [("uncredited", 4, BEYOND)]
 
 
 @pytest.mark.parametrize("mode", ["client-individual", "auto with started", STARTED + " with express"])
 def test_nothing_is_found_where_it_is_not_known_how_full_the_window_is_or_more_may_come(mode: str) -> None:
-    assert Story(mode, None if mode.startswith("auto") else 2).give(1, 2, 3).found == []
-    assert Story("client with selector with started", 2).give(1, 2, 3).found == []
+    assert Story(mode, None if mode.startswith("auto") else 2).dispatch(1, 2, 3).found == []
+    assert Story("client with selector with started", 2).dispatch(1, 2, 3).found == []
 
 
 def test_a_window_holds_from_where_it_changes() -> None:
-    assert Story(window=1).give(1).window(2).give(2).found == []
-    assert Story(window=5).give(1, 2).window(2).give(3).found == [("uncredited", 3, BEYOND)]
-    assert Story(window=5).give(1, 2).window(2).acknowledge(1).give(3).found == []
-    assert Story().give(1).requeue(1).window(0).window(2).give(1, 2).found == []
+    assert Story(window=1).dispatch(1).window(2).dispatch(2).found == []
+    assert Story(window=5).dispatch(1, 2).window(2).dispatch(3).found == [("uncredited", 3, BEYOND)]
+    assert Story(window=5).dispatch(1, 2).window(2).acknowledge(1).dispatch(3).found == []
+    assert Story().dispatch(1).requeue(1).window(0).window(2).dispatch(1, 2).found == []
 
 
 def test_windows_that_change_untold_in_an_older_history_are_no_finding() -> None:
-    assert Story("client-individual", 10, 30).give(*range(1, 31)).found == []
+    assert Story("client-individual", 10, 30).dispatch(*range(1, 31)).found == []
 
 
 # Pulling
@@ -142,23 +142,23 @@ def test_windows_that_change_untold_in_an_older_history_are_no_finding() -> None
 
 def test_what_a_consumer_has_not_asked_for_is_found() -> None:
     pulling = STARTED + " pulling"
-    assert Story(pulling, None).give(1).found == [("uncredited", 1, UNASKED)]
-    assert Story(pulling, None).ask(2).give(1, 2).found == []
-    assert Story(pulling, None).ask(2).give(1, 2, 3).found == [("uncredited", 3, UNASKED)]
-    assert Story(pulling, None).ask(2).give(1).ask(3).give(2, 3, 4).found == []
-    assert Story(pulling, None).ask(2).give(1).ask(0).give(2).found == [("uncredited", 2, UNASKED)]
+    assert Story(pulling, None).dispatch(1).found == [("uncredited", 1, UNASKED)]
+    assert Story(pulling, None).request(2).dispatch(1, 2).found == []
+    assert Story(pulling, None).request(2).dispatch(1, 2, 3).found == [("uncredited", 3, UNASKED)]
+    assert Story(pulling, None).request(2).dispatch(1).request(3).dispatch(2, 3, 4).found == []
+    assert Story(pulling, None).request(2).dispatch(1).request(0).dispatch(2).found == [("uncredited", 2, UNASKED)]
 
 
 def test_acknowledging_and_giving_back_is_not_asking() -> None:
-    story = Story("client pulling", None).ask(2).give(1, 2).acknowledge(1).requeue(2).give(2)
+    story = Story("client pulling", None).request(2).dispatch(1, 2).acknowledge(1).requeue(2).dispatch(2)
     assert story.found == [("uncredited", 2, UNASKED)]
 
 
 def test_what_a_consumer_with_a_selector_asks_for_counts_once_it_is_told() -> None:
     """One of a pattern never tells."""
     pulling = "client with selector pulling"
-    assert Story(pulling, None).give(3, 1).found == []
-    assert Story(pulling, None).ask(1).give(3, 1).found == [("uncredited", 1, UNASKED)]
+    assert Story(pulling, None).dispatch(3, 1).found == []
+    assert Story(pulling, None).request(1).dispatch(3, 1).found == [("uncredited", 1, UNASKED)]
 
 
 # Exclusive consumers
@@ -171,18 +171,18 @@ def kept_from(number: int) -> str:
 
 
 def test_what_others_get_beside_an_exclusive_consumer_is_found() -> None:
-    story = Story().give(1).subscribe(2, EXCLUSIVE, priority=0)
-    assert story.give(2, to=2).found == []
+    story = Story().dispatch(1).subscribe(2, EXCLUSIVE, priority=0)
+    assert story.dispatch(2, to=2).found == []
     # Whether the exclusive one has credit or not.
-    assert story.give(3, to=2).give(4).found == [("uncredited", 4, kept_from(2))]
-    assert Story().subscribe(2, EXCLUSIVE, priority=0).give(1, to=2).unsubscribe(2).give(2).found == []
+    assert story.dispatch(3, to=2).dispatch(4).found == [("uncredited", 4, kept_from(2))]
+    assert Story().subscribe(2, EXCLUSIVE, priority=0).dispatch(1, to=2).unsubscribe(2).dispatch(2).found == []
 
 
 def test_also_beside_one_that_has_a_selector_and_whoever_gets_it() -> None:
     selective = "client with selector exclusive"
-    assert Story().subscribe(2, selective, priority=0).give(1).found == [("uncredited", 1, kept_from(2))]
+    assert Story().subscribe(2, selective, priority=0).dispatch(1).found == [("uncredited", 1, kept_from(2))]
     story = Story("client with selector", 5).subscribe(2, EXCLUSIVE, priority=0)
-    assert story.give(2).found == [("uncredited", 2, kept_from(2))]
+    assert story.dispatch(2).found == [("uncredited", 2, kept_from(2))]
 
 
 def test_among_exclusive_consumers_the_highest_priority_has_the_queue_and_then_who_came_first() -> None:
@@ -192,28 +192,36 @@ def test_among_exclusive_consumers_the_highest_priority_has_the_queue_and_then_w
             story.subscribe(number, EXCLUSIVE, priority=priority)
         return story
 
-    assert story(0, 0).give(1, to=2).found == []
-    assert story(0, 0).give(1, to=3).found == [("uncredited", 1, kept_from(2))]
-    assert story(-1, 0, -127).give(1, to=3).found == []
-    assert story(-1, 0, -127).give(1, to=2).found == [("uncredited", 1, kept_from(3))]
+    assert story(0, 0).dispatch(1, to=2).found == []
+    assert story(0, 0).dispatch(1, to=3).found == [("uncredited", 1, kept_from(2))]
+    assert story(-1, 0, -127).dispatch(1, to=3).found == []
+    assert story(-1, 0, -127).dispatch(1, to=2).found == [("uncredited", 1, kept_from(3))]
     assert (
-        story(-1, 0, -127).unsubscribe(3).give(1, to=2).unsubscribe(2).give(2, to=4).unsubscribe(4).give(3).found == []
+        story(-1, 0, -127)
+        .unsubscribe(3)
+        .dispatch(1, to=2)
+        .unsubscribe(2)
+        .dispatch(2, to=4)
+        .unsubscribe(4)
+        .dispatch(3)
+        .found
+        == []
     )
     # One of a pattern may have come first and join the queue later.
     late = Story().subscribe(3, EXCLUSIVE, priority=0).subscribe(2, "client with selector exclusive", priority=0)
-    assert late.give(1, to=2).found == []
-    assert late.give(2, to=3).found == [("uncredited", 2, kept_from(2))]
+    assert late.dispatch(1, to=2).found == []
+    assert late.dispatch(2, to=3).found == [("uncredited", 2, kept_from(2))]
 
 
 @pytest.mark.parametrize(
     ("story", "is_stuck"),
     [
-        (Story(messages=3).give(1).subscribe(2, EXCLUSIVE, 1, 0).give(2, to=2), False),
-        (Story(messages=3).give(1).subscribe(2, EXCLUSIVE, 2, 0).give(2, to=2), True),
-        (Story(messages=3).give(1).subscribe(2, EXCLUSIVE, 1, 0).give(2, to=2).unsubscribe(2), True),
-        (Story(messages=3).give(1).subscribe(2, EXCLUSIVE, 1, 0).give(2, to=2).acknowledge(1), False),
-        (Story(messages=3).subscribe(2, EXCLUSIVE, 1, 0).give(1, to=2).subscribe(3, EXCLUSIVE, 1, 0), False),
-        (Story(messages=3).subscribe(2, EXCLUSIVE, 1, 0).give(1, to=2).subscribe(3, EXCLUSIVE, 1, 1), True),
+        (Story(messages=3).dispatch(1).subscribe(2, EXCLUSIVE, 1, 0).dispatch(2, to=2), False),
+        (Story(messages=3).dispatch(1).subscribe(2, EXCLUSIVE, 2, 0).dispatch(2, to=2), True),
+        (Story(messages=3).dispatch(1).subscribe(2, EXCLUSIVE, 1, 0).dispatch(2, to=2).unsubscribe(2), True),
+        (Story(messages=3).dispatch(1).subscribe(2, EXCLUSIVE, 1, 0).dispatch(2, to=2).acknowledge(1), False),
+        (Story(messages=3).subscribe(2, EXCLUSIVE, 1, 0).dispatch(1, to=2).subscribe(3, EXCLUSIVE, 1, 0), False),
+        (Story(messages=3).subscribe(2, EXCLUSIVE, 1, 0).dispatch(1, to=2).subscribe(3, EXCLUSIVE, 1, 1), True),
         (Story(messages=3).subscribe(2, "client with selector exclusive", 5, 0), False),
     ],
 )
@@ -231,42 +239,42 @@ def test_where_an_exclusive_consumer_may_be_that_is_not_known_nobody_is_called_i
 
     assert idle(story()) == idle(story(EXCLUSIVE)) == []
     # That one gets something says that none is exclusive, if it is not itself.
-    assert idle(story().give(20, to=2)) == ["stuck"]
-    assert idle(story(EXCLUSIVE).give(20, to=2)) == []
-    assert idle(story(EXCLUSIVE).give(20, to=2).unsubscribe(2).subscribe(3)) == []
+    assert idle(story().dispatch(20, to=2)) == ["stuck"]
+    assert idle(story(EXCLUSIVE).dispatch(20, to=2)) == []
+    assert idle(story(EXCLUSIVE).dispatch(20, to=2).unsubscribe(2).subscribe(3)) == []
 
 
 # Miscounts
 
 
 def test_an_attempt_that_a_release_counts_is_found() -> None:
-    assert Story().give(1).requeue(1, attempts=1).found == [("miscount", 1, "released")]
-    story = Story().give(1).requeue(1, reason="nacked", attempts=1)
-    assert story.give(1).requeue(1, attempts=1).found == []
-    assert story.give(1).requeue(1, attempts=2).found == [("miscount", 1, "released")]
+    assert Story().dispatch(1).requeue(1, attempts=1).found == [("miscount", 1, "released")]
+    story = Story().dispatch(1).requeue(1, reason="nacked", attempts=1)
+    assert story.dispatch(1).requeue(1, attempts=1).found == []
+    assert story.dispatch(1).requeue(1, attempts=2).found == [("miscount", 1, "released")]
 
 
 def test_an_attempt_that_counts_what_was_not_begun_is_found() -> None:
     for reason in ("lost", "aborted", "lost and delayed", "aborted and blocking"):
-        story = Story().give(1, 2).begin(2).requeue(1, 2, reason=reason, attempts=1)
+        story = Story().dispatch(1, 2).start(2).requeue(1, 2, reason=reason, attempts=1)
         assert story.found == [("miscount", 1, "not started")]
         # Of clients that do not name it, the first is charged, begun or not.
-        assert Story("client-individual").give(1).requeue(1, reason=reason, attempts=1).found == []
-    assert Story().give(1).requeue(1, reason="nacked", attempts=1).found == []
+        assert Story("client-individual").dispatch(1).requeue(1, reason=reason, attempts=1).found == []
+    assert Story().dispatch(1).requeue(1, reason="nacked", attempts=1).found == []
 
 
 @pytest.mark.parametrize("reason", ["released", "nacked", "lost and delayed"])
 def test_a_return_with_fewer_attempts_than_before_is_found_over_a_crash_too(reason: str) -> None:
     for story in (Story(), Story().lose_an_event()):
-        story.give(1).requeue(1, reason="nacked", attempts=2).lose_an_event().give(1).begin(1)
+        story.dispatch(1).requeue(1, reason="nacked", attempts=2).lose_an_event().dispatch(1).start(1)
         story.requeue(1, reason=reason, attempts=1)
         assert ("lost-failure", 1, "an attempt had been counted") in story.found
 
 
 def test_a_dead_letter_that_forgets_why_a_consumer_failed_is_found() -> None:
-    def dead_letter(cause: str | None, said: str | None) -> list[tuple[str, int | None, str]]:
-        story = Story().give(1).add("returned", sequence=1, attempts=1, reason="nacked", cause=said)
-        return story.give(1).add("dead-lettered", sequence=1, cause=cause).found
+    def dead_letter(cause: str | None, written: str | None) -> list[tuple[str, int | None, str]]:
+        story = Story().dispatch(1).add("returned", sequence=1, attempts=1, reason="nacked", cause=written)
+        return story.dispatch(1).add("dead-lettered", sequence=1, cause=cause).found
 
     assert dead_letter(None, "it broke") == [("lost-failure", 1, "a consumer had said why it failed")]
     assert dead_letter("it broke", "it broke") == dead_letter("something else", "it broke") == []
@@ -274,12 +282,12 @@ def test_a_dead_letter_that_forgets_why_a_consumer_failed_is_found() -> None:
 
 
 def test_begun_is_said_of_one_dispatch() -> None:
-    story = Story().give(1).begin(1).requeue(1).give(1).requeue(1, reason="lost", attempts=1)
+    story = Story().dispatch(1).start(1).requeue(1).dispatch(1).requeue(1, reason="lost", attempts=1)
     assert story.found == [("miscount", 1, "not started")]
 
 
 def test_what_was_kept_and_comes_again_is_given_twice() -> None:
-    assert Story(window=5).give(1, 2).requeue(2).give(1).found == [("duplicate", 1, "held by consumer 1")]
+    assert Story(window=5).dispatch(1, 2).requeue(2).dispatch(1).found == [("duplicate", 1, "held by consumer 1")]
 
 
 # Consumers that have ended
@@ -287,49 +295,49 @@ def test_what_was_kept_and_comes_again_is_given_twice() -> None:
 
 def taken_over() -> Story:
     """Consumer 1 has ended with what it had, and consumer 2 has come."""
-    return Story().give(1, 2).requeue(1, 2).unsubscribe().subscribe(2)
+    return Story().dispatch(1, 2).requeue(1, 2).unsubscribe().subscribe(2)
 
 
 def test_what_a_consumer_gets_after_its_end_is_found() -> None:
-    assert taken_over().give(1, to=2).found == []
-    assert taken_over().give(1).found == [("stale", 1, "dispatched to a consumer that had ended")]
+    assert taken_over().dispatch(1, to=2).found == []
+    assert taken_over().dispatch(1).found == [("stale", 1, "dispatched to a consumer that had ended")]
 
 
 def test_what_a_consumer_begins_after_its_end_is_found() -> None:
     late = "started by a consumer that had ended"
-    assert taken_over().begin(1).found == [("stale", 1, late)]
-    assert taken_over().give(1, to=2).begin(1).found == [("stale", 1, late)]
+    assert taken_over().start(1).found == [("stale", 1, late)]
+    assert taken_over().dispatch(1, to=2).start(1).found == [("stale", 1, late)]
     # In a transaction, it is said.
-    assert Story().give(1).unsubscribe().begin(1).found == [("stale", 1, late)]
+    assert Story().dispatch(1).unsubscribe().start(1).found == [("stale", 1, late)]
 
 
 def test_what_a_consumer_begins_and_does_not_hold_is_found() -> None:
     wrong = "started although it did not hold it"
-    assert Story().begin(1).found == [("stale", 1, wrong)]
-    assert Story().give(1).requeue(1).begin(1).found == [("stale", 1, wrong)]
-    assert Story().subscribe(2).give(1, to=2).begin(1).found == [("stale", 1, wrong)]
-    assert Story().give(1).acknowledge(1).begin(1).found == [("stale", 1, "started although acknowledged")]
-    delayed = Story().give(1).requeue(1, reason="nacked and delayed", attempts=1)
-    assert delayed.begin(1).found == [("stale", 1, wrong)]
+    assert Story().start(1).found == [("stale", 1, wrong)]
+    assert Story().dispatch(1).requeue(1).start(1).found == [("stale", 1, wrong)]
+    assert Story().subscribe(2).dispatch(1, to=2).start(1).found == [("stale", 1, wrong)]
+    assert Story().dispatch(1).acknowledge(1).start(1).found == [("stale", 1, "started although acknowledged")]
+    delayed = Story().dispatch(1).requeue(1, reason="nacked and delayed", attempts=1)
+    assert delayed.start(1).found == [("stale", 1, wrong)]
 
 
 def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
     assert taken_over().acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
-    delayed = Story().give(1).requeue(1, reason="nacked and delayed", attempts=1)
+    delayed = Story().dispatch(1).requeue(1, reason="nacked and delayed", attempts=1)
     assert delayed.acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
-    late = Story().give(1).unsubscribe().acknowledge(1)
+    late = Story().dispatch(1).unsubscribe().acknowledge(1)
     assert late.found == [("stale", 1, "acknowledged by a consumer that had ended")]
 
 
 def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused_in_it_and_go_with_it() -> None:
-    assert Story().give(1, 2).begin(1, 2).unsubscribe().acknowledge(1, 2).found == []
-    begun_again = Story().give(1).begin(1).unsubscribe().begin(1)
-    assert begun_again.requeue(1, reason="nacked", attempts=1).found == []
-    lost = Story().give(1).begin(1).unsubscribe().requeue(1, reason="lost", attempts=1)
+    assert Story().dispatch(1, 2).start(1, 2).unsubscribe().acknowledge(1, 2).found == []
+    started_again = Story().dispatch(1).start(1).unsubscribe().start(1)
+    assert started_again.requeue(1, reason="nacked", attempts=1).found == []
+    lost = Story().dispatch(1).start(1).unsubscribe().requeue(1, reason="lost", attempts=1)
     assert lost.found == []
     # Of others it is not known, and the rest of a frame that is half sent may be taken after the end.
     for mode in ("client-individual", "auto with started"):
-        assert Story(mode).give(1).unsubscribe().acknowledge(1).found == []
+        assert Story(mode).dispatch(1).unsubscribe().acknowledge(1).found == []
 
 
 # Who could have taken a message
@@ -340,16 +348,16 @@ def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused
     [
         (Story(messages=1).window(0), False),
         (Story(messages=1).window(0).window(1), True),
-        (Story(messages=2).give(1).window(1), False),
-        (Story(messages=3).give(1, 2).window(3), True),
-        (Story(messages=2).window(1).give(1).acknowledge(1), True),
+        (Story(messages=2).dispatch(1).window(1), False),
+        (Story(messages=3).dispatch(1, 2).window(3), True),
+        (Story(messages=2).window(1).dispatch(1).acknowledge(1), True),
         (Story(STARTED + " pulling", None, 1), False),
-        (Story(STARTED + " pulling", None, 1).ask(1), True),
-        (Story(STARTED + " pulling", None, 1).ask(1).ask(0), False),
-        (Story(STARTED + " pulling", None, 2).ask(1).give(1), False),
-        (Story(STARTED + " pulling", None, 2).ask(1).give(1).acknowledge(1), False),
-        (Story(STARTED + " pulling", None, 2).ask(2).give(1), True),
-        (Story("client with selector pulling", None, 1).ask(1), False),
+        (Story(STARTED + " pulling", None, 1).request(1), True),
+        (Story(STARTED + " pulling", None, 1).request(1).request(0), False),
+        (Story(STARTED + " pulling", None, 2).request(1).dispatch(1), False),
+        (Story(STARTED + " pulling", None, 2).request(1).dispatch(1).acknowledge(1), False),
+        (Story(STARTED + " pulling", None, 2).request(2).dispatch(1), True),
+        (Story("client with selector pulling", None, 1).request(1), False),
     ],
 )
 def test_who_rests_or_has_not_asked_has_no_credit_and_who_is_woken_or_asks_has(story: Story, *, is_stuck: bool) -> None:
@@ -359,9 +367,9 @@ def test_who_rests_or_has_not_asked_has_no_credit_and_who_is_woken_or_asks_has(s
 
 def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
     for end in ("window", "requested"):
-        story = Story(messages=1) if end == "window" else Story(STARTED + " pulling", None, 1).ask(1)
+        story = Story(messages=1) if end == "window" else Story(STARTED + " pulling", None, 1).request(1)
         story.wait(STUCK_SECONDS - 1)
-        story = story.window(0) if end == "window" else story.ask(0)
+        story = story.window(0) if end == "window" else story.request(0)
         assert story.wait(STUCK_SECONDS).add("paused").found == []
 
 
@@ -371,16 +379,16 @@ def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
 @pytest.mark.parametrize(
     "story",
     [
-        Story().window(0).lose_an_event().give(1),
-        Story().give(1, 2).lose_an_event().give(3),
-        Story(STARTED + " pulling", None).lose_an_event().give(1),
-        Story().give(1).lose_an_event().requeue(1, attempts=1),
-        Story().give(1).lose_an_event().requeue(1, reason="lost", attempts=1),
-        taken_over().lose_an_event().give(1),
-        taken_over().lose_an_event().begin(1),
+        Story().window(0).lose_an_event().dispatch(1),
+        Story().dispatch(1, 2).lose_an_event().dispatch(3),
+        Story(STARTED + " pulling", None).lose_an_event().dispatch(1),
+        Story().dispatch(1).lose_an_event().requeue(1, attempts=1),
+        Story().dispatch(1).lose_an_event().requeue(1, reason="lost", attempts=1),
+        taken_over().lose_an_event().dispatch(1),
+        taken_over().lose_an_event().start(1),
         taken_over().lose_an_event().acknowledge(1),
-        Story().give(1).unsubscribe().lose_an_event().acknowledge(1),
-        Story().lose_an_event().ask(0).window(0).give(1),
+        Story().dispatch(1).unsubscribe().lose_an_event().acknowledge(1),
+        Story().lose_an_event().request(0).window(0).dispatch(1),
     ],
 )
 def test_what_a_gap_may_explain_is_no_finding(story: Story) -> None:
@@ -388,12 +396,12 @@ def test_what_a_gap_may_explain_is_no_finding(story: Story) -> None:
 
 
 def test_a_history_that_begins_in_the_middle_of_a_run_says_nothing_of_consumers_that_came_before() -> None:
-    story = Story(messages=1).give(1).begin(1).window(0).acknowledge(1)
+    story = Story(messages=1).dispatch(1).start(1).window(0).acknowledge(1)
     for first in range(2, len(story.events)):
         middle = Story()
         middle.events = story.events[first:]
-        assert middle.accept(2).give(2).begin(2).acknowledge(2).found == []
-    restarted = Story().give(1)
+        assert middle.accept(2).dispatch(2).start(2).acknowledge(2).found == []
+    restarted = Story().dispatch(1)
     restarted.add("run-started", queue=None, reason="clean", run=2)
     restarted.add("recovered", count=9, run=2).add("dispatched", sequence=1, consumer=1, deliveries=2, run=2)
     assert restarted.found == [("stale", 1, "dispatched to a consumer that had ended")]

@@ -32,12 +32,12 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def known(broker: BrokerProcess) -> RawClient:
-    client = broker.connect(says_hello=False)
-    client.say_hello("1.2", "0,0", client_id="me")
+    client = broker.connect(sends_connect=False)
+    client.send_connect("1.2", "0,0", client_id="me")
     return client
 
 
-def begin_anew(client: RawClient) -> None:
+def restart_subscription(client: RawClient) -> None:
     """End the subscription, and begin another of its name for what is sent then, in one breath."""
     end = Frame("UNSUBSCRIBE", {"id": "1", "activemq.subscriptionName": "n"}, b"")
     new = Frame("SEND", {"destination": "/topic/news", "persistent": "true", "receipt": "sent"}, b"new")
@@ -53,9 +53,9 @@ def test_a_subscription_that_ends_and_begins_anew_in_one_breath_is_no_finding(
     client.write(encode(SUBSCRIBE, Version.V1_2))
     for number in range(MESSAGES):
         sent = {"destination": "/topic/news", "persistent": "true", "priority": str(number % 10)}
-        client.say("SEND", sent, b"old", confirmed=number == MESSAGES - 1)
+        client.send_frame("SEND", sent, b"old", confirmed=number == MESSAGES - 1)
     assert bodies(client.messages(10)) == ["old"] * 10
-    begin_anew(client)
+    restart_subscription(client)
     for _ in range(kills):
         # It may be anywhere in the removal of what has ended, and goes on with that.
         broker.kill()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.contract.naive_history import read
-from tests.contract.test_history import Told, busy
+from tests.contract.test_history import RecordedEngine, busy
 from tests.property import planted_faults
 from tests.property.disk import found_of
 from tests.spark.histories import Event
@@ -38,16 +38,16 @@ OF_MANY = {
 
 
 def findings(seed: int, groups: Sequence[str] = ("",), **queues: Sequence[str]) -> Counter[str]:
-    told = busy(random.Random(seed), 120, groups, queues.get("addresses", ORDERS), queues.get("sent_to", ORDERS))
-    return judged(events_of(told))
+    recorded = busy(random.Random(seed), 120, groups, queues.get("addresses", ORDERS), queues.get("sent_to", ORDERS))
+    return judged(events_of(recorded))
 
 
-def events_of(told: Told) -> list[Event]:
+def events_of(recorded: RecordedEngine) -> list[Event]:
     """All that it has given away."""
     nothing = dict.fromkeys(SCHEMA.names)
     return [
         nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
-        for event in read(b"".join(told.chunks))
+        for event in read(b"".join(recorded.chunks))
     ]
 
 
@@ -72,8 +72,8 @@ def test_what_counts_as_an_attempt_is_told_as_a_failure_and_nothing_else_is() ->
     seen: Counter[str] = Counter()
     for seed in range(40):
         attempts: Counter[tuple[int, int]] = Counter()
-        told = busy(random.Random(seed), 120, ("",), ORDERS, ORDERS)
-        for event in read(b"".join(told.chunks)):
+        recorded = busy(random.Random(seed), 120, ("",), ORDERS, ORDERS)
+        for event in read(b"".join(recorded.chunks)):
             if event["kind"] == "returned":
                 of = event["run"], event["sequence"]
                 assert (event["attempts"] > attempts[of]) is event["reason"].startswith(FAILURES), (seed, event)
@@ -124,15 +124,17 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
     assert any(findings(seed)[kind] for seed in range(20))
 
 
-@pytest.mark.parametrize("begins_anew", [True, False])
+@pytest.mark.parametrize("is_new_subscription", [True, False])
 @pytest.mark.parametrize("is_visible", [True, False])
-def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible: bool, begins_anew: bool) -> None:
+def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
+    is_visible: bool, is_new_subscription: bool
+) -> None:
     """With messages that wait, that its last consumer held, and that an open transaction has; in memory and not."""
-    told, store = Told(), MemoryStore()
+    recorded, store = RecordedEngine(), MemoryStore()
     store.recover()
-    engine, session = told.engine, told.session()
+    engine, session = recorded.engine, recorded.session()
 
-    def go_on() -> None:
+    def commit_all() -> None:
         for _ in range(100):
             for one in engine.turn().reads:
                 page = store.page(one.lane.key, one.after_sequence, one.limit, one.size_max)
@@ -140,7 +142,7 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
                 engine.page_read(one, PageResult(found, page.as_of, page.is_end))
             batch = engine.take_batch()
             if batch is not None:
-                told.chunks.append(batch.history)
+                recorded.chunks.append(batch.history)
                 store.apply(batch)
                 engine.committed(batch)
 
@@ -148,9 +150,9 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
     durable = Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable="me,s")
     engine.subscribe(session, durable)
     for number in range(12):
-        told.send(session, number % 3, persistent=number % 2 == 0, destination=news)
+        recorded.send(session, number % 3, persistent=number % 2 == 0, destination=news)
     if is_visible:
-        go_on()
+        commit_all()
         held = list(session.consumers["s"].held)
         engine.acknowledge(session, Ack("s", held[0]))
         engine.nack(session, Nack("s", held[1]))
@@ -161,26 +163,26 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(is_visible:
         engine.evict()
         engine.memory.limit = 1 << 40
     engine.unsubscribe(session, Unsubscribe("s", "me,s"))
-    if begins_anew:
+    if is_new_subscription:
         engine.subscribe(session, durable)
         # One of the lowest priority, which nothing of before is to come before.
-        told.send(session, 0, persistent=False, destination=news)
+        recorded.send(session, 0, persistent=False, destination=news)
         engine.turn()
     if is_visible:
         engine.commit(session, Commit("t"))
-    go_on()
-    if begins_anew:
+    commit_all()
+    if is_new_subscription:
         (new,) = session.consumers["s"].held
         engine.acknowledge(session, Ack("s", new))
         engine.unsubscribe(session, Unsubscribe("s", "me,s"))
-        go_on()
+        commit_all()
     nothing = dict.fromkeys(SCHEMA.names)
     events = [
         nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
-        for event in read(b"".join(told.chunks))
+        for event in read(b"".join(recorded.chunks))
     ]
     assert not Judge(events, stuck_seconds=10.0).judge().found
     kinds = Counter(event["kind"] for event in events)
-    assert kinds["accepted"] == 12 + begins_anew == kinds["acknowledged"] + kinds["expired"]
-    assert kinds["ended"] == 1 + begins_anew
+    assert kinds["accepted"] == 12 + is_new_subscription == kinds["acknowledged"] + kinds["expired"]
+    assert kinds["ended"] == 1 + is_new_subscription
     assert not store.recover().queues and not store.recover().counts

@@ -28,7 +28,7 @@ from truenext.wire.stomp.frame import Frame
 SECONDS = float(os.environ.get("TRUENEXT_SECONDS", "8"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 
-GONE = (OSError, EOFError)
+CONNECTION_LOST = (OSError, EOFError)
 """How a client notices that the broker has ended."""
 LOYALTY_SECONDS = 4.0
 """Consumers go after so long at most, and come again."""
@@ -83,7 +83,7 @@ class Everything:
             try:
                 with self.connected() as client:
                     role(self, client, dice)
-            except GONE:
+            except CONNECTION_LOST:
                 time.sleep(0.05)
             except UnexpectedError as refused:
                 if "full" not in str(refused):
@@ -98,7 +98,7 @@ class Everything:
     def connected(self, client_id: str | None = None) -> Iterator[RawClient]:
         client = RawClient(self.broker.port)
         try:
-            client.say_hello("1.2", "0,0", client_id=client_id)
+            client.send_connect("1.2", "0,0", client_id=client_id)
             yield client
         finally:
             client.close()
@@ -119,15 +119,15 @@ class Everything:
         self.broker.restart(is_clean=is_clean)
         self._is_there.set()
 
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         return self._is_there.is_set() and not self._is_over.is_set()
 
     def rest(self, waiting: int) -> None:
         """What the operator has seen, for the producers."""
         self._waiting = waiting
 
-    def await_room(self) -> None:
-        while self._waiting > AHEAD_MAX and self.goes_on():
+    def await_capacity(self) -> None:
+        while self._waiting > AHEAD_MAX and self.is_running():
             time.sleep(0.01)
 
 
@@ -135,8 +135,8 @@ class Everything:
 
 
 def produce(everything: Everything, client: RawClient, dice: random.Random) -> None:
-    while everything.goes_on():
-        everything.await_room()
+    while everything.is_running():
+        everything.await_capacity()
         in_transaction = dice.random() < 0.1
         if in_transaction:
             client.begin("t")
@@ -174,12 +174,12 @@ def produce(everything: Everything, client: RawClient, dice: random.Random) -> N
 
 
 def publish(everything: Everything, client: RawClient, dice: random.Random) -> None:
-    while everything.goes_on():
-        everything.await_room()
+    while everything.is_running():
+        everything.await_capacity()
         topic = dice.choice(("news.sport", "news.weather", "VirtualTopic.orders"))
         destination = dice.choice((f"/topic/{topic}", f"/topic/{topic}", f"/topic/{topic},/queue/work"))
         headers = {"destination": destination, "priority": str(dice.randrange(10)), "persistent": "true"}
-        client.say("SEND", headers, bytes(100), confirmed=dice.random() < 0.1)
+        client.send_frame("SEND", headers, bytes(100), confirmed=dice.random() < 0.1)
         everything.done["published"] += 1
         time.sleep(0.005)
 
@@ -197,13 +197,13 @@ def _settle(everything: Everything, client: RawClient, message: Frame, dice: ran
         everything.done["taken"] += 1
 
 
-def _take(queue: str, **subscribed: str) -> Callable[[Everything, RawClient, random.Random], None]:
+def _consume(queue: str, **subscribed: str) -> Callable[[Everything, RawClient, random.Random], None]:
     """A role: take messages of a queue, for about so long on one connection, which ends in one way or another."""
 
-    def take(everything: Everything, client: RawClient, dice: random.Random) -> None:
+    def consume(everything: Everything, client: RawClient, dice: random.Random) -> None:
         client.subscribe(queue, prefetch=dice.choice((1, 10, 100, None)), headers=subscribed)
         deadline = time.monotonic() + dice.uniform(0, LOYALTY_SECONDS)
-        while everything.goes_on() and time.monotonic() < deadline:
+        while everything.is_running() and time.monotonic() < deadline:
             try:
                 message = client.message(0.2)
             except TimeoutError:
@@ -216,13 +216,13 @@ def _take(queue: str, **subscribed: str) -> Callable[[Everything, RawClient, ran
         elif how < 0.6:
             client.unsubscribe()
 
-    take.__name__ = f"take from {queue} {subscribed}"
-    return take
+    consume.__name__ = f"take from {queue} {subscribed}"
+    return consume
 
 
-def take_by_itself(everything: Everything, client: RawClient, dice: random.Random) -> None:
+def consume_one_by_one(everything: Everything, client: RawClient, dice: random.Random) -> None:
     client.subscribe("work", ack="auto", prefetch=dice.choice((1, 100)))
-    while everything.goes_on():
+    while everything.is_running():
         try:
             client.message(0.2)
             everything.done["taken"] += 1
@@ -230,10 +230,10 @@ def take_by_itself(everything: Everything, client: RawClient, dice: random.Rando
             continue
 
 
-def pass_on(everything: Everything, client: RawClient, dice: random.Random) -> None:
+def forward(everything: Everything, client: RawClient, dice: random.Random) -> None:
     """In transactions, cumulatively."""
     client.subscribe("concurrent", ack="client", prefetch=50)
-    while everything.goes_on():
+    while everything.is_running():
         messages = []
         try:
             messages = [client.message(0.2) for _ in range(dice.randrange(1, 20))]
@@ -258,7 +258,7 @@ def subscribe_durably(everything: Everything, other: RawClient, dice: random.Ran
         headers = {"activemq.subscriptionName": "news", "destination": "/topic/news.>"}
         client.subscribe("", prefetch=20, headers=headers)
         for _ in range(dice.randrange(500)):
-            if not everything.goes_on():
+            if not everything.is_running():
                 return
             try:
                 _settle(everything, client, client.message(0.2), dice)
@@ -266,14 +266,14 @@ def subscribe_durably(everything: Everything, other: RawClient, dice: random.Ran
             except TimeoutError:
                 continue
         if dice.random() < 0.2:
-            client.say("UNSUBSCRIBE", {"id": "1", "durable": "true"} | headers, confirmed=True)
+            client.send_frame("UNSUBSCRIBE", {"id": "1", "durable": "true"} | headers, confirmed=True)
     time.sleep(dice.random() / 4)
 
 
 def listen(everything: Everything, client: RawClient, dice: random.Random) -> None:
     client.subscribe("", ack="auto", headers={"destination": "/topic/news.*"})
     for _ in range(dice.randrange(300)):
-        if not everything.goes_on():
+        if not everything.is_running():
             return
         try:
             client.message(0.2)
@@ -286,39 +286,39 @@ def listen(everything: Everything, client: RawClient, dice: random.Random) -> No
 
 
 def operate(everything: Everything, client: RawClient, dice: random.Random) -> None:
-    client.say("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
+    client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
 
-    def ask(verb: str, **asked: object) -> object:
-        client.say(
+    def control_request(verb: str, **arguments: object) -> object:
+        client.send_frame(
             "SEND",
             {"destination": f"/control/{verb}", "reply-to": "/temp-queue/answers"},
-            json.dumps(asked).encode() if asked else b"",
+            json.dumps(arguments).encode() if arguments else b"",
         )
         answer = json.loads(client.message().body)
         everything.done[verb] += 1
         return answer
 
-    while everything.goes_on():
-        queues = ask("queues")
+    while everything.is_running():
+        queues = control_request("queues")
         assert isinstance(queues, list)
         everything.rest(sum(queue["waiting"] for queue in queues if not queue["name"].startswith("DLQ.")))
-        status = ask("status")
+        status = control_request("status")
         assert isinstance(status, dict)
         assert status["stuck"] == [], status
         names = {queue["name"] for queue in queues}
         paused = dice.choice(sorted(names)) if names else None
         if paused is not None and dice.random() < 0.3:
-            ask("pause", queue=paused)
+            control_request("pause", queue=paused)
             time.sleep(dice.random() / 10)
         for queue in [queue["name"] for queue in queues if queue["paused"]] + ([paused] if paused else []):
-            ask("resume", queue=queue)
+            control_request("resume", queue=queue)
         for dead in [name for name in names if name.startswith("DLQ.")]:
             if dice.random() < 0.3:
-                ask("redrive", queue=dead, limit=20)
+                control_request("redrive", queue=dead, limit=20)
         if "out" in names:
-            ask(*dice.choice((("purge",), ("purge",))), queue="out", limit=100)
+            control_request(*dice.choice((("purge",), ("purge",))), queue="out", limit=100)
         if "work" in names and dice.random() < 0.3:
-            ask("move", queue="work", to="held", limit=10, selector="JMSPriority < 3")
+            control_request("move", queue="work", to="held", limit=10, selector="JMSPriority < 3")
         if names and dice.random() < 0.3:
             headers = {"browser": "true", "selector": "JMSPriority > 4"}
             name = dice.choice(sorted(names))
@@ -335,24 +335,24 @@ ROLES = [
     produce,
     produce,
     publish,
-    take_by_itself,
-    pass_on,
+    consume_one_by_one,
+    forward,
     subscribe_durably,
     listen,
     operate,
-    _take("work"),
-    _take("work", **{"truenext-express": "true"}),
-    _take("held"),
-    _take("held", **{"activemq.priority": "5"}),
-    _take("scheduled"),
-    _take("scheduled", **{"activemq.exclusive": "true"}),
-    _take("grouped"),
-    _take("grouped"),
-    _take("grouped"),
-    _take("selected", selector="colour = 'red'"),
-    _take("selected", selector="colour = 'red' AND JMSPriority > 6"),
-    _take("selected"),
-    _take("Consumer.one.VirtualTopic.orders"),
+    _consume("work"),
+    _consume("work", **{"truenext-express": "true"}),
+    _consume("held"),
+    _consume("held", **{"activemq.priority": "5"}),
+    _consume("scheduled"),
+    _consume("scheduled", **{"activemq.exclusive": "true"}),
+    _consume("grouped"),
+    _consume("grouped"),
+    _consume("grouped"),
+    _consume("selected", selector="colour = 'red'"),
+    _consume("selected", selector="colour = 'red' AND JMSPriority > 6"),
+    _consume("selected"),
+    _consume("Consumer.one.VirtualTopic.orders"),
 ]
 
 

@@ -28,9 +28,9 @@ def no_java(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@pytest.mark.parametrize(("told", "version"), [("17.0.15", 17), ("1.8.0_392", 8), ("25", 25), ("21-ea", 21)])
-def test_versions_are_read(told: str, version: int, tmp_path: Path) -> None:
-    assert java_version(fake_java(tmp_path, told) / "bin" / "java") == version
+@pytest.mark.parametrize(("printed", "version"), [("17.0.15", 17), ("1.8.0_392", 8), ("25", 25), ("21-ea", 21)])
+def test_versions_are_read(printed: str, version: int, tmp_path: Path) -> None:
+    assert java_version(fake_java(tmp_path, printed) / "bin" / "java") == version
 
 
 def test_no_java_has_no_version(tmp_path: Path) -> None:
@@ -50,10 +50,10 @@ def test_an_old_java_home_gives_way_to_the_packaged_one(no_java: pytest.MonkeyPa
 def test_the_packaged_java_starts_with_the_argument_that_it_would_refuse(tmp_path: Path) -> None:
     packaged = packaged_home()
     assert packaged is not None
-    asked = ["--add-modules=jdk.incubator.vector", "-version"]
-    assert subprocess.run([packaged / "bin" / "java", *asked], capture_output=True).returncode != 0
+    options = ["--add-modules=jdk.incubator.vector", "-version"]
+    assert subprocess.run([packaged / "bin" / "java", *options], capture_output=True).returncode != 0
     command = wrap(packaged, tmp_path) / "bin" / "java"
-    assert subprocess.run([command, *asked], capture_output=True).returncode == 0
+    assert subprocess.run([command, *options], capture_output=True).returncode == 0
 
 
 def test_without_any_java_cause_and_cure_are_named(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,6 +67,6 @@ def test_without_pyspark_the_command_says_what_to_install(monkeypatch: pytest.Mo
     for name in [each for each in sys.modules if each.startswith("truenext.spark.audit")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    refused = CliRunner().invoke(audit, [str(tmp_path)])
-    assert refused.exit_code == 2
-    assert "pip install 'truenext[spark]'" in refused.output
+    failed = CliRunner().invoke(audit, [str(tmp_path)])
+    assert failed.exit_code == 2
+    assert "pip install 'truenext[spark]'" in failed.output

@@ -12,18 +12,18 @@ from pyspark.sql import SparkSession
 from examples.orders.audit import (
     ALL_TABLES,
     LAST_TABLE,
-    VERDICT,
-    Answer,
-    Told,
-    answer_of,
+    VERDICT_FILE,
+    OrdersVerdict,
+    RunRecords,
+    dead_letters_table,
     due,
+    evaluate,
     findings,
     judge,
-    letters_table,
     orders_table,
     rows_table,
 )
-from examples.orders.run import Counts, Letter, run
+from examples.orders.run import Counts, DeadLetter, run
 from examples.orders.web import Listed, read_list
 
 pytestmark = pytest.mark.timeout(600)
@@ -52,7 +52,7 @@ class Story:
             for each in LISTED
             if not each.is_rolled_back
         ]
-        self.letters = [Letter(each.order, each.rejected_by, "Reject: no") for each in LISTED if each.rejected_by]
+        self.letters = [DeadLetter(each.order, each.rejected_by, "Reject: no") for each in LISTED if each.rejected_by]
 
     def forget_flow(self, order: str) -> None:
         self.flows = [each for each in self.flows if each[1] != order]
@@ -62,18 +62,18 @@ class Story:
         self.forget_flow(order)
         self.flows.append((f"flow of {order}", order, False, False, 11.0))
 
-    def told(self, *, is_cut: bool = False) -> Told:
+    def records(self, *, is_cut: bool = False) -> RunRecords:
         spark = self._spark
-        return Told(
+        return RunRecords(
             orders_table(spark, self.listed),
             rows_table(spark, self.rows),
             spark.createDataFrame(self.flows, FLOWS),
-            letters_table(spark, self.letters),
+            dead_letters_table(spark, self.letters),
             is_cut,
         )
 
     def findings(self, *, is_cut: bool = False) -> set[tuple[str, str]]:
-        return {(row["order"], row["finding"]) for row in findings(self.told(is_cut=is_cut)).collect()}
+        return {(row["order"], row["finding"]) for row in findings(self.records(is_cut=is_cut)).collect()}
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ def test_each_wrong_flow_and_dead_letter_is_found_with_its_order(story: Story) -
     story.forget_flow("declined")
     story.flows.append(("flow of declined", "declined", True, False, 11.0))
     story.letters[:] = [
-        Letter("refused", "stock.reserve", ""),
-        Letter("good-4", "order.place", "ValueError: no"),
+        DeadLetter("refused", "stock.reserve", ""),
+        DeadLetter("good-4", "order.place", "ValueError: no"),
     ]
     assert story.findings() == {
         ("good-0", "its flow did not end"),
@@ -143,9 +143,9 @@ def test_a_flow_whose_last_events_went_with_their_process_has_ended_by_its_row(s
     story.cut_flow("good-0")
     story.forget_flow("good-1")
     assert not story.findings(is_cut=True)
-    answer = answer_of(story.told(is_cut=True), {}, 1, contract_held=True)
-    assert answer.is_right
-    assert {each.kind: each.not_recorded for each in answer.kinds} == {"customer": 2, "batch": 0}
+    verdict = evaluate(story.records(is_cut=True), {}, 1, contract_held=True)
+    assert verdict.is_right
+    assert {each.kind: each.not_recorded for each in verdict.kinds} == {"customer": 2, "batch": 0}
     story.rows.remove((LAST_TABLE, "good-1"))
     assert story.findings(is_cut=True) == {
         ("good-1", "its flow did not end"),
@@ -154,28 +154,28 @@ def test_a_flow_whose_last_events_went_with_their_process_has_ended_by_its_row(s
 
 
 def test_what_still_waits_and_a_broken_contract_are_not_right(story: Story) -> None:
-    answer = answer_of(story.told(), {"order.place": 3}, 0, contract_held=True)
-    assert not answer.is_right
-    assert [each.finding for each in answer.findings] == ["3 still wait in order.place"]
-    assert not answer_of(story.told(), {}, 0, contract_held=False).is_right
+    verdict = evaluate(story.records(), {"order.place": 3}, 0, contract_held=True)
+    assert not verdict.is_right
+    assert [each.finding for each in verdict.findings] == ["3 still wait in order.place"]
+    assert not evaluate(story.records(), {}, 0, contract_held=False).is_right
 
 
 def test_a_short_run_with_both_kills_is_right(tmp_path: Path, spark: SparkSession) -> None:
     counts = Counts(customer=24, asked=8, batch=60)
-    said: list[str] = []
-    left = run(tmp_path, counts, said.append)
+    printed: list[str] = []
+    result = run(tmp_path, counts, printed.append)
     out = tmp_path / "report"
-    answer = judge(left, out)
-    assert answer.is_right, answer.findings
-    assert answer == msgspec.json.decode((out / VERDICT).read_bytes(), type=Answer)
-    assert len([line for line in said if "kill -9" in line]) == 2
-    assert answer.killed_processes == 1
-    listed = read_list(left.orders)
+    verdict = judge(result, out)
+    assert verdict.is_right, verdict.findings
+    assert verdict == msgspec.json.decode((out / VERDICT_FILE).read_bytes(), type=OrdersVerdict)
+    assert len([line for line in printed if "kill -9" in line]) == 2
+    assert verdict.killed_processes == 1
+    listed = read_list(result.orders)
     assert Counter(each.kind for each in listed) == counts._asdict()
-    assert sum(each.is_rolled_back for each in listed) == sum(each.rolled_back for each in answer.kinds) == 3
-    assert sum(each.repeated for each in answer.kinds) == 4
+    assert sum(each.is_rolled_back for each in listed) == sum(each.rolled_back for each in verdict.kinds) == 3
+    assert sum(each.repeated for each in verdict.kinds) == 4
     # An attempt that a kill has ended is one of the three of a card that is declined, and another cause.
     letters: Counter[str] = Counter()
-    for each in answer.letters:
+    for each in verdict.dead_letters:
         letters[each.stage] += each.messages
     assert letters == {"stock.reserve": 4, "payment.charge": 4}

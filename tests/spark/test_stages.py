@@ -33,36 +33,39 @@ pytestmark = pytest.mark.timeout(300)
 
 ORDERS = 12
 ROOT = Path(__file__).parents[2]
-Told = dict[str, Any]
+EventRow = dict[str, Any]
 
 
 class Story(NamedTuple):
     data: Path
     """Of the broker."""
-    told: Path
+    events_folder: Path
     """What the services wrote."""
-    history: list[Told]
-    stages: list[Told]
+    history: list[EventRow]
+    stages: list[EventRow]
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Story]:
     """Retries, dead letters, a process that is killed, and one that then does its work."""
     folder = tmp_path_factory.mktemp("stages")
-    told = folder / "told"
+    events_folder = folder / "told"
     broker = BrokerProcess(folder)
     broker.start()
     try:
         url = f"stomp://127.0.0.1:{broker.port}"
         killed = subprocess.run(
-            dying_with_us([sys.executable, "-m", "tests.spark.shop", url, str(told)]), cwd=ROOT, timeout=60, check=False
+            dying_with_us([sys.executable, "-m", "tests.spark.shop", url, str(events_folder)]),
+            cwd=ROOT,
+            timeout=60,
+            check=False,
         )
         assert killed.returncode == -9
-        asyncio.run(serve(broker, url, told))
+        asyncio.run(serve(broker, url, events_folder))
         broker.stop()
         history = read_events(spark, broker.data, folder / "scratch").orderBy("event").collect()
-        stages = [json.loads(line) for path in stage_files(told) for line in path.read_bytes().splitlines()]
-        yield Story(broker.data, told, [row.asDict() for row in history], stages)
+        stages = [json.loads(line) for path in stage_files(events_folder) for line in path.read_bytes().splitlines()]
+        yield Story(broker.data, events_folder, [row.asDict() for row in history], stages)
     finally:
         broker.clean_up()
 
@@ -93,7 +96,7 @@ class Judged:
         self.stages = deepcopy(story.stages)
         self._spark = spark
 
-    def run(self, trace: str, queue: str, outcome: str = "completed", at: int = 0) -> Told:
+    def run(self, trace: str, queue: str, outcome: str = "completed", at: int = 0) -> EventRow:
         """A `started` by what it is of and what became of it."""
         over = {(each["process"], each["execution"]): each["kind"] for each in self.stages if "execution" in each}
         found = [
@@ -106,14 +109,14 @@ class Judged:
         ]
         return found[at]
 
-    def end(self, started: Told) -> Told:
+    def end(self, started: EventRow) -> EventRow:
         return next(
             each
             for each in self.stages
             if each["process"] == started["process"] and each.get("execution") == started["number"]
         )
 
-    def forget(self, started: Told, kind: str) -> Told:
+    def forget(self, started: EventRow, kind: str) -> EventRow:
         """The history does not tell this of its message."""
         event = next(
             each
@@ -124,9 +127,9 @@ class Judged:
         return event
 
     def judge(self, **options: Any) -> Any:
-        def rows(said: list[Told], schema: Any) -> DataFrame:
+        def rows(events: list[EventRow], schema: Any) -> DataFrame:
             return self._spark.createDataFrame(
-                [tuple(each.get(name) for name in schema.names) for each in said], schema
+                [tuple(each.get(name) for name in schema.names) for each in events], schema
             )
 
         return judge_stages(rows(self.stages, STAGE_EVENTS), rows(self.history, EVENTS), **options)
@@ -144,7 +147,7 @@ def test_what_is_read_is_what_is_written() -> None:
 
 
 def test_retries_dead_letters_and_a_process_that_was_killed_are_no_findings(story: Story) -> None:
-    done = CliRunner().invoke(audit_command, [str(story.data), "--stages", str(story.told)])
+    done = CliRunner().invoke(audit_command, [str(story.data), "--stages", str(story.events_folder)])
     assert done.exit_code == 0, done.output
     messages = 5 * ORDERS + 3
     runs = messages + 8 + 2
@@ -153,7 +156,7 @@ def test_retries_dead_letters_and_a_process_that_was_killed_are_no_findings(stor
     assert "Messages of 2 of these were given up, and 0 are in progress." in done.output
 
 
-def renumber(stages: list[Told]) -> None:
+def renumber(stages: list[EventRow]) -> None:
     """What was taken away has never been: no number is missing."""
     numbers: dict[tuple[str, int], int] = {}
     for process in {each["process"] for each in stages}:
@@ -219,8 +222,8 @@ def test_what_is_missing_or_there_twice_is_no_finding_and_a_commit_gap_is_listed
     last = judged.end(judged.run("order 10", "price"))
     last["kind"] = "SQL committed"
     own = [each for each in judged.stages if each["process"] == failed["process"]]
-    for gone in (*own[1:12], *own[own.index(last) + 1 :]):
-        judged.stages.remove(gone)
+    for missing in (*own[1:12], *own[own.index(last) + 1 :]):
+        judged.stages.remove(missing)
     # With a number that is there, so that none is missing.
     judged.stages.append({**failed, "kind": "SQL committed", "execution": failed["number"]})
     # A folder that is named twice.
@@ -314,7 +317,7 @@ def test_events_that_cannot_be_read_are_refused_with_what_is_wrong(
     with pytest.raises(ConfigurationError, match="no events of stages in"):
         read_stage_events(spark, [tmp_path])
     with pytest.raises(ConfigurationError, match="name one folder"):
-        run([story.data, story.data], stages=[story.told])
+        run([story.data, story.data], stages=[story.events_folder])
 
 
 def test_files_of_the_first_format_are_refused(judged: Judged, tmp_path: Path, spark: SparkSession) -> None:

@@ -95,8 +95,8 @@ def test_words_come_before_plots(tmp_path: Path) -> None:
         title="A run",
     )
     page = path.read_text()
-    places = [page.index(text) for text in ("The contract was broken", "An inversion.", "40 messages", "data-spec")]
-    assert places == sorted(places)
+    positions = [page.index(text) for text in ("The contract was broken", "An inversion.", "40 messages", "data-spec")]
+    assert positions == sorted(positions)
     assert "The contract held" not in page
     assert f"The first {ROWS_MAX} of {ROWS_MAX + 20}." in page
     assert list(tmp_path.iterdir()) == [path]

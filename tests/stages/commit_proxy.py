@@ -81,7 +81,7 @@ class _Link:
         self._server = server
         self._is_lost = False
         self._is_answer_lost = False
-        self._stands_still = False
+        self._is_stopped = False
 
     def up(self) -> None:
         """From the client to the server, message by message."""
@@ -103,11 +103,11 @@ class _Link:
                     if lose is Lose.COMMIT:
                         break
                     self._is_answer_lost = lose is Lose.ANSWER
-                    self._stands_still = lose is Lose.ALL_FROM_NOW
+                    self._is_stopped = lose is Lose.ALL_FROM_NOW
                     self._server.sendall(kind + length + body)
-                    if self._stands_still:
+                    if self._is_stopped:
                         self._proxy.has_lost.set()
-                elif not self._stands_still:
+                elif not self._is_stopped:
                     self._server.sendall(kind + length + body)
         self._end()
 
@@ -118,7 +118,7 @@ class _Link:
                 if self._is_answer_lost:
                     # The server answers a COMMIT when it is done.
                     break
-                if not self._stands_still:
+                if not self._is_stopped:
                     self._client.sendall(data)
         self._end()
 

@@ -138,16 +138,16 @@ def harmless(draw: st.DrawFn, kind: Kind) -> Kind:
     if not kind.fields:
         return replace(kind, parts=tuple(draw(harmless(each)) for each in kind.parts))
     fields = [replace(each, kind=draw(harmless(each.kind))) for each in kind.fields]
-    has_places = kind.what == "named tuple" or "array_like" in kind.options
+    is_positional = kind.what == "named tuple" or "array_like" in kind.options
     change = draw(st.sampled_from(["none", "add", "remove", "default", "order"]))
     if change == "add" and kind.what != "named tuple":
         # Whoever refuses what it does not know, does so only of what comes later.
         fields.append(Field("new", Kind("int"), True))
-    elif change == "remove" and "forbid_unknown_fields" not in kind.options and not has_places:
+    elif change == "remove" and "forbid_unknown_fields" not in kind.options and not is_positional:
         fields.pop(draw(st.integers(0, len(fields) - 1)))
-    elif change == "default" and not has_places:
+    elif change == "default" and not is_positional:
         fields = [replace(each, has_default=True) for each in fields]
-    elif change == "order" and not has_places:
+    elif change == "order" and not is_positional:
         fields.reverse()
     return replace(kind, fields=tuple(sorted(fields, key=lambda each: each.has_default)))
 
@@ -240,8 +240,8 @@ class Made:
                 ],
             )
         if kind.what == "typed dict":
-            said = {name: NotRequired[type_] if name in defaults else type_ for name, type_ in fields.items()}
-            return typing.TypedDict("Typed", said)  # type: ignore[operator]
+            annotations = {name: NotRequired[type_] if name in defaults else type_ for name, type_ in fields.items()}
+            return typing.TypedDict("Typed", annotations)  # type: ignore[operator]
         if kind.what == "named tuple":
             made = typing.NamedTuple("Named", list(fields.items()))  # type: ignore[misc]
             made.__new__.__defaults__ = tuple(defaults.values())

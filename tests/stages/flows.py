@@ -44,10 +44,10 @@ def run(
         async with asyncio.timeout(PATIENCE_S):
             async with stages(app, database=database, overrides=overrides) as t:
                 await work(t)
-            left = asyncio.all_tasks() - {asyncio.current_task()}
+            remaining = asyncio.all_tasks() - {asyncio.current_task()}
             # A connection that has ended is forgotten in the next turn of the loop.
             await asyncio.sleep(0)
-            assert not [task for task in left if not task.done()]
+            assert not [task for task in remaining if not task.done()]
 
     asyncio.run(main())
 
@@ -59,7 +59,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def gone(broker: LocalBroker) -> AsyncIterator[None]:
+async def disconnected(broker: LocalBroker) -> AsyncIterator[None]:
     """The broker has crashed, and nobody starts it again before the end of the block."""
     broker.kill()
     yield

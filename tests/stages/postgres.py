@@ -117,20 +117,20 @@ class PostgresServer:
 
     def _run(self, program: str, *arguments: str) -> None:
         # Not by pipes, which the server would inherit and keep open.
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as output:
             try:
                 subprocess.run(
                     [BINARIES / program, *arguments],
-                    stdout=said,
-                    stderr=said,
+                    stdout=output,
+                    stderr=output,
                     check=True,
                     user=USER,
                     cwd="/",
                     timeout=60,
                 )
             except subprocess.CalledProcessError as error:
-                said.seek(0)
-                error.add_note(said.read().decode())
+                output.seek(0)
+                error.add_note(output.read().decode())
                 raise
 
 

@@ -28,7 +28,7 @@ async def served(now: ServiceHealth, metrics: Metrics | None = None, port: int =
         yield int(url.rpartition(":")[2])
 
 
-async def said(port: int, request: bytes) -> tuple[int, bytes]:
+async def exchange(port: int, request: bytes) -> tuple[int, bytes]:
     """Status and body, which is empty where the server has hung up."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -58,7 +58,7 @@ def test_the_status_says_whether_it_is_live_and_ready(now: ServiceHealth, expect
     async def run() -> None:
         async with served(now) as port:
             for path, status in expected.items():
-                found, body = await said(port, get(path))
+                found, body = await exchange(port, get(path))
                 assert found == status
                 assert json.loads(body)["service"] == "shop"
                 assert json.loads(body)["live"] is now.live
@@ -69,9 +69,9 @@ def test_the_status_says_whether_it_is_live_and_ready(now: ServiceHealth, expect
 def test_metrics_are_there_if_the_service_counts() -> None:
     async def run() -> None:
         async with served(health(), Metrics()) as port:
-            assert b"truenext_stage_running" in (await said(port, get("/metrics")))[1]
+            assert b"truenext_stage_running" in (await exchange(port, get("/metrics")))[1]
         async with served(health()) as port:
-            assert (await said(port, get("/metrics")))[0] == 404
+            assert (await exchange(port, get("/metrics")))[0] == 404
 
     asyncio.run(run())
 
@@ -79,13 +79,13 @@ def test_metrics_are_there_if_the_service_counts() -> None:
 def test_what_is_no_request_for_it_is_refused() -> None:
     async def run() -> None:
         async with served(health()) as port:
-            assert (await said(port, get("/nowhere")))[0] == 404
-            assert (await said(port, get("/live?x=1")))[0] == 200
-            assert (await said(port, b"POST / HTTP/1.1\r\n\r\n"))[0] == 405
-            assert (await said(port, b"nonsense\r\n\r\n"))[0] == 400
-            assert (await said(port, b"GET / HTTP/1.1\r\nx: " + b"x" * 20_000 + b"\r\n\r\n"))[0] in (400, 0)
-            assert await said(port, b"HEAD /live HTTP/1.1\r\n\r\n") == (200, b"")
-            assert (await said(port, get("/live")))[0] == 200
+            assert (await exchange(port, get("/nowhere")))[0] == 404
+            assert (await exchange(port, get("/live?x=1")))[0] == 200
+            assert (await exchange(port, b"POST / HTTP/1.1\r\n\r\n"))[0] == 405
+            assert (await exchange(port, b"nonsense\r\n\r\n"))[0] == 400
+            assert (await exchange(port, b"GET / HTTP/1.1\r\nx: " + b"x" * 20_000 + b"\r\n\r\n"))[0] in (400, 0)
+            assert await exchange(port, b"HEAD /live HTTP/1.1\r\n\r\n") == (200, b"")
+            assert (await exchange(port, get("/live")))[0] == 200
 
     asyncio.run(run())
 
@@ -95,8 +95,8 @@ def test_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def run() -> None:
         async with served(health()) as port:
-            assert (await said(port, b"GET / HT"))[0] == 0
-            assert (await said(port, get("/live")))[0] == 200
+            assert (await exchange(port, b"GET / HT"))[0] == 0
+            assert (await exchange(port, get("/live")))[0] == 200
 
     asyncio.run(run())
 
@@ -106,11 +106,11 @@ def test_more_connections_than_it_takes_are_hung_up_on() -> None:
         async with served(health()) as port:
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(module.CONNECTIONS_MAX)]
             # They are served in the order in which they came.
-            assert (await said(port, get("/live")))[0] == 0
+            assert (await exchange(port, get("/live")))[0] == 0
             for _, writer in idle:
                 writer.close()
                 await writer.wait_closed()
-            while (await said(port, get("/live")))[0] != 200:
+            while (await exchange(port, get("/live")))[0] != 200:
                 await asyncio.sleep(0.001)
 
     asyncio.run(run())

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import truenext
-from tests.stages.flows import Number, Text, gone, run, until
+from tests.stages.flows import Number, Text, disconnected, run, until
 from truenext.errors import ClosedError, InDoubt, Refused, RolledBack
 from truenext.stage import Flow, FlowError, NotDecoded, Reject, Service
 from truenext.testing.stages import Stages
@@ -20,12 +20,12 @@ def test_an_ask_that_gives_up_says_so_and_its_flow_goes_on_and_its_reply_is_drop
 ) -> None:
     caplog.set_level(logging.INFO, "truenext.stage")
     app = Service("shop")
-    go_on = asyncio.Event()
+    may_continue = asyncio.Event()
     ended: list[int] = []
 
     @app.single("slow", Number, Number)
     async def slow(number: Number) -> Number:
-        await go_on.wait()
+        await may_continue.wait()
         ended.append(number.n)
         return number
 
@@ -33,7 +33,7 @@ def test_an_ask_that_gives_up_says_so_and_its_flow_goes_on_and_its_reply_is_drop
         # On a busy machine it takes a while until it is asked at all.
         with pytest.raises(TimeoutError, match=r"slow has not replied within 1.5 seconds; it may do so yet"):
             await t.ask(slow, Number(1), timeout=1.5)
-        go_on.set()
+        may_continue.set()
         await t.wait_until_ended()
         assert ended == [1]
         await until(lambda: any("a reply has come too late" in each.getMessage() for each in caplog.records))
@@ -51,12 +51,12 @@ def test_a_timeout_in_which_nothing_can_happen_is_refused_and_nothing_begins(tim
         raise AssertionError("nothing began")
 
     async def work(t: Stages) -> None:
-        says = r"timeout is seconds, more than 0, not "
-        with pytest.raises(ValueError, match=says):
+        pattern = r"timeout is seconds, more than 0, not "
+        with pytest.raises(ValueError, match=pattern):
             await app.ask(answer, Number(), trace="t", timeout=timeout)
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=pattern):
             await app.send(answer, Number(), trace="t", timeout=timeout)
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=pattern):
             app.initiate(timeout=timeout)
         await t.wait_until_ended()
 
@@ -68,7 +68,7 @@ def test_a_reply_that_is_not_what_was_expected_ends_the_ask_with_an_error() -> N
         n: str
 
     app = Service("shop")
-    theirs = app.remote("answer", Number, Number)
+    remote_endpoint = app.remote("answer", Number, Number)
     other = Service("other")
 
     @other.single("answer", Number, Wrong)
@@ -79,7 +79,7 @@ def test_a_reply_that_is_not_what_was_expected_ends_the_ask_with_an_error() -> N
         other.broker = (t.broker.url,)
         async with other.running():
             with pytest.raises(NotDecoded, match="Number"):
-                await t.ask(theirs, Number())
+                await t.ask(remote_endpoint, Number())
 
     run(app, work)
 
@@ -121,22 +121,22 @@ def test_an_ask_whose_flow_is_given_up_waits_until_its_timeout() -> None:
 
 def test_an_ask_that_is_cancelled_leaves_nothing_behind_and_its_flow_goes_on() -> None:
     app = Service("shop")
-    go_on = asyncio.Event()
+    may_continue = asyncio.Event()
     ended: list[int] = []
 
     @app.single("slow", Number, Number)
     async def slow(number: Number) -> Number:
-        await go_on.wait()
+        await may_continue.wait()
         ended.append(number.n)
         return number
 
     async def work(t: Stages) -> None:
-        asking = asyncio.create_task(t.ask(slow, Number(1)))
+        reply = asyncio.create_task(t.ask(slow, Number(1)))
         await until(lambda: bool(t._running.active_stages))
-        asking.cancel()
-        await asyncio.wait([asking])
-        assert asking.cancelled()
-        go_on.set()
+        reply.cancel()
+        await asyncio.wait([reply])
+        assert reply.cancelled()
+        may_continue.set()
         await t.wait_until_ended()
         assert ended == [1]
 
@@ -152,7 +152,7 @@ def test_an_ask_without_a_broker_says_that_nothing_was_sent() -> None:
 
     async def work(t: Stages) -> None:
         assert await t.ask(double, Number(1)) == Number(2)
-        async with gone(t.broker):
+        async with disconnected(t.broker):
             with pytest.raises((RolledBack, InDoubt, TimeoutError)):
                 await t.ask(double, Number(2), timeout=0.2)
         assert await t.ask(double, Number(3)) == Number(6)
@@ -163,23 +163,23 @@ def test_an_ask_without_a_broker_says_that_nothing_was_sent() -> None:
 def test_an_ask_outlives_a_crash_of_the_broker() -> None:
     app = Service("shop")
     there = asyncio.Event()
-    go_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     @app.single("slow", Number, Number)
     async def slow(number: Number) -> Number:
         there.set()
-        await go_on.wait()
+        await may_continue.wait()
         return number
 
     async def work(t: Stages) -> None:
-        asking = asyncio.create_task(t.ask(slow, Number(1)))
+        reply = asyncio.create_task(t.ask(slow, Number(1)))
         await there.wait()
         await t.broker.crash()
         # Nothing waits in a topic: a reply that comes before this process has subscribed anew is lost.
         await until(lambda: t._running.connection.health().reconnects == 1)
         await until(lambda: {each.state for each in t._running.connection.health().consumers} == {"open"})
-        go_on.set()
-        assert await asking == Number(1)
+        may_continue.set()
+        assert await reply == Number(1)
 
     run(app, work)
 
@@ -209,12 +209,14 @@ def test_a_program_that_asks_without_stages_gets_its_reply() -> None:
         return Number(2 * number.n)
 
     web = Service("web")
-    theirs = web.remote("double", Number, Number)
+    remote_endpoint = web.remote("double", Number, Number)
 
     async def work(t: Stages) -> None:
         web.broker = (t.broker.url,)
         async with web.connected():
-            replies = await asyncio.gather(*(web.ask(theirs, Number(n), trace="t", timeout=10) for n in range(5)))
+            replies = await asyncio.gather(
+                *(web.ask(remote_endpoint, Number(n), trace="t", timeout=10) for n in range(5))
+            )
         assert replies == [Number(2 * n) for n in range(5)]
 
     run(app, work)
@@ -267,18 +269,18 @@ def test_a_message_whose_type_raises_is_a_dead_letter_at_once() -> None:
 def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truenext.stage.pending_replies.PAUSE_S", 0.01)
     app = Service("shop")
-    asked, may_end = asyncio.Event(), asyncio.Event()
+    received_request, may_end = asyncio.Event(), asyncio.Event()
 
     @app.single("answer", Number, Number)
     async def answer(number: Number) -> Number:
         if number.n == 2:
-            asked.set()
+            received_request.set()
             await may_end.wait()
         return number
 
     async def work(t: Stages) -> None:
-        asking = t._running.initiator._pending_replies
-        refused = 0
+        reply = t._running.initiator._pending_replies
+        refusals = 0
 
         class Refusing:
             """What a consumer is whose subscription the broker refuses when its connection is there again."""
@@ -290,9 +292,9 @@ def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monke
                 return self
 
             async def __anext__(self) -> truenext.Message:
-                nonlocal refused
-                if asked.is_set() and not refused:
-                    refused += 1
+                nonlocal refusals
+                if received_request.is_set() and not refusals:
+                    refusals += 1
                     await self._consumer.close()
                     raise Refused("no room for one more")
                 return await anext(self._consumer)
@@ -301,15 +303,15 @@ def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monke
             async def consumer(self, destination: str) -> Refusing:
                 return Refusing(await t._running.connection.consumer(destination))
 
-        asking._connection = Refuser()  # type: ignore[assignment]
+        reply._connection = Refuser()  # type: ignore[assignment]
         assert await t.ask(answer, Number(1)) == Number(1)
         waiting = asyncio.create_task(t.ask(answer, Number(2), timeout=30))
-        await asked.wait()
+        await received_request.wait()
         # A reply in which the refusal shows; it is lost with the subscription, perhaps.
         with contextlib.suppress(TimeoutError):
             await t.ask(answer, Number(3), timeout=1)
         assert await t.ask(answer, Number(4)) == Number(4)
-        assert refused == 1
+        assert refusals == 1
         may_end.set()
         assert await waiting == Number(2)
 
@@ -324,7 +326,7 @@ def test_an_ask_keeps_its_time_though_the_broker_says_nothing() -> None:
         return number
 
     async def work(t: Stages) -> None:
-        async with gone(t.broker):
+        async with disconnected(t.broker):
             started = asyncio.get_running_loop().time()
             with pytest.raises((TimeoutError, RolledBack)):
                 await t.ask(answer, Number(1), timeout=0.1)
@@ -377,9 +379,9 @@ def test_an_ask_of_an_endpoint_of_the_same_name_by_another_service_is_not_refuse
         if number.n > 3:
             return Number(2 * number.n)
         # Perhaps at another broker.
-        return await bridge.ask(theirs, Number(number.n + 1), trace="t", timeout=10)
+        return await bridge.ask(remote_endpoint, Number(number.n + 1), trace="t", timeout=10)
 
-    theirs = bridge.remote("double", Number, Number)
+    remote_endpoint = bridge.remote("double", Number, Number)
 
     async def work(t: Stages) -> None:
         bridge.broker = (t.broker.url,)
@@ -418,11 +420,11 @@ def test_async_methods_that_a_plain_stage_calls_are_refused_at_the_call() -> Non
 
 def test_an_async_method_is_a_hook_of_a_plain_stage_and_is_awaited() -> None:
     app = Service("shop")
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     @app.terminator("plain", Number)
     def plain(number: Number, flow: Flow) -> None:
@@ -430,7 +432,7 @@ def test_an_async_method_is_a_hook_of_a_plain_stage_and_is_awaited() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(plain, Number(7))
-        await until(lambda: came == [7])
+        await until(lambda: received == [7])
         await t.wait_until_ended()
 
     run(app, work)

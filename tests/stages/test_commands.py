@@ -136,10 +136,10 @@ def test_what_is_no_service_is_said_and_what_to_do(folder: Path, place: str, fil
 )
 def test_module_of_service_with_missing_extra_names_the_extra(folder: Path, module: str, line: str, extra: str) -> None:
     (folder / "other.py").write_text(f"{line}\n")
-    said = without((module,), "stages", "run", "other:app")
-    assert said.returncode == 2
+    done = without((module,), "stages", "run", "other:app")
+    assert done.returncode == 2
     missing = f"truenext: other cannot be imported: No module named '{module}' (other.py:1)"
-    assert said.stderr == f"{missing}: pip install 'truenext[{extra}]'\n"
+    assert done.stderr == f"{missing}: pip install 'truenext[{extra}]'\n"
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_command_without_database_driver_says_what_to_install_in_one_line(
         "def take(number: int) -> None: ...\n"
     )
     name, *options = command
-    said = without((module,), "stages", name, "other:app", *options)
-    assert said.returncode == 2, said.stderr
-    assert len(said.stderr.splitlines()) == 1, said.stderr
-    assert f"pip install 'truenext[{extra}]'" in said.stderr
+    done = without((module,), "stages", name, "other:app", *options)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"pip install 'truenext[{extra}]'" in done.stderr
 
 
 def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
@@ -189,8 +189,8 @@ def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("words", [["describe", "shop:app", "--svg"], ["check", "shop:app", "--write", "--against"]])
 def test_file_that_cannot_be_written_is_named_with_the_reason(folder: Path, words: list[str]) -> None:
-    said = stages(*words, str(folder / "none" / "file"))
-    assert (said.exit_code, said.stderr) == (2, f"truenext: {folder / 'none' / 'file'}: No such file or directory\n")
+    done = stages(*words, str(folder / "none" / "file"))
+    assert (done.exit_code, done.stderr) == (2, f"truenext: {folder / 'none' / 'file'}: No such file or directory\n")
 
 
 def test_an_error_in_the_module_is_shown_from_its_own_first_line_on(folder: Path) -> None:
@@ -428,11 +428,11 @@ def test_of_ways_to_describe_there_is_one() -> None:
 
 def test_with_a_broker_it_says_how_many_messages_wait(broker: BrokerProcess) -> None:
     for queue in ("order.place", "order.place", "DLQ.order.place.stage.reserve"):
-        broker.said("send", queue, "{}")
+        broker.output_of("send", queue, "{}")
     url = f"stomp://127.0.0.1:{broker.port}"
-    said = stages("describe", "shop:app", "--url", url).stdout
-    assert "check(Order) at order.place: 2 waiting" in said
-    assert "reserve(Reserved) at order.place.stage.reserve: 0 waiting, 1 dead letter" in said
+    done = stages("describe", "shop:app", "--url", url).stdout
+    assert "check(Order) at order.place: 2 waiting" in done
+    assert "reserve(Reserved) at order.place.stage.reserve: 0 waiting, 1 dead letter" in done
     queues = json.loads(stages("describe", "shop:app", "--url", url, "--json").stdout)["queues"]
     assert queues["order.place"]["waiting"] == 2
     assert queues["order.place.stage.reserve"]["dead_letters"] == 1
@@ -459,13 +459,13 @@ def test_what_a_function_names_is_found_and_how_it_is_called() -> None:
     def names() -> object:
         return (lambda: one), two.name
 
-    def looks_up() -> object:
+    def has_heading() -> object:
         return many["one"]
 
     assert references_of(asks) == [(one, "requests"), (closed_over, "goes to"), (two, "sends to")]
     assert references_of(names) == [(one, "names"), (two, "names")]
     # Not all is found.
-    assert references_of(looks_up) == []
+    assert references_of(has_heading) == []
 
 
 def test_what_waits_for_a_stage_that_is_no_more_is_left_over() -> None:
@@ -481,7 +481,7 @@ def test_what_waits_for_a_stage_that_is_no_more_is_left_over() -> None:
     def queue(name: str, waiting: int = 1) -> QueueInfo:
         return QueueInfo(name, waiting, 0, 0)
 
-    gone = queue("left.work.stage.middle")
+    removed_queue = queue("left.work.stage.middle")
     others = [
         queue("left.work"),
         queue("left.work.stage.end"),
@@ -489,7 +489,7 @@ def test_what_waits_for_a_stage_that_is_no_more_is_left_over() -> None:
         queue("other.work.stage.middle"),
         queue("DLQ.left.work.stage.middle"),
     ]
-    assert orphaned_queues([gone, *others], service) == [gone]
+    assert orphaned_queues([removed_queue, *others], service) == [removed_queue]
 
 
 DAMAGED = [

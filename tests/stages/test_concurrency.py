@@ -31,21 +31,21 @@ class Crowd:
             if self._inside >= self._size:
                 self._all_there.set()
 
-    def leave(self) -> None:
+    def exit(self) -> None:
         with self._lock:
             self._inside -= 1
 
     def wait_in_thread(self) -> None:
         self.enter()
         assert self._all_there.wait(PATIENCE_S)
-        self.leave()
+        self.exit()
 
     async def wait_in_task(self) -> None:
         self.enter()
         await until(self._all_there.is_set)
         # Whoever else could come in now would.
         await asyncio.sleep(0.01)
-        self.leave()
+        self.exit()
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -75,7 +75,7 @@ def test_8_messages_of_a_stage_are_handled_at_once_unless_told(is_async: bool) -
 def test_each_stage_has_as_many_workers_as_it_says_and_else_those_of_its_endpoint_or_service() -> None:
     """All are at work at the same time: they wait for all others."""
     counts = {"service": 3, "endpoint": 2, "stage": 4}
-    all_of_them = Crowd(sum(counts.values()))
+    crowd = Crowd(sum(counts.values()))
     crowds = {name: Crowd(count) for name, count in counts.items()}
     app = Service("shop", concurrency=3)
     of_service = app.endpoint("service", Number)
@@ -83,9 +83,9 @@ def test_each_stage_has_as_many_workers_as_it_says_and_else_those_of_its_endpoin
     of_stage = app.endpoint("staged", Number, concurrency=1)
 
     async def wait_in(name: str) -> None:
-        all_of_them.enter()
+        crowd.enter()
         await crowds[name].wait_in_task()
-        await until(lambda: all_of_them.most >= sum(counts.values()))
+        await until(lambda: crowd.most >= sum(counts.values()))
 
     @of_service.stage
     async def service(number: Number) -> None:
@@ -104,7 +104,7 @@ def test_each_stage_has_as_many_workers_as_it_says_and_else_those_of_its_endpoin
             for to in (of_service, of_endpoint, of_stage):
                 for n in range(6):
                     initiation.send(to, Number(n), trace=f"{n}")
-        await until(lambda: all_of_them.most >= sum(counts.values()))
+        await until(lambda: crowd.most >= sum(counts.values()))
         await t.wait_until_ended()
         assert {name: crowd.most for name, crowd in crowds.items()} == counts
 
@@ -139,23 +139,23 @@ def test_stages_of_one_endpoint_work_at_the_same_time() -> None:
 
 def test_a_stage_that_holds_all_its_workers_holds_up_no_other_stage() -> None:
     app = Service("shop", concurrency=2)
-    go_on = asyncio.Event()
-    came: list[int] = []
+    may_continue = asyncio.Event()
+    received: list[int] = []
 
     @app.terminator("slow", Number)
     async def slow(number: Number) -> None:
-        await go_on.wait()
+        await may_continue.wait()
 
     @app.terminator("quick", Number)
     def quick(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         for n in range(5):
             await t.send(slow, Number(n))
         await t.send(quick, Number(7))
-        await until(lambda: came == [7])
-        go_on.set()
+        await until(lambda: received == [7])
+        may_continue.set()
         await t.wait_until_ended()
 
     run(app, work)
@@ -163,23 +163,23 @@ def test_a_stage_that_holds_all_its_workers_holds_up_no_other_stage() -> None:
 
 def test_plain_stages_that_hold_all_their_threads_hold_up_no_other_plain_stage() -> None:
     app = Service("shop", concurrency=2)
-    go_on = threading.Event()
-    came: list[int] = []
+    may_continue = threading.Event()
+    received: list[int] = []
 
     @app.terminator("slow", Number)
     def slow(number: Number) -> None:
-        assert go_on.wait(PATIENCE_S)
+        assert may_continue.wait(PATIENCE_S)
 
     @app.terminator("quick", Number)
     def quick(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         for n in range(5):
             await t.send(slow, Number(n))
         await t.send(quick, Number(7))
-        await until(lambda: came == [7])
-        go_on.set()
+        await until(lambda: received == [7])
+        may_continue.set()
         await t.wait_until_ended()
 
     run(app, work)
@@ -205,7 +205,7 @@ def test_what_comes_after_an_attempt_that_was_lost_runs_alone_in_its_process() -
     lost, hold, end = asyncio.Event(), asyncio.Event(), asyncio.Event()
     started: list[int] = []
     inside: list[int] = []
-    beside: list[tuple[int, int, int]] = []
+    concurrent: list[tuple[int, int, int]] = []
 
     @app.terminator("take", Number)
     async def take(number: Number, flow: Flow) -> None:
@@ -217,7 +217,7 @@ def test_what_comes_after_an_attempt_that_was_lost_runs_alone_in_its_process() -
             return
         before = len(started)
         await asyncio.sleep(0.05)
-        beside.append((flow.attempt, len(inside), len(started) - before))
+        concurrent.append((flow.attempt, len(inside), len(started) - before))
 
     @app.terminator("other", Number)
     async def other(number: Number) -> None:
@@ -239,9 +239,9 @@ def test_what_comes_after_an_attempt_that_was_lost_runs_alone_in_its_process() -
         t.broker.thaw()
         end.set()
         await asyncio.sleep(0.05)
-        assert beside == []
+        assert concurrent == []
         hold.set()
-        await until(lambda: bool(beside) and len(started) == 10)
-        assert beside == [(2, 0, 0)]
+        await until(lambda: bool(concurrent) and len(started) == 10)
+        assert concurrent == [(2, 0, 0)]
 
     run(app, work)

@@ -28,11 +28,11 @@ def service_that(handled: list[int]) -> Service:
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> None:
     """So often every stage is told this instead of getting messages."""
     consume = Connection.consume
-    told: dict[Connection, int] = {}
+    calls: dict[Connection, int] = {}
 
     async def failing_consume(self: Connection, *arguments: Any, **options: Any) -> None:
-        told[self] = told.get(self, 0) + 1
-        if told[self] <= times:
+        calls[self] = calls.get(self, 0) + 1
+        if calls[self] <= times:
             raise error
         await consume(self, *arguments, **options)
 

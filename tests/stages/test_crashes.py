@@ -107,7 +107,7 @@ class _Trial:
 
     async def _run(self, revive: Callable[[], None]) -> Counter[object]:
         async with truenext.connect(self._url) as connection:
-            await self._begin()
+            await self._start_flows()
             processes = [self._start() for _ in range(self._processes)]
             try:
                 async with asyncio.timeout(PATIENCE_S):
@@ -131,9 +131,9 @@ class _Trial:
             done = [each async for each in connection.browse("/queue/crashing.done")]
         return Counter(json.loads(each.body)["message"]["number"] for each in done)
 
-    async def _begin(self) -> None:
+    async def _start_flows(self) -> None:
         if self._case.point in RELAY:
-            await asyncio.to_thread(self._begin_in_transactions)
+            await asyncio.to_thread(self._start_in_transactions)
             return
         sender = Service("sender", broker=self._url)
         to = sender.remote("crashing.work", Job)
@@ -141,7 +141,7 @@ class _Trial:
             for number in range(MESSAGES):
                 initiation.send(to, Job(number), trace=f"job {number}")
 
-    def _begin_in_transactions(self) -> None:
+    def _start_in_transactions(self) -> None:
         assert self._database is not None, "it has the outbox"
         app = Service("crashing", exactly_once=True)
         to = app.remote("crashing.work", Job)
@@ -190,7 +190,7 @@ def _try(
     if case.victim == "stage":
         victim = 0
     elif case.victim == "broker":
-        victim, revive = broker.pid, broker.start_again_where_it_was
+        victim, revive = broker.pid, broker.start_on_same_port
     else:
         assert postgres is not None
         victim, revive = postgres.pid, postgres.start_again

@@ -88,11 +88,11 @@ def test_what_is_said_of_another_service_twice_is_the_same_or_refused() -> None:
     topic = app.topic("numbers", Number)
     assert app.remote("there", Number, Text) is there
     assert app.topic("numbers", Number) is topic
-    for takes, replies in ((Text, Text), (Number, Number)):
+    for message_type, replies in ((Text, Text), (Number, Number)):
         with pytest.raises(
             DefinitionError, match=r"there\(.* was said before, with other types: .*there\(Number\) -> T"
         ):
-            app.remote("there", takes, replies)
+            app.remote("there", message_type, replies)
     with pytest.raises(DefinitionError, match="other types"):
         app.remote("there", Number)
     with pytest.raises(DefinitionError, match=r"numbers\(Text\).* was said before, with another type: .*\(Number\)"):
@@ -177,13 +177,13 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_first_stage_that_cannot_be_is_refused_with_its_name(what: str) -> None:
-    function, says = REFUSED[what]
+    function, pattern = REFUSED[what]
     app = Service("shop")
     chain = app.endpoint("chain", Number, Number)
-    with pytest.raises(DefinitionError, match=says) as refused:
+    with pytest.raises(DefinitionError, match=pattern) as raised:
         chain.stage(function)
-    assert "chain" in str(refused.value)
-    assert isinstance(refused.value, ConfigurationError)
+    assert "chain" in str(raised.value)
+    assert isinstance(raised.value, ConfigurationError)
 
 
 def test_a_stage_of_an_endpoint_with_a_state_takes_it_second() -> None:
@@ -243,11 +243,11 @@ def test_a_state_that_has_no_default_for_each_field_is_refused() -> None:
     class Strict(msgspec.Struct):
         id: str
 
-    for state, says in ((Strict, "Strict"), (int, "int"), (list[int], r"list\[int\]")):
+    for state, pattern in ((Strict, "Strict"), (int, "int"), (list[int], r"list\[int\]")):
         with pytest.raises(DefinitionError) as caught:
             Service("shop").endpoint("chain", Number, state=state)
         assert re.match(
-            rf"the state of chain is {says}, and must be an object such as a Struct, of which each field has a "
+            rf"the state of chain is {pattern}, and must be an object such as a Struct, of which each field has a "
             "default: (Object|Expected)",
             str(caught.value),
         )
@@ -302,8 +302,8 @@ def test_the_session_of_the_other_kind_of_function_is_refused(is_async: bool) ->
     def plain(number: Number, sql: AsyncSession) -> None: ...
 
     app.endpoint("take", Number).stage(asynchronous if is_async else plain)
-    given, asked = ("AsyncSession", "Session") if is_async else ("Session", "AsyncSession")
-    with pytest.raises(ConfigurationError, match=rf"'sql': .*asks for a session with {given}, not {asked}"):
+    provided, requested = ("AsyncSession", "Session") if is_async else ("Session", "AsyncSession")
+    with pytest.raises(ConfigurationError, match=rf"'sql': .*asks for a session with {provided}, not {requested}"):
         app.plans()
 
 
@@ -363,7 +363,7 @@ RETRIES: dict[str, tuple[dict[Any, Any], str]] = {
 
 @pytest.mark.parametrize("what", RETRIES)
 def test_a_retry_that_cannot_be_is_refused_by_name(what: str) -> None:
-    rules, says = RETRIES[what]
+    rules, pattern = RETRIES[what]
     app = Service("shop")
     for define, name in (
         (lambda: Service("shop", retry=rules), "service shop"),
@@ -371,9 +371,9 @@ def test_a_retry_that_cannot_be_is_refused_by_name(what: str) -> None:
         (lambda: app.endpoint("other", Number).stage(retry=rules), "a stage of other"),
     ):
         app.endpoints.clear()
-        with pytest.raises(DefinitionError, match=says) as refused:
+        with pytest.raises(DefinitionError, match=pattern) as raised:
             define()
-        assert f"retry of {name}" in str(refused.value)
+        assert f"retry of {name}" in str(raised.value)
 
 
 WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
@@ -413,8 +413,8 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[Service], object], str]] = {
 
 @pytest.mark.parametrize("what", WRONG_ARGUMENTS)
 def test_an_argument_of_a_wrong_type_is_refused_by_name(what: str) -> None:
-    define, says = WRONG_ARGUMENTS[what]
-    with pytest.raises(DefinitionError, match=says):
+    define, pattern = WRONG_ARGUMENTS[what]
+    with pytest.raises(DefinitionError, match=pattern):
         define(Service("shop"))
 
 
@@ -472,7 +472,7 @@ def test_a_stage_that_asks_for_something_or_none_gets_it(tmp_path: Path) -> None
         return 7
 
     app = Service("shop")
-    came: list[object] = []
+    received: list[object] = []
 
     @app.terminator("take", Number)
     async def take(
@@ -483,7 +483,7 @@ def test_a_stage_that_asks_for_something_or_none_gets_it(tmp_path: Path) -> None
         other: Text | None = None,
     ) -> None:
         assert flow is not None and sql is not None
-        came.extend([flow.trace, await sql.scalar(text("SELECT 1")), price, other])
+        received.extend([flow.trace, await sql.scalar(text("SELECT 1")), price, other])
 
     async def work(t: Stages) -> None:
         await t.send(take, Number(), trace="x")
@@ -492,7 +492,7 @@ def test_a_stage_that_asks_for_something_or_none_gets_it(tmp_path: Path) -> None
     file = tmp_path / "shop.db"
     file.touch()
     run(app, work, database=f"sqlite:///{file}")
-    assert came == ["x", 1, 7, None]
+    assert received == ["x", 1, 7, None]
 
 
 def test_a_test_puts_other_factories_in_the_place_of_those_that_a_stage_depends_on() -> None:
@@ -512,14 +512,14 @@ def test_a_test_puts_other_factories_in_the_place_of_those_that_a_stage_depends_
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "pattern"),
     [
         ({float: lambda: 3}, "no stage of shop depends on that"),
         ({"price": lambda: 3}, "a factory for a factory, not .* for 'price'"),
         ({int: 3}, "a factory for a factory, not 3"),
     ],
 )
-def test_an_override_that_replaces_nothing_is_refused(overrides: Any, says: str) -> None:
+def test_an_override_that_replaces_nothing_is_refused(overrides: Any, pattern: str) -> None:
     """Fixed: the test ran with the factory that it wanted to replace."""
     app = Service("shop")
 
@@ -530,7 +530,7 @@ def test_an_override_that_replaces_nothing_is_refused(overrides: Any, says: str)
     async def work(t: Stages) -> None:
         raise AssertionError("it has begun")
 
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=pattern):
         run(app, work, overrides=overrides)
 
 

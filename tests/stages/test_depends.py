@@ -34,14 +34,14 @@ class Price:
     currency: str = "EUR"
 
 
-GIVEN: Mapping[Any, str] = {Flow: "flow", Session: "sql"}
+PROVIDED: Mapping[Any, str] = {Flow: "flow", Session: "sql"}
 FLOW = Flow[int]()
 SQL = Session()
 VALUES = {"flow": FLOW, "sql": SQL}
 
 
 def plan_of(function: Callable[..., Any], **options: Any) -> Plan:
-    return parameters_of(function, provided=GIVEN, **options)
+    return parameters_of(function, provided=PROVIDED, **options)
 
 
 def run(function: Callable[..., Any], **options: Any) -> Any:
@@ -310,7 +310,7 @@ in_circle.__annotations__["value"] = Annotated[None, Depends(around_circle)]
 
 
 @pytest.mark.parametrize(
-    ("factory", "says"),
+    ("factory", "pattern"),
     [
         (unknown, r"^unknown, parameter 'nobody': it has no annotation \(asked for: .*stage -> unknown\)$"),
         (
@@ -322,12 +322,12 @@ in_circle.__annotations__["value"] = Annotated[None, Depends(around_circle)]
         (around_circle, r"in_circle, parameter 'value': a circle: around_circle -> in_circle -> around_circle"),
     ],
 )
-def test_what_no_factory_can_be_given_is_refused_by_name(factory: Callable[..., Any], says: str) -> None:
+def test_what_no_factory_can_be_given_is_refused_by_name(factory: Callable[..., Any], pattern: str) -> None:
     def stage(value: None) -> None:
         pass
 
     stage.__annotations__ = {"value": Annotated[None, Depends(factory)]}
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=pattern):
         plan_of(stage)
 
 
@@ -414,14 +414,14 @@ def stage_with(
     async def async_stage(**values: Any) -> None:
         stage()
 
-    wanted: Any = async_stage if is_async else stage
-    wanted.__signature__ = inspect.Signature(
+    chosen: Any = async_stage if is_async else stage
+    chosen.__signature__ = inspect.Signature(
         [
             inspect.Parameter(f"p{number}", inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[str, Depends(factory)])
             for number, factory in enumerate(factories)
         ]
     )
-    return cast(Callable[..., Any], wanted)
+    return cast(Callable[..., Any], chosen)
 
 
 @pytest.fixture(params=["plain", "async", "async with async factories"])
@@ -517,21 +517,21 @@ def test_factories_hear_of_a_cancellation_before_the_stage_has_ended(made: str) 
     log = Log()
 
     async def main() -> None:
-        began = asyncio.Event()
+        started = asyncio.Event()
 
         async def stage(**values: Any) -> None:
-            began.set()
+            started.set()
             await asyncio.sleep(3600)
 
-        wanted = stage_with(getattr(log, made)("f0"), is_async=True)
-        plan = plan_of(wanted)
+        chosen = stage_with(getattr(log, made)("f0"), is_async=True)
+        plan = plan_of(chosen)
 
         async def handle() -> None:
             async with plan.values(VALUES) as arguments:
                 await stage(**arguments)
 
         task = asyncio.create_task(handle())
-        await began.wait()
+        await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

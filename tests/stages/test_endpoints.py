@@ -12,37 +12,37 @@ from truenext.testing.stages import Stages
 
 def test_what_is_sent_comes_to_a_terminator_as_it_was() -> None:
     app = Service("shop")
-    came: list[Text] = []
+    received: list[Text] = []
 
     @app.terminator("take", Text)
     async def take(text: Text) -> None:
-        came.append(text)
+        received.append(text)
 
     async def work(t: Stages) -> None:
         await t.send(take, Text("tea \N{SNOWMAN}\n\0"))
         await t.wait_until_ended()
-        assert came == [Text("tea \N{SNOWMAN}\n\0")]
+        assert received == [Text("tea \N{SNOWMAN}\n\0")]
 
     run(app, work)
 
 
 def test_the_reply_comes_to_whom_the_sender_has_named_with_the_state_that_was_given_along() -> None:
     app = Service("shop")
-    came: list[tuple[Number, Memo]] = []
+    received: list[tuple[Number, Memo]] = []
 
     @app.single("double", Number, Number)
-    async def double(asked: Number) -> Number:
-        return Number(2 * asked.n)
+    async def double(request: Number) -> Number:
+        return Number(2 * request.n)
 
     @app.terminator("take", Number, state=Memo)
     async def take(reply: Number, memo: Memo) -> None:
-        came.append((reply, memo))
+        received.append((reply, memo))
 
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
             initiation.send(double, Number(21), trace="test", reply_to=take, reply_state=Memo(7, "x"))
         await t.wait_until_ended()
-        assert came == [(Number(42), Memo(7, "x"))]
+        assert received == [(Number(42), Memo(7, "x"))]
 
     run(app, work)
 
@@ -51,16 +51,16 @@ def three_levels(app: Service, seen: list[str]) -> Endpoint[Number, Number]:
     """An endpoint of four stages, which asks one of two stages, which asks one of one stage."""
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number) -> Number:
-        return Number(asked.n * 2)
+    async def leaf(request: Number) -> Number:
+        return Number(request.n * 2)
 
     middle = app.endpoint("middle", Number, Number, state=Memo)
 
     @middle.stage
-    async def asks_leaf(asked: Number, memo: Memo, flow: Flow) -> None:
+    async def asks_leaf(request: Number, memo: Memo, flow: Flow) -> None:
         assert memo == Memo()
-        memo.n, memo.text = asked.n, "middle"
-        flow.request(leaf, asked)
+        memo.n, memo.text = request.n, "middle"
+        flow.request(leaf, request)
 
     @middle.stage
     def answers(reply: Number, memo: Memo) -> Number:
@@ -71,10 +71,10 @@ def three_levels(app: Service, seen: list[str]) -> Endpoint[Number, Number]:
     outer = app.endpoint("outer", Number, Number, state=Memo)
 
     @outer.stage
-    def first(asked: Number, memo: Memo, flow: Flow) -> None:
+    def first(request: Number, memo: Memo, flow: Flow) -> None:
         assert memo == Memo()
-        memo.n, memo.text = asked.n, "1"
-        flow.request(middle, asked)
+        memo.n, memo.text = request.n, "1"
+        flow.request(middle, request)
 
     @outer.stage
     async def second(reply: Number, memo: Memo, flow: Flow) -> None:
@@ -139,10 +139,10 @@ def test_a_reply_that_is_returned_and_one_that_is_said_are_the_same(is_returned:
     double = app.endpoint("double", Number, Number)
 
     @double.stage
-    async def answer(asked: Number, flow: Flow) -> Number | None:
+    async def answer(request: Number, flow: Flow) -> Number | None:
         if is_returned:
-            return Number(2 * asked.n)
-        flow.reply(Number(2 * asked.n))
+            return Number(2 * request.n)
+        flow.reply(Number(2 * request.n))
         return None
 
     async def work(t: Stages) -> None:
@@ -156,9 +156,9 @@ def test_a_reply_for_which_nobody_waits_is_dropped() -> None:
     ran: list[int] = []
 
     @app.single("double", Number, Number)
-    async def double(asked: Number) -> Number:
-        ran.append(asked.n)
-        return Number(2 * asked.n)
+    async def double(request: Number) -> Number:
+        ran.append(request.n)
+        return Number(2 * request.n)
 
     async def work(t: Stages) -> None:
         await t.send(double, Number(4))
@@ -174,16 +174,16 @@ def test_an_endpoint_may_reply_from_an_early_stage_and_then_its_later_ones_do_no
     double = app.endpoint("double", Number, Number)
 
     @double.stage
-    async def early(asked: Number, flow: Flow) -> Number | None:
-        if asked.n == 0:
+    async def early(request: Number, flow: Flow) -> Number | None:
+        if request.n == 0:
             return Number(0)
-        flow.next(asked)
+        flow.next(request)
         return None
 
     @double.stage
-    async def late(asked: Number) -> Number:
+    async def late(request: Number) -> Number:
         ran.append("late")
-        return Number(2 * asked.n)
+        return Number(2 * request.n)
 
     async def work(t: Stages) -> None:
         assert await t.ask(double, Number(0)) == Number(0)
@@ -199,13 +199,13 @@ def test_a_stage_that_says_nothing_ends_its_flow() -> None:
     double = app.endpoint("double", Number, Number)
 
     @double.stage
-    async def silent(asked: Number) -> None:
+    async def silent(request: Number) -> None:
         ran.append("silent")
 
     @double.stage
-    async def late(asked: Number) -> Number:
+    async def late(request: Number) -> Number:
         ran.append("late")
-        return asked
+        return request
 
     async def work(t: Stages) -> None:
         await t.send(double, Number(0))
@@ -217,16 +217,16 @@ def test_a_stage_that_says_nothing_ends_its_flow() -> None:
 
 def test_the_id_that_a_sender_is_told_is_that_of_the_flow_and_of_its_first_message() -> None:
     app = Service("shop")
-    came: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
 
     @app.terminator("take", Number)
     async def take(number: Number, flow: Flow) -> None:
-        came.append((flow.id, flow.message_id))
+        received.append((flow.id, flow.message_id))
 
     async def work(t: Stages) -> None:
         id = await t.send(take, Number())
         await t.wait_until_ended()
-        assert came == [(id, id)]
+        assert received == [(id, id)]
         assert len(id) == 32
 
     run(app, work)
@@ -244,16 +244,16 @@ def test_all_stages_of_a_flow_see_one_flow_id_and_messages_of_their_own() -> Non
         senders.append(flow.sender)
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number, flow: Flow) -> Number:
+    async def leaf(request: Number, flow: Flow) -> Number:
         note(flow)
-        return asked
+        return request
 
     outer = app.endpoint("outer", Number, Number)
 
     @outer.stage
-    async def ask(asked: Number, flow: Flow) -> None:
+    async def ask(request: Number, flow: Flow) -> None:
         note(flow)
-        flow.request(leaf, asked)
+        flow.request(leaf, request)
 
     @outer.stage
     async def answer(reply: Number, flow: Flow) -> Number:
@@ -275,16 +275,16 @@ def test_plain_functions_and_async_ones_may_follow_one_another() -> None:
     chain = app.endpoint("chain", Number, Number)
 
     @chain.stage
-    def one(asked: Number, flow: Flow) -> None:
-        flow.next(Number(asked.n + 1))
+    def one(request: Number, flow: Flow) -> None:
+        flow.next(Number(request.n + 1))
 
     @chain.stage
-    async def two(asked: Number, flow: Flow) -> None:
-        flow.next(Number(asked.n + 1))
+    async def two(request: Number, flow: Flow) -> None:
+        flow.next(Number(request.n + 1))
 
     @chain.stage
-    def three(asked: Number) -> Number:
-        return Number(asked.n + 1)
+    def three(request: Number) -> Number:
+        return Number(request.n + 1)
 
     async def work(t: Stages) -> None:
         assert await t.ask(chain, Number(0)) == Number(3)
@@ -298,18 +298,18 @@ def test_an_endpoint_of_another_service_is_asked_as_one_of_ones_own() -> None:
     place = app.endpoint("place", Number, Text, state=Memo)
 
     @place.stage
-    async def ask(asked: Number, memo: Memo, flow: Flow) -> None:
-        memo.n = asked.n
-        flow.request(stock, Number(asked.n + 1))
+    async def ask(request: Number, memo: Memo, flow: Flow) -> None:
+        memo.n = request.n
+        flow.request(stock, Number(request.n + 1))
 
     @place.stage
     async def answer(reply: Text, memo: Memo) -> Text:
         return Text(f"{memo.n}: {reply.text}")
 
     async def work(t: Stages) -> None:
-        asked = t.mock(stock, lambda number: Text(f"{number.n} reserved"))
+        request = t.mock(stock, lambda number: Text(f"{number.n} reserved"))
         assert await t.ask(place, Number(1)) == Text("1: 2 reserved")
-        assert asked == [Number(2)]
+        assert request == [Number(2)]
 
     run(app, work)
 
@@ -318,16 +318,16 @@ def test_two_services_on_one_broker_work_in_one_flow() -> None:
     stock = Service("stock")
 
     @stock.single(".reserve", Number, Text)
-    async def reserve(asked: Number, flow: Flow) -> Text:
-        return Text(f"{asked.n} for {flow.sender}, {flow.trace}")
+    async def reserve(request: Number, flow: Flow) -> Text:
+        return Text(f"{request.n} for {flow.sender}, {flow.trace}")
 
     shop = Service("shop")
-    theirs = shop.remote("stock.reserve", Number, Text)
+    remote_endpoint = shop.remote("stock.reserve", Number, Text)
     place = shop.endpoint("place", Number, Text)
 
     @place.stage
-    async def ask(asked: Number, flow: Flow) -> None:
-        flow.request(theirs, asked)
+    async def ask(request: Number, flow: Flow) -> None:
+        flow.request(remote_endpoint, request)
 
     @place.stage
     async def answer(reply: Text) -> Text:
@@ -351,18 +351,18 @@ def test_the_stages_of_a_service_are_shared_by_all_processes_that_run_it() -> No
         count = app.endpoint("count", Number, Number, state=Memo)
 
         @count.stage
-        async def one(asked: Number, memo: Memo, flow: Flow) -> None:
-            memo.n = asked.n
+        async def one(request: Number, memo: Memo, flow: Flow) -> None:
+            memo.n = request.n
             ran.append(f"one {process}")
             await both.wait()
-            flow.next(asked)
+            flow.next(request)
 
         @count.stage
-        async def two(asked: Number, memo: Memo) -> Number:
-            assert memo.n == asked.n
+        async def two(request: Number, memo: Memo) -> Number:
+            assert memo.n == request.n
             ran.append(f"two {process}")
             await both.wait()
-            return asked
+            return request
 
         return app, count
 
@@ -413,7 +413,7 @@ def test_a_stage_that_must_reply_and_returns_none_is_a_dead_letter_at_once() -> 
 
 def test_a_stage_that_returns_none_may_have_replied_or_gone_on_or_may_end_the_flow() -> None:
     app = Service("shop")
-    came: list[str] = []
+    received: list[str] = []
     chain = app.endpoint("chain", Text, Number)
 
     @chain.stage
@@ -435,13 +435,13 @@ def test_a_stage_that_returns_none_may_have_replied_or_gone_on_or_may_end_the_fl
 
     @app.terminator("take", Number, state=Memo)
     async def take(number: Number, memo: Memo) -> None:
-        came.append(memo.text)
+        received.append(memo.text)
 
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
             for how in ("reply", "next", "next_direct", "goto"):
                 initiation.send(chain, Text(how), trace="t", reply_to=take, reply_state=Memo(0, how))
         await t.wait_until_ended()
-        assert sorted(came) == ["goto", "next", "next_direct", "reply"]
+        assert sorted(received) == ["goto", "next", "next_direct", "reply"]
 
     run(app, work)

@@ -46,18 +46,18 @@ def envelope(id: str = "m1", trace: str = "web o1") -> Envelope:
     return Envelope(VERSION, id, facts, "send", "web", EMPTY, parent="p1")
 
 
-class Place:
+class FakeStage:
     """What is told of a stage."""
 
     queue = "order.place"
     settings = StageSettings("order.place", None, None, None)
 
 
-STAGE: Any = Place()
+STAGE: Any = FakeStage()
 
 
 @contextmanager
-def told(folder: Path, **limits: int) -> Iterator[StageEvents]:
+def opened_events(folder: Path, **limits: int) -> Iterator[StageEvents]:
     events = StageEvents(folder, "shop", "shop on web-1 pid 7", **limits)
     try:
         yield events
@@ -82,7 +82,7 @@ def until(condition: Any) -> None:
 
 
 def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path: Path) -> None:
-    with told(tmp_path / "new" / "folder") as events:
+    with opened_events(tmp_path / "new" / "folder") as events:
         started = events.started(STAGE, message(17, attempts=2), envelope(trace="x" * 1000))
         events.sql_committed(started)
         ending = ExecutionResult(outcome="failed", error=ValueError("secret"), run=0.25, commit=None, total=0.5)
@@ -131,23 +131,23 @@ def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path:
 
 
 def test_what_is_published_has_no_place_in_the_history(tmp_path: Path) -> None:
-    with told(tmp_path) as events:
+    with opened_events(tmp_path) as events:
         events.started(STAGE, message(17, "/topic/news"), envelope())
     assert not {"queue", "sequence"} & lines(tmp_path)[1].keys()
 
 
 def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(tmp_path: Path) -> None:
-    with told(tmp_path, file_bytes=1000, bytes_max=3000) as events:
+    with opened_events(tmp_path, file_bytes=1000, bytes_max=3000) as events:
         for number in range(1, 31):
             events.started(STAGE, message(number), envelope())
             path = stage_files(tmp_path)[-1]
             until(lambda number=number: f'"number":{number},' in stage_files(tmp_path)[-1].read_text())
             # Files that are made within one tick of the disk's clock have one time.
             os.utime(path, (time.time() - 100 + number, time.time() - 100 + number))
-    left = stage_files(tmp_path)
-    assert sum(path.stat().st_size for path in left) < 4500
-    assert len(left) > 1
-    for path in left:
+    remaining = stage_files(tmp_path)
+    assert sum(path.stat().st_size for path in remaining) < 4500
+    assert len(remaining) > 1
+    for path in remaining:
         first, *others = path.read_bytes().splitlines()
         assert json.loads(first)["kind"] == "opened"
         assert others
@@ -157,10 +157,10 @@ def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(tmp_path: 
 
 
 def test_what_is_old_goes_whoever_wrote_it_and_whoever_still_has_it_open_begins_another(tmp_path: Path) -> None:
-    with told(tmp_path) as events:
+    with opened_events(tmp_path) as events:
         old = stage_files(tmp_path)[0]
         os.utime(old, (time.time() - 31 * DAY_S, time.time() - 31 * DAY_S))
-        with told(tmp_path):
+        with opened_events(tmp_path):
             assert not old.exists()
         events.started(STAGE, message(1), envelope())
     second = stage_file(tmp_path, events.process, 2)
@@ -177,7 +177,7 @@ def test_files_of_30_days_are_kept(tmp_path: Path) -> None:
 
 
 def test_two_processes_write_into_one_folder(tmp_path: Path) -> None:
-    with told(tmp_path) as one, told(tmp_path) as other:
+    with opened_events(tmp_path) as one, opened_events(tmp_path) as other:
         for number in range(100):
             one.started(STAGE, message(2 * number), envelope())
             other.started(STAGE, message(2 * number + 1), envelope())
@@ -243,7 +243,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
     monkeypatch.setattr("truenext.stage.events.os.write", half)
     monkeypatch.setattr("truenext.stage.events.RETRY_S", 0.01)
     caplog.set_level(logging.WARNING, "truenext.stage")
-    with told(tmp_path) as events:
+    with opened_events(tmp_path) as events:
         events.started(STAGE, message(1), envelope())
         until(lambda: '"number":1,' in stage_files(tmp_path)[0].read_text())
         is_full = True
@@ -265,7 +265,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
 
 def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truenext.stage.events.UNWRITTEN_BYTES_MAX", 10_000)
-    with told(tmp_path) as events:
+    with opened_events(tmp_path) as events:
         for number in range(1000):
             events.started(STAGE, message(number), envelope())
             assert len(events._unwritten) < 11_000
@@ -314,17 +314,17 @@ async def run_a_service(folder: Path) -> None:
         refuse = app.endpoint("refuse", str)
 
         @place.stage
-        async def first(said: str, flow: Flow) -> None:
+        async def first(message: str, flow: Flow) -> None:
             if flow.attempt == 1:
                 raise Failed
             flow.next(1)
 
         @place.stage
-        def last(said: int, sql: Session) -> int:
-            return int(sql.execute(text("SELECT :said"), {"said": said}).scalar_one())
+        def last(message: int, sql: Session) -> int:
+            return int(sql.execute(text("SELECT :said"), {"said": message}).scalar_one())
 
         @refuse.stage
-        async def only(said: str) -> None:
+        async def only(message: str) -> None:
             raise Reject("no")
 
         async with app.running():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import truenext
-from tests.stages.flows import Memo, Number, Text, gone, run, until
+from tests.stages.flows import Memo, Number, Text, disconnected, run, until
 from truenext.limits import CAUSE_BYTES_MAX
 from truenext.stage import Endpoint, Flow, FlowError, Reject, Service
 from truenext.stage.core.failure import cause_of, describe
@@ -36,11 +36,11 @@ class Sending:
         self.app = Service("shop")
         self.ran: list[int] = []
         """The attempts of the one that sends."""
-        self.came: list[int] = []
+        self.received: list[int] = []
 
         @self.app.terminator("take", Number)
         async def take(number: Number) -> None:
-            self.came.append(number.n)
+            self.received.append(number.n)
 
         @self.app.terminator("sends", Number)
         async def send(number: Number, flow: Flow) -> None:
@@ -95,13 +95,13 @@ def test_refuse_is_a_dead_letter_at_once() -> None:
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_stage_that_is_out_of_memory_fails_as_any_other_and_its_worker_goes_on(is_async: bool) -> None:
     app = Service("shop", concurrency=1, attempts=2)
-    came: list[int] = []
+    received: list[int] = []
     take = app.endpoint("take", Number)
 
     def plain(number: Number) -> None:
         if number.n == 0:
             raise MemoryError
-        came.append(number.n)
+        received.append(number.n)
 
     async def asynchronous(number: Number) -> None:
         plain(number)
@@ -112,7 +112,7 @@ def test_a_stage_that_is_out_of_memory_fails_as_any_other_and_its_worker_goes_on
         for n in range(3):
             await t.send(take, Number(n))
         await t.wait_until_ended(dead_letters=1)
-        assert came == [1, 2]
+        assert received == [1, 2]
 
     run(app, work)
 
@@ -357,14 +357,14 @@ def test_a_decorator_that_forgets_to_await_its_function_says_so_and_nothing_is_c
 def test_poison_takes_exactly_its_attempts_and_holds_up_nobody() -> None:
     app = Service("shop", attempts=3)
     attempts: Counter[int] = Counter()
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
         if number.n < 0:
             attempts[number.n] += 1
             raise ValueError("poison")
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         logging.getLogger("truenext.stage").setLevel(logging.ERROR)
@@ -373,11 +373,11 @@ def test_poison_takes_exactly_its_attempts_and_holds_up_nobody() -> None:
                 initiation.send(take, Number(-n), trace="poison")
                 initiation.send(take, Number(n), trace="healthy")
         # Healthy ones come while poison waits for its next try.
-        await until(lambda: len(came) == 60)
+        await until(lambda: len(received) == 60)
         letters = await t.wait_until_ended(dead_letters=60)
         assert {letter.attempts for letter in letters} == {3}
         assert attempts == {-n: 3 for n in range(1, 61)}
-        assert sorted(came) == list(range(1, 61))
+        assert sorted(received) == list(range(1, 61))
 
     try:
         run(app, work)
@@ -463,18 +463,18 @@ def test_a_cause_names_the_line_of_the_program_from_which_pythons_own_library_wa
 
 
 def test_of_a_cause_no_more_is_told_than_is_kept() -> None:
-    told = 0
+    calls = 0
 
     class Long(Exception):
         def __str__(self) -> str:
-            nonlocal told
-            told += 1
+            nonlocal calls
+            calls += 1
             return "x" * 100_000
 
     class Short(Exception):
         def __str__(self) -> str:
-            nonlocal told
-            told += 1
+            nonlocal calls
+            calls += 1
             return "short"
 
     error: Exception = Short()
@@ -484,10 +484,10 @@ def test_of_a_cause_no_more_is_told_than_is_kept() -> None:
         error = after
     group = ExceptionGroup("many", [Short() for _ in range(10_000)])
     for each, most in ((Long(), 1), (error, 1000), (group, 1000)):
-        told = 0
+        calls = 0
         cause = cause_of(each, "stage", "process")
         assert len(cause.encode()) <= CAUSE_BYTES_MAX and cause.endswith("\nin stage stage, by process")
-        assert told <= most
+        assert calls <= most
     assert describe(Long()).endswith("Long: " + "x" * CAUSE_BYTES_MAX)
 
 
@@ -572,11 +572,11 @@ def test_a_circle_a_wrong_call_and_an_undecodable_message_say_what_they_are() ->
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_stage_whose_connection_is_lost_during_its_commit_happens_once(when: str) -> None:
     app = Service("shop")
-    came: list[tuple[int, int]] = []
+    received: list[tuple[int, int]] = []
 
     @app.terminator("take", Number)
     async def take(number: Number, flow: Flow) -> None:
-        came.append((number.n, flow.attempt))
+        received.append((number.n, flow.attempt))
 
     sends = app.endpoint("sends", Number)
 
@@ -590,7 +590,7 @@ def test_a_stage_whose_connection_is_lost_during_its_commit_happens_once(when: s
         t.at("run", lambda: t.broker.lose_commit("before" if when == "before" else "after"), stage="sends", times=2)
         await t.send(sends, Number(0))
         await t.wait_until_ended()
-        assert came == [(0, 1), (1, 1)]
+        assert received == [(0, 1), (1, 1)]
 
     run(app, work)
 
@@ -611,28 +611,28 @@ def test_a_broker_that_crashes_while_a_stage_runs_is_no_attempt_and_the_flow_end
         await until(lambda: len(crashes) == 2)
         await asyncio.gather(*crashes)
         await t.wait_until_ended()
-        assert (set(shop.ran), shop.came) == ({1}, [1])
+        assert (set(shop.ran), shop.received) == ({1}, [1])
 
     run(shop.app, work)
 
 
 def test_a_service_outlives_a_broker_that_is_away_again_and_again() -> None:
     app = Service("shop")
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         for n in range(3):
-            async with gone(t.broker):
+            async with disconnected(t.broker):
                 await asyncio.sleep(0.01)
             await t.send(take, Number(n))
             # One whose commit was lost runs once more.
-            await until(lambda: n in came)  # noqa: B023
+            await until(lambda: n in received)  # noqa: B023
         await t.wait_until_ended()
-        assert set(came) == {0, 1, 2}
+        assert set(received) == {0, 1, 2}
         # One of each lane, and that of the test: none was left behind.
         await until(lambda: len(t.broker._run.connections) == 3)
 
@@ -705,10 +705,10 @@ def test_want_of_room_on_the_brokers_disk_is_no_attempt() -> None:
         await t.send(shop.send, Number(1))
         await until(lambda: bool(shop.ran))
         await asyncio.sleep(0.05)
-        assert shop.came == []
+        assert shop.received == []
         t.broker.free_disk()
         await t.wait_until_ended()
-        assert shop.came == [1]
+        assert shop.received == [1]
         assert set(shop.ran) == {1}
 
     run(shop.app, work)

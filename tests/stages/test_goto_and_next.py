@@ -58,12 +58,12 @@ def test_next_has_the_state_as_it_was_when_it_was_said() -> None:
 
 def test_each_stage_that_follows_by_next_is_a_transaction_of_its_own() -> None:
     app = Service("shop")
-    came: list[Number] = []
+    received: list[Number] = []
     chain = app.endpoint("chain", Number)
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number)
+        received.append(number)
 
     @chain.stage
     async def one(number: Number, flow: Flow) -> None:
@@ -78,7 +78,7 @@ def test_each_stage_that_follows_by_next_is_a_transaction_of_its_own() -> None:
         await t.send(chain, Number(1))
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.queue == "chain.stage.two"
-        assert came == [Number(1)]
+        assert received == [Number(1)]
 
     run(app, work)
 
@@ -90,12 +90,12 @@ def test_each_stage_that_follows_by_next_is_a_transaction_of_its_own() -> None:
 def test_what_is_said_to_next_direct_comes_to_the_next_stage_in_the_same_transaction(is_async: bool) -> None:
     app = Service("shop")
     seen: list[object] = []
-    came: list[Text] = []
+    received: list[Text] = []
     chain = app.endpoint("chain", Number, Text, state=Memo)
 
     @app.terminator("take", Text)
     async def take(text: Text) -> None:
-        came.append(text)
+        received.append(text)
 
     def one(number: Number, memo: Memo, flow: Flow) -> None:
         memo.n = number.n
@@ -104,7 +104,7 @@ def test_what_is_said_to_next_direct_comes_to_the_next_stage_in_the_same_transac
         flow.next_direct(Text("directly"))
 
     def two(text: Text, memo: Memo, flow: Flow) -> Text:
-        seen.extend([text, memo.n, flow.properties, flow.message_id, dict(flow.attachments), len(came)])
+        seen.extend([text, memo.n, flow.properties, flow.message_id, dict(flow.attachments), len(received)])
         seen.append(threading.current_thread().name.startswith("truenext stage"))
         flow.send(take, Text("two"))
         return Text(f"{memo.n}")
@@ -123,7 +123,7 @@ def test_what_is_said_to_next_direct_comes_to_the_next_stage_in_the_same_transac
             id = initiation.send(chain, Number(3), trace="t", attachments={"a": b"a"})
         await t.wait_until_ended()
         assert seen == [Text("directly"), 3, {"set": "by one"}, id, {}, 0, not is_async]
-        assert came == [Text("one"), Text("two")]
+        assert received == [Text("one"), Text("two")]
         assert await t.ask(chain, Number(4)) == Text("4")
 
     run(app, work)
@@ -156,16 +156,16 @@ def test_a_message_that_goes_on_directly_does_not_wait_in_the_queue_of_the_next_
 
 def test_next_direct_may_follow_itself_and_be_followed_by_requests_and_new_flows() -> None:
     app = Service("shop")
-    came: list[str] = []
+    received: list[str] = []
     trail: list[str] = []
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number) -> Number:
-        return Number(asked.n * 10)
+    async def leaf(request: Number) -> Number:
+        return Number(request.n * 10)
 
     @app.terminator("take", Text)
     async def take(text: Text, flow: Flow) -> None:
-        came.append(f"{text.text}: {flow.trace}")
+        received.append(f"{text.text}: {flow.trace}")
 
     chain = app.endpoint("chain", Number, Number, state=Memo)
 
@@ -205,21 +205,21 @@ def test_next_direct_may_follow_itself_and_be_followed_by_requests_and_new_flows
         await t.wait_until_ended()
         assert trail[:3] == ["one", "two", "three"]
         assert sorted(trail[3:]) == ["five 123 41", "five 123 51", "four 123 40", "four 123 50"]
-        assert sorted(came) == ["four: parent", "four: parent", "one: parent|child"]
+        assert sorted(received) == ["four: parent", "four: parent", "one: parent|child"]
 
     run(app, work)
 
 
 def test_a_failure_of_the_stage_that_goes_on_directly_takes_back_what_the_one_before_has_said() -> None:
     app = Service("shop")
-    came: list[Number] = []
+    received: list[Number] = []
     hooks: list[str] = []
     ran: list[str] = []
     chain = app.endpoint("chain", Number, attempts=2)
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number)
+        received.append(number)
 
     @chain.stage
     async def one(number: Number, flow: Flow) -> None:
@@ -237,7 +237,7 @@ def test_a_failure_of_the_stage_that_goes_on_directly_takes_back_what_the_one_be
         await t.send(chain, Number(1))
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.queue, letter.attempts) == ("chain", 2)
-        assert (came, hooks, ran) == ([], [], ["one", "two"] * 2)
+        assert (received, hooks, ran) == ([], [], ["one", "two"] * 2)
 
     run(app, work)
 
@@ -246,11 +246,11 @@ def test_a_failure_of_the_stage_that_goes_on_directly_takes_back_what_the_one_be
 def test_an_async_and_a_plain_stage_cannot_be_in_one_transaction(first_is_async: bool) -> None:
     app = Service("shop")
     chain = app.endpoint("chain", Number, attempts=1)
-    said: list[str] = []
+    seen: list[str] = []
 
     def plain(number: Number, flow: Flow) -> None:
-        if flow.message_id not in said:
-            said.append(flow.message_id)
+        if flow.message_id not in seen:
+            seen.append(flow.message_id)
             flow.next_direct(number)
 
     async def asynchronous(number: Number, flow: Flow) -> None:

@@ -82,13 +82,13 @@ def test_a_hook_that_cancels_its_own_task_is_logged_and_its_worker_goes_on(caplo
 def test_a_handler_of_consume_that_cancels_its_own_task_leaves_its_worker_where_it_is() -> None:
     """Its message comes again without an attempt, as docs/client.md says of a cancellation."""
     attempts: list[int] = []
-    came: list[bytes] = []
+    received: list[bytes] = []
 
     async def handle(message: truenext.Message, session: truenext.Session) -> None:
         if message.body == b"first" and len(attempts) < 3:
             attempts.append(message.attempts)
             await cancels_itself()
-        came.append(message.body)
+        received.append(message.body)
 
     async def main() -> None:
         async with local_broker() as broker, truenext.connect(broker.url) as connection:
@@ -96,7 +96,7 @@ def test_a_handler_of_consume_that_cancels_its_own_task_leaves_its_worker_where_
                 await connection.send("/queue/q", body)
             consuming = asyncio.create_task(connection.consume("/queue/q", handle))
             async with asyncio.timeout(30):
-                while len(came) < 2:
+                while len(received) < 2:
                     await asyncio.sleep(0.001)
             consuming.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -104,7 +104,7 @@ def test_a_handler_of_consume_that_cancels_its_own_task_leaves_its_worker_where_
 
     asyncio.run(main())
     assert attempts == [0, 0, 0]
-    assert sorted(came) == [b"first", b"second"]
+    assert sorted(received) == [b"first", b"second"]
 
 
 def test_a_hook_of_a_plain_stage_runs_in_a_thread_so_that_it_holds_up_nobody() -> None:
@@ -124,12 +124,12 @@ def test_a_hook_of_a_plain_stage_runs_in_a_thread_so_that_it_holds_up_nobody() -
 
 
 def test_a_stop_during_a_hook_tells_one_ending() -> None:
-    told: list[str] = []
+    outcomes: list[str] = []
     is_started = asyncio.Event()
 
     class Ended(Interceptor):
         def ended(self, execution: Execution, ending: ExecutionResult) -> None:
-            told.append(ending.outcome)
+            outcomes.append(ending.outcome)
 
     app = Service("shop", interceptors=[Ended()])
 
@@ -148,7 +148,7 @@ def test_a_stop_during_a_hook_tells_one_ending() -> None:
             await t._running.stop(0.0)
 
     asyncio.run(main())
-    assert told == ["ended"]
+    assert outcomes == ["completed"]
 
 
 def test_a_stage_that_cancels_itself_when_it_runs_again_in_place_has_failed() -> None:
@@ -175,13 +175,13 @@ def test_a_stage_that_cancels_itself_when_it_runs_again_in_place_has_failed() ->
 
 
 def test_a_consume_whose_caller_has_swallowed_a_cancellation_before_goes_on() -> None:
-    came: list[bytes] = []
+    received: list[bytes] = []
 
     async def handle(message: truenext.Message, session: truenext.Session) -> None:
-        if message.body == b"first" and not came:
-            came.append(b"cancelled")
+        if message.body == b"first" and not received:
+            received.append(b"cancelled")
             await cancels_itself()
-        came.append(message.body)
+        received.append(message.body)
 
     async def main() -> None:
         async with local_broker() as broker, truenext.connect(broker.url) as connection:
@@ -196,14 +196,14 @@ def test_a_consume_whose_caller_has_swallowed_a_cancellation_before_goes_on() ->
             await asyncio.sleep(0)
             consuming.cancel()
             async with asyncio.timeout(30):
-                while len(came) < 2 and not consuming.done():
+                while len(received) < 2 and not consuming.done():
                     await asyncio.sleep(0.001)
             assert not consuming.done()
             consuming.cancel()
             await asyncio.wait({consuming})
 
     asyncio.run(main())
-    assert came == [b"cancelled", b"first"]
+    assert received == [b"cancelled", b"first"]
 
 
 def test_a_stage_that_is_cancelled_before_it_began_is_not_said_to_be_never_awaited() -> None:
@@ -220,8 +220,8 @@ def test_a_stage_that_is_cancelled_before_it_began_is_not_said_to_be_never_await
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         asyncio.run(main())
         gc.collect()
-    assert not said
+    assert not warned

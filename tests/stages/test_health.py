@@ -15,8 +15,8 @@ from truenext.stage.core.health import (
 )
 
 
-def broker(state: str = "connected", since_s: float = 5.0, *, has_room: bool = True) -> BrokerFacts:
-    return BrokerFacts(pool="other", state=state, since_s=since_s, reconnects=0, has_disk_space=has_room)
+def broker(state: str = "connected", since_s: float = 5.0, *, has_disk_space: bool = True) -> BrokerFacts:
+    return BrokerFacts(pool="other", state=state, since_s=since_s, reconnects=0, has_disk_space=has_disk_space)
 
 
 def stage(**other: Any) -> StageFacts:
@@ -86,7 +86,7 @@ def test_a_stage_that_cannot_subscribe_is_not_ready_but_live() -> None:
 
 
 def test_a_broker_without_room_is_not_ready_but_live() -> None:
-    health = judged(lost=broker(has_room=False))
+    health = judged(lost=broker(has_disk_space=False))
     assert (health.live, health.ready) == (True, False)
     assert health.reasons == ["the broker has no room on its disk for what stages send of other messages"]
 

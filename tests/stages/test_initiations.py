@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.broker_process import BrokerProcess
-from tests.stages.flows import Memo, Number, Text, gone, run, until
+from tests.stages.flows import Memo, Number, Text, disconnected, run, until
 from truenext.errors import InDoubt, LocalProtocolError, RolledBack
 from truenext.stage import Endpoint, Flow, FlowError, Service, broker_transaction, initiator
 from truenext.testing.stages import Stages, stages
@@ -20,12 +20,12 @@ class Shop:
 
     def __init__(self) -> None:
         self.app = Service("shop")
-        self.came: list[int] = []
+        self.received: list[int] = []
         self.flows: list[Flow] = []
 
         @self.app.terminator("take", Number)
         async def take(number: Number, flow: Flow) -> None:
-            self.came.append(number.n)
+            self.received.append(number.n)
             self.flows.append(flow)
 
         self.take: Endpoint[Number, None] = take
@@ -42,11 +42,11 @@ def test_all_that_an_initiation_says_is_sent_and_comes_once() -> None:
 
     @app.subscriber(topic)
     async def listen(number: Number) -> None:
-        shop.came.append(number.n)
+        shop.received.append(number.n)
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number) -> Number:
-        return asked
+    async def leaf(request: Number) -> Number:
+        return request
 
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
@@ -56,9 +56,9 @@ def test_all_that_an_initiation_says_is_sent_and_comes_once() -> None:
                 initiation.publish(topic, Number(20 + n), trace=f"{n}")
             assert (await t.broker.queue("take")).waiting == 0
             await asyncio.sleep(0.02)
-            assert shop.came == []
+            assert shop.received == []
         await t.wait_until_ended()
-        assert sorted(shop.came) == [*range(5), *range(10, 15), *range(20, 25)]
+        assert sorted(shop.received) == [*range(5), *range(10, 15), *range(20, 25)]
 
     run(app, work)
 
@@ -72,7 +72,7 @@ def test_an_initiation_whose_block_raises_sends_nothing_and_the_error_is_the_pro
                 initiation.send(shop.take, Number(1), trace="t")
                 raise ZeroDivisionError
         await t.wait_until_ended()
-        assert shop.came == []
+        assert shop.received == []
 
     run(shop.app, work)
 
@@ -99,7 +99,7 @@ def test_a_plain_function_begins_flows_with_with() -> None:
     async def work(t: Stages) -> None:
         id = await asyncio.to_thread(begins)
         await t.wait_until_ended()
-        assert (shop.came, shop.flows[0].id) == ([7], id)
+        assert (shop.received, shop.flows[0].id) == ([7], id)
 
     run(shop.app, work)
 
@@ -108,16 +108,16 @@ def test_a_process_that_runs_no_stages_begins_flows_and_asks() -> None:
     stages_of = Service("shop")
 
     @stages_of.single("double", Number, Number)
-    async def double(asked: Number) -> Number:
-        return Number(2 * asked.n)
+    async def double(request: Number) -> Number:
+        return Number(2 * request.n)
 
     web = Service("web")
-    theirs = web.remote("double", Number, Number)
+    remote_endpoint = web.remote("double", Number, Number)
 
     async def work(t: Stages) -> None:
         web.broker = (t.broker.url,)
         async with web.connected():
-            assert await web.ask(theirs, Number(3), trace="t", timeout=10) == Number(6)
+            assert await web.ask(remote_endpoint, Number(3), trace="t", timeout=10) == Number(6)
 
     run(stages_of, work)
 
@@ -130,7 +130,7 @@ def test_a_service_that_is_only_connected_runs_no_stage() -> None:
         async with connected.app.connected():
             await connected.app.send(connected.take, Number(1), trace="t")
             await t.wait_until_ended()
-        assert (running.came, connected.came) == ([1], [])
+        assert (running.received, connected.received) == ([1], [])
 
     run(running.app, work)
 
@@ -153,9 +153,9 @@ def test_a_flow_that_a_stage_begins_is_called_after_its_parent() -> None:
         flow.send(take, Number(3))
         async with app.initiate() as initiation:
             initiation.send(take, Number(4), trace="of its own")
-        begin_again(flow)
+        start_again(flow)
 
-    def begin_again(flow: Flow) -> None:
+    def start_again(flow: Flow) -> None:
         flow.publish(app.topic("nobody", Number), Number(5), trace="x")
 
     async def work(t: Stages) -> None:
@@ -216,7 +216,7 @@ def test_what_a_stage_begins_with_its_flow_goes_with_its_failure_and_what_it_ini
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
         await t.wait_until_ended(dead_letters=1)
-        assert sorted(shop.came) == [2, 3]
+        assert sorted(shop.received) == [2, 3]
 
     run(app, work)
 
@@ -298,7 +298,7 @@ def test_an_exception_undoes_the_transactions_around_it_and_no_other(is_async: b
         for n in range(len(cases)):
             await t.send(nested, Number(n))
         await t.wait_until_ended(dead_letters=sum(stage for *_, stage in cases))
-        assert sorted(shop.came) == sorted(expected)
+        assert sorted(shop.received) == sorted(expected)
 
     run(app, work)
 
@@ -342,7 +342,7 @@ def test_after_commit_is_called_once_all_is_committed_and_its_errors_are_only_lo
         await t.send(begins, Number())
         await t.wait_until_ended()
         assert called == ["ran", "committed", "first", ("second", 2)]
-        assert shop.came == [1]
+        assert shop.received == [1]
         await t.send(plain, Number())
         await t.wait_until_ended()
         assert called[-1] == "plain"
@@ -413,7 +413,7 @@ def test_after_commit_runs_outside_of_the_transaction() -> None:
     async def work(t: Stages) -> None:
         await t.send(begins, Number())
         await t.wait_until_ended()
-        assert shop.came == [2]
+        assert shop.received == [2]
 
     run(app, work)
 
@@ -431,7 +431,7 @@ def test_an_initiation_whose_connection_is_lost_during_its_commit_happens_once(w
             initiation.send(shop.take, Number(1), trace="t")
             initiation.send(shop.take, Number(2), trace="t")
         await t.wait_until_ended()
-        assert shop.came == [1, 2]
+        assert shop.received == [1, 2]
 
     run(shop.app, work)
 
@@ -443,7 +443,7 @@ def test_an_initiation_without_a_broker_is_rolled_back_when_its_time_is_over(cap
         return sum("connection lost" in each.getMessage() for each in caplog.records)
 
     async def work(t: Stages) -> None:
-        async with gone(t.broker):
+        async with disconnected(t.broker):
             # Until a client knows it, its commit would be in doubt.
             await until(lambda: lost() == 3)
             with pytest.raises(RolledBack) as rolled_back:
@@ -451,7 +451,7 @@ def test_an_initiation_without_a_broker_is_rolled_back_when_its_time_is_over(cap
         assert "in time" in str(rolled_back.value)
         await shop.app.send(shop.take, Number(2), trace="t")
         await t.wait_until_ended()
-        assert shop.came == [2]
+        assert shop.received == [2]
 
     run(shop.app, work)
 
@@ -460,13 +460,13 @@ def test_an_initiation_waits_for_a_broker_that_is_away_for_a_moment() -> None:
     shop = Shop()
 
     async def work(t: Stages) -> None:
-        async with gone(t.broker):
+        async with disconnected(t.broker):
             sending = asyncio.create_task(shop.app.send(shop.take, Number(1), trace="t"))
             await asyncio.sleep(0.05)
             assert not sending.done()
         await sending
         await t.wait_until_ended()
-        assert shop.came == [1]
+        assert shop.received == [1]
 
     run(shop.app, work)
 
@@ -484,7 +484,7 @@ def test_an_initiation_for_which_there_is_no_room_waits_until_there_is() -> None
         t.broker.free_disk()
         await sending
         await t.wait_until_ended()
-        assert shop.came == [2]
+        assert shop.received == [2]
 
     run(shop.app, work)
 
@@ -495,9 +495,9 @@ def test_an_initiation_for_which_there_is_no_room_is_tried_again_a_few_times_and
     shop = Shop()
     tried: list[Any] = []
 
-    async def send_all(session: Any, *said: Any) -> None:
-        tried.append(said)
-        await broker_transaction.send_all(session, *said)
+    async def send_all(session: Any, *message: Any) -> None:
+        tried.append(message)
+        await broker_transaction.send_all(session, *message)
 
     async def work(t: Stages) -> None:
         monkeypatch.setattr(initiator, "send_all", send_all)
@@ -520,13 +520,13 @@ def test_an_initiation_whose_outcome_cannot_be_found_out_in_time_is_in_doubt_and
         sending = asyncio.create_task(shop.app.send(shop.take, Number(1), trace="t", timeout=0.3))
         # The commit is lost, and so is the broker for a while.
         await until(lambda: not t.broker.faults.commit_losses)
-        async with gone(t.broker):
+        async with disconnected(t.broker):
             with pytest.raises(InDoubt) as doubt:
                 await sending
         outcome = await shop.app.outcome(doubt.value.token)
         await t.wait_until_ended()
         # Its stage may have been at work when the broker went, and have run again.
-        assert (outcome, set(shop.came)) == (("rolled back", set()) if when == "before" else ("committed", {1}))
+        assert (outcome, set(shop.received)) == (("rolled back", set()) if when == "before" else ("committed", {1}))
         assert await shop.app.outcome(doubt.value) == outcome
 
     run(shop.app, work)
@@ -557,7 +557,7 @@ def test_an_initiation_in_a_stage_is_sent_before_the_stage_ends() -> None:
     async def begins(number: Number) -> None:
         await app.send(shop.take, Number(1), trace="t")
         # Its message is handled while this one is.
-        await until(lambda: shop.came == [1])
+        await until(lambda: shop.received == [1])
         sent.set()
 
     async def work(t: Stages) -> None:
@@ -570,23 +570,23 @@ def test_an_initiation_in_a_stage_is_sent_before_the_stage_ends() -> None:
 
 def test_a_reply_may_go_to_a_topic_with_its_state() -> None:
     app = Service("shop")
-    came: list[tuple[int, Memo]] = []
+    received: list[tuple[int, Memo]] = []
     topic = app.topic("replies", Number)
 
     @app.single("double", Number, Number)
-    async def double(asked: Number) -> Number:
-        return Number(2 * asked.n)
+    async def double(request: Number) -> Number:
+        return Number(2 * request.n)
 
     @app.subscriber(topic, state=Memo)
     async def listen(reply: Number, memo: Memo) -> None:
-        came.append((reply.n, memo))
+        received.append((reply.n, memo))
 
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
             initiation.send(double, Number(2), trace="t", reply_to=topic, reply_state=Memo(7))
             initiation.send(double, Number(3), trace="t", reply_to=topic)
         await t.wait_until_ended()
-        assert sorted(came, key=lambda each: each[0]) == [(4, Memo(7)), (6, Memo())]
+        assert sorted(received, key=lambda each: each[0]) == [(4, Memo(7)), (6, Memo())]
 
     run(app, work)
 
@@ -604,14 +604,14 @@ def test_a_child_that_was_forked_is_told_to_connect_itself_and_can(broker: Broke
         try:
             say()
         except LocalProtocolError as error:
-            said = str(error)
+            message = str(error)
 
         async def again() -> None:
             async with app.connected(), app.initiate() as initiation:
                 initiation.send(to, Number(2), trace="2")
 
         asyncio.run(again())
-        return said
+        return message
 
     async def parent() -> int:
         async with app.connected():
@@ -659,7 +659,7 @@ def test_each_block_of_an_initiation_sends_its_own_messages() -> None:
             async with initiating as initiation:
                 initiation.send(shop.take, Number(n), trace="t")
         await t.wait_until_ended()
-        assert sorted(shop.came) == [1, 2]
+        assert sorted(shop.received) == [1, 2]
         async with initiating:
             with pytest.raises(LocalProtocolError, match="has begun already"):
                 async with initiating:
@@ -673,7 +673,7 @@ def test_an_initiation_that_waits_when_the_service_stops_is_told_what_is_known_o
     take = app.remote("take", Number)
 
     async def main() -> None:
-        async with stages(app) as t, gone(t.broker):
+        async with stages(app) as t, disconnected(t.broker):
             sending = asyncio.create_task(app.send(take, Number(), trace="t"))
             await asyncio.sleep(0.05)
             await t._running.stop(0.0)

@@ -296,23 +296,23 @@ def test_a_flow_that_a_stage_begins_has_a_time_of_its_own() -> None:
 
 def test_of_three_messages_that_which_has_expired_is_skipped() -> None:
     app = Service("shop", concurrency=1)
-    came: list[int] = []
+    received: list[int] = []
     go_on = asyncio.Event()
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
         await go_on.wait()
 
     async def work(t: Stages) -> None:
         await t.send(take, Number(0))
-        await until(lambda: came == [0])
+        await until(lambda: received == [0])
         await t.send(take, Number(1), ttl=5)
         await t.send(take, Number(2))
         await t.advance(seconds=10)
         go_on.set()
         await t.wait_until_ended()
-        assert came == [0, 2]
+        assert received == [0, 2]
 
     run(app, work)
 
@@ -320,11 +320,11 @@ def test_of_three_messages_that_which_has_expired_is_skipped() -> None:
 def test_the_time_of_a_flow_begins_when_the_broker_has_its_first_message() -> None:
     """What the network holds back meanwhile takes nothing of it. It was seen, and taken for an error."""
     app = Service("shop")
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         t.broker.freeze()
@@ -335,6 +335,6 @@ def test_the_time_of_a_flow_begins_when_the_broker_has_its_first_message() -> No
         t.broker.thaw()
         await sending
         await t.wait_until_ended()
-        assert came == [1]
+        assert received == [1]
 
     run(app, work)

@@ -87,9 +87,9 @@ def test_an_interceptor_does_not_hide_the_exception_of_the_stage(
 def test_what_interceptors_put_into_a_message_goes_with_it_though_another_one_has_failed(
     notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    leaving = send()
-    Chain([Noting("a", notes, fails="sends"), Noting("b", notes)]).sending(None, leaving)
-    assert leaving.carrier == {"b": "1"}
+    outgoing = send()
+    Chain([Noting("a", notes, fails="sends"), Noting("b", notes)]).sending(None, outgoing)
+    assert outgoing.carrier == {"b": "1"}
     assert [record.getMessage() for record in caplog.records] == ["Noting.sending has failed"]
 
 

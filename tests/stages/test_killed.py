@@ -33,15 +33,15 @@ async def _run_until_done(broker: BrokerProcess, folder: Path) -> int:
                         started += 1
                     await asyncio.sleep(0.1)
                     queues = {each["name"]: each for each in json.loads(await connection.control_request("queues"))}
-                    left = queues.get("killing.work", {"waiting": 0, "unacknowledged": 0})
-                    if not left["waiting"] and not left["unacknowledged"] and not process.has_ended:
+                    remaining = queues.get("killing.work", {"waiting": 0, "unacknowledged": 0})
+                    if not remaining["waiting"] and not remaining["unacknowledged"] and not process.has_ended:
                         return started
         finally:
             if process is not None:
                 process.kill()
 
 
-async def _taken(broker: BrokerProcess, queue: str) -> list[truenext.Content]:
+async def _receive_all(broker: BrokerProcess, queue: str) -> list[truenext.Content]:
     async with truenext.connect(f"stomp://127.0.0.1:{broker.port}") as connection:
         return [each async for each in connection.browse(f"/queue/{queue}")]
 
@@ -51,9 +51,9 @@ def test_of_a_thousand_messages_only_the_one_that_kills_its_process_is_a_dead_le
 ) -> None:
     started = asyncio.run(_run_until_done(broker, tmp_path))
     assert started == ATTEMPTS + 1
-    letters = asyncio.run(_taken(broker, "DLQ.killing.work"))
+    letters = asyncio.run(_receive_all(broker, "DLQ.killing.work"))
     assert [json.loads(each.body)["message"]["number"] for each in letters] == [MESSAGES // 3]
-    done = [json.loads(each.body)["message"]["number"] for each in asyncio.run(_taken(broker, "killing.done"))]
+    done = [json.loads(each.body)["message"]["number"] for each in asyncio.run(_receive_all(broker, "killing.done"))]
     assert sorted(done) == [number for number in range(MESSAGES) if number != MESSAGES // 3]
 
 

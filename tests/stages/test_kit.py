@@ -9,11 +9,11 @@ from truenext.testing.stages import Stages
 
 def test_the_end_of_all_flows_is_known_while_the_test_drops_all_connections_again_and_again() -> None:
     app = Service("shop")
-    came: set[int] = set()
+    received: set[int] = set()
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.add(number.n)
+        received.add(number.n)
 
     async def drop(t: Stages) -> None:
         while True:
@@ -27,6 +27,6 @@ def test_the_end_of_all_flows_is_known_while_the_test_drops_all_connections_agai
             asyncio.get_running_loop().call_later(0.05, dropping.cancel)
             await t.wait_until_ended()
             await asyncio.wait({dropping})
-        assert came == {0, 1, 2}
+        assert received == {0, 1, 2}
 
     run(app, work)

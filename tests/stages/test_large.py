@@ -7,7 +7,7 @@ from truenext.testing.stages import Stages
 
 def test_ten_messages_of_a_megabyte_go_through_a_request_and_a_reply() -> None:
     app = Service("shop")
-    came: list[int] = []
+    received: list[int] = []
     large = "ä" * 500_000
 
     @app.single("echo", Text, Text)
@@ -29,26 +29,26 @@ def test_ten_messages_of_a_megabyte_go_through_a_request_and_a_reply() -> None:
     @app.terminator("take", Text, state=Memo)
     async def take(reply: Text, memo: Memo) -> None:
         assert reply.text == large + "!"
-        came.append(memo.n)
+        received.append(memo.n)
 
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
             for n in range(10):
                 initiation.send(outer, Number(n), trace=f"{n}", reply_to=take, reply_state=Memo(n))
         await t.wait_until_ended()
-        assert sorted(came) == list(range(10))
+        assert sorted(received) == list(range(10))
 
     run(app, work)
 
 
 def test_more_large_messages_than_one_connection_may_have_in_open_transactions_are_sent_one_after_the_other() -> None:
     app = Service("shop")
-    came: list[int] = []
+    received: list[int] = []
     large = "x" * 6_000_000
 
     @app.terminator("take", Text)
     async def take(text: Text) -> None:
-        came.append(len(text.text))
+        received.append(len(text.text))
 
     @app.terminator("sends", Number)
     async def sends(number: Number, flow: Flow) -> None:
@@ -58,7 +58,7 @@ def test_more_large_messages_than_one_connection_may_have_in_open_transactions_a
         for n in range(6):
             await t.send(sends, Number(n))
         await t.wait_until_ended()
-        assert came == [len(large)] * 6
+        assert received == [len(large)] * 6
 
     run(app, work)
 

@@ -116,7 +116,7 @@ async def unreadable() -> "AsyncIterator[Nowhere]":  # type: ignore[name-defined
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "pattern"),
     [
         (silent, "the lifespan silent does not say what it yields"),
         (with_parameters, "the lifespan with_parameters takes parameters"),
@@ -125,6 +125,6 @@ async def unreadable() -> "AsyncIterator[Nowhere]":  # type: ignore[name-defined
         (unreadable, "the annotation of the lifespan unreadable cannot be read: name 'Nowhere'"),
     ],
 )
-def test_a_lifespan_that_does_not_say_what_it_yields_is_refused(make: Callable[..., Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
+def test_a_lifespan_that_does_not_say_what_it_yields_is_refused(make: Callable[..., Any], pattern: str) -> None:
+    with pytest.raises(ConfigurationError, match=pattern):
         Lifespan(make)

@@ -32,8 +32,8 @@ def test_each_poison_message_has_exactly_its_attempts_and_the_others_one(broker:
                 while True:
                     await asyncio.sleep(0.1)
                     queues = {each["name"]: each for each in json.loads(await connection.control_request("queues"))}
-                    left = queues["poisoned.work"]
-                    if not left["waiting"] and not left["unacknowledged"]:
+                    remaining = queues["poisoned.work"]
+                    if not remaining["waiting"] and not remaining["unacknowledged"]:
                         break
                 letters = [each async for each in connection.browse("/queue/DLQ.poisoned.work")]
                 assert queues["poisoned.done"]["waiting"] == MESSAGES - MESSAGES // EACH

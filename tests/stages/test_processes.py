@@ -48,7 +48,7 @@ def url_of(broker: BrokerProcess) -> str:
     return f"stomp://127.0.0.1:{broker.port}"
 
 
-def begin(broker: BrokerProcess, endpoint: Endpoint[Job, None], numbers: range) -> None:
+def start_flows(broker: BrokerProcess, endpoint: Endpoint[Job, None], numbers: range) -> None:
     """Flows of the service, from elsewhere."""
 
     async def send() -> None:
@@ -74,7 +74,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("redirection", "status", "said"),
+    ("redirection", "status", "printed"),
     [
         ("| true", 141, ""),
         (">/dev/full", 2, "truenext: cannot write to standard output: No space left on device\n"),
@@ -83,18 +83,18 @@ def get(port: int, path: str) -> tuple[int, str]:
     ids=["pipe", "full", "closed"],
 )
 def test_service_whose_standard_output_takes_nothing_ends_as_other_commands_do(
-    broker: BrokerProcess, redirection: str, status: int, said: str
+    broker: BrokerProcess, redirection: str, status: int, printed: str
 ) -> None:
     # The reader has gone before anything is written.
     shell = f'{{ sleep 0.1; "$@"; echo "status $?" >&2; }} {redirection}'
     command = ["/bin/sh", "-c", shell, "sh", TRUENEXT, "stages", "run", SERVICE, "--url", url_of(broker)]
     done = subprocess.run(dying_with_us(command), stderr=subprocess.PIPE, text=True, timeout=PATIENCE_SECONDS)
-    assert done.stderr == f"{said}status {status}\n"
+    assert done.stderr == f"{printed}status {status}\n"
 
 
 def test_what_a_stage_prints_is_in_a_file_while_the_service_runs(broker: BrokerProcess, start: Start) -> None:
     process = start()
-    begin(broker, never, range(1))
+    start_flows(broker, never, range(1))
     process.await_lines("begun 0")
     assert not process.has_ended
 
@@ -140,9 +140,9 @@ async def take(number: int) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("call", "is_said"), [("basicConfig(level='DEBUG')", True), ("basicConfig(force=True)", False)]
+    ("call", "is_printed"), [("basicConfig(level='DEBUG')", True), ("basicConfig(force=True)", False)]
 )
-def test_a_module_whose_basic_config_has_no_effect_is_told_so(tmp_path: Path, call: str, is_said: bool) -> None:
+def test_a_module_whose_basic_config_has_no_effect_is_told_so(tmp_path: Path, call: str, is_printed: bool) -> None:
     done = run_without_a_broker(
         tmp_path,
         f"""
@@ -158,13 +158,13 @@ async def take(number: int) -> None: ...
 """,
     )
     assert done.returncode == 2
-    assert (b"logging.basicConfig has no effect" in done.stderr) is is_said, done.stderr.decode()
-    assert (b"place='lonely.py:6'" in done.stderr) is is_said
+    assert (b"logging.basicConfig has no effect" in done.stderr) is is_printed, done.stderr.decode()
+    assert (b"place='lonely.py:6'" in done.stderr) is is_printed
 
 
 def test_on_sigterm_a_service_finishes_what_it_has_and_others_do_the_rest(broker: BrokerProcess, start: Start) -> None:
     first, second = start(), start()
-    begin(broker, slow, range(8))
+    start_flows(broker, slow, range(8))
     first.await_lines("begun ", 2)
     first.signal(signal.SIGTERM)
     assert first.wait() == 0
@@ -185,8 +185,8 @@ def test_on_sigterm_a_service_finishes_what_it_has_and_others_do_the_rest(broker
 
 def test_on_a_second_signal_a_service_gives_back_what_it_has_at_once(broker: BrokerProcess, start: Start) -> None:
     first = start()
-    begin(broker, slow, range(2))
-    begin(broker, never, range(2, 3))
+    start_flows(broker, slow, range(2))
+    start_flows(broker, never, range(2, 3))
     first.await_lines("begun ", 3)
     # Two of a kind may be one.
     first.signal(signal.SIGTERM)
@@ -203,14 +203,14 @@ def test_a_service_ends_though_a_stage_swallows_its_cancellation_and_gives_its_m
     broker: BrokerProcess, start: Start
 ) -> None:
     process = start()
-    begin(broker, stubborn, range(1))
+    start_flows(broker, stubborn, range(1))
     process.await_lines("begun ")
     process.signal(signal.SIGTERM)
     process.signal(signal.SIGINT)
     assert process.wait(40) in BY_SIGNAL
     assert "the process ends without waiting for stages that do not" in process.log
-    (said,) = process.lines("stages are still at work")
-    assert said.endswith(" stages=['work.stubborn']")
+    (printed,) = process.lines("stages are still at work")
+    assert printed.endswith(" stages=['work.stubborn']")
     broker.await_facts("work.stubborn", waiting=1, unacknowledged=0)
     second = start()
     second.await_lines("begun 0 1")
@@ -218,15 +218,15 @@ def test_a_service_ends_though_a_stage_swallows_its_cancellation_and_gives_its_m
 
 def test_a_service_ends_though_a_stage_blocks_its_event_loop(broker: BrokerProcess, start: Start) -> None:
     process = start()
-    begin(broker, blocking, range(1))
+    start_flows(broker, blocking, range(1))
     process.await_lines("begun ")
-    began = time.monotonic()
+    started_at = time.monotonic()
     process.signal(signal.SIGTERM)
     # One that comes while the first is on its way may go to another thread, and then nobody interrupts the sleep.
     time.sleep(1)
     process.signal(signal.SIGINT)
     assert process.wait(35) in BY_SIGNAL
-    assert time.monotonic() - began > 9
+    assert time.monotonic() - started_at > 9
     broker.await_facts("work.blocking", waiting=1, unacknowledged=0)
 
 
@@ -236,9 +236,9 @@ def test_a_service_waits_for_its_broker_and_says_how_it_is(broker: BrokerProcess
     process = start("--health", str(port), up=False)
     process.await_lines("cannot connect")
     assert get(port, "/live")[0] == 200
-    status, said = get(port, "/ready")
+    status, printed = get(port, "/ready")
     assert status == 503
-    assert json.loads(said)["reasons"] == ["it is waiting for the broker"]
+    assert json.loads(printed)["reasons"] == ["it is waiting for the broker"]
     process.signal(signal.SIGTERM)
     assert process.wait() == 0
 
@@ -248,15 +248,15 @@ def test_a_service_that_runs_says_how_its_stages_are(broker: BrokerProcess, star
     (line,) = process.await_lines("work runs ")
     assert line.startswith(f"work runs 5 stages of 4 endpoints at {url_of(broker)}; health at http://127.0.0.1:")
     port = int(line.rpartition(":")[2])
-    begin(broker, never, range(1))
+    start_flows(broker, never, range(1))
     process.await_lines("begun ")
     # Its other stages may subscribe a moment later.
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (answer := get(port, "/ready"))[0] != 200:
         assert time.monotonic() < deadline, answer
         time.sleep(0.005)
-    said = answer[1]
-    busy = {(each["stage"], each["pool"]): each["active"] for each in json.loads(said)["stages"]}
+    printed = answer[1]
+    busy = {(each["stage"], each["pool"]): each["active"] for each in json.loads(printed)["stages"]}
     assert busy.pop(("work.never", "other")) == 1
     assert set(busy.values()) == {0}
     assert 'truenext_stage_running{endpoint="work.never",stage="never"} 1' in get(port, "/metrics")[1]
@@ -270,16 +270,16 @@ def test_a_stage_that_ends_no_message_is_not_live(broker: BrokerProcess, start: 
     process = start("--health", "0", "--stalled-after", "0.001")
     port = int(process.await_lines("work runs ")[0].rpartition(":")[2])
     assert get(port, "/live")[0] == 200
-    begin(broker, never, range(1))
+    start_flows(broker, never, range(1))
     process.await_lines("begun ")
-    status, said = get(port, "/live")
+    status, printed = get(port, "/live")
     assert status == 503
-    assert "work.never has 1 other message in hand" in said
+    assert "work.never has 1 other message in hand" in printed
 
 
 def test_messages_of_a_stage_that_is_no_more_are_told_at_the_start(broker: BrokerProcess, start: Start) -> None:
-    broker.said("send", "work.slow.stage.former", "{}")
-    broker.said("send", "other.stage.former", "{}")
+    broker.output_of("send", "work.slow.stage.former", "{}")
+    broker.output_of("send", "other.stage.former", "{}")
     process = start()
     assert "queue='work.slow.stage.former' messages=1 consumers=0" in process.await_lines("a stage that is no more")[0]
     assert "other.stage.former" not in process.log

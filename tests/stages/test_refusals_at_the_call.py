@@ -10,13 +10,13 @@ from truenext.errors import LocalProtocolError
 from truenext.stage import Flow, FlowError, Service
 from truenext.testing.stages import Stages
 
-Say = Callable[[Flow, "Shop"], object]
+Misuse = Callable[[Flow, "Shop"], object]
 
 
 class Shop:
     """A service in whose stages a test says something."""
 
-    def __init__(self, say: Mapping[str, Say]) -> None:
+    def __init__(self, misuse: Mapping[str, Misuse]) -> None:
         """By the text of the message with which it is said."""
         self.app = app = Service("shop", attempts=1)
         self.heard: dict[str, str] = {}
@@ -38,7 +38,7 @@ class Shop:
 
         def hears(name: str, flow: Flow) -> None:
             try:
-                say[name](flow, self)
+                misuse[name](flow, self)
             except FlowError as error:
                 self.heard[name] = str(error)
                 raise
@@ -83,7 +83,7 @@ def heard() -> Mapping[str, str]:
     return shop.heard
 
 
-REFUSED: dict[str, tuple[Say, list[str]]] = {
+REFUSED: dict[str, tuple[Misuse, list[str]]] = {
     "a request of what replies nothing": (
         lambda flow, shop: flow.request(shop.sink, Number()),
         ["sink replies nothing", "send"],
@@ -160,20 +160,20 @@ REFUSED: dict[str, tuple[Say, list[str]]] = {
 }
 
 
-IN_THE_FIRST = {name: say for name, (say, _) in REFUSED.items()}
-IN_THE_LAST: dict[str, Say] = {
+IN_THE_FIRST = {name: misuse for name, (misuse, _) in REFUSED.items()}
+IN_THE_LAST: dict[str, Misuse] = {
     "request": lambda flow, shop: flow.request(shop.leaf, Number()),
     "next": lambda flow, shop: flow.next(Number()),
     "next_direct": lambda flow, shop: flow.next_direct(Number()),
 }
-IN_A_TERMINATOR: dict[str, Say] = {"reply": lambda flow, shop: flow.reply(Number())}
-ONE_OF_FIVE: dict[str, Say] = IN_THE_LAST | {
+IN_A_TERMINATOR: dict[str, Misuse] = {"reply": lambda flow, shop: flow.reply(Number())}
+ONE_OF_FIVE: dict[str, Misuse] = IN_THE_LAST | {
     "reply": lambda flow, shop: flow.reply(Number()),
     "goto": lambda flow, shop: flow.goto(shop.leaf, Number()),
 }
 
 
-def both(one: Say, other: Say) -> Say:
+def both(one: Misuse, other: Misuse) -> Misuse:
     return lambda flow, shop: (one(flow, shop), other(flow, shop))
 
 
@@ -187,14 +187,14 @@ PAIRS = {
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_wrong_is_said_at_the_call(what: str) -> None:
-    said = heard()[what]
-    assert all(word in said for word in REFUSED[what][1]), said
+    text = heard()[what]
+    assert all(word in text for word in REFUSED[what][1]), text
 
 
 @pytest.mark.parametrize("what", IN_THE_LAST)
 def test_the_last_stage_cannot_go_on_with_a_next_one(what: str) -> None:
-    said = heard()[what]
-    assert all(word in said for word in ("last", "chain", what)), said
+    text = heard()[what]
+    assert all(word in text for word in ("last", "chain", what)), text
 
 
 def test_who_replies_nothing_cannot_reply() -> None:
@@ -204,13 +204,13 @@ def test_who_replies_nothing_cannot_reply() -> None:
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_stage_does_one_of_the_five_and_only_requests_may_be_several(pair: str) -> None:
     one, _, other = pair.partition(" and ")
-    said = heard()[pair]
-    assert all(word in said for word in ("chain", one, other)), said
+    text = heard()[pair]
+    assert all(word in text for word in ("chain", one, other)), text
 
 
 def test_a_stage_that_survives_a_refusal_goes_on_as_if_it_had_not_said_it() -> None:
     app = Service("shop")
-    came: list[Number] = []
+    received: list[Number] = []
     chain = app.endpoint("chain", Number)
 
     @chain.stage
@@ -223,12 +223,12 @@ def test_a_stage_that_survives_a_refusal_goes_on_as_if_it_had_not_said_it() -> N
 
     @chain.stage
     async def two(number: Number) -> None:
-        came.append(number)
+        received.append(number)
 
     async def work(t: Stages) -> None:
         await t.send(chain, Number())
         await t.wait_until_ended()
-        assert came == [Number(1)]
+        assert received == [Number(1)]
 
     run(app, work)
 

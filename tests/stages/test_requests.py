@@ -17,8 +17,8 @@ def test_two_requests_bring_two_replies_each_with_the_state_of_its_request() -> 
     ended: Counter[str] = Counter()
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number) -> Number:
-        return asked
+    async def leaf(request: Number) -> Number:
+        return request
 
     @app.terminator("end", Number, state=Memo)
     async def end(number: Number, memo: Memo) -> None:
@@ -28,7 +28,7 @@ def test_two_requests_bring_two_replies_each_with_the_state_of_its_request() -> 
     outer = app.endpoint("outer", Number, Number, state=Memo)
 
     @outer.stage
-    async def ask_twice(asked: Number, memo: Memo, flow: Flow) -> None:
+    async def ask_twice(request: Number, memo: Memo, flow: Flow) -> None:
         memo.text = "a"
         flow.request(leaf, Number(1))
         memo.text = "b"
@@ -61,9 +61,9 @@ def test_who_is_asked_never_sees_the_state_of_who_asks() -> None:
     app = Service("shop")
     seen: list[Memo] = []
 
-    asked = app.endpoint("asked", Number, Number, state=Memo)
+    request = app.endpoint("asked", Number, Number, state=Memo)
 
-    @asked.stage
+    @request.stage
     async def answer(number: Number, memo: Memo) -> Number:
         seen.append(Memo(memo.n, memo.text))
         memo.text = "theirs"
@@ -74,7 +74,7 @@ def test_who_is_asked_never_sees_the_state_of_who_asks() -> None:
     @outer.stage
     async def ask(number: Number, memo: Memo, flow: Flow) -> None:
         memo.text = "mine"
-        flow.request(asked, number)
+        flow.request(request, number)
 
     @outer.stage
     async def end(number: Number, memo: Memo) -> Text:
@@ -149,8 +149,8 @@ def test_a_state_that_was_not_given_is_an_empty_one() -> None:
     seen: list[Memo] = []
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number) -> Number:
-        return asked
+    async def leaf(request: Number) -> Number:
+        return request
 
     @app.terminator("take", Number, state=Memo)
     async def take(number: Number, memo: Memo) -> None:
@@ -174,9 +174,9 @@ def test_attachments_go_with_one_message_and_no_further() -> None:
     every_byte = bytes(range(256))
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number, flow: Flow) -> Number | None:
+    async def leaf(request: Number, flow: Flow) -> Number | None:
         seen.append(("leaf", dict(flow.attachments)))
-        flow.reply(asked, attachments={"r": b"reply"})
+        flow.reply(request, attachments={"r": b"reply"})
         return None
 
     outer = app.endpoint("outer", Number, Number)
@@ -234,10 +234,10 @@ def test_properties_that_a_stage_sets_are_seen_by_all_that_comes_after_it() -> N
     seen: dict[str, dict[str, object]] = {}
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number, flow: Flow) -> Number:
+    async def leaf(request: Number, flow: Flow) -> Number:
         seen["leaf"] = dict(flow.properties)
         flow.properties["leaf"] = {"deep": [1, None, "x"]}
-        return asked
+        return request
 
     outer = app.endpoint("outer", Number, Number)
 
@@ -330,24 +330,24 @@ def test_the_36th_endpoint_that_waits_is_refused_and_a_dead_letter_at_once() -> 
 def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(initiation: str) -> None:
     app = Service("shop")
     down, reached = count_down(app)
-    came: list[Number] = []
+    received: list[Number] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number)
+        received.append(number)
 
     async def work(t: Stages) -> None:
         async def begins(count: int) -> None:
             if initiation == "ask":
                 with suppress(TimeoutError):
-                    came.append(await t.ask(down, Number(count), timeout=10 if count == 34 else 0.1))
+                    received.append(await t.ask(down, Number(count), timeout=10 if count == 34 else 0.1))
             else:
                 async with app.initiate() as started:
                     started.send(down, Number(count), trace="t", reply_to=take)
 
         await begins(34)
         await t.wait_until_ended()
-        assert came == [Number(34)]
+        assert received == [Number(34)]
         await begins(35)
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert "more than 35 places wait for a reply" in letter.last_cause
@@ -383,8 +383,8 @@ def test_more_than_200_messages_of_one_flow_are_refused_as_a_circle(kind: str) -
     ran: list[int] = []
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number) -> Number:
-        return asked
+    async def leaf(request: Number) -> Number:
+        return request
 
     circle = app.endpoint("circle", Number, Number)
 
@@ -416,8 +416,8 @@ def test_many_requests_of_one_stage_are_no_circle() -> None:
     ended: list[int] = []
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number) -> Number:
-        return asked
+    async def leaf(request: Number) -> Number:
+        return request
 
     outer = app.endpoint("outer", Number)
 
@@ -444,9 +444,9 @@ def test_the_requests_of_a_stage_are_handled_at_once() -> None:
     three = asyncio.Barrier(3)
 
     @app.single("leaf", Number, Number)
-    async def leaf(asked: Number) -> Number:
+    async def leaf(request: Number) -> Number:
         await three.wait()
-        return asked
+        return request
 
     outer = app.endpoint("outer", Number)
     ended: list[int] = []

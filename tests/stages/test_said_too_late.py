@@ -16,7 +16,7 @@ def test_what_is_sent_to_a_topic_or_published_to_an_endpoint_is_refused() -> Non
     take: Any = app.endpoint("take", Number)
 
     async def first(number: Number, flow: Flow) -> None:
-        for say in (
+        for call in (
             lambda: flow.send(news, number),
             lambda: flow.publish(take, number),
             lambda: flow.request(news, number),
@@ -24,7 +24,7 @@ def test_what_is_sent_to_a_topic_or_published_to_an_endpoint_is_refused() -> Non
             lambda: flow.send("take", number),  # type: ignore[arg-type]
         ):
             with pytest.raises(FlowError) as error:
-                say()
+                call()
             seen.append(str(error.value))
         flow.next(number)
 
@@ -34,9 +34,9 @@ def test_what_is_sent_to_a_topic_or_published_to_an_endpoint_is_refused() -> Non
     take.stage(last)
 
     async def work(t: Stages) -> None:
-        for say in (app.send, app.ask):
+        for call in (app.send, app.ask):
             with pytest.raises(FlowError, match="is no endpoint"):
-                await say(news, Number(1), trace="t")
+                await call(news, Number(1), trace="t")
         with pytest.raises(FlowError, match="is no topic: send to it"):
             await app.publish(take, Number(1), trace="t")
         await t.send(take, Number(1))

@@ -18,7 +18,7 @@ class Sharing:
         self.had: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
 
-    async def begin(self, name: str, count: int) -> asyncio.Task[None]:
+    async def start(self, name: str, count: int) -> asyncio.Task[None]:
         end = self._ends[name] = asyncio.Event()
 
         async def have() -> None:
@@ -51,9 +51,9 @@ def in_loop(test: Callable[[], Coroutine[None, None, None]]) -> Callable[[], Non
 @in_loop
 async def test_one_who_needs_little_does_not_pass_one_who_waits_for_much() -> None:
     sharing = Sharing(10)
-    await sharing.begin("first", 6)
-    await sharing.begin("much", 8)
-    await sharing.begin("little", 1)
+    await sharing.start("first", 6)
+    await sharing.start("much", 8)
+    await sharing.start("little", 1)
     assert sharing.had == ["first"]
     await sharing.end("first")
     assert sharing.had == ["first", "much", "little"]
@@ -62,11 +62,11 @@ async def test_one_who_needs_little_does_not_pass_one_who_waits_for_much() -> No
 @in_loop
 async def test_one_who_wants_more_than_there_is_gets_all_of_it() -> None:
     sharing = Sharing(10)
-    await sharing.begin("little", 1)
-    await sharing.begin("more", 1000)
+    await sharing.start("little", 1)
+    await sharing.start("more", 1000)
     assert sharing.had == ["little"]
     await sharing.end("little")
-    await sharing.begin("last", 1)
+    await sharing.start("last", 1)
     assert sharing.had == ["little", "more"]
     await sharing.end("more")
     assert sharing.had == ["little", "more", "last"]
@@ -75,22 +75,22 @@ async def test_one_who_wants_more_than_there_is_gets_all_of_it() -> None:
 @in_loop
 async def test_one_who_does_not_wait_any_more_is_in_nobodys_way() -> None:
     sharing = Sharing(10)
-    await sharing.begin("first", 6)
-    much = await sharing.begin("much", 8)
-    await sharing.begin("little", 1)
+    await sharing.start("first", 6)
+    much = await sharing.start("much", 8)
+    await sharing.start("little", 1)
     much.cancel()
     await settle()
     assert sharing.had == ["first", "little"]
-    await sharing.begin("rest", 3)
+    await sharing.start("rest", 3)
     assert sharing.had == ["first", "little", "rest"]
 
 
 @in_loop
 async def test_a_turn_that_comes_to_one_who_is_cancelled_at_that_moment_goes_on_to_the_next() -> None:
     sharing = Sharing(10)
-    first = await sharing.begin("first", 10)
-    much = await sharing.begin("much", 10)
-    await sharing.begin("next", 10)
+    first = await sharing.start("first", 10)
+    much = await sharing.start("much", 10)
+    await sharing.start("next", 10)
     first.cancel()
     await asyncio.sleep(0)
     # Its turn has come, and it does not run yet.
@@ -98,7 +98,7 @@ async def test_a_turn_that_comes_to_one_who_is_cancelled_at_that_moment_goes_on_
     await settle()
     assert sharing.had == ["first", "next"]
     await sharing.end("next")
-    await sharing.begin("all", 10)
+    await sharing.start("all", 10)
     assert sharing.had == ["first", "next", "all"]
 
 
@@ -108,5 +108,5 @@ async def test_a_block_that_raises_gives_its_share_back() -> None:
     with pytest.raises(ValueError, match="of the block"):
         async with sharing.semaphore.acquired(10):
             raise ValueError("of the block")
-    await sharing.begin("all", 10)
+    await sharing.start("all", 10)
     assert sharing.had == ["all"]

@@ -36,12 +36,12 @@ class Shop:
     def __init__(self, is_async: bool, body: Body = lambda number, flow, shop: None, **settings: Any) -> None:
         """`body` is what the stage does behind its statement."""
         self.app = app = Service("shop", **settings)
-        self.came: list[int] = []
+        self.received: list[int] = []
         self.attempts: list[int] = []
 
         @app.terminator("take", Number)
         async def take(number: Number) -> None:
-            self.came.append(number.n)
+            self.received.append(number.n)
 
         self.take = take
 
@@ -81,7 +81,7 @@ def test_rows_and_messages_of_a_stage_are_there_together(database: str, is_async
         await make_table(t)
         assert await t.ask(shop.place, Number(1)) == Number(1)
         await t.wait_until_ended()
-        assert (await orders(t), shop.came) == ([1], [1])
+        assert (await orders(t), shop.received) == ([1], [1])
 
     run(shop.app, work, database=database)
 
@@ -98,7 +98,7 @@ def test_an_exception_takes_back_what_was_inserted_and_its_message_is_a_dead_let
         await make_table(t)
         await t.send(shop.place, Number(1))
         await t.wait_until_ended(dead_letters=1)
-        assert (await orders(t), shop.came, shop.attempts) == ([], [], [1, 2])
+        assert (await orders(t), shop.received, shop.attempts) == ([], [], [1, 2])
 
     run(shop.app, work, database=database)
 
@@ -113,7 +113,7 @@ def test_a_refusal_takes_back_what_was_inserted(database: str, is_async: bool) -
         await make_table(t)
         await t.send(shop.place, Number(1))
         await t.wait_until_ended(dead_letters=1)
-        assert (await orders(t), shop.came, shop.attempts) == ([], [], [1])
+        assert (await orders(t), shop.received, shop.attempts) == ([], [], [1])
 
     run(shop.app, work, database=database)
 
@@ -128,7 +128,7 @@ def test_a_statement_that_fails_is_an_attempt(database: str, is_async: bool) -> 
         await t.send(shop.place, Number(1))
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert letter.last_cause.startswith("IntegrityError")
-        assert (await orders(t), shop.came) == ([1], [1])
+        assert (await orders(t), shop.received) == ([1], [1])
 
     run(shop.app, work, database=database)
 
@@ -146,11 +146,11 @@ def test_what_goes_wrong_before_sqls_commit_takes_back_everything(point: Point, 
     async def work(t: Stages) -> None:
         await make_table(t)
         t.at(point, fails, stage="placing", times=2)
-        t.at("run", lambda: committed.append(len(shop.came)), stage="placing", times=9)
+        t.at("run", lambda: committed.append(len(shop.received)), stage="placing", times=9)
         await t.send(shop.place, Number(1))
         await t.wait_until_ended()
         # Had the first attempts left a row, the third one would have failed.
-        assert (await orders(t), shop.came) == ([1], [1])
+        assert (await orders(t), shop.received) == ([1], [1])
         assert set(committed) == {0}
 
     committed: list[int] = []
@@ -169,7 +169,7 @@ def test_what_goes_wrong_behind_sqls_commit_repeats_sql_and_nothing_that_is_sent
         t.at("SQL committed", fails, stage="placing")
         await t.send(shop.place, Number(1))
         await t.wait_until_ended()
-        assert (await orders(t), shop.came, shop.attempts) == ([1, 1], [1], [1, 2])
+        assert (await orders(t), shop.received, shop.attempts) == ([1, 1], [1], [1, 2])
 
     run(shop.app, work, database=database)
 
@@ -190,7 +190,7 @@ def test_a_broker_that_crashes_before_sqls_commit_takes_back_sql_and_is_no_attem
         await until(lambda: bool(crashes))
         await crashes[0]
         await t.wait_until_ended()
-        assert (await orders(t), shop.came) == ([1], [1])
+        assert (await orders(t), shop.received) == ([1], [1])
 
     run(shop.app, work, database=database)
 
@@ -207,7 +207,7 @@ def test_what_the_broker_refuses_is_known_before_sql_is_committed(database: str,
         await make_table(t)
         await t.send(shop.place, Number(1))
         await t.wait_until_ended(dead_letters=1)
-        assert (await orders(t), shop.came, shop.attempts) == ([], [], [1, 2])
+        assert (await orders(t), shop.received, shop.attempts) == ([], [], [1, 2])
 
     run(shop.app, work, database=database)
 
@@ -224,7 +224,7 @@ def test_want_of_room_at_the_broker_is_known_before_sql_is_committed_and_no_atte
         assert await orders(t) == []
         t.broker.free_disk()
         await t.wait_until_ended()
-        assert (await orders(t), shop.came, set(shop.attempts)) == ([1], [1], {1})
+        assert (await orders(t), shop.received, set(shop.attempts)) == ([1], [1], {1})
 
     run(shop.app, work, database=database)
 
@@ -334,11 +334,11 @@ def test_a_stage_that_asks_for_a_session_cannot_follow_directly_one_that_does_no
 
 def test_an_initiation_of_its_own_stays_though_its_stage_and_sql_are_taken_back(database: str) -> None:
     app = Service("shop")
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     @app.terminator("fails", Number, attempts=1)
     async def fails(number: Number, flow: Flow, sql: AsyncSession) -> None:
@@ -351,7 +351,7 @@ def test_an_initiation_of_its_own_stays_though_its_stage_and_sql_are_taken_back(
         await make_table(t)
         await t.send(fails, Number())
         await t.wait_until_ended(dead_letters=1)
-        assert (await orders(t), came) == ([], [2])
+        assert (await orders(t), received) == ([], [2])
 
     run(app, work, database=database)
 
@@ -360,11 +360,11 @@ def test_an_error_that_the_function_has_caught_and_that_has_ended_the_transactio
     postgres_database: str, postgres: Any
 ) -> None:
     app = Service("shop", attempts=1)
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     @app.terminator("swallows", Number)
     async def swallows(number: Number, flow: Flow, sql: AsyncSession) -> None:
@@ -390,7 +390,7 @@ def test_an_error_that_the_function_has_caught_and_that_has_ended_the_transactio
         assert letter.last_cause.startswith("Swallowed")
         await t.send(saves, Number(2))
         await t.wait_until_ended(dead_letters=1)
-        assert (await orders(t), came) == ([2], [2])
+        assert (await orders(t), received) == ([2], [2])
 
     run(app, work, database=postgres.url(postgres_database))
 
@@ -458,7 +458,7 @@ def test_while_a_database_cannot_be_used_its_stages_rest_and_others_go_on(databa
     """The database itself says that it is away; the gate looks for it, and finds it."""
     app = Service("shop")
     attempts: list[int] = []
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("uses", Number)
     async def uses(number: Number, flow: Flow, sql: AsyncSession) -> None:
@@ -469,14 +469,14 @@ def test_while_a_database_cannot_be_used_its_stages_rest_and_others_go_on(databa
 
     @app.terminator("other", Number)
     async def other(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         await make_table(t)
         await t.send(uses, Number(1))
         await until(lambda: bool(attempts))
         await t.send(other, Number(2))
-        await until(lambda: came == [2])
+        await until(lambda: received == [2])
         await until(lambda: len(attempts) == 2)
         await t.wait_until_ended()
         assert (await orders(t), attempts) == ([1], [1, 1])
@@ -567,7 +567,7 @@ def test_a_flow_over_several_stages_with_sql_has_its_rows_once(database: str) ->
 
 def test_a_session_that_a_task_left_behind_uses_first_after_the_end_of_its_stage_is_refused(database: str) -> None:
     app = Service("shop")
-    go_on, left, came = asyncio.Event(), list[asyncio.Task[Any]](), list[int]()
+    go_on, abandoned, received = asyncio.Event(), list[asyncio.Task[Any]](), list[int]()
 
     @app.terminator("forget", Number, concurrency=1)
     async def forget(number: Number, sql: AsyncSession) -> None:
@@ -575,12 +575,12 @@ def test_a_session_that_a_task_left_behind_uses_first_after_the_end_of_its_stage
             await go_on.wait()
             await sql.execute(INSERT, {"n": number.n})
 
-        left.append(asyncio.create_task(late()))
+        abandoned.append(asyncio.create_task(late()))
 
     @app.terminator("insert", Number, concurrency=1)
     async def insert(number: Number, sql: AsyncSession) -> None:
         await sql.execute(INSERT, {"n": number.n})
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         await make_table(t)
@@ -588,12 +588,12 @@ def test_a_session_that_a_task_left_behind_uses_first_after_the_end_of_its_stage
             await app.send(forget, Number(n), trace=f"forget {n}")
         await t.wait_until_ended()
         go_on.set()
-        await asyncio.wait(left)
-        for task in left:
+        await asyncio.wait(abandoned)
+        for task in abandoned:
             assert "before the function of stage forget ends" in str(task.exception()), task
         await app.send(insert, Number(9), trace="insert")
         await t.wait_until_ended()
-        assert await orders(t) == came == [9]
+        assert await orders(t) == received == [9]
 
     run(app, work, database=database)
 
@@ -602,7 +602,7 @@ def test_a_statement_that_runs_when_its_stage_fails_holds_up_neither_its_end_nor
     database: str,
 ) -> None:
     app = Service("shop")
-    attempts, left = list[int](), list[asyncio.Task[Any]]()
+    attempts, abandoned = list[int](), list[asyncio.Task[Any]]()
     slow = (
         "SELECT pg_sleep(1000)"
         if database.startswith("postgresql")
@@ -619,8 +619,8 @@ def test_a_statement_that_runs_when_its_stage_fails_holds_up_neither_its_end_nor
                 await asyncio.sleep(0.1)
                 raise KeyError
 
-            left.append(asyncio.create_task(sql.execute(text(slow))))
-            await asyncio.gather(left[-1], fails())
+            abandoned.append(asyncio.create_task(sql.execute(text(slow))))
+            await asyncio.gather(abandoned[-1], fails())
 
     async def work(t: Stages) -> None:
         await make_table(t)
@@ -628,7 +628,7 @@ def test_a_statement_that_runs_when_its_stage_fails_holds_up_neither_its_end_nor
         await t.wait_until_ended()
         assert attempts == [1, 2, 3]
         assert await orders(t) == [1]
-        for task in left:
+        for task in abandoned:
             assert isinstance(task.exception(), LocalProtocolError)
 
     run(app, work, database=database)

@@ -15,19 +15,19 @@ def test_a_service_that_stops_finishes_what_its_stages_have_begun_and_gives_back
     app = Service("shop", concurrency=2)
     started: list[int] = []
     ended: list[int] = []
-    go_on, go_on_in_thread = asyncio.Event(), threading.Event()
+    may_continue, thread_may_continue = asyncio.Event(), threading.Event()
     take = app.endpoint("take", Number)
     done = app.remote("done", Number)
 
     async def asynchronous(number: Number, flow: Flow) -> None:
         started.append(number.n)
-        await go_on.wait()
+        await may_continue.wait()
         flow.send(done, number)
         ended.append(number.n)
 
     def plain(number: Number, flow: Flow) -> None:
         started.append(number.n)
-        assert go_on_in_thread.wait(20)
+        assert thread_may_continue.wait(20)
         flow.send(done, number)
         ended.append(number.n)
 
@@ -49,13 +49,13 @@ def test_a_service_that_stops_finishes_what_its_stages_have_begun_and_gives_back
         stop.set()
         await asyncio.sleep(0.05)
         assert not running.done()
-        go_on.set()
-        go_on_in_thread.set()
+        may_continue.set()
+        thread_may_continue.set()
         await running
         assert sorted(started) == sorted(ended) == [0, 1]
-        left = await t.broker.queue("take")
-        assert (left.waiting, left.unacknowledged) == (3, 0)
-        assert {each.headers["truenext-attempts"] for each in left.messages} == {"0"}
+        remaining = await t.broker.queue("take")
+        assert (remaining.waiting, remaining.unacknowledged) == (3, 0)
+        assert {each.headers["truenext-attempts"] for each in remaining.messages} == {"0"}
         assert (await t.broker.queue("done")).waiting == 2
 
     run(Service("nobody"), work)
@@ -78,26 +78,26 @@ def test_what_does_not_end_in_time_is_given_back_without_an_attempt() -> None:
             running = app._running
             assert running is not None
             await running.stop(timeout=0.05)
-        left = await t.broker.queue("take")
-        assert [each.headers["truenext-attempts"] for each in left.messages] == ["0"]
+        remaining = await t.broker.queue("take")
+        assert [each.headers["truenext-attempts"] for each in remaining.messages] == ["0"]
 
     run(Service("nobody"), work)
 
 
 def test_a_service_can_run_again_after_it_has_stopped() -> None:
     app = Service("shop")
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         app.broker = (t.broker.url,)
         for n in range(3):
             async with app.running():
                 await app.send(take, Number(n), trace=f"{n}")
-                await until(lambda: len(came) == n + 1)  # noqa: B023
+                await until(lambda: len(received) == n + 1)  # noqa: B023
 
     run(Service("nobody"), work)
 
@@ -108,12 +108,12 @@ def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
     monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", 1000.0)
     app = Service("shop")
     started: list[str] = []
-    go_on = asyncio.Event()
+    may_continue = asyncio.Event()
 
     @app.terminator("take", Number)
     async def take(number: Number, flow: Flow) -> None:
         started.append(flow.trace)
-        await go_on.wait()
+        await may_continue.wait()
 
     async def work(t: Stages) -> None:
         app.broker = (t.broker.url,)
@@ -126,8 +126,8 @@ def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
             await until(lambda: sum(each.worker.active for each in running.consumptions) == 2)
             await running.stop(timeout=0.05)
         assert started == ["first"]
-        left = await t.broker.queue("take")
-        assert (left.waiting, left.unacknowledged) == (2, 0)
-        assert {each.headers["truenext-attempts"] for each in left.messages} == {"0"}
+        remaining = await t.broker.queue("take")
+        assert (remaining.waiting, remaining.unacknowledged) == (2, 0)
+        assert {each.headers["truenext-attempts"] for each in remaining.messages} == {"0"}
 
     run(Service("nobody"), work)

@@ -102,8 +102,8 @@ def test_a_service_that_is_cancelled_twice_closes_what_it_has_opened() -> None:
             await asyncio.wait({running})
             assert running.cancelled()
             assert not app.is_running
-            left = [each for each in threading.enumerate() if each.name.startswith("truenext stage")]
-            assert left == []
+            remaining = [each for each in threading.enumerate() if each.name.startswith("truenext stage")]
+            assert remaining == []
 
     asyncio.run(main())
     assert closed == ["lifespan"]

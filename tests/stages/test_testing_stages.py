@@ -49,9 +49,9 @@ def test_a_mock_answers_as_the_test_says_and_notes_what_it_was_asked() -> None:
     app, place, stock = shop()
 
     async def work(t: Stages) -> None:
-        asked = t.mock(stock, lambda number: Text(f"{number.n}"))
+        requests = t.mock(stock, lambda number: Text(f"{number.n}"))
         assert [(await t.ask(place, Number(n))).text for n in (1, 2)] == ["1", "2"]
-        assert asked == [Number(1), Number(2)]
+        assert requests == [Number(1), Number(2)]
 
     run(app, work)
 
@@ -76,10 +76,10 @@ def test_an_exception_of_a_mock_is_a_failure_there() -> None:
         def answer(number: Number) -> Text:
             raise Reject("out of stock")
 
-        asked = t.mock(stock, answer)
+        requests = t.mock(stock, answer)
         await t.send(place, Number(1))
         (letter,) = await t.wait_until_ended(dead_letters=1)
-        assert (letter.queue, letter.attempts, len(asked)) == ("stock", 1, 1)
+        assert (letter.queue, letter.attempts, len(requests)) == ("stock", 1, 1)
         assert letter.last_cause.startswith("Reject: out of stock")
 
     run(app, work)
@@ -100,10 +100,10 @@ def test_what_asks_nobody_can_be_mocked_too() -> None:
     sink = app.remote("sink", Number)
 
     async def work(t: Stages) -> None:
-        asked = t.mock(sink, lambda number: None)
+        requests = t.mock(sink, lambda number: None)
         await t.send(sink, Number(3))
         await t.wait_until_ended()
-        assert asked == [Number(3)]
+        assert requests == [Number(3)]
 
     run(app, work)
 
@@ -138,9 +138,9 @@ def test_a_dead_letter_that_was_not_expected_fails_the_test_with_its_cause() -> 
         await t.send(place, Number(1), trace="o1")
         with pytest.raises(AssertionError) as failed:
             await t.wait_until_ended()
-        said = str(failed.value)
-        assert said.startswith("0 dead letters were expected, there are 1:\n")
-        assert "place.stage.answer has given up 'o1' after 2 attempts: ValueError: bad" in said
+        message = str(failed.value)
+        assert message.startswith("0 dead letters were expected, there are 1:\n")
+        assert "place.stage.answer has given up 'o1' after 2 attempts: ValueError: bad" in message
         with pytest.raises(AssertionError, match="2 dead letters were expected, there are 1"):
             await t.wait_until_ended(dead_letters=2)
 
@@ -205,14 +205,14 @@ def test_a_stage_that_does_not_end_is_told_by_its_name() -> None:
 def booking() -> tuple[Service, Endpoint[Number, None], list[int]]:
     """Whose effects happen once, so that flows can begin in transactions."""
     app = Service("shop", exactly_once=True)
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
         await asyncio.sleep(0.02)
-        came.append(number.n)
+        received.append(number.n)
 
-    return app, take, came
+    return app, take, received
 
 
 async def initiation(t: Stages, app: Service, take: Endpoint[Number, None], n: int) -> None:
@@ -221,20 +221,20 @@ async def initiation(t: Stages, app: Service, take: Endpoint[Number, None], n: i
 
 
 def test_ended_waits_for_what_a_transaction_of_the_program_has_begun(database: str) -> None:
-    app, take, came = booking()
+    app, take, received = booking()
 
     async def work(t: Stages) -> None:
         for n in range(5):
             await initiation(t, app, take, n)
             await t.wait_until_ended()
-            assert came == list(range(n + 1))
+            assert received == list(range(n + 1))
 
     run(app, work, database=database)
 
 
 def test_ended_waits_for_what_a_process_without_a_broker_has_begun(database: str) -> None:
     """Nobody wakes the relay: it looks once a second."""
-    app, take, came = booking()
+    app, take, received = booking()
 
     async def work(t: Stages) -> None:
         # Past the first look of the relay.
@@ -243,24 +243,24 @@ def test_ended_waits_for_what_a_process_without_a_broker_has_begun(database: str
         async with t.sql() as sql, other.initiate(sql) as initiation:
             initiation.send(take, Number(1), trace="t")
         await t.wait_until_ended()
-        assert came == [1]
+        assert received == [1]
 
     run(app, work, database=database)
 
 
 def test_what_cannot_leave_the_outbox_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit, "NO_CONSUMER_S", 0.1)
-    app, take, came = booking()
+    app, take, received = booking()
 
     async def work(t: Stages) -> None:
         t.broker.fill_disk()
         await initiation(t, app, take, 1)
         with pytest.raises(TimeoutError, match=r"have not ended within 0\.5 seconds: the outbox has 1 to be sent"):
             await t.wait_until_ended(timeout=0.5)
-        assert came == []
+        assert received == []
         t.broker.free_disk()
         await t.wait_until_ended()
-        assert came == [1]
+        assert received == [1]
 
     run(app, work, database="sqlite://")
 
@@ -350,8 +350,8 @@ def test_a_stage_that_there_is_not_is_refused_with_those_that_there_are() -> Non
     app, _, _ = shop()
 
     async def work(t: Stages) -> None:
-        said = r"shop has no stage whose queue is 'place.stage.answr': .*; is 'place.stage.answer' meant\?"
-        with pytest.raises(LookupError, match=said):
+        message = r"shop has no stage whose queue is 'place.stage.answr': .*; is 'place.stage.answer' meant\?"
+        with pytest.raises(LookupError, match=message):
             t.at("run", nothing, stage="place.stage.answr")
         with pytest.raises(LookupError, match=r"there are 'place', 'place.stage.answer'$"):
             t.at("run", nothing, stage="?")
@@ -547,11 +547,11 @@ def test_a_service_can_be_tested_again_and_again_and_one_at_a_time() -> None:
 
 def test_the_broker_of_the_kit_is_that_of_other_tests() -> None:
     app = Service("shop")
-    came: list[Number] = []
+    received: list[Number] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number)
+        received.append(number)
 
     async def work(t: Stages) -> None:
         async with truenext.connect(t.broker.url) as connection:
@@ -561,7 +561,7 @@ def test_the_broker_of_the_kit_is_that_of_other_tests() -> None:
         await t.broker.crash()
         await t.wait_until_ended()
         # Once more if the connection over which it was sent is that over which it came.
-        assert {each.n for each in came} == {1}
+        assert {each.n for each in received} == {1}
 
     run(app, work)
 

@@ -16,20 +16,20 @@ from truenext.testing.stages import Stages
 def test_each_subscriber_of_a_topic_gets_what_is_published() -> None:
     app = Service("shop")
     topic = app.topic("prices", Number)
-    came: list[str] = []
+    received: list[str] = []
 
     @app.subscriber(topic)
     async def first(number: Number, flow: Flow) -> None:
-        came.append(f"first {number.n} {flow.trace}")
+        received.append(f"first {number.n} {flow.trace}")
 
     @app.subscriber(topic)
     def second(number: Number) -> None:
-        came.append(f"second {number.n}")
+        received.append(f"second {number.n}")
 
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(1), trace="p1")
         await t.wait_until_ended()
-        assert sorted(came) == ["first 1 p1", "second 1"]
+        assert sorted(received) == ["first 1 p1", "second 1"]
 
     run(app, work)
 
@@ -37,17 +37,17 @@ def test_each_subscriber_of_a_topic_gets_what_is_published() -> None:
 def test_a_subscriber_gets_what_is_published_once_whatever_its_priority() -> None:
     app = Service("shop")
     topic = app.topic("prices", Number)
-    came: list[int] = []
+    received: list[int] = []
 
     @app.subscriber(topic)
     async def listen(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(1))
         await t.publish(topic, Number(2), interactive=True)
         await t.wait_until_ended()
-        assert sorted(came) == [1, 2]
+        assert sorted(received) == [1, 2]
 
     run(app, work)
 
@@ -56,7 +56,7 @@ def test_a_subscriber_takes_one_message_at_a_time() -> None:
     app = Service("shop", concurrency=8)
     topic = app.topic("prices", Number)
     inside: list[int] = []
-    came: list[int] = []
+    received: list[int] = []
 
     @app.subscriber(topic)
     async def listen(number: Number) -> None:
@@ -64,20 +64,20 @@ def test_a_subscriber_takes_one_message_at_a_time() -> None:
         assert len(inside) == 1
         await asyncio.sleep(0.001)
         inside.clear()
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
             for n in range(10):
                 initiation.publish(topic, Number(n), trace=f"{n}")
         await t.wait_until_ended()
-        assert came == list(range(10))
+        assert received == list(range(10))
 
     run(app, work)
 
 
 def test_each_process_that_runs_the_service_gets_what_is_published_and_one_that_is_not_there_does_not() -> None:
-    came: list[tuple[str, int]] = []
+    received: list[tuple[str, int]] = []
 
     def make(process: str) -> tuple[Service, Topic[Number]]:
         app = Service("shop")
@@ -85,7 +85,7 @@ def test_each_process_that_runs_the_service_gets_what_is_published_and_one_that_
 
         @app.subscriber(topic)
         async def listen(number: Number) -> None:
-            came.append((process, number.n))
+            received.append((process, number.n))
 
         return app, topic
 
@@ -95,19 +95,19 @@ def test_each_process_that_runs_the_service_gets_what_is_published_and_one_that_
     async def work(t: Stages) -> None:
         second.broker = (t.broker.url,)
         await t.publish(topic, Number(1))
-        await until(lambda: came == [("a", 1)])
+        await until(lambda: received == [("a", 1)])
         async with second.running():
             # Until it has subscribed.
             async with asyncio.timeout(20):
-                while ("b", 0) not in came:
+                while ("b", 0) not in received:
                     await t.publish(topic, Number(0))
                     await asyncio.sleep(0.01)
             await t.publish(topic, Number(2))
-            await until(lambda: ("a", 2) in came and ("b", 2) in came)
+            await until(lambda: ("a", 2) in received and ("b", 2) in received)
         await t.publish(topic, Number(3))
-        await until(lambda: ("a", 3) in came)
+        await until(lambda: ("a", 3) in received)
         await t.wait_until_ended()
-        assert {("a", 1), ("b", 1), ("b", 3)} & set(came) == {("a", 1)}
+        assert {("a", 1), ("b", 1), ("b", 3)} & set(received) == {("a", 1)}
 
     run(first, work)
 
@@ -115,11 +115,11 @@ def test_each_process_that_runs_the_service_gets_what_is_published_and_one_that_
 def test_a_stage_publishes_in_its_transaction() -> None:
     app = Service("shop")
     topic = app.topic("prices", Number)
-    came: list[str] = []
+    received: list[str] = []
 
     @app.subscriber(topic)
     async def listen(number: Number, flow: Flow) -> None:
-        came.append(f"{number.n} {flow.trace} {flow.sender}")
+        received.append(f"{number.n} {flow.trace} {flow.sender}")
 
     @app.terminator("tells", Number)
     async def tells(number: Number, flow: Flow) -> None:
@@ -130,7 +130,7 @@ def test_a_stage_publishes_in_its_transaction() -> None:
     async def work(t: Stages) -> None:
         await t.send(tells, Number(4), trace="parent")
         await t.wait_until_ended()
-        assert came == ["4 parent|child shop tells"]
+        assert received == ["4 parent|child shop tells"]
 
     run(app, work)
 
@@ -138,11 +138,11 @@ def test_a_stage_publishes_in_its_transaction() -> None:
 def test_a_subscriber_asks_and_sends_as_any_stage() -> None:
     app = Service("shop")
     topic = app.topic("prices", Number)
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     @app.single("double", Number, Number)
     async def double(number: Number) -> Number:
@@ -155,7 +155,7 @@ def test_a_subscriber_asks_and_sends_as_any_stage() -> None:
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(4))
         await t.wait_until_ended()
-        assert came == [8]
+        assert received == [8]
 
     run(app, work)
 
@@ -166,13 +166,13 @@ def test_what_a_subscriber_gives_up_is_gone_and_the_next_one_comes(attempts: int
     app = Service("shop", attempts=attempts)
     topic = app.topic("prices", Number)
     seen: list[int] = []
-    came: list[int] = []
+    received: list[int] = []
 
     def plain(number: Number, flow: Flow) -> None:
         if number.n == 0:
             seen.append(flow.attempt)
             raise ValueError("no")
-        came.append(number.n)
+        received.append(number.n)
 
     async def asynchronous(number: Number, flow: Flow) -> None:
         plain(number, flow)
@@ -191,7 +191,7 @@ def test_what_a_subscriber_gives_up_is_gone_and_the_next_one_comes(attempts: int
             await t.wait_until_ended()
         assert seen == list(range(1, (attempts or 7) + 1))
         await t.publish(topic, Number(2))
-        await until(lambda: came == [2])
+        await until(lambda: received == [2])
 
     run(app, work)
 
@@ -240,7 +240,7 @@ def test_a_subscriber_is_checked_as_any_stage() -> None:
 def test_a_reply_to_a_topic_reaches_all_that_listen() -> None:
     app = Service("shop")
     topic = app.topic("replies", Number)
-    came: list[int] = []
+    received: list[int] = []
     endpoints: list[Endpoint[Number, Number]] = []
 
     @app.single("double", Number, Number)
@@ -251,17 +251,17 @@ def test_a_reply_to_a_topic_reaches_all_that_listen() -> None:
 
     @app.subscriber(topic)
     async def first(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     @app.subscriber(topic)
     async def second(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
             initiation.send(double, Number(3), trace="t", reply_to=topic)
         await t.wait_until_ended()
-        assert came == [6, 6]
+        assert received == [6, 6]
 
     run(app, work)
 
@@ -270,11 +270,11 @@ def test_what_subscribers_send_has_ids_of_its_own_for_each() -> None:
     """Whoever jumps over what has come already would jump over what the second one sends."""
     app = Service("shop")
     topic = app.topic("prices", Number)
-    came: list[str] = []
+    received: list[str] = []
 
     @app.terminator("take", Number)
     async def take(number: Number, flow: Flow) -> None:
-        came.append(flow.message_id)
+        received.append(flow.message_id)
 
     @app.subscriber(topic)
     async def first(number: Number, flow: Flow) -> None:
@@ -287,7 +287,7 @@ def test_what_subscribers_send_has_ids_of_its_own_for_each() -> None:
     async def work(t: Stages) -> None:
         await t.publish(topic, Number(1))
         await t.wait_until_ended()
-        assert len(came) == len(set(came)) == 2
+        assert len(received) == len(set(received)) == 2
 
     run(app, work)
 
@@ -298,7 +298,7 @@ def test_what_a_subscriber_sends_has_other_ids_in_each_process() -> None:
         async with local_broker() as broker:
             publisher = Service("publisher", broker=broker.url)
             async with contextlib.AsyncExitStack() as stack:
-                came: list[str] = []
+                received: list[str] = []
                 for _ in range(2):
                     # As in two processes: two services of one name, each with its own run.
                     app = Service("shop", broker=broker.url)
@@ -307,13 +307,13 @@ def test_what_a_subscriber_sends_has_other_ids_in_each_process() -> None:
 
                     @app.subscriber(topic)
                     async def listen(number: Number, flow: Flow, *, take: Any = take) -> None:
-                        came.append(flow.send(take, number))
+                        received.append(flow.send(take, number))
 
                     await stack.enter_async_context(app.running())
                 async with publisher.connected():
                     await publisher.publish(publisher.topic("prices", Number), Number(1), trace="t")
-                    await until(lambda: len(came) == 2)
-                ids |= set(came)
+                    await until(lambda: len(received) == 2)
+                ids |= set(received)
         return ids
 
     assert len(asyncio.run(main())) == 2

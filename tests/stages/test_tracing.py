@@ -29,11 +29,11 @@ class Process:
     def spans(self) -> Sequence[ReadableSpan]:
         return self._exporter.get_finished_spans()
 
-    def begin(self) -> dict[str, str]:
+    def start_flow(self) -> dict[str, str]:
         """A flow, with a message to `order.place`: its carrier."""
-        leaving = send("order.place")
-        self.tracing.sending(None, leaving)
-        return leaving.carrier
+        outgoing = send("order.place")
+        self.tracing.sending(None, outgoing)
+        return outgoing.carrier
 
     def handle(
         self, carrier: Mapping[str, str], outcome: ExecutionOutcome = "completed", error: BaseException | None = None
@@ -42,10 +42,10 @@ class Process:
         here = execution(carrier=carrier)
         with self.tracing.around(here), self.provider.get_tracer("sql").start_as_current_span("SELECT"):
             pass
-        leaving = send()
-        self.tracing.sending(here, leaving)
+        outgoing = send()
+        self.tracing.sending(here, outgoing)
         self.tracing.ended(here, ending(outcome, error))
-        return leaving.carrier
+        return outgoing.carrier
 
 
 def identity(span: ReadableSpan) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def parent(span: ReadableSpan) -> tuple[int, int]:
 
 def test_a_flow_through_three_processes_is_one_trace() -> None:
     web, shop, prices = Process(), Process(), Process()
-    prices.handle(shop.handle(web.begin()))
+    prices.handle(shop.handle(web.start_flow()))
     [started] = web.spans
     select, sent, processed = shop.spans
     assert started.parent is None
@@ -74,7 +74,7 @@ def test_a_flow_through_three_processes_is_one_trace() -> None:
 def test_a_flow_that_begins_in_a_span_of_its_program_belongs_to_it() -> None:
     web = Process()
     with web.provider.get_tracer("http").start_as_current_span("POST /orders"):
-        web.begin()
+        web.start_flow()
     sent, post = web.spans
     assert parent(sent) == identity(post)
 
@@ -88,7 +88,7 @@ def test_a_message_without_a_carrier_begins_a_trace_whatever_its_service_does() 
 
 def test_spans_are_named_and_described_as_the_conventions_say() -> None:
     shop = Process()
-    shop.handle(carrier := shop.begin())
+    shop.handle(carrier := shop.start_flow())
     sent, _, _, processed = shop.spans
     assert (sent.name, sent.kind) == ("send order.place", SpanKind.PRODUCER)
     assert (processed.name, processed.kind) == ("process order.place", SpanKind.CONSUMER)

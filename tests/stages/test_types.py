@@ -92,9 +92,9 @@ VALUES: dict[str, tuple[Any, Any]] = {
 def test_each_type_comes_back_as_it_was(what: str) -> None:
     kind, value = VALUES[what]
     codec: Codec[Any] = Codec(kind, "what is tested")
-    came = codec.decode(codec.encode(value))
-    assert came == value
-    assert type(came) is type(value) or kind is float
+    received = codec.decode(codec.encode(value))
+    assert received == value
+    assert type(received) is type(value) or kind is float
 
 
 def test_messages_replies_and_states_of_all_kinds_go_through_a_broker() -> None:
@@ -157,15 +157,15 @@ def test_what_a_service_does_not_know_yet_of_a_reply_is_ignored() -> None:
 
     app = Service("shop")
     stock = app.remote("stock", Number, OurReply)
-    theirs = Service("stock")
+    remote = Service("stock")
 
-    @theirs.single("stock", Number, TheirReply)
+    @remote.single("stock", Number, TheirReply)
     async def answer(number: Number) -> TheirReply:
         return TheirReply(True)
 
     async def work(t: Stages) -> None:
-        theirs.broker = (t.broker.url,)
-        async with theirs.running():
+        remote.broker = (t.broker.url,)
+        async with remote.running():
             assert await t.ask(stock, Number()) == OurReply(True)
 
     run(app, work)
@@ -192,11 +192,11 @@ def test_what_a_service_does_not_know_yet_of_a_reply_is_ignored() -> None:
 )
 def test_what_another_client_sends_to_the_queue_of_a_stage_is_a_dead_letter_at_once(body: bytes) -> None:
     app = Service("shop", concurrency=1)
-    came: list[Number] = []
+    received: list[Number] = []
 
     @app.terminator("take", Number)
     async def take(number: Number) -> None:
-        came.append(number)
+        received.append(number)
 
     async def work(t: Stages) -> None:
         async with truenext.connect(t.broker.url) as connection:
@@ -205,7 +205,7 @@ def test_what_another_client_sends_to_the_queue_of_a_stage_is_a_dead_letter_at_o
         assert (letter.queue, letter.attempts, letter.message) == ("take", 1, body)
         await t.send(take, Number(1))
         await t.wait_until_ended(dead_letters=1)
-        assert came == [Number(1)]
+        assert received == [Number(1)]
 
     run(app, work)
 
@@ -222,10 +222,10 @@ def test_a_message_of_a_flow_that_is_not_what_its_stage_takes_is_a_dead_letter_a
     class Wrong(msgspec.Struct):
         n: str
 
-    theirs = app.remote("take", Wrong)
+    remote = app.remote("take", Wrong)
 
     async def work(t: Stages) -> None:
-        await t.send(theirs, Wrong("x"), trace="o7")
+        await t.send(remote, Wrong("x"), trace="o7")
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.trace, letter.message, letter.attempts, ran) == ("o7", {"n": "x"}, 1, [])
 
@@ -240,11 +240,11 @@ def test_a_state_that_is_none_any_more_is_a_dead_letter_at_once() -> None:
     async def take(number: Number, memo: Memo) -> None:
         ran.append(number)
 
-    theirs = app.remote("take", Number)
+    remote = app.remote("take", Number)
 
     async def work(t: Stages) -> None:
         async with app.initiate() as initiation:
-            initiation.send(theirs, Number(), trace="t", state={"n": "x"})
+            initiation.send(remote, Number(), trace="t", state={"n": "x"})
         (letter,) = await t.wait_until_ended(dead_letters=1)
         assert (letter.attempts, ran) == (1, [])
 
@@ -259,7 +259,7 @@ def test_a_model_that_refuses_a_value_says_so_at_the_sender_and_at_the_receiver(
         codec.encode(Customer.model_construct(id=UUID(int=7), age=3))
 
 
-LOOKS_ALIKE: dict[str, tuple[Any, Any]] = {
+SAME_JSON: dict[str, tuple[Any, Any]] = {
     "another Struct whose fields have defaults": (Number, Text("x")),
     "a dataclass for a Struct": (Number, Memo()),
     "a Struct for a dataclass": (Memo, Number()),
@@ -276,9 +276,9 @@ LOOKS_ALIKE: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", LOOKS_ALIKE)
+@pytest.mark.parametrize("what", SAME_JSON)
 def test_what_is_not_of_its_type_is_refused_where_it_is_said(what: str) -> None:
-    kind, value = LOOKS_ALIKE[what]
+    kind, value = SAME_JSON[what]
     with pytest.raises(TruenextError):
         Codec(kind, "what is tested").encode(value)
 
@@ -318,7 +318,7 @@ def test_a_value_of_a_subclass_that_has_more_fields_is_refused_where_it_is_said(
 
 
 @pytest.mark.parametrize(
-    ("key", "says"),
+    ("key", "pattern"),
     [
         (Frozen, "keys that are Frozen"),
         (tuple[int, int], "keys that are tuple"),
@@ -329,11 +329,11 @@ def test_a_value_of_a_subclass_that_has_more_fields_is_refused_where_it_is_said(
         (int | str, "texts or numbers"),
     ],
 )
-def test_a_dict_whose_keys_json_does_not_have_is_refused_by_name(key: Any, says: str) -> None:
+def test_a_dict_whose_keys_json_does_not_have_is_refused_by_name(key: Any, pattern: str) -> None:
     class Has(msgspec.Struct):
         counts: list[dict[key, int]]
 
-    with pytest.raises(DefinitionError, match=rf"what is tested is Has, in which a dict has .*{says}"):
+    with pytest.raises(DefinitionError, match=rf"what is tested is Has, in which a dict has .*{pattern}"):
         Codec(Has, "what is tested")
 
 
@@ -428,7 +428,7 @@ class KeyedByWhatComesBack(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "pattern"),
     [
         (KeyedByPairs, "a dict has keys that are tuple"),
         (HasKeyedByPairs, "a dict has keys that are tuple"),
@@ -444,8 +444,8 @@ class KeyedByWhatComesBack(pydantic.BaseModel):
         (HasOne, "id of WritesOtherwise is written as number and not read as that"),
     ],
 )
-def test_a_model_that_would_not_come_back_as_it_was_is_refused_by_name(model: Any, says: str) -> None:
-    with pytest.raises(DefinitionError, match=rf"what is tested is list\[.*{model.__name__}\], in which {says}"):
+def test_a_model_that_would_not_come_back_as_it_was_is_refused_by_name(model: Any, pattern: str) -> None:
+    with pytest.raises(DefinitionError, match=rf"what is tested is list\[.*{model.__name__}\], in which {pattern}"):
         Codec(list[model], "what is tested")
 
 
@@ -612,10 +612,10 @@ LOST: dict[str, tuple[Any, Any, str]] = {
 
 @pytest.mark.parametrize("what", LOST)
 def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path(what: str) -> None:
-    kind, value, says = LOST[what]
+    kind, value, pattern = LOST[what]
     with pytest.raises(FlowError) as caught:
         Codec(kind, "what is tested").encode(value)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(pattern)
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:
@@ -681,27 +681,27 @@ def test_nan_is_refused_wherever_a_flow_says_it() -> None:
     chain = app.endpoint("chain", Text, Priced, state=Order)
     heard: dict[str, str] = {}
 
-    def says(what: str, call: Callable[[], object]) -> None:
+    def pattern(what: str, call: Callable[[], object]) -> None:
         with pytest.raises(FlowError) as caught:
             call()
         heard[what] = str(caught.value).partition(",")[0]
 
     @chain.stage
     async def first(text: Text, order: Order, flow: Flow) -> Priced:
-        says("request", lambda: flow.request(asked, Priced(NAN)))
-        says("next", lambda: flow.next(Priced(NAN)))
-        says("next_direct", lambda: flow.next_direct(Priced(NAN)))
-        says("goto", lambda: flow.goto(asked, Priced(NAN)))
-        says("reply", lambda: flow.reply(Priced(NAN)))
-        says("send", lambda: flow.send(sink, Priced(NAN)))
-        says("a state of another service", lambda: flow.send(sink, Priced(), state={"a": [Priced(NAN)]}))
-        says("properties of a flow", lambda: flow.send(sink, Priced(), properties={"a": NAN}))
+        pattern("request", lambda: flow.request(asked, Priced(NAN)))
+        pattern("next", lambda: flow.next(Priced(NAN)))
+        pattern("next_direct", lambda: flow.next_direct(Priced(NAN)))
+        pattern("goto", lambda: flow.goto(asked, Priced(NAN)))
+        pattern("reply", lambda: flow.reply(Priced(NAN)))
+        pattern("send", lambda: flow.send(sink, Priced(NAN)))
+        pattern("a state of another service", lambda: flow.send(sink, Priced(), state={"a": [Priced(NAN)]}))
+        pattern("properties of a flow", lambda: flow.send(sink, Priced(), properties={"a": NAN}))
         flow.properties["b"] = (1,)
-        says("properties", lambda: flow.next(Priced()))
+        pattern("properties", lambda: flow.next(Priced()))
         del flow.properties["b"]
         order.items.append(Priced(NAN))
-        says("a state", lambda: flow.next(Priced()))
-        says("a stash", flow.stash)
+        pattern("a state", lambda: flow.next(Priced()))
+        pattern("a stash", flow.stash)
         order.items.clear()
         return Priced(1.0)
 

@@ -85,12 +85,12 @@ def test_a_stage_in_the_middle_and_a_field_of_the_state_are_added_while_flows_ar
             go_on = asyncio.Event()
 
             @other.single("stock.reserve", Reserve, Reserved)
-            async def reserve(asked: Reserve) -> Reserved:
+            async def reserve(request: Reserve) -> Reserved:
                 await go_on.wait()
                 return Reserved(ok=True)
 
             @other.single("prices", Reserve, Placed)
-            async def price(asked: Reserve) -> Placed:
+            async def price(request: Reserve) -> Placed:
                 return Placed("", 9)
 
             @other.terminator("ended", Placed)

@@ -119,15 +119,15 @@ def test_a_stage_in_another_language_replies_with_what_the_page_says() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(outer, Number(7), trace="o7")
-        asked = json.loads((await one(t, "there")).body)
-        *waiting, last = asked["waiting"]
+        request = json.loads((await one(t, "there")).body)
+        *waiting, last = request["waiting"]
         reply: dict[str, Any] = {
             "version": 2,
             "id": "0" * 32,
-            "flow": asked["flow"],
+            "flow": request["flow"],
             "kind": "reply",
             "sender": "theirs",
-            "message": {"n": asked["message"]["n"] + 1, "unknown": [1]},
+            "message": {"n": request["message"]["n"] + 1, "unknown": [1]},
             "state": last["state"],
             "waiting": waiting,
             "unknown": {"x": 1},

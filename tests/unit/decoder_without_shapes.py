@@ -57,7 +57,7 @@ class DecoderWithoutShapes:
     def _decode(self, data: bytes, frames: list[Frame]) -> None:
         if self._pending:
             self._pending += data
-            if not self._is_worth_looking(data):
+            if not self._may_be_complete(data):
                 return
             data = bytes(self._pending)
             self._pending.clear()
@@ -132,12 +132,12 @@ class DecoderWithoutShapes:
             else:
                 # As `are_digits`, without a call.
                 if not (length.isdigit() and length.isascii()):
-                    raise RemoteProtocolError(f"content-length{self._said(length)} is not a number of bytes")
+                    raise RemoteProtocolError(f"content-length{self._quoted(length)} is not a number of bytes")
                 digits = length if len(length) <= _NUMBER_LENGTH_MAX else length.lstrip("0") or "0"
                 body_bytes = int(digits) if len(digits) <= _NUMBER_LENGTH_MAX else maxsize
                 if body_bytes > self._body_bytes_max:
                     raise RemoteProtocolError(
-                        f"content-length{self._said(length)} is more than {self._body_bytes_max} bytes"
+                        f"content-length{self._quoted(length)} is more than {self._body_bytes_max} bytes"
                     )
                 body_end = body_start + body_bytes
                 if body_end > body_start and not has_body:
@@ -167,7 +167,7 @@ class DecoderWithoutShapes:
         self._pending += memoryview(data)[start:]
         self._check_pending()
 
-    def _is_worth_looking(self, data: bytes) -> bool:
+    def _may_be_complete(self, data: bytes) -> bool:
         """What came last may complete the frame that is pending."""
         if self._missing:
             self._missing -= len(data)
@@ -190,7 +190,7 @@ class DecoderWithoutShapes:
                 # The examples of STOMP 1.0 pad their headers, and many clients do as they do.
                 name, value = name.strip(" "), value.strip(" ")
             if not colon or not name:
-                raise RemoteProtocolError(f"header line{self._said(line)} is not name:value")
+                raise RemoteProtocolError(f"header line{self._quoted(line)} is not name:value")
             if "\\" in line and self.version not in (None, Version.V1_0) and command not in UNESCAPED_COMMANDS:
                 name, value = self._unescaped(name), self._unescaped(value)
             headers.setdefault(name, value)
@@ -211,7 +211,7 @@ class DecoderWithoutShapes:
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
             raise RemoteProtocolError(f"{command} must not have a body, nor a content-length that says so")
 
-    def _said(self, text: str) -> str:
+    def _quoted(self, text: str) -> str:
         """What the peer said, for an error. Nothing of a login: whatever is wrong in one may be a passcode."""
         return "" if self.version is None else f" {text[:100]!r}"
 

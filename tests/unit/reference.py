@@ -71,7 +71,7 @@ _ERRORS: tuple[type, ...] = (
 
 class Member(NamedTuple):
     name: str
-    said: str
+    text: str
     """Its signature, or its type."""
     doc: str
     is_call: bool
@@ -112,11 +112,11 @@ def _attributes(body: list[ast.stmt], cls: type) -> Iterator[Member]:
     for number, node in enumerate(body):
         match node:
             case ast.AnnAssign(target=ast.Name(id=name), annotation=kind):
-                said = ast.unparse(kind)
+                text = ast.unparse(kind)
             case ast.Assign(targets=[ast.Name(id=name)]) if issubclass(cls, Enum):
-                said = repr(getattr(cls, name).value)
+                text = repr(getattr(cls, name).value)
             case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id="self"), attr=name), annotation=kind):
-                said = ast.unparse(kind)
+                text = ast.unparse(kind)
             case _:
                 continue
         below = body[number + 1] if number + 1 < len(body) else None
@@ -124,7 +124,7 @@ def _attributes(body: list[ast.stmt], cls: type) -> Iterator[Member]:
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
             doc = inspect.cleandoc(below.value.value)
         if not name.startswith("_"):
-            yield Member(name, said, doc, is_call=False)
+            yield Member(name, text, doc, is_call=False)
 
 
 def _function_of(function: object) -> Member:
@@ -151,14 +151,14 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, module: object) -> 
     if arguments.kwarg is not None and isinstance(arguments.kwarg.annotation, ast.Subscript):
         # Unpack[...]
         arguments.kwarg.annotation = arguments.kwarg.annotation.slice
-    begin = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+    keyword = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     end = f" -> {ast.unparse(node.returns)}: ..." if node.returns else ": ..."
-    each = [re.sub(r"^(\w+: [^=]+)=", r"\1 = ", said) for said in _split(ast.unparse(arguments).replace("'", '"'))]
-    line = f"{begin} {node.name}({', '.join(each)}){end}"
+    each = [re.sub(r"^(\w+: [^=]+)=", r"\1 = ", text) for text in _split(ast.unparse(arguments).replace("'", '"'))]
+    line = f"{keyword} {node.name}({', '.join(each)}){end}"
     if len(line) <= _WIDTH:
         return line
     inner = f"    {', '.join(each)}" if len(", ".join(each)) <= _WIDTH - 4 else "    " + ",\n    ".join(each) + ","
-    return f"{begin} {node.name}(\n{inner}\n){end}"
+    return f"{keyword} {node.name}(\n{inner}\n){end}"
 
 
 def _split(arguments: str) -> list[str]:
@@ -192,15 +192,15 @@ def _class(cls: type) -> Iterator[str]:
 
 
 def _call(member: Member) -> Iterator[str]:
-    yield f"```python\n{member.said}\n```"
+    yield f"```python\n{member.text}\n```"
     yield from _text(member.doc)
 
 
 def _table(members: list[Member]) -> Iterator[str]:
     if members:
-        kind = "value" if members[0].said.startswith("'") else "type"
+        kind = "value" if members[0].text.startswith("'") else "type"
         rows = [
-            f"| `{each.name}` | {_code(each.said)} | {' '.join(each.doc.split()).replace('|', chr(92) + '|')} |"
+            f"| `{each.name}` | {_code(each.text)} | {' '.join(each.doc.split()).replace('|', chr(92) + '|')} |"
             for each in members
         ]
         yield "\n".join((f"| name | {kind} | is |", "|---|---|---|", *rows))
@@ -234,7 +234,7 @@ def _differences() -> Iterator[str]:
 
 
 def _difference(name: str, here: Member | None, there: Member) -> Iterator[str]:
-    if here is None or _without_tasks(here.said + here.doc) != _without_tasks(there.said + there.doc):
+    if here is None or _without_tasks(here.text + here.doc) != _without_tasks(there.text + there.doc):
         assert there.is_call, f"{name} is another value there"
         yield f"### blocking: {name}"
         yield from _call(there)

@@ -44,7 +44,7 @@ class Held:
         return [answer for each, answer in self.engine.turn().answers if each is session]
 
 
-def take(held: Held, answer: type[Ack] | type[Nack] = Ack) -> None:
+def deliver_and_answer(held: Held, answer: type[Ack] | type[Nack] = Ack) -> None:
     held.engine.begin(held.session, Begin("t"))
     if answer is Ack:
         held.engine.acknowledge(held.session, Ack("0", held.entry.sequence, "t"))
@@ -61,27 +61,27 @@ def reject(held: Held) -> None:
 
 
 def commit_of_a_nack(held: Held) -> None:
-    take(held, Nack)
+    deliver_and_answer(held, Nack)
     held.engine.commit(held.session, Commit("t"))
 
 
 def abort(held: Held) -> None:
-    take(held)
+    deliver_and_answer(held)
     held.engine.abort(held.session, Abort("t"))
 
 
 def abort_of_a_nack_alone(held: Held) -> None:
-    take(held, Nack)
+    deliver_and_answer(held, Nack)
     held.engine.abort(held.session, Abort("t", counts_all=False))
 
 
 def repeated_commit(held: Held) -> None:
-    take(held)
+    deliver_and_answer(held)
     held.engine.commit(held.session, Commit("t", "p", 1))
 
 
 def release_with_a_transaction(held: Held) -> None:
-    take(held)
+    deliver_and_answer(held)
     held.engine.release(held.session, Release(["0"], [], suspends=False, transaction="t", counts_all=True))
 
 
@@ -126,7 +126,7 @@ def test_attempt_of_a_transient_message_costs_no_write(fail: Callable[[Held], No
 
 def test_message_that_comes_back_without_an_attempt_costs_no_write() -> None:
     held = Held(persistent=True)
-    take(held)
+    deliver_and_answer(held)
     held.engine.abort(held.session, Abort("t", counts_all=False))
     assert not held.engine.is_batch_awaited
 

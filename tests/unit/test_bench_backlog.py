@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from bench.backlog_load import Account, Backlog, Inbox, Mixture
+from bench.backlog_load import Backlog, DeliveryCheck, Inbox, Mixture
 
 BACKLOG = Backlog("/queue/q", persistent=True, messages=30, seed=7)
 MIXTURE = Mixture(BACKLOG.seed)
@@ -12,9 +12,9 @@ IN_ORDER = sorted(range(BACKLOG.messages), key=lambda number: (-MIXTURE.prioriti
 
 
 def judged(numbers: list[int]) -> None:
-    account = Account(BACKLOG, MIXTURE)
-    account.take(numbers[:10])
-    account.take(numbers[10:])
+    account = DeliveryCheck(BACKLOG, MIXTURE)
+    account.add(numbers[:10])
+    account.add(numbers[10:])
     account.close()
 
 

@@ -19,7 +19,7 @@ from truenext.selector import compile_selector
 A = parse("/queue/a", "s")
 
 
-class World:
+class BrowseDriver:
     """An engine with transient messages in queue a, and one connection."""
 
     def __init__(self, count: int = 0, size: int = 0, *, stored: int = 0) -> None:
@@ -38,16 +38,16 @@ class World:
         for _ in range(count):
             self.engine.send(self.session, Send(A, SentMessage(4, False, 0, b"content-length:0\n", bytes(size))))
 
-    def browse(self, name: str = "b", *, wanted: str | None = None, session: ConnectionState | None = None) -> None:
-        browse = Browse(name, A, None if wanted is None else compile_selector(wanted))
+    def browse(self, name: str = "b", *, selector: str | None = None, session: ConnectionState | None = None) -> None:
+        browse = Browse(name, A, None if selector is None else compile_selector(selector))
         self.engine.browse(session or self.session, browse)
 
-    def turns(self, count: int = 100, *, takes: bool = True) -> list[BrowseSlice]:
+    def turns(self, count: int = 100, *, sends: bool = True) -> list[BrowseSlice]:
         """What is shown until nothing more is to be done; of so many turns at most."""
         browse_slices: list[BrowseSlice] = []
         for _ in range(count):
             browse_slices += self.engine.turn().browse_slices
-            if takes:
+            if sends:
                 self.engine.on_all_sent(self.session)
             if not self.engine.has_work:
                 break
@@ -59,9 +59,9 @@ def counts(browse_slices: list[BrowseSlice]) -> list[tuple[str, int, bool]]:
 
 
 def test_one_slice_is_shown_in_a_turn() -> None:
-    world = World(2 * BROWSE_MESSAGES_PER_TURN + 1)
-    world.browse()
-    assert counts(world.turns()) == [
+    driver = BrowseDriver(2 * BROWSE_MESSAGES_PER_TURN + 1)
+    driver.browse()
+    assert counts(driver.turns()) == [
         ("b", BROWSE_MESSAGES_PER_TURN, False),
         ("b", BROWSE_MESSAGES_PER_TURN, False),
         ("b", 1, True),
@@ -69,26 +69,26 @@ def test_one_slice_is_shown_in_a_turn() -> None:
 
 
 def test_what_a_selector_does_not_want_counts_too() -> None:
-    world = World(2 * BROWSE_MESSAGES_PER_TURN + 1)
-    world.browse(wanted="missing = 1")
-    assert counts(world.turns(2)) == []
-    assert counts(world.turns(1)) == [("b", 0, True)]
+    driver = BrowseDriver(2 * BROWSE_MESSAGES_PER_TURN + 1)
+    driver.browse(selector="missing = 1")
+    assert counts(driver.turns(2)) == []
+    assert counts(driver.turns(1)) == [("b", 0, True)]
 
 
 def test_large_headers_make_a_slice_shorter() -> None:
-    world = World()
+    driver = BrowseDriver()
     for _ in range(9):
         message = SentMessage(4, False, 0, b"a:" + b"x" * 60_000 + b"\n", b"")
-        world.engine.send(world.session, Send(A, message))
-    world.browse()
-    assert counts(world.turns()) == [("b", 5, False), ("b", 4, True)]
+        driver.engine.send(driver.session, Send(A, message))
+    driver.browse()
+    assert counts(driver.turns()) == [("b", 5, False), ("b", 4, True)]
 
 
 def test_browsers_are_served_in_turns() -> None:
-    world = World(BROWSE_MESSAGES_PER_TURN + 1)
-    world.browse("first")
-    world.browse("second")
-    assert counts(world.turns()) == [
+    driver = BrowseDriver(BROWSE_MESSAGES_PER_TURN + 1)
+    driver.browse("first")
+    driver.browse("second")
+    assert counts(driver.turns()) == [
         ("first", BROWSE_MESSAGES_PER_TURN, False),
         ("second", BROWSE_MESSAGES_PER_TURN, False),
         ("first", 1, True),
@@ -97,115 +97,115 @@ def test_browsers_are_served_in_turns() -> None:
 
 
 def test_what_was_sent_after_it_began_is_not_waited_for() -> None:
-    world = World(BROWSE_MESSAGES_PER_TURN + 1)
-    world.browse()
+    driver = BrowseDriver(BROWSE_MESSAGES_PER_TURN + 1)
+    driver.browse()
     shown = 0
     for _ in range(3):
-        world.send(BROWSE_MESSAGES_PER_TURN)
-        shown += sum(len(each.entries) for each in world.turns(1))
+        driver.send(BROWSE_MESSAGES_PER_TURN)
+        shown += sum(len(each.entries) for each in driver.turns(1))
     assert shown == BROWSE_MESSAGES_PER_TURN + 1
-    assert not world.engine.has_work
+    assert not driver.engine.has_work
 
 
 def test_a_full_connection_is_shown_nothing_more_and_the_next_one_is() -> None:
-    world = World(3, size=UNSENT_BYTES_MAX)
-    other = world.engine.connect("other")
-    world.browse()
-    world.browse("other", session=other)
-    assert counts(world.turns(takes=False)) == [("b", 1, False), ("other", 1, False)]
-    assert not world.engine.has_work
-    world.engine.on_all_sent(other)
-    assert counts(world.turns(takes=False)) == [("other", 1, False)]
-    assert counts(world.turns()) == [("b", 1, False), ("b", 1, False), ("b", 0, True)]
+    driver = BrowseDriver(3, size=UNSENT_BYTES_MAX)
+    other = driver.engine.connect("other")
+    driver.browse()
+    driver.browse("other", session=other)
+    assert counts(driver.turns(sends=False)) == [("b", 1, False), ("other", 1, False)]
+    assert not driver.engine.has_work
+    driver.engine.on_all_sent(other)
+    assert counts(driver.turns(sends=False)) == [("other", 1, False)]
+    assert counts(driver.turns()) == [("b", 1, False), ("b", 1, False), ("b", 0, True)]
 
 
 def test_a_browse_is_no_consumer_and_is_shown_what_consumers_can_take() -> None:
-    world = World(2)
-    world.browse()
-    (queue,) = world.engine.queues()
-    clients = world.engine.clients
+    driver = BrowseDriver(2)
+    driver.browse()
+    (queue,) = driver.engine.queues()
+    clients = driver.engine.clients
     assert not clients.receivers_of(queue).consumers and not list(clients.held_by_consumers(queue))
-    (showing,) = world.turns()
+    (showing,) = driver.turns()
     assert [entry.deliveries for entry in showing.entries] == [0, 0]
     assert queue.waiting_count() == 2
-    world.engine.subscribe(world.session, Subscribe("c", A, AckMode.INDIVIDUAL))
-    (entries,) = world.engine.turn().deliveries.values()
+    driver.engine.subscribe(driver.session, Subscribe("c", A, AckMode.INDIVIDUAL))
+    (entries,) = driver.engine.turn().deliveries.values()
     assert [entry.deliveries for entry in entries] == [1, 1]
 
 
 def test_a_queue_that_is_not_there_is_empty_and_is_not_made() -> None:
-    world = World()
-    world.browse()
-    assert counts(world.turns()) == [("b", 0, True)]
-    assert list(world.engine.queues()) == []
+    driver = BrowseDriver()
+    driver.browse()
+    assert counts(driver.turns()) == [("b", 0, True)]
+    assert list(driver.engine.queues()) == []
 
 
 def test_what_is_shown_cannot_be_acknowledged_or_refused() -> None:
-    world = World(1)
-    world.browse()
-    (showing,) = world.turns()
+    driver = BrowseDriver(1)
+    driver.browse()
+    (showing,) = driver.turns()
     sequence = showing.entries[0].sequence
     with pytest.raises(RemoteProtocolError, match="'b' browses: nothing of it is acknowledged"):
-        world.engine.acknowledge(world.session, Ack("b", sequence))
+        driver.engine.acknowledge(driver.session, Ack("b", sequence))
     with pytest.raises(RemoteProtocolError, match="'b' browses: nothing of it is acknowledged"):
-        world.engine.nack(world.session, Nack("b", sequence))
+        driver.engine.nack(driver.session, Nack("b", sequence))
     with pytest.raises(RemoteProtocolError, match="is not held"):
-        world.engine.acknowledge(world.session, Ack(None, sequence))
+        driver.engine.acknowledge(driver.session, Ack(None, sequence))
 
 
 def test_it_is_a_subscription_until_it_unsubscribes() -> None:
-    world = World(1)
-    world.browse()
-    world.turns()
+    driver = BrowseDriver(1)
+    driver.browse()
+    driver.turns()
     with pytest.raises(RemoteProtocolError, match="'b' exists already"):
-        world.browse()
+        driver.browse()
     with pytest.raises(RemoteProtocolError, match="'b' exists already"):
-        world.engine.subscribe(world.session, Subscribe("b", A, AckMode.AUTO))
-    world.engine.unsubscribe(world.session, Unsubscribe("b"))
-    world.browse()
-    assert counts(world.turns()) == [("b", 1, True)]
+        driver.engine.subscribe(driver.session, Subscribe("b", A, AckMode.AUTO))
+    driver.engine.unsubscribe(driver.session, Unsubscribe("b"))
+    driver.browse()
+    assert counts(driver.turns()) == [("b", 1, True)]
 
 
 @pytest.mark.parametrize("ends_by", ["UNSUBSCRIBE", "DISCONNECT"])
 def test_who_is_gone_is_shown_nothing_more(ends_by: str) -> None:
-    world = World(BROWSE_MESSAGES_PER_TURN + 1)
-    world.browse()
-    world.turns(1)
+    driver = BrowseDriver(BROWSE_MESSAGES_PER_TURN + 1)
+    driver.browse()
+    driver.turns(1)
     if ends_by == "UNSUBSCRIBE":
-        world.engine.unsubscribe(world.session, Unsubscribe("b"))
+        driver.engine.unsubscribe(driver.session, Unsubscribe("b"))
     else:
-        world.engine.disconnect(world.session, is_clean=True)
-    assert not world.engine.has_work
-    assert world.turns() == []
+        driver.engine.disconnect(driver.session, is_clean=True)
+    assert not driver.engine.has_work
+    assert driver.turns() == []
 
 
 def test_there_are_only_so_many_at_once() -> None:
-    world = World(1)
+    driver = BrowseDriver(1)
     for number in range(BROWSERS_MAX):
-        world.browse(str(number))
+        driver.browse(str(number))
     with pytest.raises(RemoteProtocolError, match=f"more than {BROWSERS_MAX} are browsing"):
-        world.browse()
-    world.turns(BROWSERS_MAX)
+        driver.browse()
+    driver.turns(BROWSERS_MAX)
     for number in range(BROWSERS_MAX, SUBSCRIPTIONS_MAX):
-        world.browse(str(number))
-        world.turns()
+        driver.browse(str(number))
+        driver.turns()
     with pytest.raises(RemoteProtocolError, match=f"more than {SUBSCRIPTIONS_MAX} subscriptions"):
-        world.browse()
+        driver.browse()
 
 
 def test_nobody_else_browses_a_temporary_queue() -> None:
-    world = World()
-    other = world.engine.connect("other")
+    driver = BrowseDriver()
+    other = driver.engine.connect("other")
     temporary = parse("/temp-queue/t", "s")
     with pytest.raises(RemoteProtocolError, match="only the connection that owns"):
-        world.engine.browse(other, Browse("b", temporary))
+        driver.engine.browse(other, Browse("b", temporary))
 
 
 # ---- Pages ----
 
 
-def wanted(world: World) -> Read:
-    (read,) = world.engine.turn().reads
+def next_read(driver: BrowseDriver) -> Read:
+    (read,) = driver.engine.turn().reads
     return read
 
 
@@ -215,54 +215,54 @@ def page(*sequences: int, is_end: bool = False) -> PageResult:
 
 
 def test_one_page_of_all_browsers_is_read_at_a_time_and_those_of_lanes_do_not_wait() -> None:
-    world = World(stored=3)
-    world.browse("first")
-    world.browse("second")
-    read = wanted(world)
+    driver = BrowseDriver(stored=3)
+    driver.browse("first")
+    driver.browse("second")
+    read = next_read(driver)
     assert isinstance(read, BrowseRead) and read.browser.subscription == "first"
-    assert not world.engine.has_work
-    world.engine.subscribe(world.session, Subscribe("c", A, AckMode.INDIVIDUAL, 1))
-    assert not isinstance(wanted(world), BrowseRead)
-    world.engine.page_read(read, page(1, 2))
-    effects = world.engine.turn()
+    assert not driver.engine.has_work
+    driver.engine.subscribe(driver.session, Subscribe("c", A, AckMode.INDIVIDUAL, 1))
+    assert not isinstance(next_read(driver), BrowseRead)
+    driver.engine.page_read(read, page(1, 2))
+    effects = driver.engine.turn()
     assert [entry.sequence for entry in effects.browse_slices[0].entries] == [1, 2]
-    second = wanted(world)
+    second = next_read(driver)
     assert isinstance(second, BrowseRead) and second.browser.subscription == "second"
 
 
 def test_the_page_of_a_browser_that_is_gone_is_thrown_away() -> None:
-    world = World(stored=3)
-    world.browse("first")
-    world.browse("second")
-    read = wanted(world)
-    world.engine.unsubscribe(world.session, Unsubscribe("first"))
-    world.engine.page_read(read, page(1, 2))
-    effects = world.engine.turn()
+    driver = BrowseDriver(stored=3)
+    driver.browse("first")
+    driver.browse("second")
+    read = next_read(driver)
+    driver.engine.unsubscribe(driver.session, Unsubscribe("first"))
+    driver.engine.page_read(read, page(1, 2))
+    effects = driver.engine.turn()
     assert effects.browse_slices == []
     (second,) = effects.reads
     assert isinstance(second, BrowseRead) and second.browser.subscription == "second"
 
 
 def test_while_memory_is_short_pages_are_small() -> None:
-    world = World(stored=3)
-    world.browse()
-    world.engine.memory.limit = 0
-    assert wanted(world).limit == PAGE_SIZE_SHORT
+    driver = BrowseDriver(stored=3)
+    driver.browse()
+    driver.engine.memory.limit = 0
+    assert next_read(driver).limit == PAGE_SIZE_SHORT
 
 
 def test_a_page_that_is_empty_and_not_the_last_is_damage() -> None:
-    world = World(stored=3)
-    world.browse()
+    driver = BrowseDriver(stored=3)
+    driver.browse()
     with pytest.raises(StoreError, match="'a', priority 4, a page is empty"):
-        world.engine.page_read(wanted(world), page())
+        driver.engine.page_read(next_read(driver), page())
 
 
 def test_a_damaged_message_is_left_out() -> None:
-    world = World(stored=3)
-    world.browse()
+    driver = BrowseDriver(stored=3)
+    driver.browse()
     found = page(1, 2, 3, is_end=True)
     found.messages[1].message = None
-    world.engine.page_read(wanted(world), found)
-    (showing, end) = world.turns()
+    driver.engine.page_read(next_read(driver), found)
+    (showing, end) = driver.turns()
     assert [entry.sequence for entry in showing.entries] == [1, 3]
     assert end.is_end

@@ -32,33 +32,33 @@ class Running:
         self.held = [entry for entries in deliveries.values() for entry in entries]
         assert len(self.held) == len(COLOURS)
 
-    def left(self, asked: BulkRequest) -> int:
-        assert self.engine.next_bulk_read(asked) is None
-        return self.engine.empty_bulk_result(asked).left
+    def count_left(self, request: BulkRequest) -> int:
+        assert self.engine.next_bulk_read(request) is None
+        return self.engine.empty_bulk_result(request).left
 
 
 def test_what_consumers_hold_is_left_as_far_as_it_is_wanted() -> None:
     running = Running()
     first, second, *_ = (entry.sequence for entry in running.held)
-    assert running.left(Purge("a")) == 4
-    assert running.left(Purge("a", selector="colour = 'red'")) == 3
-    assert running.left(Purge("a", selector="colour = 'green'")) == 0
-    assert running.left(Move("a", to="b", sequences=(first, second, 1000))) == 2
+    assert running.count_left(Purge("a")) == 4
+    assert running.count_left(Purge("a", selector="colour = 'red'")) == 3
+    assert running.count_left(Purge("a", selector="colour = 'green'")) == 0
+    assert running.count_left(Move("a", to="b", sequences=(first, second, 1000))) == 2
     # What was accepted since is not looked at.
-    assert running.left(Purge("a", until=second)) == 2
+    assert running.count_left(Purge("a", until=second)) == 2
 
 
 def test_what_an_open_transaction_has_acknowledged_is_left_until_it_is_committed() -> None:
     running = Running()
     running.engine.begin(running.session, Begin("t"))
     running.engine.acknowledge(running.session, Ack("0", running.held[0].sequence, transaction="t"))
-    assert running.left(Purge("a", selector="colour = 'red'")) == 3
+    assert running.count_left(Purge("a", selector="colour = 'red'")) == 3
 
 
 def test_what_has_left_memory_or_is_too_much_to_compare_counts_as_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     running = Running()
     running.held[1].message = None
-    assert running.left(Purge("a", selector="colour = 'red'")) == 4
+    assert running.count_left(Purge("a", selector="colour = 'red'")) == 4
     running = Running()
     monkeypatch.setattr(bulk, "HELD_COMPARED_MAX", 1)
-    assert running.left(Purge("a", selector="colour = 'red'")) == 4
+    assert running.count_left(Purge("a", selector="colour = 'red'")) == 4

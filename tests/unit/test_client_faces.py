@@ -19,7 +19,7 @@ TWINS = {
     "__anext__": "__next__",
     "__await__": "wait",
 }
-SAID = [
+REPLACEMENTS = [
     (r"To be awaited, or used in an `async with`", "To be used in a `with`, or closed"),
     (r"to be awaited, or used in an `async with`", "to be used in a `with`, or closed"),
     (r"`await` what this returns", "`wait` for what this returns"),
@@ -29,7 +29,7 @@ SAID = [
     (r"async with", "with"),
     (r", or a test has stopped the time of the event loop", ""),
 ]
-SAYS_MORE = {"Connection.consume", "Sent.wait"}
+LONGER_DOCS = {"Connection.consume", "Sent.wait"}
 """What a thread does otherwise, and says so."""
 OF_TASKS = {"connect": ("heartbeat_thread", "An event loop that is blocked")}
 """A parameter of what threads do anyway, and how the paragraph begins that says so."""
@@ -55,11 +55,11 @@ def signature(member: object) -> list[tuple[str, object, object, str]]:
     if isinstance(member, property):
         member = member.fget
     assert isinstance(member, FunctionType)
-    said = inspect.signature(member)
+    found = inspect.signature(member)
     parameters = [
-        (each.name, each.kind, each.default, plain(str(each.annotation))) for each in said.parameters.values()
+        (each.name, each.kind, each.default, plain(str(each.annotation))) for each in found.parameters.values()
     ]
-    return [*parameters, ("return", None, None, plain(str(said.return_annotation)))]
+    return [*parameters, ("return", None, None, plain(str(found.return_annotation)))]
 
 
 def doc(member: object, without: str | None = None) -> str:
@@ -70,13 +70,19 @@ def doc(member: object, without: str | None = None) -> str:
 def members() -> list[tuple[str, object, object]]:
     found: list[tuple[str, object, object]] = [("connect", tasks.connect, threads.connect)]
     for name in CLASSES:
-        theirs, ours = public(getattr(tasks, name)), public(getattr(threads, name))
-        assert theirs.keys() == ours.keys(), f"{name} differs"
-        found += [(f"{name}.{each}", theirs[each], ours[each]) for each in theirs]
-    return [(name, theirs, ours) for name, theirs, ours in found if callable(theirs) or isinstance(theirs, property)]
+        async_member, blocking_member = public(getattr(tasks, name)), public(getattr(threads, name))
+        assert async_member.keys() == blocking_member.keys(), f"{name} differs"
+        found += [(f"{name}.{each}", async_member[each], blocking_member[each]) for each in async_member]
+    return [
+        (name, async_member, blocking_member)
+        for name, async_member, blocking_member in found
+        if callable(async_member) or isinstance(async_member, property)
+    ]
 
 
-MEMBERS = pytest.mark.parametrize(("name", "theirs", "ours"), [pytest.param(*each, id=each[0]) for each in members()])
+MEMBERS = pytest.mark.parametrize(
+    ("name", "async_member", "blocking_member"), [pytest.param(*each, id=each[0]) for each in members()]
+)
 
 
 def test_both_doors_have_the_same_names() -> None:
@@ -89,26 +95,26 @@ def test_both_doors_have_the_same_names() -> None:
 
 
 @MEMBERS
-def test_both_take_and_return_the_same(name: str, theirs: object, ours: object) -> None:
+def test_both_take_and_return_the_same(name: str, async_member: object, blocking_member: object) -> None:
     without, _ = OF_TASKS.get(name, (None, ""))
-    assert signature(ours) == [each for each in signature(theirs) if each[0] != without]
+    assert signature(blocking_member) == [each for each in signature(async_member) if each[0] != without]
 
 
 @MEMBERS
-def test_both_promise_the_same(name: str, theirs: object, ours: object) -> None:
-    if name in SAYS_MORE or name.rpartition(".")[2].startswith("__"):
+def test_both_promise_the_same(name: str, async_member: object, blocking_member: object) -> None:
+    if name in LONGER_DOCS or name.rpartition(".")[2].startswith("__"):
         return
     _, without = OF_TASKS.get(name, ("", None))
-    expected = doc(theirs, without)
-    for said, plainly in SAID:
-        expected = re.sub(said, plainly, expected)
+    expected = doc(async_member, without)
+    for pattern, plainly in REPLACEMENTS:
+        expected = re.sub(pattern, plainly, expected)
     assert expected, f"{name} says nothing"
-    assert doc(ours) == expected
+    assert doc(blocking_member) == expected
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_both_say_the_same_of_a_class(name: str) -> None:
     expected = doc(getattr(tasks, name))
-    for said, plainly in SAID:
-        expected = re.sub(said, plainly, expected)
+    for pattern, plainly in REPLACEMENTS:
+        expected = re.sub(pattern, plainly, expected)
     assert doc(getattr(threads, name)) == expected

@@ -18,7 +18,7 @@ ME = "the program"
 
 @pytest.fixture
 def client() -> Client:
-    world = ClientContext(
+    context = ClientContext(
         clock=lambda: 0.0,
         random=lambda: 0.0,
         flush=lambda: True,
@@ -26,7 +26,7 @@ def client() -> Client:
         report=lambda what, facts: None,
         has_ended=lambda owner: False,
     )
-    client = Client(ConnectOptions(addresses=[Address(host="127.0.0.1", port=1)]), "name", world)
+    client = Client(ConnectOptions(addresses=[Address(host="127.0.0.1", port=1)]), "name", context)
     client.context.link = Link(1, 0.0, 0.0, on_frame=lambda frame: None)
     return client
 

@@ -44,7 +44,7 @@ NO_UTF_8 = os.fsdecode(b"a\xff")
 NO_NUMBERS = ["", "x", "nan", "inf", "-inf", "1e10", "\x1b[31m1", "1 2", NO_UTF_8]
 NO_TEXTS = ["", "a\x1b[31m", "a\n", NO_UTF_8]
 LONG = "x" * 100_000
-NOBODY = "stomp://127.0.0.1:1"
+NO_BROKER_URL = "stomp://127.0.0.1:1"
 
 
 def of_range(kind: click.IntRange) -> list[str]:
@@ -122,7 +122,7 @@ def name_of(case: object) -> str:
     return "-"
 
 
-def places(folder: Path, path: tuple[str, ...], param: click.Parameter) -> list[str]:
+def bad_paths(folder: Path, path: tuple[str, ...], param: click.Parameter) -> list[str]:
     file = folder / "file"
     file.touch()
     assert isinstance(param.type, PathParam)
@@ -148,23 +148,23 @@ def sense(param: click.Parameter, folder: Path) -> str:
     return SENSE[type(param.type)]
 
 
-def call(path: tuple[str, ...], command: click.Command, told: dict[click.Parameter, str], folder: Path) -> Result:
+def call(path: tuple[str, ...], command: click.Command, values: dict[click.Parameter, str], folder: Path) -> Result:
     """With these values, and sensible ones where something must be said."""
     options: list[str] = []
     arguments: list[str] = []
     for param in command.params:
-        if param in told or param.required:
-            value = told[param] if param in told else sense(param, folder)
+        if param in values or param.required:
+            value = values[param] if param in values else sense(param, folder)
             if isinstance(param, click.Argument):
                 arguments.append(value)
             else:
                 options += [param.opts[0], value]
         elif param.name == "url":
-            options += ["--url", NOBODY]
+            options += ["--url", NO_BROKER_URL]
     return CliRunner().invoke(main, [*path, *options, "--", *arguments])
 
 
-def check_refusal(result: Result) -> str:
+def check_usage_error(result: Result) -> str:
     assert isinstance(result.exception, SystemExit), result.exception
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert result.stderr.startswith("truenext: ") and result.stderr.count("\n") == 1
@@ -179,15 +179,18 @@ def test_nonsense_is_refused_in_one_sentence(
 ) -> None:
     if isinstance(param, click.Option) and param.is_flag:
         result = CliRunner().invoke(main, [*path, f"{param.opts[0]}=nan"])
-        assert param.opts[0] in check_refusal(result)
+        assert param.opts[0] in check_usage_error(result)
         return
-    is_place = isinstance(param.type, PathParam)
-    values = places(tmp_path, path, param) if is_place else NONSENSE[type(param.type)](param.type)
+    is_path = isinstance(param.type, PathParam)
+    values = bad_paths(tmp_path, path, param) if is_path else NONSENSE[type(param.type)](param.type)
     before = sorted(tmp_path.rglob("*"))
     for value in values:
-        told = check_refusal(call(path, command, {param: value}, tmp_path))
+        message = check_usage_error(call(path, command, {param: value}, tmp_path))
         # Nothing else was wrong, or said to be.
-        assert param.get_error_hint(click.Context(command)) in told or (is_place and value in told), (value, told)
+        assert param.get_error_hint(click.Context(command)) in message or (is_path and value in message), (
+            value,
+            message,
+        )
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -195,20 +198,20 @@ def test_nonsense_is_refused_in_one_sentence(
 def test_an_option_that_there_is_not_and_an_argument_too_many_are_refused(
     path: tuple[str, ...], command: click.Command, tmp_path: Path
 ) -> None:
-    check_refusal(CliRunner().invoke(main, [*path, "--nonsense"]))
-    check_refusal(CliRunner().invoke(main, [*path, "--\x1b[31m"]))
+    check_usage_error(CliRunner().invoke(main, [*path, "--nonsense"]))
+    check_usage_error(CliRunner().invoke(main, [*path, "--\x1b[31m"]))
     if not any(param.nargs == -1 for param in command.params):
         arguments = [str(tmp_path) for param in command.params if isinstance(param, click.Argument)]
-        check_refusal(CliRunner().invoke(main, [*path, *arguments, "one too many"]))
+        check_usage_error(CliRunner().invoke(main, [*path, *arguments, "one too many"]))
 
 
 def test_a_command_that_there_is_not_is_refused() -> None:
     for words in (["nonsense"], ["config", "nonsense"], ["\x1b[31m"], ["--nonsense"]):
-        check_refusal(CliRunner().invoke(main, words))
+        check_usage_error(CliRunner().invoke(main, words))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["recieve", "q"], "No such command 'recieve'. Did you mean 'receive'? See truenext --help"),
         (["stages", "rnu"], "No such command 'rnu'. Did you mean 'run'? See truenext stages --help"),
@@ -216,8 +219,8 @@ def test_a_command_that_there_is_not_is_refused() -> None:
         (["queues", "--ulr"], "No such option '--ulr'. Did you mean '--url'? See truenext queues --help"),
     ],
 )
-def test_misspelt_command_or_option_is_answered_with_the_one_that_is_like_it(words: list[str], said: str) -> None:
-    assert check_refusal(CliRunner().invoke(main, words, prog_name="truenext")) == f"truenext: {said}\n"
+def test_misspelt_command_or_option_is_answered_with_the_one_that_is_like_it(words: list[str], expected: str) -> None:
+    assert check_usage_error(CliRunner().invoke(main, words, prog_name="truenext")) == f"truenext: {expected}\n"
 
 
 @pytest.mark.parametrize(
@@ -240,14 +243,14 @@ def test_options_that_contradict_one_another_are_refused(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check_refusal(CliRunner().invoke(main, words))
+    check_usage_error(CliRunner().invoke(main, words))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_passcode_is_not_said_again(tmp_path: Path) -> None:
     out = str(tmp_path / "new")
-    told = check_refusal(CliRunner().invoke(main, ["record", "--out", out, "--passcode", "secret\n"]))
-    assert "secret" not in told
+    message = check_usage_error(CliRunner().invoke(main, ["record", "--out", out, "--passcode", "secret\n"]))
+    assert "secret" not in message
 
 
 def test_help_says_what_there_is_and_exits_0() -> None:
@@ -296,33 +299,35 @@ def test_every_broker_address_is_taken_from_the_environment_except_for_describe(
         ([], "stomp://127.0.0.1:2", "stomp://127.0.0.1:2"),
         ([], "", DEFAULT_URL),
         ([], "  ", DEFAULT_URL),
-        (["--url", NOBODY], "stomp://127.0.0.1:2", NOBODY),
+        (["--url", NO_BROKER_URL], "stomp://127.0.0.1:2", NO_BROKER_URL),
     ],
 )
 def test_url_option_overrides_the_variable_and_a_blank_variable_is_unset(
     options: list[str], variable: str, used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    urls = []
 
     @contextmanager
     def not_connected(url: str, **_: object) -> Iterator[None]:
-        asked.append(url)
+        urls.append(url)
         raise SystemExit
         yield
 
     monkeypatch.setattr("truenext.cli.status.connected", not_connected)
     CliRunner().invoke(main, ["queues", *options], env={"TRUENEXT_URL": variable})
-    assert asked == [used]
+    assert urls == [used]
 
 
 def test_a_variable_that_is_no_address_is_named_in_the_error() -> None:
-    told = check_refusal(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": "localhost"}))
-    assert "TRUENEXT_URL" in told and "'localhost'" in told
+    message = check_usage_error(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": "localhost"}))
+    assert "TRUENEXT_URL" in message and "'localhost'" in message
 
 
 def test_a_bad_address_on_the_command_line_is_not_said_to_be_the_variables() -> None:
-    told = check_refusal(CliRunner().invoke(main, ["queues", "--url", "localhost"], env={"TRUENEXT_URL": NOBODY}))
-    assert "TRUENEXT_URL" not in told and "'localhost'" in told
+    message = check_usage_error(
+        CliRunner().invoke(main, ["queues", "--url", "localhost"], env={"TRUENEXT_URL": NO_BROKER_URL})
+    )
+    assert "TRUENEXT_URL" not in message and "'localhost'" in message
 
 
 OF_ONE_BROKER = [(path, param) for path, _, param in ALL if param.opts[-1] == "--url" and path != ("stages", "run")]
@@ -330,30 +335,38 @@ OF_ONE_BROKER = [(path, param) for path, _, param in ALL if param.opts[-1] == "-
 
 @pytest.mark.parametrize(("path", "param"), OF_ONE_BROKER, ids=name_of)
 @pytest.mark.parametrize(
-    "options", [["--url", NOBODY, "--url", NOBODY], ["--url", f"{NOBODY},{NOBODY}"]], ids=["repeated", "comma"]
+    "options",
+    [["--url", NO_BROKER_URL, "--url", NO_BROKER_URL], ["--url", f"{NO_BROKER_URL},{NO_BROKER_URL}"]],
+    ids=["repeated", "comma"],
 )
 def test_several_addresses_are_refused_where_one_broker_is_asked(
     path: tuple[str, ...], param: click.Parameter, options: list[str]
 ) -> None:
-    told = check_refusal(CliRunner().invoke(main, [*path, *options]))
-    assert "'--url': takes one address" in told and "TRUENEXT_URL" not in told
+    message = check_usage_error(CliRunner().invoke(main, [*path, *options]))
+    assert "'--url': takes one address" in message and "TRUENEXT_URL" not in message
 
 
 @pytest.mark.parametrize("between", [" ", ",", ", "])
 def test_a_variable_with_several_addresses_is_refused_where_one_broker_is_asked(between: str) -> None:
-    variable = between.join([NOBODY, "stomp://127.0.0.1:2"])
-    told = check_refusal(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": variable}))
-    assert "(env var: 'TRUENEXT_URL'): takes one address" in told
+    variable = between.join([NO_BROKER_URL, "stomp://127.0.0.1:2"])
+    message = check_usage_error(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": variable}))
+    assert "(env var: 'TRUENEXT_URL'): takes one address" in message
 
 
 def addresses_of_run(options: list[str], variable: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, list[object]]:
-    given: list[object] = []
-    monkeypatch.setattr(run.run, "callback", lambda **values: given.append(values["urls"]))
-    return CliRunner().invoke(main, ["stages", "run", "a:b", *options], env={"TRUENEXT_URL": variable}), given
+    passed: list[object] = []
+    monkeypatch.setattr(run.run, "callback", lambda **values: passed.append(values["urls"]))
+    return CliRunner().invoke(main, ["stages", "run", "a:b", *options], env={"TRUENEXT_URL": variable}), passed
 
 
 @pytest.mark.parametrize(
-    ("variable", "urls"), [(f"{NOBODY} {DEFAULT_URL}", (NOBODY, DEFAULT_URL)), (NOBODY, (NOBODY,)), ("", ()), (" ", ())]
+    ("variable", "urls"),
+    [
+        (f"{NO_BROKER_URL} {DEFAULT_URL}", (NO_BROKER_URL, DEFAULT_URL)),
+        (NO_BROKER_URL, (NO_BROKER_URL,)),
+        ("", ()),
+        (" ", ()),
+    ],
 )
 def test_stages_run_takes_all_addresses_of_the_variable(
     variable: str, urls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -362,11 +375,11 @@ def test_stages_run_takes_all_addresses_of_the_variable(
 
 
 def test_stages_run_says_how_several_addresses_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    several = f"{NOBODY}, {DEFAULT_URL}"
-    told = check_refusal(addresses_of_run([], several, monkeypatch)[0])
-    assert "TRUENEXT_URL" in told and "put spaces between them" in told
-    told = check_refusal(addresses_of_run(["--url", several], "", monkeypatch)[0])
-    assert "TRUENEXT_URL" not in told and "repeat --url for each" in told
+    several = f"{NO_BROKER_URL}, {DEFAULT_URL}"
+    message = check_usage_error(addresses_of_run([], several, monkeypatch)[0])
+    assert "TRUENEXT_URL" in message and "put spaces between them" in message
+    message = check_usage_error(addresses_of_run(["--url", several], "", monkeypatch)[0])
+    assert "TRUENEXT_URL" not in message and "repeat --url for each" in message
 
 
 GROUPS = [(), ("stages",), ("store",), ("config",), ("history",)]
@@ -380,7 +393,7 @@ def test_help_of_a_group_says_each_command_whole(group: tuple[str, ...]) -> None
 
 
 def test_help_of_queues_names_what_it_counts() -> None:
-    told = CliRunner().invoke(main, ["queues", "--help"]).stdout
+    message = CliRunner().invoke(main, ["queues", "--help"]).stdout
     words = {"waiting": "wait", "unacknowledged": "hold"}
-    assert [count for count in COUNTS if words.get(count, count) not in told] == []
-    assert "who consumes" not in told
+    assert [count for count in COUNTS if words.get(count, count) not in message] == []
+    assert "who consumes" not in message

@@ -29,11 +29,11 @@ def read(file: Path, text: str, **options: dict[str, Any]) -> Configuration:
 def faults(file: Path, text: str | bytes) -> list[str]:
     """Line and reason of each fault."""
     file.write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(FaultyFileError) as refusal:
+    with pytest.raises(FaultyFileError) as raised:
         configure(file)
-    assert str(refusal.value) == "\n".join(refusal.value.faults)
-    assert all(fault.startswith(f"{file}:") for fault in refusal.value.faults)
-    return [fault.removeprefix(f"{file}:") for fault in refusal.value.faults]
+    assert str(raised.value) == "\n".join(raised.value.faults)
+    assert all(fault.startswith(f"{file}:") for fault in raised.value.faults)
+    return [fault.removeprefix(f"{file}:") for fault in raised.value.faults]
 
 
 # ---- What it says ----
@@ -134,7 +134,7 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("[broker]\nhistory = yes", ["2: Invalid value, at column 11"]),
         ("[broker", ["1: Expected ']' at the end of a table declaration, at the end of the file"]),
@@ -218,8 +218,8 @@ def test_a_place_that_an_option_says_is_instead_of_both_that_the_file_may_say(fi
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_line(file: Path, text: str | bytes, said: list[str]) -> None:
-    assert faults(file, text) == said
+def test_what_is_wrong_is_said_with_its_line(file: Path, text: str | bytes, expected: list[str]) -> None:
+    assert faults(file, text) == expected
 
 
 def test_all_faults_are_said_in_one_go_and_in_order(file: Path) -> None:
@@ -254,9 +254,9 @@ def test_what_is_shown_of_a_wrong_value_is_short(file: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_no_faulty_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot read .*nothing: No such file or directory") as refusal:
+    with pytest.raises(ConfigurationError, match=r"cannot read .*nothing: No such file or directory") as raised:
         configure(tmp_path / "nothing")
-    assert not isinstance(refusal.value, FaultyFileError)
+    assert not isinstance(raised.value, FaultyFileError)
 
 
 # ---- Any file ----

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.property import rooms
+from tests.property import targets
 from tests.unit.test_engine import started
 from tests.unit.test_schedule import Run
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
@@ -37,7 +37,7 @@ def stored(run: Run) -> list[StoredMessage]:
     return [each for number in range(1, 9) for each in run.store.page(lane_key(number, 5), 0, 100).messages]
 
 
-def take(run: Run, queue: str) -> Callable[[], None]:
+def receive(run: Run, queue: str) -> Callable[[], None]:
     """Subscribe to a queue; what comes back acknowledges the message that came."""
     run.engine.subscribe(run.session, Subscribe(queue, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
     run.settle()
@@ -71,10 +71,10 @@ def test_what_several_queues_get_is_stored_once(do: Callable[[Run], None]) -> No
     (content,) = contents(run)
     assert content.mark.attempts == 3
     assert [len(each.record) < 100 and each.content == content.record for each in stored(run)] == [True] * 3
-    acknowledge = [take(run, queue) for queue in "abc"]
-    for left in (2, 1, 0):
+    acknowledge = [receive(run, queue) for queue in "abc"]
+    for remaining in (2, 1, 0):
         acknowledge.pop()()
-        assert [each.mark.attempts for each in contents(run)] == ([left] if left else [])
+        assert [each.mark.attempts for each in contents(run)] == ([remaining] if remaining else [])
 
 
 def test_a_copy_that_is_not_stored_does_not_count() -> None:
@@ -108,27 +108,27 @@ def test_after_a_restart_it_goes_with_the_last_copy_all_the_same() -> None:
     run = Run()
     send(run)
     run.settle()
-    take(run, "a")()
-    run.begin()
-    for left in (1, 0):
-        take(run, "cb"[1 - left])()
-        assert [each.mark.attempts for each in contents(run)] == ([left] if left else [])
+    receive(run, "a")()
+    run.start_engine()
+    for remaining in (1, 0):
+        receive(run, "cb"[1 - remaining])()
+        assert [each.mark.attempts for each in contents(run)] == ([remaining] if remaining else [])
 
 
 def test_a_copy_that_is_dead_lettered_leaves_the_others_alone() -> None:
     run = Run()
     send(run)
     run.settle()
-    take(run, "a")
+    receive(run, "a")
     (sequence,) = run.session.consumers["a"].held
     run.engine.nack(run.session, Nack("a", sequence, is_rejected=True))
     run.settle()
     assert [each.mark.attempts for each in contents(run)] == [2]
-    assert rooms.queues(run.engine)["DLQ.a"].waiting_count() == 1
-    take(run, "b")()
-    take(run, "c")()
+    assert targets.queues(run.engine)["DLQ.a"].waiting_count() == 1
+    receive(run, "b")()
+    receive(run, "c")()
     assert contents(run) == []
-    take(run, "DLQ.a")()
+    receive(run, "DLQ.a")()
     assert stored(run) == []
 
 
@@ -140,11 +140,11 @@ def test_what_goes_with_durable_subscriptions_is_no_copy_any_more() -> None:
         )
     send(run, "/topic/t,/queue/a")
     run.settle()
-    for name, left in (("x", 2), ("y", 1)):
+    for name, remaining in (("x", 2), ("y", 1)):
         run.engine.unsubscribe(run.session, Unsubscribe(name, durable=f"me,{name}"))
         run.settle()
-        assert [each.mark.attempts for each in contents(run)] == [left]
-    take(run, "a")()
+        assert [each.mark.attempts for each in contents(run)] == [remaining]
+    receive(run, "a")()
     assert contents(run) == []
 
 
@@ -155,13 +155,13 @@ def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_doe
         engine.subscribe(session, Subscribe(queue, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
     engine.send(session, Send(parse(ADDRESS, "s"), message()))
     engine.turn()
-    for queue, left in (("b", 2), ("a", 1)):
+    for queue, remaining in (("b", 2), ("a", 1)):
         (sequence,) = session.consumers[queue].held
         engine.acknowledge(session, Ack(queue, sequence))
-        batch = rooms.gathering(engine)
+        batch = targets.gathering(engine)
         (content,) = (key for key in batch.puts if key.startswith(CONTENTS_LANE_KEY))
-        assert (batch.marks[content].attempts, len(batch.puts), batch.dereferenced) == (left, left + 1, [])
+        assert (batch.marks[content].attempts, len(batch.puts), batch.dereferenced) == (remaining, remaining + 1, [])
     (sequence,) = session.consumers["c"].held
     engine.acknowledge(session, Ack("c", sequence))
-    batch = rooms.gathering(engine)
+    batch = targets.gathering(engine)
     assert (batch.puts, batch.marks, batch.dereferenced) == ({}, {}, [])

@@ -11,7 +11,7 @@ from truenext.broker.control import CHANGES, VERBS
 from truenext.engine.background import bulk
 
 PAGE = (Path(__file__).parents[2] / "docs" / "control.md").read_text()
-SAID = set(re.findall(r"`([a-z_]+)`", PAGE))
+NAMED_FIELDS = set(re.findall(r"`([a-z_]+)`", PAGE))
 
 
 def test_each_verb_is_there_and_no_other() -> None:
@@ -22,4 +22,4 @@ def test_each_verb_is_there_and_no_other() -> None:
 
 @pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.ScheduledResult, bulk.ScheduledSendInfo])
 def test_each_field_is_there(shape: type) -> None:
-    assert {field.encode_name for field in fields(shape)} <= SAID
+    assert {field.encode_name for field in fields(shape)} <= NAMED_FIELDS

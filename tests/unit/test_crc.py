@@ -12,17 +12,17 @@ NUMBERS = st.integers(0, 2**32 - 1)
 
 
 @given(CONTENTS, NUMBERS)
-def test_what_a_checksum_was_begun_with_is_found(content: bytes, begin: int) -> None:
-    assert initial_value(content, crc32(content, begin)) == begin
+def test_what_a_checksum_was_begun_with_is_found(content: bytes, initial: int) -> None:
+    assert initial_value(content, crc32(content, initial)) == initial
 
 
 @given(CONTENTS, NUMBERS, st.data())
-def test_a_wrong_bit_is_found(content: bytes, begin: int, data: st.DataObject) -> None:
+def test_a_wrong_bit_is_found(content: bytes, initial: int, data: st.DataObject) -> None:
     byte = data.draw(st.integers(0, len(content) - 1))
     bit = data.draw(st.integers(0, 7))
     damaged = bytearray(content)
     damaged[byte] ^= 1 << bit
-    assert find_flipped_bit(crc32(content, begin) ^ crc32(damaged, begin), len(content)) == (byte, bit)
+    assert find_flipped_bit(crc32(content, initial) ^ crc32(damaged, initial), len(content)) == (byte, bit)
 
 
 @given(CONTENTS, st.data())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.property import rooms
-from tests.unit.looking import looked
+from tests.property import targets
+from tests.unit.inspection import run_stuck_audit
 from truenext.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import Destination, DestinationKind, parse
@@ -53,7 +53,7 @@ def test_jitter_makes_a_delay_longer_or_shorter_by_its_share() -> None:
 # ---- In the engine ----
 
 
-class World:
+class DelayDriver:
     """An engine with one queue, `a`, and one consumer."""
 
     def __init__(
@@ -67,14 +67,14 @@ class World:
             self.engine.restore_lane(self.queue, 5, len(self.in_store))
         self.steady_us = 5
         self.wall_ms = WALL_MS
-        self.pass_time(0)
+        self.advance(0)
         self.engine.start()
         self.commit()
         self.audit = StuckAudit()
         self.session: ConnectionState = self.engine.connect("s")
         self.engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
 
-    def pass_time(self, milliseconds: int) -> None:
+    def advance(self, milliseconds: int) -> None:
         self.steady_us += milliseconds * 1000
         self.wall_ms += milliseconds
         self.engine.tick(self.wall_ms * 1000, self.steady_us)
@@ -104,10 +104,10 @@ class World:
                 return order
 
     def page(self, read: Read) -> PageResult:
-        behind = [sequence for sequence in self.in_store if sequence > read.after_sequence]
-        message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in behind]
-        found = [PageMessage(*pair, self.in_store[pair[0]]) for pair in zip(behind, message, strict=True)][: read.limit]
-        return PageResult(found, 0, len(found) == len(behind))
+        after = [sequence for sequence in self.in_store if sequence > read.after_sequence]
+        message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in after]
+        found = [PageMessage(*pair, self.in_store[pair[0]]) for pair in zip(after, message, strict=True)][: read.limit]
+        return PageResult(found, 0, len(found) == len(after))
 
     def nack(self, sequence: int, **options: int) -> None:
         self.engine.nack(self.session, Nack("0", sequence, **options))  # type: ignore[arg-type]
@@ -115,41 +115,41 @@ class World:
     def acknowledge(self, sequence: int) -> None:
         self.engine.acknowledge(self.session, Ack("0", sequence))
 
-    def said_within(self, milliseconds: int) -> list[str]:
+    def stuck_within(self, milliseconds: int) -> list[str]:
         """What the stuck audit says while so much time goes by, a second at a time."""
-        said = []
+        stuck = []
         for _ in range(milliseconds // 1000):
-            self.pass_time(1000)
+            self.advance(1000)
             self.turn()
-            said += [queue.name for queue in looked(self.audit, self.engine)]
-        return said
+            stuck += [queue.name for queue in run_stuck_audit(self.audit, self.engine)]
+        return stuck
 
 
 def test_the_next_due_time_is_that_of_the_clock_that_does_not_jump() -> None:
-    world = World(first_delay_ms=300)
-    world.send()
-    (sequence,) = world.turn()
-    world.nack(sequence)
-    assert world.engine.delays.next_us == world.steady_us + 300_000
-    world.wall_ms -= 10**9
-    world.pass_time(299)
-    assert world.turn() == []
-    world.pass_time(1)
-    assert world.turn() == [sequence]
-    assert world.engine.delays.next_us is None
+    driver = DelayDriver(first_delay_ms=300)
+    driver.send()
+    (sequence,) = driver.turn()
+    driver.nack(sequence)
+    assert driver.engine.delays.next_us == driver.steady_us + 300_000
+    driver.wall_ms -= 10**9
+    driver.advance(299)
+    assert driver.turn() == []
+    driver.advance(1)
+    assert driver.turn() == [sequence]
+    assert driver.engine.delays.next_us is None
 
 
 def test_the_store_is_told_the_time_of_the_wall_clock_and_a_clean_stop_what_is_left() -> None:
-    world = World(first_delay_ms=300)
-    world.send(persistent=True)
-    world.commit()
-    (sequence,) = world.turn()
-    world.nack(sequence)
-    assert [*world.commit().marks.values()] == [Mark(1, 1, WALL_MS + 300)]
-    world.wall_ms += 5000
-    world.pass_time(100)
-    world.engine.stop()
-    (batch,) = world.engine.last_batches()
+    driver = DelayDriver(first_delay_ms=300)
+    driver.send(persistent=True)
+    driver.commit()
+    (sequence,) = driver.turn()
+    driver.nack(sequence)
+    assert [*driver.commit().marks.values()] == [Mark(1, 1, WALL_MS + 300)]
+    driver.wall_ms += 5000
+    driver.advance(100)
+    driver.engine.stop()
+    (batch,) = driver.engine.last_batches()
     assert [*batch.marks.values()] == [Mark(1, 1, WALL_MS + 5000 + 300)]
 
 
@@ -157,46 +157,46 @@ def test_the_store_is_told_the_time_of_the_wall_clock_and_a_clean_stop_what_is_l
 def test_no_message_waits_longer_than_the_longest_delay_if_the_wall_clock_was_set_back(
     while_waiting: WhileWaiting,
 ) -> None:
-    world = World(in_store={7: Mark(1, 1, WALL_MS + 1000 * DELAY_MS_MAX)}, while_waiting=while_waiting)
-    assert world.turn() == []
-    world.pass_time(DELAY_MS_MAX - 1)
-    assert world.turn() == []
-    world.pass_time(1)
-    assert world.turn() == [7]
+    driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS + 1000 * DELAY_MS_MAX)}, while_waiting=while_waiting)
+    assert driver.turn() == []
+    driver.advance(DELAY_MS_MAX - 1)
+    assert driver.turn() == []
+    driver.advance(1)
+    assert driver.turn() == [7]
 
 
 def test_what_was_due_at_the_start_is_due_though_the_wall_clock_is_set_back_before_it_is_read() -> None:
-    world = World(in_store={7: Mark(1, 1, WALL_MS - 1000)})
-    world.wall_ms -= 3_600_000
-    world.pass_time(0)
-    assert world.turn() == [7]
+    driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS - 1000)})
+    driver.wall_ms -= 3_600_000
+    driver.advance(0)
+    assert driver.turn() == [7]
 
 
 def test_what_waits_since_before_the_start_waits_no_longer_if_the_wall_clock_is_set_back_before_it_is_read() -> None:
-    world = World(in_store={7: Mark(1, 1, WALL_MS + 1000)})
-    world.wall_ms -= 3_600_000
-    world.pass_time(999)
-    assert world.turn() == []
-    world.pass_time(1)
-    assert world.turn() == [7]
+    driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS + 1000)})
+    driver.wall_ms -= 3_600_000
+    driver.advance(999)
+    assert driver.turn() == []
+    driver.advance(1)
+    assert driver.turn() == [7]
 
 
 def with_one_that_waits_behind_others() -> list[int]:
     """Memory is short while the fourth message of four that a page has brought waits for its next try."""
     in_store = {1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0), 4: Mark(1, 1, WALL_MS + 50), 5: Mark(0, 0)}
-    world = World(in_store=in_store, page_size=4)
-    order = world.turn()
+    driver = DelayDriver(in_store=in_store, page_size=4)
+    order = driver.turn()
     assert order == [1]
-    world.engine.memory.limit = 0
-    world.engine.evict()
-    world.engine.memory.limit = LARGE
-    world.pass_time(100)
-    while world.session.consumers["0"].held:
-        world.acknowledge(order[-1])
-        del world.in_store[order[-1]]
-        world.commit()
-        order += world.turn()
-    assert world.queue.waiting_count() == 0
+    driver.engine.memory.limit = 0
+    driver.engine.evict()
+    driver.engine.memory.limit = LARGE
+    driver.advance(100)
+    while driver.session.consumers["0"].held:
+        driver.acknowledge(order[-1])
+        del driver.in_store[order[-1]]
+        driver.commit()
+        order += driver.turn()
+    assert driver.queue.waiting_count() == 0
     return order
 
 
@@ -220,29 +220,29 @@ def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) 
 def test_a_transient_that_was_stored_after_it_failed_is_given_up_with_a_mark_of_that(
     while_waiting: WhileWaiting,
 ) -> None:
-    world = World(first_delay_ms=5000, while_waiting=while_waiting)
-    world.send()
-    (sequence,) = world.turn()
-    world.nack(sequence)
-    world.engine.memory.limit = 0
-    world.engine.evict()
-    assert len(world.commit().transient_puts) == 1
-    world.engine.evict()
-    assert world.engine.memory.used == 0
-    world.engine.change_policies(Policies(Policy(attempts_max=1)))
-    assert [mark.attempts for mark in world.commit().marks.values()] == [1]
+    driver = DelayDriver(first_delay_ms=5000, while_waiting=while_waiting)
+    driver.send()
+    (sequence,) = driver.turn()
+    driver.nack(sequence)
+    driver.engine.memory.limit = 0
+    driver.engine.evict()
+    assert len(driver.commit().transient_puts) == 1
+    driver.engine.evict()
+    assert driver.engine.memory.used == 0
+    driver.engine.change_policies(Policies(Policy(attempts_max=1)))
+    assert [mark.attempts for mark in driver.commit().marks.values()] == [1]
 
 
 def test_poison_that_had_to_be_read_is_moved_after_a_crash_too() -> None:
-    world = World(in_store={7: Mark(1, 1, DUE_NEVER)})
-    assert world.turn() == []
-    assert [*world.commit().queues.values()] == ["DLQ.a"]
+    driver = DelayDriver(in_store={7: Mark(1, 1, DUE_NEVER)})
+    assert driver.turn() == []
+    assert [*driver.commit().queues.values()] == ["DLQ.a"]
 
 
 def test_what_waits_is_counted_as_waiting_and_has_no_body_after_a_restart() -> None:
-    world = World(in_store={7: Mark(1, 1, WALL_MS + 50)})
-    world.turn()
-    assert (world.queue.waiting_count(), world.queue.resident) == (1, 0)
+    driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS + 50)})
+    driver.turn()
+    assert (driver.queue.waiting_count(), driver.queue.resident) == (1, 0)
 
 
 # ---- Stuck, or rightly waiting? ----
@@ -250,25 +250,25 @@ def test_what_waits_is_counted_as_waiting_and_has_no_body_after_a_restart() -> N
 
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
 def test_a_queue_whose_messages_wait_for_their_next_try_is_not_stuck(while_waiting: WhileWaiting) -> None:
-    world = World(first_delay_ms=10 * STUCK_MS, while_waiting=while_waiting)
-    world.send()
-    (sequence,) = world.turn()
-    world.nack(sequence)
+    driver = DelayDriver(first_delay_ms=10 * STUCK_MS, while_waiting=while_waiting)
+    driver.send()
+    (sequence,) = driver.turn()
+    driver.nack(sequence)
     if while_waiting is WhileWaiting.BLOCK:
-        world.send()
-    assert world.said_within(5 * STUCK_MS) == []
+        driver.send()
+    assert driver.stuck_within(5 * STUCK_MS) == []
 
 
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
 def test_a_message_that_is_due_and_not_tried_is_found(
     while_waiting: WhileWaiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(first_delay_ms=1000, while_waiting=while_waiting)
-    world.send()
-    (sequence,) = world.turn()
-    world.nack(sequence)
+    driver = DelayDriver(first_delay_ms=1000, while_waiting=while_waiting)
+    driver.send()
+    (sequence,) = driver.turn()
+    driver.nack(sequence)
     monkeypatch.setattr("truenext.engine.memory.delays.Delays.pop_due", lambda delays: [])
-    assert world.said_within(3 * STUCK_MS) == ["a"]
+    assert driver.stuck_within(3 * STUCK_MS) == ["a"]
 
 
 # ---- Dead letters ----
@@ -316,38 +316,38 @@ def test_dead_letter_queues_are_known_by_prefix_or_policy(names: dict[str, Polic
 
 
 def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None:
-    world = World(in_store={1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0)})
-    lane: Lane = world.queue.lane(5)
-    rooms.REQUEST_PAGE.of(world.engine)(lane)
+    driver = DelayDriver(in_store={1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0)})
+    lane: Lane = driver.queue.lane(5)
+    targets.REQUEST_PAGE.of(driver.engine)(lane)
     entry = Entry(2, None, lane, 0, True, 0)
     remove_from_lane(lane, [entry], 5)
     lane.forget_removed(5)
     assert lane.removed == {2: 5}, "a page is being read"
-    assert world.turn() == [1]
+    assert driver.turn() == [1]
     lane.forget_removed(4)
     assert lane.removed == {2: 5}, "its removal is not durable"
     lane.forget_removed(5)
     assert lane.removed == {}
-    world.acknowledge(1)
-    assert world.turn() == [3]
+    driver.acknowledge(1)
+    assert driver.turn() == [3]
 
 
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
 def test_what_waits_for_its_next_try_expires_in_time_and_holds_back_nobody_after_that(
     while_waiting: WhileWaiting,
 ) -> None:
-    world = World(first_delay_ms=60_000, while_waiting=while_waiting)
-    world.send(expires_ms=WALL_MS + 5000)
-    (first,) = world.turn()
-    world.nack(first)
+    driver = DelayDriver(first_delay_ms=60_000, while_waiting=while_waiting)
+    driver.send(expires_ms=WALL_MS + 5000)
+    (first,) = driver.turn()
+    driver.nack(first)
     if while_waiting is WhileWaiting.BLOCK:
-        world.send()
-        assert world.turn() == []
-        world.pass_time(4999)
-        assert world.turn() == []
-        world.pass_time(1)
-        assert world.turn() == [first + 1]
+        driver.send()
+        assert driver.turn() == []
+        driver.advance(4999)
+        assert driver.turn() == []
+        driver.advance(1)
+        assert driver.turn() == [first + 1]
     else:
-        world.pass_time(5000)
-        assert world.turn() == []
-        assert world.queue.waiting_count() == 0
+        driver.advance(5000)
+        assert driver.turn() == []
+        assert driver.queue.waiting_count() == 0

@@ -4,7 +4,7 @@ from sys import maxsize
 
 import pytest
 
-from tests.property import rooms
+from tests.property import targets
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
 from truenext.destination import parse
@@ -57,7 +57,7 @@ def test_a_message_without_a_reserved_sequence_waits_for_one_and_is_not_refused(
     engine = started()
     session = engine.connect("s")
     subscribe(engine, session)
-    rooms.leave_sequences(engine, 1)
+    targets.use_up_sequences(engine, 1)
     send(engine, session)
     send(engine, session)
     assert dispatched(engine) == [SEQUENCE_BLOCK]

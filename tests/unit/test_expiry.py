@@ -205,7 +205,7 @@ def test_the_last_time_there_is_can_be_asked_for() -> None:
 # ---- Looks ----
 
 
-def look(engine: Engine) -> BlockRead:
+def side_read(engine: Engine) -> BlockRead:
     """The page of a block that the next turn wants."""
     (read,) = (read for read in engine.turn().reads if isinstance(read, BlockRead))
     return read
@@ -221,7 +221,7 @@ def page(*sequences: int, as_of: int) -> PageResult:
     return PageResult(found, as_of, is_end=True)
 
 
-def leave_memory(engine: Engine) -> None:
+def evict(engine: Engine) -> None:
     engine.memory.limit = 0
     engine.evict()
     engine.memory.limit = 1 << 30
@@ -234,16 +234,16 @@ def test_what_a_consumer_gives_back_behind_a_look_is_looked_at_again() -> None:
     reader = engine.connect("reader")
     engine.subscribe(reader, Subscribe("0", parse("/queue/a", "reader"), AckMode.INDIVIDUAL, 1))
     engine.turn()
-    leave_memory(engine)
+    evict(engine)
     engine.commit_state.now_ms += 1000
-    first = look(engine)
+    first = side_read(engine)
     assert first.after_sequence == 1
     engine.unsubscribe(reader, Unsubscribe("0"))
     show(engine, first, 2)
     assert waiting(engine) == {"a": 1}
     commit(engine)
     engine.commit_state.now_ms += 60_000
-    show(engine, look(engine), 1)
+    show(engine, side_read(engine), 1)
     assert waiting(engine) == {"a": 0}
 
 
@@ -251,14 +251,14 @@ def test_what_becomes_visible_and_leaves_memory_behind_a_look_is_looked_at_again
     engine = started()
     send(engine, 1, NOW_MS + 1000, persistent=True)
     commit(engine)
-    leave_memory(engine)
+    evict(engine)
     send(engine, 1, NOW_MS + 1000, persistent=True)
     engine.commit_state.now_ms += 1000
-    first = look(engine)
+    first = side_read(engine)
     early = page(1, as_of=engine.last_committed)
     commit(engine)
     assert engine.memory.used == 0
     engine.page_read(first, early)
     assert waiting(engine) == {"a": 1}
-    show(engine, look(engine), 2)
+    show(engine, side_read(engine), 2)
     assert waiting(engine) == {"a": 0}

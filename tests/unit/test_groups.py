@@ -5,8 +5,8 @@ That what consumers get is right, while anything happens, is asked by tests/prop
 
 import pytest
 
-from tests.unit.looking import groups_of, looked
-from tests.unit.test_selecting import A, World, numbers
+from tests.unit.inspection import groups_of, run_stuck_audit
+from tests.unit.test_selecting import A, SelectingDriver, numbers
 from truenext.commands import Ack, Nack, Send, Unsubscribe
 from truenext.engine.selecting import groups as groups_of_engine
 from truenext.engine.selecting.groups import Groups, GroupScanCursor
@@ -18,20 +18,20 @@ from truenext.message import SentMessage
 from truenext.order import rank
 from truenext.policy import Policies, Policy, WhileWaiting
 
-STORE_ONLY = pytest.mark.parametrize("leaves_memory", [False, True], ids=["in memory", "in the store"])
+STORE_ONLY = pytest.mark.parametrize("is_evicted", [False, True], ids=["in memory", "in the store"])
 
 
-def send(world: World, group: str, *bodies: str, closes: bool = False, persistent: bool = True) -> None:
+def send(driver: SelectingDriver, group: str, *bodies: str, closes: bool = False, persistent: bool = True) -> None:
     header = (f"JMSXGroupID:{group}\n" if group else "") + ("JMSXGroupSeq:-1\n" if closes else "")
     for body in bodies:
         message = SentMessage(4, persistent, 0, header.encode(), body.encode(), group=group_of(header.encode()))
-        world.engine.send(world.session, Send(A, message))
+        driver.engine.send(driver.session, Send(A, message))
 
 
-def acknowledge(world: World, name: str, count: int) -> None:
-    for entry in world.entries[name][:count]:
-        world.engine.acknowledge(world.session, Ack(name, entry.sequence))
-    del world.entries[name][:count]
+def acknowledge(driver: SelectingDriver, name: str, count: int) -> None:
+    for entry in driver.entries[name][:count]:
+        driver.engine.acknowledge(driver.session, Ack(name, entry.sequence))
+    del driver.entries[name][:count]
 
 
 @pytest.mark.parametrize(
@@ -43,91 +43,91 @@ def test_only_a_negative_number_closes_a_group(value: str, closes: bool) -> None
 
 
 def test_a_queue_that_never_had_a_group_is_dispatched_without_asking_for_any() -> None:
-    world = World()
-    world.subscribe("one")
-    world.send(*numbers(10))
-    world.settle()
-    (queue,) = world.engine.queues()
-    assert groups_of(world.engine, queue) is None and queue not in world.engine.selections.by_queue
+    driver = SelectingDriver()
+    driver.subscribe("one")
+    driver.send(*numbers(10))
+    driver.settle()
+    (queue,) = driver.engine.queues()
+    assert groups_of(driver.engine, queue) is None and queue not in driver.engine.selections.by_queue
 
 
 @STORE_ONLY
-def test_a_group_is_the_consumers_that_got_its_first_message_and_others_go_to_others(leaves_memory: bool) -> None:
-    world = World()
-    send(world, "g", "g1", "g2", "g3")
-    send(world, "h", "h1", "h2")
-    send(world, "", "free")
-    if leaves_memory:
-        world.leave_memory()
-    world.subscribe("one", window=2)
-    world.subscribe("two", window=2)
-    assert world.settle() == {"one": ["g1", "g2"], "two": ["h1", "h2"]}
-    assert [entry.is_first_of_group for entry in world.entries["one"]] == [True, False]
-    acknowledge(world, "two", 2)
+def test_a_group_is_the_consumers_that_got_its_first_message_and_others_go_to_others(is_evicted: bool) -> None:
+    driver = SelectingDriver()
+    send(driver, "g", "g1", "g2", "g3")
+    send(driver, "h", "h1", "h2")
+    send(driver, "", "free")
+    if is_evicted:
+        driver.evict()
+    driver.subscribe("one", window=2)
+    driver.subscribe("two", window=2)
+    assert driver.settle() == {"one": ["g1", "g2"], "two": ["h1", "h2"]}
+    assert [entry.is_first_of_group for entry in driver.entries["one"]] == [True, False]
+    acknowledge(driver, "two", 2)
     # Never g3, which is earlier.
-    assert world.settle() == {"two": ["free"]}
+    assert driver.settle() == {"two": ["free"]}
 
 
 @STORE_ONLY
-def test_a_busy_group_with_a_long_backlog_blocks_nobody_and_takes_no_memory(leaves_memory: bool) -> None:
-    world = World()
+def test_a_busy_group_with_a_long_backlog_blocks_nobody_and_takes_no_memory(is_evicted: bool) -> None:
+    driver = SelectingDriver()
     count = 3 * SCAN_FOUND_MAX
-    send(world, "g", *numbers(count))
-    world.settle()
-    if leaves_memory:
-        world.leave_memory()
-    world.subscribe("slow", window=1)
-    assert world.settle() == {"slow": ["0"]}
-    send(world, "h", "h1")
-    send(world, "", "free")
-    world.subscribe("other")
-    assert world.settle() == {"other": ["h1", "free"]}
-    if leaves_memory:
-        assert world.engine.memory.used < 500 * (2 * SCAN_FOUND_MAX)
+    send(driver, "g", *numbers(count))
+    driver.settle()
+    if is_evicted:
+        driver.evict()
+    driver.subscribe("slow", window=1)
+    assert driver.settle() == {"slow": ["0"]}
+    send(driver, "h", "h1")
+    send(driver, "", "free")
+    driver.subscribe("other")
+    assert driver.settle() == {"other": ["h1", "free"]}
+    if is_evicted:
+        assert driver.engine.memory.used < 500 * (2 * SCAN_FOUND_MAX)
 
 
 @STORE_ONLY
-def test_all_of_a_long_group_comes_in_order_whoever_has_it(leaves_memory: bool) -> None:
-    world = World()
+def test_all_of_a_long_group_comes_in_order_whoever_has_it(is_evicted: bool) -> None:
+    driver = SelectingDriver()
     count = 3 * SCAN_FOUND_MAX
     for number in range(count):
-        send(world, "g" if number % 3 else "h", str(number))
-    world.settle()
-    if leaves_memory:
-        world.leave_memory()
-    world.subscribe("one", window=1)
-    world.subscribe("two", window=100)
+        send(driver, "g" if number % 3 else "h", str(number))
+    driver.settle()
+    if is_evicted:
+        driver.evict()
+    driver.subscribe("one", window=1)
+    driver.subscribe("two", window=100)
     got: dict[str, list[int]] = {"one": [], "two": []}
-    while news := world.settle():
+    while news := driver.settle():
         for name, bodies in news.items():
             got[name] += map(int, bodies)
             if len(got["one"]) < 5 or name == "two":
-                acknowledge(world, name, len(bodies))
+                acknowledge(driver, name, len(bodies))
     assert got["one"] == list(range(0, 15, 3))
     assert got["two"] == [number for number in range(count) if number % 3]
-    world.engine.unsubscribe(world.session, Unsubscribe("one"))
+    driver.engine.unsubscribe(driver.session, Unsubscribe("one"))
     rest: list[int] = []
-    while news := world.settle():
+    while news := driver.settle():
         rest += map(int, news["two"])
-        acknowledge(world, "two", len(news["two"]))
+        acknowledge(driver, "two", len(news["two"]))
     assert rest == list(range(12, count, 3))
 
 
 def test_what_was_passed_over_is_read_by_pages_and_not_message_by_message() -> None:
-    world = World()
+    driver = SelectingDriver()
     count = 4 * SCAN_FOUND_MAX
-    send(world, "g", *numbers(count))
-    world.settle()
-    world.leave_memory()
-    world.subscribe("one", window=10)
-    world.subscribe("two", window=10)
+    send(driver, "g", *numbers(count))
+    driver.settle()
+    driver.evict()
+    driver.subscribe("one", window=10)
+    driver.subscribe("two", window=10)
     got = 0
-    while news := world.settle():
+    while news := driver.settle():
         got += len(news["one"])
-        acknowledge(world, "one", len(news["one"]))
+        acknowledge(driver, "one", len(news["one"]))
     assert got == count
     # Once through the lane, and a page more whenever what was found was taken.
-    assert world.pages <= 3 * count // SCAN_PAGE_SIZE + 10
+    assert driver.pages <= 3 * count // SCAN_PAGE_SIZE + 10
 
 
 def test_what_comes_back_while_its_group_is_gone_through_once_more_is_the_head_of_it(
@@ -137,112 +137,112 @@ def test_what_comes_back_while_its_group_is_gone_through_once_more_is_the_head_o
     from further on."""
     monkeypatch.setattr(groups_of_engine, "SCAN_FOUND_MAX", 1)
     monkeypatch.setattr(groups_of_engine, "GROUP_FOUND_MIN", 1)
-    world = World()
-    world.subscribe("one")
-    world.subscribe("two")
-    world.send("in the lane")
-    (queue,) = world.engine.queues()
+    driver = SelectingDriver()
+    driver.subscribe("one")
+    driver.subscribe("two")
+    driver.send("in the lane")
+    (queue,) = driver.engine.queues()
     lane = queue.lane(rank(4))
-    groups = Groups(lambda: [place], world.engine.memory)
-    place = GroupScanCursor(lane, None, groups)
+    groups = Groups(lambda: [cursor], driver.engine.memory)
+    cursor = GroupScanCursor(lane, None, groups)
     g, g_again, h, plain, h_again = (
         Entry(sequence, SentMessage(4, False, 0, b"", b"", group=group), lane, 0, False, None, group=group)
         for sequence, group in enumerate(["g", "g", "h", "", "h"], 1)
     )
     for entry in (g, g_again, h, plain, h_again):
-        place.test(entry)
-        place.advance_to(entry.sequence)
+        cursor.test(entry)
+        cursor.advance_to(entry.sequence)
     # Of each group one is noted, and what follows it is passed over.
-    assert sorted(place.found) == [1, 3, 4]
-    groups.on_dispatched(g, world.session.consumer("one"))
+    assert sorted(cursor.found) == [1, 3, 4]
+    groups.on_dispatched(g, driver.session.consumer("one"))
     g.is_out_of_lane = h.is_out_of_lane = True
-    place.refill()
-    place.test(g_again)
-    place.advance_to(g_again.sequence)
+    cursor.refill()
+    cursor.test(g_again)
+    cursor.advance_to(g_again.sequence)
     h.is_out_of_lane = False
-    place.on_requeued(h)
-    assert place.first_for(world.session.consumer("two")) == (h, False)
+    cursor.on_requeued(h)
+    assert cursor.first_for(driver.session.consumer("two")) == (h, False)
 
 
 def test_a_group_is_free_when_it_is_closed_or_its_consumer_is_gone() -> None:
-    world = World()
-    world.subscribe("one", window=3)
-    send(world, "g", "g1")
-    send(world, "g", "g2", closes=True)
-    send(world, "h", "h1")
-    assert world.settle() == {"one": ["g1", "g2", "h1"]}
-    world.subscribe("two")
-    send(world, "g", "g3")
-    send(world, "h", "h2")
-    assert world.settle() == {"two": ["g3"]}
-    world.engine.unsubscribe(world.session, Unsubscribe("one"))
-    assert world.settle() == {"two": ["g1", "g2", "h1", "h2"]}
-    assert [entry.is_first_of_group for entry in world.entries["two"]] == [True, False, False, True, False]
+    driver = SelectingDriver()
+    driver.subscribe("one", window=3)
+    send(driver, "g", "g1")
+    send(driver, "g", "g2", closes=True)
+    send(driver, "h", "h1")
+    assert driver.settle() == {"one": ["g1", "g2", "h1"]}
+    driver.subscribe("two")
+    send(driver, "g", "g3")
+    send(driver, "h", "h2")
+    assert driver.settle() == {"two": ["g3"]}
+    driver.engine.unsubscribe(driver.session, Unsubscribe("one"))
+    assert driver.settle() == {"two": ["g1", "g2", "h1", "h2"]}
+    assert [entry.is_first_of_group for entry in driver.entries["two"]] == [True, False, False, True, False]
 
 
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
 def test_a_message_that_waits_for_its_next_try_holds_back_its_group_and_nothing_else(
     while_waiting: WhileWaiting,
 ) -> None:
-    world = World(Policy(first_delay_ms=50, while_waiting=while_waiting))
-    world.subscribe("one", window=1)
-    send(world, "g", "g1", "g2")
-    send(world, "h", "h1")
-    send(world, "", "free")
-    assert world.settle() == {"one": ["g1"]}
-    world.engine.nack(world.session, Nack("one", world.entries.pop("one")[0].sequence))
+    driver = SelectingDriver(Policy(first_delay_ms=50, while_waiting=while_waiting))
+    driver.subscribe("one", window=1)
+    send(driver, "g", "g1", "g2")
+    send(driver, "h", "h1")
+    send(driver, "", "free")
+    assert driver.settle() == {"one": ["g1"]}
+    driver.engine.nack(driver.session, Nack("one", driver.entries.pop("one")[0].sequence))
     for body in ("h1", "free"):
-        assert world.settle() == {"one": [body]}
-        acknowledge(world, "one", 1)
-    assert world.settle() == {}
-    world.engine.tick(0, 50_000)
+        assert driver.settle() == {"one": [body]}
+        acknowledge(driver, "one", 1)
+    assert driver.settle() == {}
+    driver.engine.tick(0, 50_000)
     for body in ("g1", "g2"):
-        assert world.settle() == {"one": [body]}
-        acknowledge(world, "one", 1)
+        assert driver.settle() == {"one": [body]}
+        acknowledge(driver, "one", 1)
 
 
 def test_the_group_of_a_message_that_was_dead_lettered_or_purged_while_it_waited_goes_on() -> None:
-    world = World(Policy(first_delay_ms=50))
-    world.subscribe("one", window=1)
-    send(world, "g", "g1", "g2")
-    world.settle()
-    world.engine.nack(world.session, Nack("one", world.entries.pop("one")[0].sequence))
-    assert world.settle() == {}
-    world.engine.change_policies(Policies(Policy(attempts_max=1)))
-    assert world.settle() == {"one": ["g2"]}
+    driver = SelectingDriver(Policy(first_delay_ms=50))
+    driver.subscribe("one", window=1)
+    send(driver, "g", "g1", "g2")
+    driver.settle()
+    driver.engine.nack(driver.session, Nack("one", driver.entries.pop("one")[0].sequence))
+    assert driver.settle() == {}
+    driver.engine.change_policies(Policies(Policy(attempts_max=1)))
+    assert driver.settle() == {"one": ["g2"]}
 
 
 def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_their_room() -> None:
     """Fixed: forty queues of 10,000 groups with long names took 457 MiB that nobody accounted for."""
-    world = World()
-    world.subscribe("one", window=1000)
-    memory = world.engine.memory
-    send(world, "held", "first")
-    world.settle()
+    driver = SelectingDriver()
+    driver.subscribe("one", window=1000)
+    memory = driver.engine.memory
+    send(driver, "held", "first")
+    driver.settle()
     before = memory.queues
 
-    def take(numbers: range) -> None:
+    def receive(numbers: range) -> None:
         for number in numbers:
-            send(world, f"{'長' * 200}{number}", "")
-            world.settle()
-            for entry in world.entries["one"][1:]:
-                world.engine.acknowledge(world.session, Ack("one", entry.sequence))
-            del world.entries["one"][1:]
+            send(driver, f"{'長' * 200}{number}", "")
+            driver.settle()
+            for entry in driver.entries["one"][1:]:
+                driver.engine.acknowledge(driver.session, Ack("one", entry.sequence))
+            del driver.entries["one"][1:]
             fewest.append(len(groups.owners))
 
-    (queue,) = world.engine.queues()
-    groups, fewest = world.engine.selections.groups_of(queue), [0]
-    take(range(300))
+    (queue,) = driver.engine.queues()
+    groups, fewest = driver.engine.selections.groups_of(queue), [0]
+    receive(range(300))
     fewest.clear()
     assert len(groups.owners) == 301 and memory.queues > before + 300 * 400
     memory.queues_limit = memory.queues
-    take(range(300, 700))
+    receive(range(300, 700))
     assert "held" in groups.owners
     assert min(fewest) >= GROUPS_MIN and len(groups.owners) < 3 * GROUPS_MIN
-    world.engine.acknowledge(world.session, Ack("one", world.entries["one"][0].sequence))
-    world.engine.unsubscribe(world.session, Unsubscribe("one"))
-    world.settle()
-    world.engine.remove_unused_queues()
+    driver.engine.acknowledge(driver.session, Ack("one", driver.entries["one"][0].sequence))
+    driver.engine.unsubscribe(driver.session, Unsubscribe("one"))
+    driver.settle()
+    driver.engine.remove_unused_queues()
     assert memory.queues < before
 
 
@@ -250,41 +250,41 @@ def test_of_more_groups_than_are_remembered_those_of_which_something_is_held_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(groups_of_engine, "GROUPS_MAX", 8)
-    world = World()
-    world.subscribe("one", window=1000)
-    send(world, "held", "first")
+    driver = SelectingDriver()
+    driver.subscribe("one", window=1000)
+    send(driver, "held", "first")
     for number in range(30):
-        send(world, f"g{number}", str(number))
-        world.settle()
-        for entry in world.entries["one"][1:]:
-            world.engine.acknowledge(world.session, Ack("one", entry.sequence))
-        del world.entries["one"][1:]
-    (queue,) = world.engine.queues()
-    groups = world.engine.selections.groups_of(queue)
+        send(driver, f"g{number}", str(number))
+        driver.settle()
+        for entry in driver.entries["one"][1:]:
+            driver.engine.acknowledge(driver.session, Ack("one", entry.sequence))
+        del driver.entries["one"][1:]
+    (queue,) = driver.engine.queues()
+    groups = driver.engine.selections.groups_of(queue)
     assert "held" in groups.owners
     # Eight, what is held, and a quarter until some are forgotten again.
     assert 8 <= len(groups.owners) <= 8 + 1 + 2
-    world.subscribe("two")
-    send(world, "g29", "to one")
-    send(world, "held", "to one as well")
-    send(world, "g0", "to two")
-    assert world.settle() == {"one": ["to one", "to one as well"], "two": ["to two"]}
+    driver.subscribe("two")
+    send(driver, "g29", "to one")
+    send(driver, "held", "to one as well")
+    send(driver, "g0", "to two")
+    assert driver.settle() == {"one": ["to one", "to one as well"], "two": ["to two"]}
 
 
 def test_the_stuck_audit_does_not_take_a_busy_group_for_stuck_and_sees_one_that_is() -> None:
-    world = World()
-    world.subscribe("one", window=1)
-    world.subscribe("two")
-    send(world, "g", "g1", "g2")
-    world.settle()
+    driver = SelectingDriver()
+    driver.subscribe("one", window=1)
+    driver.subscribe("two")
+    send(driver, "g", "g1", "g2")
+    driver.settle()
     audit = StuckAudit()
 
-    def look(now_ms: int) -> list[str]:
-        world.engine.tick(now_ms * 1000, now_ms * 1000)
-        return [queue.name for queue in looked(audit, world.engine)]
+    def dispatched_at(now_ms: int) -> list[str]:
+        driver.engine.tick(now_ms * 1000, now_ms * 1000)
+        return [queue.name for queue in run_stuck_audit(audit, driver.engine)]
 
-    assert look(0) == look(2 * STUCK_MS) == []
-    acknowledge(world, "one", 1)
+    assert dispatched_at(0) == dispatched_at(2 * STUCK_MS) == []
+    acknowledge(driver, "one", 1)
     # Nobody asks for a turn.
-    assert look(3 * STUCK_MS) == []
-    assert look(5 * STUCK_MS) == ["a"]
+    assert dispatched_at(3 * STUCK_MS) == []
+    assert dispatched_at(5 * STUCK_MS) == ["a"]

@@ -18,7 +18,7 @@ from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.selector import compile_selector
 
 
-class World:
+class IdleDriver:
     def __init__(self, policy: Policy | None = None) -> None:
         self.engine = Engine(policies=Policies(policy or Policy()))
         self.engine.start()
@@ -37,13 +37,13 @@ class World:
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message))
 
     def subscribe(
-        self, queue: str, *, window: int = 1000, wanted: str = "", is_pulling: bool = False
+        self, queue: str, *, window: int = 1000, selector: str = "", is_pulling: bool = False
     ) -> BrokerConsumer:
         name = str(len(self.session.consumers))
         destination = parse(f"/queue/{queue}", "s")
         subscribe = Subscribe(name, destination, AckMode.INDIVIDUAL, window, is_pulling=is_pulling)
-        if wanted:
-            subscribe.selector = compile_selector(wanted)
+        if selector:
+            subscribe.selector = compile_selector(selector)
         self.engine.subscribe(self.session, subscribe)
         return self.session.consumers[name]
 
@@ -73,147 +73,147 @@ def finished(work: Generator[None, None, Any]) -> tuple[Any, int]:
 
 
 @pytest.mark.parametrize("queue", ["a", "*"])
-@pytest.mark.parametrize("wanted", ["", "JMSPriority > 2"])
-def test_what_the_next_turn_will_give_it_could_come(queue: str, wanted: str) -> None:
-    world = World()
-    consumer = world.subscribe(queue, wanted=wanted)
-    world.turn()
-    assert world.why(consumer) is Idle.EMPTY
-    world.send("a")
-    assert world.why(consumer) is Idle.NOT_IDLE
+@pytest.mark.parametrize("selector", ["", "JMSPriority > 2"])
+def test_what_the_next_turn_will_give_it_could_come(queue: str, selector: str) -> None:
+    driver = IdleDriver()
+    consumer = driver.subscribe(queue, selector=selector)
+    driver.turn()
+    assert driver.why(consumer) is Idle.EMPTY
+    driver.send("a")
+    assert driver.why(consumer) is Idle.NOT_IDLE
     assert not consumer.held
-    world.turn()
+    driver.turn()
     assert len(consumer.held) == 1
-    assert world.why(consumer) is Idle.EMPTY
+    assert driver.why(consumer) is Idle.EMPTY
 
 
 def test_a_full_socket() -> None:
-    world = World()
-    consumer = world.subscribe("a")
-    world.session.unsent_bytes = UNSENT_BYTES_MAX
-    assert world.why(consumer) is Idle.UNREAD
+    driver = IdleDriver()
+    consumer = driver.subscribe("a")
+    driver.session.unsent_bytes = UNSENT_BYTES_MAX
+    assert driver.why(consumer) is Idle.UNREAD
 
 
 def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
-    world = World()
+    driver = IdleDriver()
     for number in range(3 * JOIN_QUEUES_PER_TURN):
-        world.send(f"q.{number}", priority=number % 10)
-    world.turn()
-    consumer = world.subscribe("q.*", window=1)
-    world.engine.turn()
-    assert world.why(consumer) is Idle.JOINING
-    world.turn()
-    assert world.why(consumer) is Idle.NO_CREDIT
+        driver.send(f"q.{number}", priority=number % 10)
+    driver.turn()
+    consumer = driver.subscribe("q.*", window=1)
+    driver.engine.turn()
+    assert driver.why(consumer) is Idle.JOINING
+    driver.turn()
+    assert driver.why(consumer) is Idle.NO_CREDIT
 
 
 def test_of_several_queues_that_counts_which_is_next() -> None:
-    world = World()
-    consumer = world.subscribe("q.*")
-    world.turn()
-    world.send("q.a", persistent=True)
-    world.turn()
-    assert world.why(consumer) is Idle.COMMITTING
-    world.send("q.b")
-    world.turn()
+    driver = IdleDriver()
+    consumer = driver.subscribe("q.*")
+    driver.turn()
+    driver.send("q.a", persistent=True)
+    driver.turn()
+    assert driver.why(consumer) is Idle.COMMITTING
+    driver.send("q.b")
+    driver.turn()
     # It must not overtake its equal, and so nothing comes.
-    assert world.why(consumer) is Idle.COMMITTING and not consumer.held
-    world.send("q.c", priority=3)
-    assert world.why(consumer) is Idle.NOT_IDLE
-    world.turn()
+    assert driver.why(consumer) is Idle.COMMITTING and not consumer.held
+    driver.send("q.c", priority=3)
+    assert driver.why(consumer) is Idle.NOT_IDLE
+    driver.turn()
     assert len(consumer.held) == 1
-    world.engine.pause("q.a")
-    world.turn()
+    driver.engine.pause("q.a")
+    driver.turn()
     # A paused queue is none of its queues.
-    assert len(consumer.held) == 2 and world.why(consumer) is Idle.PAUSED
+    assert len(consumer.held) == 2 and driver.why(consumer) is Idle.PAUSED
 
 
 def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
-    world = World()
-    first, second = world.subscribe("a"), world.subscribe("a")
+    driver = IdleDriver()
+    first, second = driver.subscribe("a"), driver.subscribe("a")
     for _ in range(2):
-        world.send("a", group="g")
-    world.turn()
+        driver.send("a", group="g")
+    driver.turn()
     (sequence,) = list(first.held)[:1]
-    world.engine.nack(world.session, Nack(first.subscription, sequence, delay_ms=60_000))
-    world.turn()
-    assert (world.why(first), world.why(second)) == (Idle.DELAYED, Idle.GROUP)
+    driver.engine.nack(driver.session, Nack(first.subscription, sequence, delay_ms=60_000))
+    driver.turn()
+    assert (driver.why(first), driver.why(second)) == (Idle.DELAYED, Idle.GROUP)
 
 
 def test_who_has_acknowledged_what_it_asked_for_has_no_credit() -> None:
-    world = World()
-    consumer = world.subscribe("a", is_pulling=True)
-    world.engine.pull(world.session, Credit(consumer.subscription, 1))
-    world.send("a")
-    world.turn()
+    driver = IdleDriver()
+    consumer = driver.subscribe("a", is_pulling=True)
+    driver.engine.pull(driver.session, Credit(consumer.subscription, 1))
+    driver.send("a")
+    driver.turn()
     (sequence,) = consumer.held
-    world.engine.acknowledge(world.session, Ack(consumer.subscription, sequence))
-    assert not consumer.held and world.why(consumer) is Idle.NO_CREDIT
+    driver.engine.acknowledge(driver.session, Ack(consumer.subscription, sequence))
+    assert not consumer.held and driver.why(consumer) is Idle.NO_CREDIT
 
 
 def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_compared() -> None:
-    world = World()
+    driver = IdleDriver()
     for _ in range(2 * SCAN_MESSAGES_PER_TURN):
-        world.send("a")
-    consumer = world.subscribe("a", wanted="JMSPriority = 9 OR colour = 'red'")
-    assert world.why(consumer) is Idle.SCANNING
-    world.send("a", priority=9, persistent=True)
-    assert world.why(consumer) is Idle.COMMITTING
+        driver.send("a")
+    consumer = driver.subscribe("a", selector="JMSPriority = 9 OR colour = 'red'")
+    assert driver.why(consumer) is Idle.SCANNING
+    driver.send("a", priority=9, persistent=True)
+    assert driver.why(consumer) is Idle.COMMITTING
 
 
 def test_what_holds_the_others_back_need_not_be_read() -> None:
-    world = World(Policy(while_waiting=WhileWaiting.BLOCK))
-    consumer = world.subscribe("a")
-    world.send("a")
-    world.turn()
+    driver = IdleDriver(Policy(while_waiting=WhileWaiting.BLOCK))
+    consumer = driver.subscribe("a")
+    driver.send("a")
+    driver.turn()
     (sequence,) = consumer.held
-    world.engine.nack(world.session, Nack(consumer.subscription, sequence, delay_ms=60_000))
-    world.turn()
+    driver.engine.nack(driver.session, Nack(consumer.subscription, sequence, delay_ms=60_000))
+    driver.turn()
     head = consumer.all_queues()[0].lanes[0].head()
     assert head is not None
     head.message = None
-    assert world.why(consumer) is Idle.DELAYED
+    assert driver.why(consumer) is Idle.DELAYED
 
 
 def test_looking_asks_for_nothing() -> None:
     """What was passed over of a group is gone through once more when dispatch comes to it, and not before."""
-    world = World()
-    consumer = world.subscribe("a", window=1)
+    driver = IdleDriver()
+    consumer = driver.subscribe("a", window=1)
     for _ in range(30_000):
-        world.send("a", group="g")
-    world.turn()
-    selecting = world.engine.selections.by_queue[consumer.all_queues()[0]]
-    places = list(selecting.group_cursors())
-    for place in places:
-        for sequence in list(place.found):
-            entry = place.found[sequence]
+        driver.send("a", group="g")
+    driver.turn()
+    selecting = driver.engine.selections.by_queue[consumer.all_queues()[0]]
+    cursors = list(selecting.group_cursors())
+    for cursor in cursors:
+        for sequence in list(cursor.found):
+            entry = cursor.found[sequence]
             entry.is_out_of_lane = True
     consumer.window = 2
-    assert world.why(consumer) is Idle.SCANNING
-    assert not any(place.needs_refill for place in places) and not selecting.unfinished
+    assert driver.why(consumer) is Idle.SCANNING
+    assert not any(cursor.needs_refill for cursor in cursors) and not selecting.unfinished
 
 
 def test_it_is_done_in_steps_however_many_queues_and_subscriptions_there_are() -> None:
-    world = World()
+    driver = IdleDriver()
     queues = 1000
     for number in range(queues):
-        world.send(f"q.{number}")
-    world.subscribe("q.*", window=queues + 1)
+        driver.send(f"q.{number}")
+    driver.subscribe("q.*", window=queues + 1)
     for number in range(100):
-        world.subscribe(f"other.{number}")
-    world.turn()
-    answer, steps = world.answer()
+        driver.subscribe(f"other.{number}")
+    driver.turn()
+    answer, steps = driver.answer()
     assert len(answer["subscriptions"]) == 101 and {row["idle"] for row in answer["subscriptions"]} == {"empty"}
     assert steps >= 2 * queues // STEP_SIZE + 100
 
 
 def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:
-    world = World()
+    driver = IdleDriver()
     for number in range(200):
-        world.send(f"q.{number}")
-    world.subscribe("q.*")
-    world.subscribe("other")
-    world.turn()
-    answer = connection_request.make_report(world.engine, world.session)
+        driver.send(f"q.{number}")
+    driver.subscribe("q.*")
+    driver.subscribe("other")
+    driver.turn()
+    answer = connection_request.make_report(driver.engine, driver.session)
     next(answer)
-    world.engine.disconnect(world.session, is_clean=True)
+    driver.engine.disconnect(driver.session, is_clean=True)
     assert json.loads(finished(answer)[0])["subscriptions"] == []

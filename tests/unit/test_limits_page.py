@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.unit.test_stomp_server import ask, connected
+from tests.unit.test_stomp_server import connected, receive
 from truenext import limits
 from truenext.broker.settings import BrokerSettings
 from truenext.engine.background.bulk import parse_request
@@ -91,10 +91,10 @@ def rows() -> dict[str, Row]:
     found: dict[str, Row] = {}
     for line in (ROOT / "docs" / "limits.md").read_text().splitlines():
         if line.startswith("| `"):
-            name, value, _, setting, said = (cell.strip() for cell in line.strip("|").split(" | "))
+            name, value, _, setting, texts = (cell.strip() for cell in line.strip("|").split(" | "))
             name = name.strip("` ")
             assert name not in found, f"{name} is there twice"
-            found[name] = Row(name, value, setting, re.findall("`(.*?)`", said))
+            found[name] = Row(name, value, setting, re.findall("`(.*?)`", texts))
     return found
 
 
@@ -103,7 +103,7 @@ CONSTANTS: dict[str, Any] = {name: value for name, value in vars(limits).items()
 SETTINGS = settings_of(Policy) | settings_of(BrokerSettings)
 
 
-def said_in_code() -> Iterator[str]:
+def texts_in_code() -> Iterator[str]:
     """Every text of the code, with what is filled in between braces."""
     for file in (ROOT / "src" / "truenext").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -121,8 +121,8 @@ def _text(part: ast.expr) -> str:
 
 
 @functools.cache
-def all_said() -> set[str]:
-    return set(said_in_code())
+def all_texts() -> set[str]:
+    return set(texts_in_code())
 
 
 def test_each_limit_is_there_or_only_tunes_the_broker() -> None:
@@ -142,7 +142,7 @@ def test_what_is_said_is_what_the_code_says_and_names_the_limit(row: Row) -> Non
     for words in row.words:
         pieces = words.replace(row.value, "{" + row.name + "}").split(ANYTHING)
         pattern = re.compile(r"\{[^}]*\}".join(map(re.escape, pieces)))
-        assert any(pattern.search(said) for said in all_said()), f"nobody says {words!r}"
+        assert any(pattern.search(text) for text in all_texts()), f"nobody says {words!r}"
         assert row.value in words or row.setting.strip("`") in words or row.name in DEPENDS
 
 
@@ -162,12 +162,12 @@ def named_too_many_messages() -> None:
     parse_request("purge", f'{{"queue":"q","sequences":[{sequences}]}}'.encode())
 
 
-def asked_for_too_long_a_delay() -> None:
-    ask(connected(Version.V1_2), "NACK", "id:1@s", f"truenext-delay:{limits.DELAY_MS_MAX + 1}")
+def request_too_long_delay() -> None:
+    receive(connected(Version.V1_2), "NACK", "id:1@s", f"truenext-delay:{limits.DELAY_MS_MAX + 1}")
 
 
-def said_too_much_of_a_cause() -> None:
-    ask(connected(Version.V1_2), "NACK", "id:1@s", "truenext-cause:" + "x" * (limits.CAUSE_BYTES_MAX + 1))
+def send_too_long_cause() -> None:
+    receive(connected(Version.V1_2), "NACK", "id:1@s", "truenext-cause:" + "x" * (limits.CAUSE_BYTES_MAX + 1))
 
 
 def sent_too_many_headers() -> None:
@@ -178,11 +178,11 @@ def sent_too_large_headers() -> None:
     of_one_frame(Decoder(FRAMES), b"SEND\na:" + b"x" * limits.HEADER_BYTES_MAX)
 
 
-def took_too_many_headers() -> None:
+def receive_too_many_headers() -> None:
     of_one_frame(of_a_client(), b"MESSAGE\n" + b"a:b\n" * (limits.MESSAGE_HEADERS_MAX + 1))
 
 
-def took_too_large_headers() -> None:
+def receive_too_large_headers() -> None:
     of_one_frame(of_a_client(), b"MESSAGE\na:" + b"x" * limits.MESSAGE_HEADER_BYTES_MAX)
 
 
@@ -195,23 +195,23 @@ def of_one_frame(decoder: Decoder[Frame], head: bytes) -> None:
     decoder.receive(head + b"\n\0")
 
 
-def asked_for_too_long_a_life() -> None:
-    ask(connected(Version.V1_2), "SEND", "destination:/queue/q", f"truenext-ttl:{limits.TTL_MS_MAX + 1}")
+def request_too_long_ttl() -> None:
+    receive(connected(Version.V1_2), "SEND", "destination:/queue/q", f"truenext-ttl:{limits.TTL_MS_MAX + 1}")
 
 
 def named_too_late_a_time() -> None:
     line = f"AMQ_SCHEDULED_TIME:{limits.SCHEDULE_TIME_MAX + 1}"
-    ask(connected(Version.V1_2), "SEND", "destination:/queue/q", line)
+    receive(connected(Version.V1_2), "SEND", "destination:/queue/q", line)
 
 
 def used_too_large_a_number() -> None:
     number = limits.PRODUCER_NUMBER_MAX + 1
-    ask(connected(Version.V1_2), "SEND", "destination:/queue/q", "truenext-producer:p", f"truenext-number:{number}")
+    receive(connected(Version.V1_2), "SEND", "destination:/queue/q", "truenext-producer:p", f"truenext-number:{number}")
 
 
-def asked_for_too_large_a_window() -> None:
+def request_too_large_window() -> None:
     window = f"activemq.prefetchSize:{limits.WINDOW_MAX + 1}"
-    ask(connected(Version.V1_2), "SUBSCRIBE", "id:1", "destination:/queue/q", window)
+    receive(connected(Version.V1_2), "SUBSCRIBE", "id:1", "destination:/queue/q", window)
 
 
 def sent_too_large_a_body() -> None:
@@ -220,7 +220,7 @@ def sent_too_large_a_body() -> None:
     decoder.receive(b"SEND\n\n" + b"x" * (limits.BODY_BYTES_MAX + 1) + b"\0")
 
 
-def took_too_large_an_answer() -> None:
+def receive_too_large_answer() -> None:
     decoder = Decoder(FRAMES, limits.ANSWER_BYTES_MAX)
     decoder.version = Version.V1_2
     decoder.receive(b"MESSAGE\ncontent-length:%d\n\n" % (limits.ANSWER_BYTES_MAX + 1))
@@ -230,18 +230,18 @@ def took_too_large_an_answer() -> None:
     ("name", "exceeded"),
     [
         ("BODY_BYTES_MAX", sent_too_large_a_body),
-        ("ANSWER_BYTES_MAX", took_too_large_an_answer),
+        ("ANSWER_BYTES_MAX", receive_too_large_answer),
         ("CONTROL_REQUEST_SEQUENCES_MAX", named_too_many_messages),
-        ("DELAY_MS_MAX", asked_for_too_long_a_delay),
-        ("CAUSE_BYTES_MAX", said_too_much_of_a_cause),
+        ("DELAY_MS_MAX", request_too_long_delay),
+        ("CAUSE_BYTES_MAX", send_too_long_cause),
         ("HEADERS_MAX", sent_too_many_headers),
         ("HEADER_BYTES_MAX", sent_too_large_headers),
-        ("MESSAGE_HEADERS_MAX", took_too_many_headers),
-        ("MESSAGE_HEADER_BYTES_MAX", took_too_large_headers),
-        ("TTL_MS_MAX", asked_for_too_long_a_life),
+        ("MESSAGE_HEADERS_MAX", receive_too_many_headers),
+        ("MESSAGE_HEADER_BYTES_MAX", receive_too_large_headers),
+        ("TTL_MS_MAX", request_too_long_ttl),
         ("SCHEDULE_TIME_MAX", named_too_late_a_time),
         ("PRODUCER_NUMBER_MAX", used_too_large_a_number),
-        ("WINDOW_MAX", asked_for_too_large_a_window),
+        ("WINDOW_MAX", request_too_large_window),
     ],
 )
 def test_what_is_put_together_is_what_is_said(name: str, exceeded: Callable[[], None]) -> None:

@@ -63,8 +63,8 @@ def test_what_cannot_be_understood_limits_nothing(tmp_path: Path) -> None:
 def test_a_limit_beyond_it_is_refused_and_nothing_is_made(tmp_path: Path, option: bool) -> None:
     file = tmp_path / "truenext.toml"
     file.write_text("" if option else '[broker]\nmemory_limit = "999999TiB"\n')
-    said = ["--memory-limit", "999999TiB"] if option else []
-    result = CliRunner().invoke(main, ["serve", "--data", str(tmp_path / "data"), "--config", str(file), *said])
+    options = ["--memory-limit", "999999TiB"] if option else []
+    result = CliRunner().invoke(main, ["serve", "--data", str(tmp_path / "data"), "--config", str(file), *options])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "a memory limit of 999999TiB is more than there is for the broker here" in result.stderr
     assert not (tmp_path / "data").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.property import rooms
+from tests.property import targets
 from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
 from truenext.engine.engine import Engine
@@ -19,10 +19,10 @@ STORED = range(1, 11)
 
 def page(read: Read) -> PageResult:
     """What a store with the messages of STORED has to say."""
-    behind = [sequence for sequence in STORED if sequence > read.after_sequence]
-    message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in behind]
-    found = [PageMessage(sequence, each) for sequence, each in zip(behind, message, strict=True)][: read.limit]
-    return PageResult(found, 0, len(found) == len(behind))
+    after = [sequence for sequence in STORED if sequence > read.after_sequence]
+    message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in after]
+    found = [PageMessage(sequence, each) for sequence, each in zip(after, message, strict=True)][: read.limit]
+    return PageResult(found, 0, len(found) == len(after))
 
 
 def commit(engine: Engine) -> int:
@@ -42,7 +42,7 @@ def squeeze(engine: Engine, limit: int) -> None:
     engine.memory.limit = LARGE
 
 
-def begin() -> tuple[Engine, ConnectionState]:
+def start_engine() -> tuple[Engine, ConnectionState]:
     """A broker with what is stored, and one consumer that takes it one by one."""
     engine = Engine(memory_limit=LARGE, policies=Policies(Policy(page_size=4)), sequence_limit=STORED.stop)
     queue = engine.restore_queue(1, "a")
@@ -56,21 +56,21 @@ def begin() -> tuple[Engine, ConnectionState]:
 
 def order_of_dispatch() -> list[int]:
     """Once, memory is short while the next page is being read."""
-    engine, session = begin()
+    engine, session = start_engine()
     order: list[int] = []
-    wanted: list[Read] = []
+    reads: list[Read] = []
     was_short = False
     for _ in range(50):
         effects = engine.turn()
-        wanted += effects.reads
+        reads += effects.reads
         order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
-        if wanted and order and not was_short:
+        if reads and order and not was_short:
             # Read ahead, while there are still messages in memory.
             was_short = True
             squeeze(engine, limit=0)
-        for read in wanted:
+        for read in reads:
             engine.page_read(read, page(read))
-        wanted.clear()
+        reads.clear()
         engine.on_all_sent(session)
         for consumer in session.consumers.values():
             for sequence in list(consumer.held):
@@ -84,7 +84,7 @@ def test_a_page_is_not_taken_in_if_messages_before_it_left_memory_meanwhile() ->
 
 
 def test_that_is_noticed_where_the_page_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower_horizon = rooms.LOWER_HORIZON.original
+    lower_horizon = targets.LOWER_HORIZON.original
 
     def faulty(lane: Lane) -> Entry:
         reading = lane.pending_read
@@ -92,7 +92,7 @@ def test_that_is_noticed_where_the_page_is_taken_in(monkeypatch: pytest.MonkeyPa
         lane.pending_read = reading
         return entry
 
-    rooms.LOWER_HORIZON.replace(monkeypatch, faulty)
+    targets.LOWER_HORIZON.replace(monkeypatch, faulty)
     # The lane's end shows that one is missing.
     with pytest.raises(StoreError, match="differ by 1"):
         order_of_dispatch()
@@ -133,7 +133,7 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
 
 def test_what_is_written_leaves_memory_though_the_page_it_waited_for_is_of_no_use_any_more() -> None:
     """It stayed there until something else was written."""
-    engine, session = begin()
+    engine, session = start_engine()
     (read,) = engine.turn().reads
     engine.page_read(read, page(read))
     reads: list[Read] = []

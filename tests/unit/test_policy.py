@@ -33,8 +33,8 @@ def test_the_most_specific_pattern_counts_wherever_it_stands() -> None:
     patterns = "orders.new.eu orders.new.* orders.new.> orders.*.eu orders.*.* orders.> *.new.eu >".split()  # noqa: SIM905
     for order in (patterns, patterns[::-1]):
         for first in range(len(patterns)):
-            left = [pattern for pattern in order if patterns.index(pattern) >= first]
-            policies = Policies(by_pattern={one: Policy(page_size=1 + patterns.index(one)) for one in left})
+            remaining = [pattern for pattern in order if patterns.index(pattern) >= first]
+            policies = Policies(by_pattern={one: Policy(page_size=1 + patterns.index(one)) for one in remaining})
             assert policies.for_queue("orders.new.eu").page_size == 1 + first
 
 
@@ -43,15 +43,15 @@ def test_what_no_pattern_speaks_of_has_the_default() -> None:
     assert (policies.for_queue("a").page_size, policies.for_queue("a.b").page_size) == (5, 6)
 
 
-def _stands_for(pattern: list[str], words: list[str]) -> bool:
+def _matches(pattern: list[str], words: list[str]) -> bool:
     """As the rule is said: `*` is one word, `>` one or more."""
     if not pattern or not words:
         return not pattern and not words
     if pattern == [">"]:
         return True
-    return pattern[0] in ("*", words[0]) and _stands_for(pattern[1:], words[1:])
+    return pattern[0] in ("*", words[0]) and _matches(pattern[1:], words[1:])
 
 
 @given(PATTERNS, NAMES)
 def test_a_pattern_matches_what_the_rule_says(pattern: list[str], words: list[str]) -> None:
-    assert matches(pattern, words) is _stands_for(pattern, words)
+    assert matches(pattern, words) is _matches(pattern, words)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.property import rooms
+from tests.property import targets
 from truenext.batch import Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
@@ -121,7 +121,7 @@ def test_a_clean_stop_writes_down_how_often_that_was_dispatched_which_was_given_
 def test_nothing_happens_between_the_last_batches_but_that_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page came in between, of what was given up, and a message became due: queues and lanes changed while they were
     written down, so that the stop was no clean one."""
-    rooms.STORE_TRANSACTION_BYTES_MAX.replace(monkeypatch, 1)
+    targets.STORE_TRANSACTION_BYTES_MAX.replace(monkeypatch, 1)
     running = Running(window=3)
     engine = running.engine
     engine.tick(1_000_000, 0)
@@ -175,12 +175,12 @@ def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_
     running.engine.send(running.session, Send(parse("/queue/a", "s"), waits))
     running.make_durable()
     before = running.queue.resident
-    look = running.engine.next_bulk_read(Purge("a", selector="colour = 'red'"))
-    assert look is not None
+    read = running.engine.next_bulk_read(Purge("a", selector="colour = 'red'"))
+    assert read is not None
     running.change(memory_limit=before // 2)
     running.engine.evict()
     assert running.queue.resident == before
-    running.engine.execute_bulk(Purge("a", selector="colour = 'red'"), look, PageResult([], 0, True))
+    running.engine.execute_bulk(Purge("a", selector="colour = 'red'"), read, PageResult([], 0, True))
     running.engine.evict()
     assert running.queue.resident <= before // 2
 

@@ -72,17 +72,17 @@ def test_an_idle_broker_sleeps_though_it_looks_after_its_queues() -> None:
         await broker.start()
         session = broker.connect(mock.Mock())
         await asyncio.sleep(0.02)
-        with mock.patch.object(BusyPoll, "start") as begin:
+        with mock.patch.object(BusyPoll, "start") as start:
             broker._periodic_checks()
             await asyncio.sleep(0.02)
-            idle = begin.call_count
+            idle = start.call_count
             broker.execute(session, [Begin("t")])
             await asyncio.sleep(0.02)
-            asked = begin.call_count
+            started = start.call_count
         broker.connection_closed(session)
         await broker.stop()
         broker.close()
-        return idle, asked
+        return idle, started
 
-    idle, asked = asyncio.run(run())
-    assert idle == 0 and asked == 1
+    idle, started = asyncio.run(run())
+    assert idle == 0 and started == 1

@@ -33,11 +33,11 @@ def commit(name: str, number: int = 1, *, is_gapless: bool = False) -> Commit:
     return Commit("t", name, number, is_gapless=is_gapless)
 
 
-def say(producers: Producers, said: Send | Commit, *, is_stored: bool = True) -> bool:
+def use_number(producers: Producers, command: Send | Commit, *, is_stored: bool = True) -> bool:
     """True if it is a repeat."""
-    if producers.repeated(said) is not None:
+    if producers.repeated(command) is not None:
         return True
-    producers.record(said, is_stored=is_stored)
+    producers.record(command, is_stored=is_stored)
     return False
 
 
@@ -45,7 +45,7 @@ def outcome(producers: Producers, number: int, *, name: str = "p", resolves: boo
     return producers.query(name, number, resolves=resolves).outcome
 
 
-class World:
+class ProducersDriver:
     """All producers there may be, in order of last use, each of which had one SEND a millisecond after the other."""
 
     def __init__(self) -> None:
@@ -61,59 +61,61 @@ class World:
     def send(self, name: str, number: int = 1) -> bool:
         """True if it is a repeat."""
         self.commit_state.now_ms += 1
-        return say(self.producers, send(name, number))
+        return use_number(self.producers, send(name, number))
 
     def commit(self, name: str, number: int) -> None:
         self.commit_state.now_ms += 1
-        assert not say(self.producers, commit(name, number))
+        assert not use_number(self.producers, commit(name, number))
 
     def restart(self) -> None:
         states = self.batch.producers.items()
         self.producers = Producers(self.commit_state)
         self.producers.restore(sorted(states, key=lambda item: item[1].last_used_ms))
 
-    def gone(self) -> list[str]:
+    def take_forgotten(self) -> list[str]:
         """Since the last call."""
-        gone, self.batch.forgotten_producers = self.batch.forgotten_producers, []
-        assert self.producers.take_forgotten()[0] == len(gone)
-        return gone
+        forgotten, self.batch.forgotten_producers = self.batch.forgotten_producers, []
+        assert self.producers.take_forgotten()[0] == len(forgotten)
+        return forgotten
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def driver() -> ProducersDriver:
+    return ProducersDriver()
 
 
-def test_a_new_producer_takes_the_place_of_the_one_that_was_not_used_for_longest(world: World) -> None:
-    world.commit_state.now_ms = LATER_MS
-    assert not world.send("new")
-    assert world.gone() == ["0"]
-    assert not world.send("newer")
-    assert world.gone() == ["1"]
-    assert world.send("new")
-    assert not world.send("0"), "it was forgotten"
-    assert world.gone() == ["2"]
-    assert "2" not in world.batch.producers
+def test_a_new_producer_takes_the_place_of_the_one_that_was_not_used_for_longest(driver: ProducersDriver) -> None:
+    driver.commit_state.now_ms = LATER_MS
+    assert not driver.send("new")
+    assert driver.take_forgotten() == ["0"]
+    assert not driver.send("newer")
+    assert driver.take_forgotten() == ["1"]
+    assert driver.send("new")
+    assert not driver.send("0"), "it was forgotten"
+    assert driver.take_forgotten() == ["2"]
+    assert "2" not in driver.batch.producers
 
 
-def test_within_the_hour_none_goes_and_the_refusal_says_how_many_there_are(world: World) -> None:
-    world.commit_state.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
+def test_within_the_hour_none_goes_and_the_refusal_says_how_many_there_are(driver: ProducersDriver) -> None:
+    driver.commit_state.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
     with pytest.raises(RemoteProtocolError, match=f"there are {PRODUCERS_MAX} producers"):
-        world.send("new")
-    assert not world.send("new"), "a millisecond later"
-    assert world.gone() == ["0"]
+        driver.send("new")
+    assert not driver.send("new"), "a millisecond later"
+    assert driver.take_forgotten() == ["0"]
 
 
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["same run", "after a restart"])
-def test_one_that_committed_or_sent_or_repeated_more_than_once_never_goes(world: World, is_restarted: bool) -> None:
-    world.send("0", 2)
-    world.commit("1", 2)
-    assert world.send("2")
+def test_one_that_committed_or_sent_or_repeated_more_than_once_never_goes(
+    driver: ProducersDriver, is_restarted: bool
+) -> None:
+    driver.send("0", 2)
+    driver.commit("1", 2)
+    assert driver.send("2")
     if is_restarted:
-        world.restart()
-    world.commit_state.now_ms = LATER_MS
-    assert not world.send("new")
-    assert world.gone() == ["3"]
+        driver.restart()
+    driver.commit_state.now_ms = LATER_MS
+    assert not driver.send("new")
+    assert driver.take_forgotten() == ["3"]
 
 
 def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
@@ -147,12 +149,12 @@ def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_
     assert dict(producers.unstored()) == dict.fromkeys(("stored", "transient"), after)
 
 
-def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(world: World) -> None:
-    world.commit_state.now_ms = LATER_MS
-    world.send("new")
-    world.send("0", 7)
-    assert world.batch.producers["0"] == ProducerState(7, LATER_MS + 2, is_used_once=True, is_gapless=False)
-    assert world.gone() == ["0", "1"]
+def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(driver: ProducersDriver) -> None:
+    driver.commit_state.now_ms = LATER_MS
+    driver.send("new")
+    driver.send("0", 7)
+    assert driver.batch.producers["0"] == ProducerState(7, LATER_MS + 2, is_used_once=True, is_gapless=False)
+    assert driver.take_forgotten() == ["0", "1"]
 
 
 # Numbers of one producer ----------------------------------------------------------------------------------------------
@@ -171,10 +173,14 @@ def producers(commit_state: CommitState) -> Producers:
 @pytest.mark.parametrize("is_gapless", [False, True])
 def test_sends_and_commits_count_by_themselves(producers: Producers, is_gapless: bool) -> None:
     for number in (1, 2):
-        assert not say(producers, send("p", number, is_gapless=is_gapless))
-    assert not say(producers, commit("p", 1, is_gapless=is_gapless))
-    assert say(producers, send("p", 1)) and say(producers, send("p", 2)) and say(producers, commit("p", 1))
-    assert not say(producers, send("p", 3)) and not say(producers, commit("p", 2))
+        assert not use_number(producers, send("p", number, is_gapless=is_gapless))
+    assert not use_number(producers, commit("p", 1, is_gapless=is_gapless))
+    assert (
+        use_number(producers, send("p", 1))
+        and use_number(producers, send("p", 2))
+        and use_number(producers, commit("p", 1))
+    )
+    assert not use_number(producers, send("p", 3)) and not use_number(producers, commit("p", 2))
     known = producers.query("p", None, resolves=False)
     assert known.producer is not None and known.outcome is None
     assert (known.producer.sends, known.producer.commits) == (3, 2)
@@ -191,21 +197,21 @@ def test_a_number_too_far_on_is_refused_and_does_nothing(
     assert producers.query("p", None, resolves=False).producer is None
     with pytest.raises(RemoteProtocolError, match="numbers without gaps begin with 1"):
         producers.repeated(make("p", 0, is_gapless=True))
-    assert not say(producers, make("p", 1, is_gapless=True))
-    for says_so_again in (False, True):
+    assert not use_number(producers, make("p", 1, is_gapless=True))
+    for declares_again in (False, True):
         with pytest.raises(RemoteProtocolError, match="the next is 2"):
-            producers.repeated(make("p", 3, is_gapless=says_so_again))
+            producers.repeated(make("p", 3, is_gapless=declares_again))
         with pytest.raises(RemoteProtocolError, match="begin with 1"):
-            producers.repeated(make("p", 0, is_gapless=says_so_again))
-    assert not say(producers, make("p", 2))
+            producers.repeated(make("p", 0, is_gapless=declares_again))
+    assert not use_number(producers, make("p", 2))
 
 
 def test_who_had_numbers_before_it_said_that_they_have_no_gaps_is_refused(producers: Producers) -> None:
-    assert not say(producers, send("p", 1))
-    for said in (send("p", 2, is_gapless=True), send("p", 1, is_gapless=True), commit("p", 1, is_gapless=True)):
+    assert not use_number(producers, send("p", 1))
+    for command in (send("p", 2, is_gapless=True), send("p", 1, is_gapless=True), commit("p", 1, is_gapless=True)):
         with pytest.raises(RemoteProtocolError, match="producer 'p' had numbers before it said so"):
-            producers.repeated(said)
-    assert not say(producers, send("p", 7))
+            producers.repeated(command)
+    assert not use_number(producers, send("p", 7))
 
 
 @pytest.mark.parametrize("make", [send, commit])
@@ -221,51 +227,51 @@ def test_a_repeat_is_unknown_if_its_number_may_have_been_left_out(
         ("other", 1, True),
         ("other", 2, False),
     ]:
-        said = make(name, number)
-        assert producers.repeated(said) is not None
-        assert (said.is_repeat, said.is_unknown) == (True, is_unknown), said
+        command = make(name, number)
+        assert producers.repeated(command) is not None
+        assert (command.is_repeat, command.is_unknown) == (True, is_unknown), command
 
 
 def test_a_number_of_0_is_one_that_may_be_used(producers: Producers) -> None:
     assert outcome(producers, 0) is UNKNOWN
-    assert not say(producers, commit("p", 0))
+    assert not use_number(producers, commit("p", 0))
     assert outcome(producers, 0) is COMMITTED
-    assert say(producers, commit("p", 0))
+    assert use_number(producers, commit("p", 0))
 
 
 def test_what_became_of_a_commit_of_one_without_gaps(producers: Producers) -> None:
     assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, UNKNOWN, UNKNOWN)
-    say(producers, send("p", 1, is_gapless=True))
+    use_number(producers, send("p", 1, is_gapless=True))
     assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, NOT_SO_FAR, UNKNOWN)
     for number in (1, 2):
-        say(producers, commit("p", number))
+        use_number(producers, commit("p", number))
     assert [outcome(producers, number) for number in range(4)] == [UNKNOWN, COMMITTED, COMMITTED, NOT_SO_FAR]
 
 
 def test_what_became_of_a_commit_of_one_with_gaps(producers: Producers) -> None:
     for number in (3, 5):
-        say(producers, commit("p", number))
+        use_number(producers, commit("p", number))
     assert [outcome(producers, number) for number in (2, 3, 4, 5, 6)] == [UNKNOWN] * 3 + [COMMITTED, NOT_SO_FAR]
 
 
 def test_of_one_without_gaps_only_the_next_commit_is_resolved(producers: Producers) -> None:
-    say(producers, commit("p", 1, is_gapless=True))
+    use_number(producers, commit("p", 1, is_gapless=True))
     assert outcome(producers, 3, resolves=True) is NOT_SO_FAR
     assert outcome(producers, 1, resolves=True) is COMMITTED
     assert outcome(producers, 2, resolves=True) is ROLLED_BACK
     with pytest.raises(RemoteProtocolError, match="COMMIT 2 of producer 'p' was resolved as rolled back"):
         producers.repeated(commit("p", 2))
-    assert not say(producers, commit("p", 3)), "what is resolved counts as used"
+    assert not use_number(producers, commit("p", 3)), "what is resolved counts as used"
     assert [outcome(producers, number) for number in (1, 2, 3)] == [COMMITTED, ROLLED_BACK, COMMITTED]
-    assert not say(producers, send("p", 1)), "SENDs have numbers of their own"
+    assert not use_number(producers, send("p", 1)), "SENDs have numbers of their own"
 
 
 def test_of_one_with_gaps_any_commit_above_the_highest_is_resolved(producers: Producers) -> None:
-    say(producers, commit("p", 3))
+    use_number(producers, commit("p", 3))
     assert outcome(producers, 2, resolves=True) is UNKNOWN
     assert outcome(producers, 9, resolves=True) is ROLLED_BACK
-    said = commit("p", 8)
-    assert producers.repeated(said) is not None and said.is_unknown
+    command = commit("p", 8)
+    assert producers.repeated(command) is not None and command.is_unknown
     assert [outcome(producers, number) for number in (3, 8, 9, 10)] == [UNKNOWN, UNKNOWN, ROLLED_BACK, NOT_SO_FAR]
 
 
@@ -277,10 +283,10 @@ def test_one_that_only_had_commits_resolved_says_with_its_first_use_whether_it_h
     assert outcome(producers, 1, resolves=True) is ROLLED_BACK
     assert outcome(producers, 3, resolves=True) is NOT_SO_FAR, "it may turn out to have no gaps"
     assert outcome(producers, 2, resolves=True) is ROLLED_BACK
-    for says_so in (False, True):
+    for declares in (False, True):
         with pytest.raises(RemoteProtocolError, match="resolved as rolled back"):
-            producers.repeated(commit("p", 2, is_gapless=says_so))
-    assert not say(producers, commit("p", 3, is_gapless=is_gapless))
+            producers.repeated(commit("p", 2, is_gapless=declares))
+    assert not use_number(producers, commit("p", 3, is_gapless=is_gapless))
     producer = producers.query("p", None, resolves=False).producer
     assert producer is not None and producer.is_gapless is is_gapless
     assert [outcome(producers, number) for number in (1, 2, 3)] == [ROLLED_BACK, ROLLED_BACK, COMMITTED]
@@ -306,45 +312,45 @@ def test_there_is_an_end_to_what_is_resolved_of_all_producers_together(
 def test_of_resolved_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(
     producers: Producers,
 ) -> None:
-    say(producers, commit("p", 1, is_gapless=True))
+    use_number(producers, commit("p", 1, is_gapless=True))
     for number in range(2, RESOLVED_MAX + 2):
         assert outcome(producers, number, resolves=True) is ROLLED_BACK
     assert outcome(producers, 1) is COMMITTED
     assert outcome(producers, RESOLVED_MAX + 2, resolves=True) is ROLLED_BACK
     assert [outcome(producers, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
     for number in (1, 2):
-        said = commit("p", number)
-        assert producers.repeated(said) is not None and said.is_unknown
+        command = commit("p", number)
+        assert producers.repeated(command) is not None and command.is_unknown
 
 
 def test_a_question_that_resolves_nothing_is_no_use_and_one_that_does_is() -> None:
-    world = World()
-    world.commit_state.now_ms = LATER_MS
+    driver = ProducersDriver()
+    driver.commit_state.now_ms = LATER_MS
     for resolves, name in ((False, "0"), (True, "1")):
-        world.producers.query(name, 1, resolves=resolves)
-    assert not world.send("new")
-    assert world.gone() == ["0"]
-    assert not world.send("newer")
-    assert world.gone() == ["2"]
-    assert world.producers.query("1", 1, resolves=False).outcome is ROLLED_BACK
+        driver.producers.query(name, 1, resolves=resolves)
+    assert not driver.send("new")
+    assert driver.take_forgotten() == ["0"]
+    assert not driver.send("newer")
+    assert driver.take_forgotten() == ["2"]
+    assert driver.producers.query("1", 1, resolves=False).outcome is ROLLED_BACK
 
 
 def test_a_question_for_which_there_is_no_room_resolves_nothing() -> None:
-    world = World()
-    world.commit_state.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
-    known = world.producers.query("new", 1, resolves=True)
+    driver = ProducersDriver()
+    driver.commit_state.now_ms = 1 + PRODUCER_RETENTION_MS_MIN - 2
+    known = driver.producers.query("new", 1, resolves=True)
     assert (known.producer, known.outcome) == (None, NOT_SO_FAR)
-    world.commit_state.now_ms = LATER_MS
-    assert world.producers.query("new", 1, resolves=True).outcome is ROLLED_BACK
-    assert world.gone() == ["0"]
+    driver.commit_state.now_ms = LATER_MS
+    assert driver.producers.query("new", 1, resolves=True).outcome is ROLLED_BACK
+    assert driver.take_forgotten() == ["0"]
 
 
 # What of this is durable, and when ------------------------------------------------------------------------------------
 
 
 def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, producers: Producers) -> None:
-    say(producers, commit("p", 1))
-    say(producers, commit("transient", 1), is_stored=False)
+    use_number(producers, commit("p", 1))
+    use_number(producers, commit("transient", 1), is_stored=False)
     commit_state.close_batch()
     assert producers.query("p", 1, resolves=False).batch == 1
     assert "transient" not in commit_state.batch.producers
@@ -364,19 +370,19 @@ def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for
     commit_state: CommitState, producers: Producers
 ) -> None:
     for name in "pqr":
-        say(producers, send(name, 5))
+        use_number(producers, send(name, 5))
     commit_state.close_batch()
     session = ConnectionState("s")
     producers.forget(session, ["p", "nobody", "q"])
     assert commit_state.batch.forgotten_producers == ["p", "q"]
     assert session.batch == 2
-    assert not say(producers, send("p", 5)) and say(producers, send("r", 5))
+    assert not use_number(producers, send("p", 5)) and use_number(producers, send("r", 5))
     assert producers.take_forgotten()[0] == 0, "it was asked for"
 
 
 def test_all_that_is_known_of_a_producer_outlives_a_restart(commit_state: CommitState, producers: Producers) -> None:
-    say(producers, send("p", 1, is_gapless=True))
-    say(producers, commit("p", 1))
+    use_number(producers, send("p", 1, is_gapless=True))
+    use_number(producers, commit("p", 1))
     for number in range(2, RESOLVED_MAX + 3):
         producers.query("p", number, resolves=True)
     producers.query("resolved", 1, resolves=True)
@@ -386,4 +392,4 @@ def test_all_that_is_known_of_a_producer_outlives_a_restart(commit_state: Commit
     assert outcome(after, RESOLVED_MAX + 3) is NOT_SO_FAR
     with pytest.raises(RemoteProtocolError, match="no gaps"):
         after.repeated(send("p", 3))
-    assert not say(after, commit("resolved", 2, is_gapless=True))
+    assert not use_number(after, commit("resolved", 2, is_gapless=True))

@@ -62,18 +62,18 @@ def test_a_key_tells_queue_rank_and_sequence(queue: int, priority: int, sequence
     assert sequence_of(key) == sequence
 
 
-PLACES = st.tuples(QUEUES, PRIORITIES, NUMBERS)
+ENTRY_KEYS = st.tuples(QUEUES, PRIORITIES, NUMBERS)
 
 
-@given(PLACES, PLACES, st.booleans(), st.booleans())
+@given(ENTRY_KEYS, ENTRY_KEYS, st.booleans(), st.booleans())
 def test_keys_sort_by_queue_and_then_in_the_order_of_messages(
     first: tuple[int, int, int], second: tuple[int, int, int], same_queue: bool, same_priority: bool
 ) -> None:
     queue = first[0] if same_queue else second[0]
     second = (queue, first[1] if same_priority else second[1], second[2])
     keys = [message_key(lane_key(queue, rank(priority)), sequence) for queue, priority, sequence in (first, second)]
-    places = [(queue, rank(priority), sequence) for queue, priority, sequence in (first, second)]
-    assert (keys[0] < keys[1], keys[0] == keys[1]) == (places[0] < places[1], places[0] == places[1])
+    entry_keys = [(queue, rank(priority), sequence) for queue, priority, sequence in (first, second)]
+    assert (keys[0] < keys[1], keys[0] == keys[1]) == (entry_keys[0] < entry_keys[1], entry_keys[0] == entry_keys[1])
 
 
 def test_every_flipped_bit_of_key_or_record_is_detected() -> None:

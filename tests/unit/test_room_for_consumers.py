@@ -32,9 +32,9 @@ def long_selector(number: int = 0) -> Selector:
 
 
 def subscribe(
-    run: Passing, address: str, wanted: Selector | None = None, *, name: str = "1", durable: str = ""
+    run: Passing, address: str, selector: Selector | None = None, *, name: str = "1", durable: str = ""
 ) -> None:
-    subscribed = Subscribe(name, parse(address, "s"), AckMode.INDIVIDUAL, 1, durable=durable, selector=wanted)
+    subscribed = Subscribe(name, parse(address, "s"), AckMode.INDIVIDUAL, 1, durable=durable, selector=selector)
     run.engine.subscribe(run.session, subscribed)
     run.settle()
 
@@ -45,9 +45,9 @@ def test_a_subscription_takes_its_selector_s_memory_and_gives_it_back(address: s
     run = Passing()
     run.publish("q")
     before = run.engine.memory.queues
-    wanted = long_selector()
-    subscribe(run, address, wanted)
-    assert run.engine.memory.queues > before + wanted.size + CONSUMER_BYTES > before + 300_000
+    selector = long_selector()
+    subscribe(run, address, selector)
+    assert run.engine.memory.queues > before + selector.size + CONSUMER_BYTES > before + 300_000
     if is_disconnect:
         run.engine.disconnect(run.session, is_clean=True)
     else:
@@ -58,11 +58,11 @@ def test_a_subscription_takes_its_selector_s_memory_and_gives_it_back(address: s
 
 def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
     run = Passing()
-    wanted = long_selector()
-    subscribe(run, "/queue/a", wanted, name="a")
+    selector = long_selector()
+    subscribe(run, "/queue/a", selector, name="a")
     before = run.engine.memory.queues
-    text = wanted.text
-    del wanted
+    text = selector.text
+    del selector
     subscribe(run, "/queue/b", long_selector(), name="b")
     subscribe(run, "/topic/t", long_selector(), name="t")
     assert run.engine.memory.queues < before + 10_000
@@ -76,13 +76,13 @@ def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
 def test_a_durable_subscription_s_selector_is_counted_while_nobody_uses_it_and_after_a_restart() -> None:
     run = Passing()
     before = run.engine.memory.queues
-    wanted = long_selector()
-    subscribe(run, "/topic/t", wanted, durable=KEY)
+    selector = long_selector()
+    subscribe(run, "/topic/t", selector, durable=KEY)
     run.engine.disconnect(run.session, is_clean=True)
     run.settle()
-    assert run.engine.memory.queues > before + wanted.size
-    run.begin()
-    assert run.engine.memory.queues > before + wanted.size
+    assert run.engine.memory.queues > before + selector.size
+    run.start_engine()
+    assert run.engine.memory.queues > before + selector.size
     run.engine.unsubscribe(run.session, Unsubscribe("other", durable=KEY))
     run.settle()
     assert run.engine.memory.queues == before and not run.engine.memory.selector_users
@@ -92,10 +92,10 @@ def test_a_browser_takes_memory_until_it_ends_though_it_was_shown_all() -> None:
     run = Passing()
     run.publish("q")
     before = run.engine.memory.queues
-    wanted = long_selector()
-    run.engine.browse(run.session, Browse("1", parse("/queue/q", "s"), wanted))
+    selector = long_selector()
+    run.engine.browse(run.session, Browse("1", parse("/queue/q", "s"), selector))
     run.settle()
-    assert run.engine.memory.queues == before + wanted.size + memory_module.consumer_size("1", parse("/queue/q", "s"))
+    assert run.engine.memory.queues == before + selector.size + memory_module.consumer_size("1", parse("/queue/q", "s"))
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     assert run.engine.memory.queues == before
 
@@ -105,7 +105,7 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 100_000)
-    run = Passing(room_for=10)
+    run = Passing(capacity=10)
     run.publish("q")
     run.settle()
     before, names = run.engine.memory.queues, {queue.name for queue in run.engine.queues()}
@@ -123,7 +123,7 @@ def test_where_queues_take_all_of_the_room_some_is_left_for_who_takes_from_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 20 * CONSUMER_BYTES)
-    run = Passing(room_for=10)
+    run = Passing(capacity=10)
     for number in range(10):
         run.publish(f"q{number}")
     with pytest.raises(RemoteProtocolError, match="no room for another queue"):
@@ -141,7 +141,7 @@ def test_where_queues_take_all_of_the_room_some_is_left_for_who_takes_from_them(
 
 def test_only_the_first_pattern_of_a_queue_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 20 * CONSUMER_BYTES)
-    run = Passing(room_for=100)
+    run = Passing(capacity=100)
     for number in range(100):
         run.publish(f"{'ab'[number % 2]}.{number}")
     before = run.engine.memory.queues
@@ -193,10 +193,10 @@ def test_the_size_of_a_selector_is_what_it_takes(kind: str) -> None:
             compiled = selector_module._compile(str(text.encode(), "utf-8"))
             re.purge()
             gc.collect()
-            taken = tracemalloc.get_traced_memory()[0]
+            used = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
-        assert 0.9 * taken - 1000 < compiled.size < 1.15 * taken + 1000
+        assert 0.9 * used - 1000 < compiled.size < 1.15 * used + 1000
 
 
 def test_of_selectors_that_nobody_has_any_more_the_last_few_are_kept() -> None:
@@ -213,7 +213,7 @@ def test_a_long_name_is_counted_with_its_queue_and_given_back() -> None:
     short = run.engine.memory.queues - before
     run.use("長" * 250)
     assert run.engine.memory.queues - before - short > short + 3 * 250
-    run.pass_time(70)
+    run.advance(70)
     assert run.engine.memory.queues == before
 
 
@@ -239,9 +239,9 @@ def test_what_a_list_of_texts_takes_in_each_queue_of_a_pattern_is_counted(texts:
     for number in range(300):
         run.publish(f"q{number}")
     run.settle()
-    wanted = compile_selector("x in (" + ",".join(f"'{number}'" for number in range(texts)) + ")")
-    taken, counted = traced(run, lambda: subscribe(run, "/queue/>", wanted))
-    assert taken < counted + 300 * JOIN_BYTES + 100_000
+    selector = compile_selector("x in (" + ",".join(f"'{number}'" for number in range(texts)) + ")")
+    used, counted = traced(run, lambda: subscribe(run, "/queue/>", selector))
+    assert used < counted + 300 * JOIN_BYTES + 100_000
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
     assert not run.engine.memory.selector_users
@@ -258,8 +258,8 @@ def test_what_a_subscription_takes_is_counted_whatever_it_is_to(address: str, na
         for number in range(many):
             subscribe(run, address.format(f"{name}{number}"), name=str(number))
 
-    taken, counted = traced(run, subscribe_to_all)
-    assert taken < 1.1 * counted + 50_000
+    used, counted = traced(run, subscribe_to_all)
+    assert used < 1.1 * counted + 50_000
     run.engine.disconnect(run.session, is_clean=True)
-    run.pass_time(70)
+    run.advance(70)
     assert run.engine.memory.queues < 10_000

@@ -42,9 +42,9 @@ class Run:
 
     def __init__(self) -> None:
         self.store = MemoryStore()
-        self.begin()
+        self.start_engine()
 
-    def begin(self) -> None:
+    def start_engine(self) -> None:
         recovered = self.store.recover()
         self.engine = Engine(sequence_limit=recovered.sequence_limit)
         self.now_ms = getattr(self, "now_ms", NOON_MS)
@@ -89,13 +89,15 @@ class Run:
         message = SentMessage(4, True, 0, b"content-length:%d\n" % len(sent), sent)
         self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction, schedule=schedule))
 
-    def ask(self, asked: ScheduledRequest, while_it_is_read: Callable[[], object] | None = None) -> ScheduledResult:
+    def request(
+        self, command: ScheduledRequest, while_it_is_read: Callable[[], object] | None = None
+    ) -> ScheduledResult:
         """All pieces as one."""
-        self.engine.check_bulk(asked)
+        self.engine.check_bulk(command)
         whole = ScheduledResult(0, {}, 0, None, 0)
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
-            piece = replace(asked, after=after, until=whole.until or None)
+            piece = replace(command, after=after, until=whole.until or None)
             if not self.engine.hold_scheduled():
                 self.settle()
             assert self.engine.can_execute_bulk and self.engine.hold_scheduled()
@@ -111,12 +113,12 @@ class Run:
             whole.moved, whole.until = whole.moved + answer.moved, answer.until
             whole.sends += answer.sends
             whole.sequences += answer.sequences
-            after = None if whole.moved == asked.limit else answer.next
+            after = None if whole.moved == command.limit else answer.next
             self.settle()
         return whole
 
     def shown(self, queue: str = "q") -> list[ScheduledSendInfo]:
-        return self.ask(ListScheduled(queue)).sends
+        return self.request(ListScheduled(queue)).sends
 
     def waiting(self) -> dict[str, tuple[int, int]]:
         """Messages, and those that are still to be."""
@@ -196,7 +198,7 @@ def test_what_repeats_for_ever_goes_on_after_a_restart() -> None:
     run.send("tick", Schedule(period_ms=10, repeat=FOR_EVER))
     run.at(NOON_MS + 20)
     before = run.waiting()["q"][0]
-    run.begin()
+    run.start_engine()
     run.at(NOON_MS + 30)
     assert run.waiting() == {"q": (before + 1, 1)}
 
@@ -205,7 +207,7 @@ def test_each_repetition_has_its_own_time_to_live_after_a_restart_as_well() -> N
     run = Run()
     run.send("tick", Schedule(delay_ms=5, period_ms=10, repeat=2, ttl_ms=7000))
     run.settle()
-    run.begin()
+    run.start_engine()
     for at in (5, 16, 30):
         run.at(NOON_MS + at)
     (queue,) = (each for each in run.engine.queues() if each.name == "q")
@@ -340,7 +342,7 @@ def test_what_is_scheduled_is_shown_with_all_that_is_to_be_done(is_restarted: bo
     run.send("nightly", Schedule(cron="0 3 * * *", delay_ms=9))
     run.settle()
     if is_restarted:
-        run.begin()
+        run.start_engine()
     once, thrice, nightly = run.shown()
     assert (once.body, once.due_ms, once.repeat, once.cron) == ("once", NOON_MS + MINUTE_MS, 0, "")
     assert (thrice.body, thrice.due_ms, thrice.period_ms, thrice.repeat) == ("thrice", NOON_MS + 5, 7, 2)
@@ -363,13 +365,13 @@ def test_what_is_cancelled_never_becomes_a_message_and_leaves_nothing_behind() -
     run = Run()
     for number in range(3):
         run.send(str(number), Schedule(delay_ms=MINUTE_MS, period_ms=5, repeat=FOR_EVER))
-    assert run.ask(Unschedule("q", dry_run=True)).moved == 3
+    assert run.request(Unschedule("q", dry_run=True)).moved == 3
     assert run.waiting() == {"q": (0, 3)}
-    assert run.ask(Unschedule("q")).moved == 3
+    assert run.request(Unschedule("q")).moved == 3
     assert run.waiting() == {"q": (0, 0)}
     assert run.store.timers(b"", 10).timers == []
     run.at(NOON_MS + HOUR_MS)
-    run.begin()
+    run.start_engine()
     run.at(NOON_MS + 2 * HOUR_MS)
     assert run.waiting() == {}
 
@@ -379,10 +381,10 @@ def test_numbers_and_a_selector_say_what_is_cancelled() -> None:
     for number in range(5):
         run.send(str(number), Schedule(delay_ms=MINUTE_MS))
     first, second, *_ = run.shown()
-    answer = run.ask(Unschedule("q", sequences=(first.number, second.number, 10**6)))
+    answer = run.request(Unschedule("q", sequences=(first.number, second.number, 10**6)))
     assert answer.sequences == [first.number, second.number]
-    assert run.ask(Unschedule("q", selector="JMSPriority > 4")).moved == 0
-    assert run.ask(Unschedule("q", limit=1)).moved == 1
+    assert run.request(Unschedule("q", selector="JMSPriority > 4")).moved == 0
+    assert run.request(Unschedule("q", limit=1)).moved == 1
     assert [each.body for each in run.shown()] == ["3", "4"]
 
 
@@ -392,7 +394,7 @@ def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_addre
         send = Send(parse(address, "s"), SentMessage(4, True, 0, b"", b""), schedule=Schedule(delay_ms=MINUTE_MS))
         run.engine.send(run.session, send)
     assert [each.to for each in run.shown("")] == ["/topic/a", "/queue/q,/topic/a"]
-    assert run.ask(Unschedule("", to="/topic/a")).moved == 1
+    assert run.request(Unschedule("", to="/topic/a")).moved == 1
     assert [each.to for each in run.shown("")] == ["/queue/q,/topic/a"]
 
 
@@ -411,7 +413,7 @@ def test_what_repeats_keeps_its_number() -> None:
         (after,) = run.shown()
         assert after.number == before.number
         assert after.due_ms == before.due_ms + minutes * MINUTE_MS
-    assert run.ask(Unschedule("q", sequences=(before.number,))).sequences == [before.number]
+    assert run.request(Unschedule("q", sequences=(before.number,))).sequences == [before.number]
     run.at(NOON_MS + HOUR_MS)
     assert run.waiting() == {"q": (2, 0)}
 
@@ -424,14 +426,14 @@ def test_all_is_cancelled_though_some_of_it_repeats_all_the_time(others: int) ->
         for number in range(others):
             run.send(str(number), Schedule(delay_ms=HOUR_MS))
     run.settle()
-    run.ask(Unschedule("q"), while_it_is_read=lambda: run.at(run.now_ms + 1))
+    run.request(Unschedule("q"), while_it_is_read=lambda: run.at(run.now_ms + 1))
     assert run.waiting()["q"][1] == 0
 
 
 def test_nothing_becomes_due_while_what_waits_is_looked_at_and_it_does_then() -> None:
     run = Run()
     run.send("soon", Schedule(delay_ms=MINUTE_MS))
-    shown = run.ask(ListScheduled("q"), while_it_is_read=lambda: run.at(NOON_MS + MINUTE_MS))
+    shown = run.request(ListScheduled("q"), while_it_is_read=lambda: run.at(NOON_MS + MINUTE_MS))
     assert [each.body for each in shown.sends] == ["soon"]
     assert run.waiting() == {"q": (1, 0)}
 
@@ -439,8 +441,8 @@ def test_nothing_becomes_due_while_what_waits_is_looked_at_and_it_does_then() ->
 def test_a_selector_sees_when_a_scheduled_send_was_accepted() -> None:
     run = Run()
     run.send("now", Schedule(delay_ms=MINUTE_MS))
-    assert run.ask(Unschedule("q", selector=f"JMSTimestamp < {NOON_MS}", dry_run=True)).moved == 0
-    assert run.ask(ListScheduled("q", selector=f"JMSTimestamp = {NOON_MS}")).moved == 1
+    assert run.request(Unschedule("q", selector=f"JMSTimestamp < {NOON_MS}", dry_run=True)).moved == 0
+    assert run.request(ListScheduled("q", selector=f"JMSTimestamp = {NOON_MS}")).moved == 1
 
 
 def test_a_body_that_is_text_is_shown_without_half_a_character() -> None:
@@ -452,7 +454,7 @@ def test_a_body_that_is_text_is_shown_without_half_a_character() -> None:
 
 @pytest.mark.parametrize("verb", ["scheduled", "unschedule", "purge"])
 @pytest.mark.parametrize(
-    "question",
+    "arguments",
     [
         b'"after":[0,18446744073709551615]',
         b'"after":[0,-1]',
@@ -465,6 +467,6 @@ def test_a_body_that_is_text_is_shown_without_half_a_character() -> None:
         b'"selector":"' + b" " * 65536 + b'"',
     ],
 )
-def test_a_question_that_cannot_be_answered_is_refused(verb: str, question: bytes) -> None:
+def test_a_question_that_cannot_be_answered_is_refused(verb: str, arguments: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        parse_request(verb, b'{"queue":"q",' + question + b"}")
+        parse_request(verb, b'{"queue":"q",' + arguments + b"}")

@@ -5,9 +5,9 @@ That what they get is right, while anything happens, is asked by tests/property.
 
 from collections import deque
 
-from tests.property import rooms
+from tests.property import targets
 from tests.property.disk import found_of
-from tests.unit.looking import looked
+from tests.unit.inspection import run_stuck_audit
 from truenext.broker.pager import read_page
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
 from truenext.destination import parse
@@ -28,7 +28,7 @@ RED, BLUE = "colour = 'red'", "colour = 'blue'"
 HIGH = "JMSPriority > 6"
 
 
-class World:
+class SelectingDriver:
     """An engine and its store, which does at once what it is asked for."""
 
     def __init__(self, policy: Policy | None = None) -> None:
@@ -58,7 +58,7 @@ class World:
     def subscribe(
         self,
         name: str,
-        wanted: str | None = None,
+        selector: str | None = None,
         *,
         window: int = 1000,
         session: ConnectionState | None = None,
@@ -74,7 +74,7 @@ class World:
                 window,
                 is_exclusive=is_exclusive,
                 has_express=has_express,
-                selector=None if wanted is None else compile_selector(wanted),
+                selector=None if selector is None else compile_selector(selector),
             ),
         )
 
@@ -119,7 +119,7 @@ class World:
         for entry in self.entries.pop(name):
             self.engine.acknowledge(self.session, Ack(name, entry.sequence))
 
-    def leave_memory(self) -> None:
+    def evict(self) -> None:
         """All that can."""
         self.commit()
         limit, self.engine.memory.limit = self.engine.memory.limit, 0
@@ -133,12 +133,12 @@ def numbers(count: int, first: int = 0) -> list[str]:
 
 
 def test_of_three_consumers_the_one_that_wants_high_priorities_never_gets_a_low_one_and_lows_go_to_the_others() -> None:
-    world = World()
-    for name, wanted in (("high", HIGH), ("one", None), ("two", None)):
-        world.subscribe(name, wanted)
-    world.send(*numbers(6), priority=2)
-    world.send("h1", "h2", "h3", priority=9)
-    got = world.settle()
+    driver = SelectingDriver()
+    for name, selector in (("high", HIGH), ("one", None), ("two", None)):
+        driver.subscribe(name, selector)
+    driver.send(*numbers(6), priority=2)
+    driver.send("h1", "h2", "h3", priority=9)
+    got = driver.settle()
     assert sorted(body for bodies in got.values() for body in bodies) == sorted([*numbers(6), "h1", "h2", "h3"])
     assert all(body.startswith("h") for body in got["high"])
     # Before all lows, and each to whoever holds least: all three have one.
@@ -146,313 +146,313 @@ def test_of_three_consumers_the_one_that_wants_high_priorities_never_gets_a_low_
 
 
 def test_a_match_behind_many_that_do_not_match_is_dispatched_in_the_turn_in_which_it_comes() -> None:
-    world = World()
-    world.subscribe("red", RED)
-    world.send(*numbers(5000), colour="blue")
-    assert world.settle() == {}
-    world.send("r", colour="red")
-    assert world.turn() == {"red": ["r"]}
+    driver = SelectingDriver()
+    driver.subscribe("red", RED)
+    driver.send(*numbers(5000), colour="blue")
+    assert driver.settle() == {}
+    driver.send("r", colour="red")
+    assert driver.turn() == {"red": ["r"]}
 
 
 def test_the_same_where_those_before_it_are_only_in_the_store() -> None:
-    world = World()
-    world.subscribe("red", RED)
-    world.send(*numbers(3000), colour="blue", persistent=True)
-    world.settle()
-    world.leave_memory()
-    assert world.engine.memory.used == 0
-    world.send("r", colour="red")
-    assert world.turn() == {"red": ["r"]}
-    assert world.engine.memory.used < 1000
+    driver = SelectingDriver()
+    driver.subscribe("red", RED)
+    driver.send(*numbers(3000), colour="blue", persistent=True)
+    driver.settle()
+    driver.evict()
+    assert driver.engine.memory.used == 0
+    driver.send("r", colour="red")
+    assert driver.turn() == {"red": ["r"]}
+    assert driver.engine.memory.used < 1000
 
 
 def test_what_was_there_before_is_compared_in_slices_and_others_are_served_between_them() -> None:
-    world = World()
-    world.send(*numbers(4 * SCAN_MESSAGES_PER_TURN), colour="blue")
-    world.send("r", colour="red")
-    world.subscribe("red", RED)
+    driver = SelectingDriver()
+    driver.send(*numbers(4 * SCAN_MESSAGES_PER_TURN), colour="blue")
+    driver.send("r", colour="red")
+    driver.subscribe("red", RED)
     turns = 0
-    while not (got := world.turn()):
-        world.send("other", priority=9)
-        world.subscribe(f"other {turns}", window=1)
-        assert world.turn() == {f"other {turns}": ["other"]}
-        world.engine.unsubscribe(world.session, Unsubscribe(f"other {turns}"))
+    while not (got := driver.turn()):
+        driver.send("other", priority=9)
+        driver.subscribe(f"other {turns}", window=1)
+        assert driver.turn() == {f"other {turns}": ["other"]}
+        driver.engine.unsubscribe(driver.session, Unsubscribe(f"other {turns}"))
         turns += 1
     assert got == {"red": ["r"]}
     assert turns >= 2
 
 
 def test_pages_of_a_scan_are_read_one_at_a_time_and_leave_nothing_in_memory_that_is_not_wanted() -> None:
-    world = World()
-    world.send(*numbers(10 * SCAN_MESSAGES_PER_TURN), colour="blue", persistent=True)
-    world.send("r", colour="red", persistent=True)
-    world.settle()
-    world.leave_memory()
-    world.subscribe("red", RED)
+    driver = SelectingDriver()
+    driver.send(*numbers(10 * SCAN_MESSAGES_PER_TURN), colour="blue", persistent=True)
+    driver.send("r", colour="red", persistent=True)
+    driver.settle()
+    driver.evict()
+    driver.subscribe("red", RED)
     for _ in range(10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE):
-        world.turn()
-        assert len(world.reads) == 1 and isinstance(world.reads[0], ScanRead)
-        assert world.engine.memory.used == 0
-        world.read_pages()
-    assert world.settle() == {"red": ["r"]}
-    assert world.pages == 10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE + 1
+        driver.turn()
+        assert len(driver.reads) == 1 and isinstance(driver.reads[0], ScanRead)
+        assert driver.engine.memory.used == 0
+        driver.read_pages()
+    assert driver.settle() == {"red": ["r"]}
+    assert driver.pages == 10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE + 1
 
 
 def test_a_scan_ends_when_enough_was_found_and_goes_on_when_it_was_taken() -> None:
-    world = World()
+    driver = SelectingDriver()
     count = 3 * SCAN_FOUND_MAX
-    world.send(*numbers(count), colour="red", persistent=True)
-    world.settle()
-    world.leave_memory()
-    world.subscribe("red", RED, window=SCAN_FOUND_MAX)
-    got = world.settle()["red"]
+    driver.send(*numbers(count), colour="red", persistent=True)
+    driver.settle()
+    driver.evict()
+    driver.subscribe("red", RED, window=SCAN_FOUND_MAX)
+    got = driver.settle()["red"]
     assert got == numbers(SCAN_FOUND_MAX)
     # As many more wait in memory at the most, whatever is there.
-    assert world.engine.memory.used < 1000 * (2 * SCAN_FOUND_MAX + 1)
+    assert driver.engine.memory.used < 1000 * (2 * SCAN_FOUND_MAX + 1)
     for _ in range(2):
-        world.acknowledge("red")
-        got += world.settle()["red"]
+        driver.acknowledge("red")
+        got += driver.settle()["red"]
     assert got == numbers(count)
 
 
 def test_too_much_that_arrives_and_is_not_taken_is_compared_when_that_is() -> None:
-    world = World()
-    world.subscribe("red", RED, window=1)
-    world.send(*numbers(SCAN_FOUND_MAX + 100), colour="red")
-    got = world.settle()["red"]
+    driver = SelectingDriver()
+    driver.subscribe("red", RED, window=1)
+    driver.send(*numbers(SCAN_FOUND_MAX + 100), colour="red")
+    got = driver.settle()["red"]
     for _ in range(SCAN_FOUND_MAX + 99):
-        world.acknowledge("red")
-        got += world.settle()["red"]
+        driver.acknowledge("red")
+        got += driver.settle()["red"]
     assert got == numbers(SCAN_FOUND_MAX + 100)
 
 
 def test_a_commit_in_flight_holds_back_who_could_take_it_and_nobody_else() -> None:
-    world = World()
-    world.subscribe("red", RED)
-    world.subscribe("blue", BLUE)
-    world.send("r1", colour="red", persistent=True)
-    world.send("b1", colour="blue")
-    world.send("r2", colour="red")
-    assert world.turn() == {"blue": ["b1"]}
-    world.commit()
-    assert world.turn() == {"red": ["r1", "r2"]}
+    driver = SelectingDriver()
+    driver.subscribe("red", RED)
+    driver.subscribe("blue", BLUE)
+    driver.send("r1", colour="red", persistent=True)
+    driver.send("b1", colour="blue")
+    driver.send("r2", colour="red")
+    assert driver.turn() == {"blue": ["b1"]}
+    driver.commit()
+    assert driver.turn() == {"red": ["r1", "r2"]}
 
 
 def test_what_a_selector_keeps_in_memory_does_not_wait_for_a_commit_behind_it() -> None:
-    world = World()
-    world.subscribe("red", RED, window=1)
-    world.send("held", "waits", colour="red")
-    assert world.settle() == {"red": ["held"]}
-    world.send("last", persistent=True)
-    batch = world.engine.take_batch()
-    world.engine.memory.limit = 0
-    world.engine.evict()
-    world.subscribe("any")
-    assert world.turn() == {"any": ["waits"]}
+    driver = SelectingDriver()
+    driver.subscribe("red", RED, window=1)
+    driver.send("held", "waits", colour="red")
+    assert driver.settle() == {"red": ["held"]}
+    driver.send("last", persistent=True)
+    batch = driver.engine.take_batch()
+    driver.engine.memory.limit = 0
+    driver.engine.evict()
+    driver.subscribe("any")
+    assert driver.turn() == {"any": ["waits"]}
     assert batch is not None
-    world.store.apply(batch)
-    world.engine.committed(batch)
-    assert world.settle() == {"any": ["last"]}
+    driver.store.apply(batch)
+    driver.engine.committed(batch)
+    assert driver.settle() == {"any": ["last"]}
 
 
 def test_what_a_selector_kept_in_memory_does_not_wait_for_a_commit_behind_it_when_its_consumer_has_gone() -> None:
     """Nor does what is less urgent pass it: the plain dispatcher saw the lane begin with what was being committed."""
-    world = World()
-    world.subscribe("red", RED, window=1)
-    world.send("held", "waits", colour="red")
-    assert world.settle() == {"red": ["held"]}
-    world.send("last", persistent=True)
-    world.send("less urgent", priority=3)
-    batch = world.engine.take_batch()
-    world.engine.memory.limit = 0
-    world.engine.evict()
-    world.engine.memory.limit = Policy().memory_limit
-    world.engine.unsubscribe(world.session, Unsubscribe("red"))
-    world.subscribe("any", window=2)
-    assert world.turn() == {"any": ["held", "waits"]}
+    driver = SelectingDriver()
+    driver.subscribe("red", RED, window=1)
+    driver.send("held", "waits", colour="red")
+    assert driver.settle() == {"red": ["held"]}
+    driver.send("last", persistent=True)
+    driver.send("less urgent", priority=3)
+    batch = driver.engine.take_batch()
+    driver.engine.memory.limit = 0
+    driver.engine.evict()
+    driver.engine.memory.limit = Policy().memory_limit
+    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    driver.subscribe("any", window=2)
+    assert driver.turn() == {"any": ["held", "waits"]}
     assert batch is not None
-    world.store.apply(batch)
-    world.engine.committed(batch)
-    assert world.settle() == {}
+    driver.store.apply(batch)
+    driver.engine.committed(batch)
+    assert driver.settle() == {}
 
 
 def test_a_failed_message_that_holds_others_back_holds_back_who_could_take_it_and_nobody_else() -> None:
-    world = World(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.BLOCK))
-    world.subscribe("red", RED)
-    world.send("r1", colour="red")
-    world.settle()
-    world.engine.nack(world.session, Nack("red", world.entries["red"][0].sequence))
-    world.subscribe("blue", BLUE)
-    world.send("b1", colour="blue")
-    world.send("r2", colour="red")
-    assert world.settle() == {"blue": ["b1"]}
-    world.engine.tick(1_000_000, 1_000_000)
-    assert world.settle() == {"red": ["r1", "r2"]}
+    driver = SelectingDriver(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.BLOCK))
+    driver.subscribe("red", RED)
+    driver.send("r1", colour="red")
+    driver.settle()
+    driver.engine.nack(driver.session, Nack("red", driver.entries["red"][0].sequence))
+    driver.subscribe("blue", BLUE)
+    driver.send("b1", colour="blue")
+    driver.send("r2", colour="red")
+    assert driver.settle() == {"blue": ["b1"]}
+    driver.engine.tick(1_000_000, 1_000_000)
+    assert driver.settle() == {"red": ["r1", "r2"]}
 
 
 def test_what_is_given_back_from_the_middle_stands_at_its_place_again() -> None:
-    world = World()
-    world.send("1", "2", colour="blue")
-    world.send("3", colour="red")
-    world.send("4", colour="blue")
-    world.subscribe("red", RED)
-    assert world.settle() == {"red": ["3"]}
-    world.engine.unsubscribe(world.session, Unsubscribe("red"))
-    world.subscribe("all")
-    assert world.settle() == {"all": ["1", "2", "3", "4"]}
+    driver = SelectingDriver()
+    driver.send("1", "2", colour="blue")
+    driver.send("3", colour="red")
+    driver.send("4", colour="blue")
+    driver.subscribe("red", RED)
+    assert driver.settle() == {"red": ["3"]}
+    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    driver.subscribe("all")
+    assert driver.settle() == {"all": ["1", "2", "3", "4"]}
 
 
 def test_what_came_back_to_the_middle_and_leaves_out_of_its_turn_is_counted_once() -> None:
-    world = World()
-    world.send("1", "2", colour="blue")
-    world.send("3", colour="red")
-    world.send("4", colour="blue")
-    world.subscribe("red", RED)
-    world.settle()
-    world.engine.nack(world.session, Nack("red", world.entries["red"][0].sequence))
-    world.engine.unsubscribe(world.session, Unsubscribe("red"))
-    (queue,) = world.engine.queues()
+    driver = SelectingDriver()
+    driver.send("1", "2", colour="blue")
+    driver.send("3", colour="red")
+    driver.send("4", colour="blue")
+    driver.subscribe("red", RED)
+    driver.settle()
+    driver.engine.nack(driver.session, Nack("red", driver.entries["red"][0].sequence))
+    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    (queue,) = driver.engine.queues()
     assert queue.waiting_count() == 4
-    world.engine.change_policies(Policies(Policy(attempts_max=1)))
+    driver.engine.change_policies(Policies(Policy(attempts_max=1)))
     assert queue.waiting_count() == 3 == sum(1 for lane in queue.lanes for _ in lane)
 
 
 def test_what_was_written_came_into_memory_and_left_it_while_a_page_was_compared_is_found() -> None:
-    world = World()
-    world.send("1", "2", "3", colour="blue", persistent=True)
-    world.settle()
-    world.leave_memory()
-    world.subscribe("red", RED)
-    world.turn()
-    world.send("r", colour="red", persistent=True)
-    scanned = world.read_page()
-    world.commit()
-    world.subscribe("all")
-    world.turn()
-    page = world.read_page()
-    world.engine.unsubscribe(world.session, Unsubscribe("all"))
-    world.engine.page_read(*page)
-    world.leave_memory()
-    world.engine.page_read(*scanned)
-    assert world.settle() == {"red": ["r"]}
+    driver = SelectingDriver()
+    driver.send("1", "2", "3", colour="blue", persistent=True)
+    driver.settle()
+    driver.evict()
+    driver.subscribe("red", RED)
+    driver.turn()
+    driver.send("r", colour="red", persistent=True)
+    scanned = driver.read_page()
+    driver.commit()
+    driver.subscribe("all")
+    driver.turn()
+    page = driver.read_page()
+    driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
+    driver.engine.page_read(*page)
+    driver.evict()
+    driver.engine.page_read(*scanned)
+    assert driver.settle() == {"red": ["r"]}
 
 
 def test_a_lane_of_which_the_rest_was_plucked_is_served_to_its_end() -> None:
-    world = World(Policy(page_size=2))
-    world.send("1", "2", colour="blue", persistent=True)
-    world.settle()
-    world.leave_memory()
-    world.subscribe("red", RED, window=1)
-    world.settle()
-    world.send("3", "4", colour="red", persistent=True)
-    assert world.settle() == {"red": ["3"]}
-    world.subscribe("all")
-    assert world.settle() == {"all": ["1", "2", "4"]}
+    driver = SelectingDriver(Policy(page_size=2))
+    driver.send("1", "2", colour="blue", persistent=True)
+    driver.settle()
+    driver.evict()
+    driver.subscribe("red", RED, window=1)
+    driver.settle()
+    driver.send("3", "4", colour="red", persistent=True)
+    assert driver.settle() == {"red": ["3"]}
+    driver.subscribe("all")
+    assert driver.settle() == {"all": ["1", "2", "4"]}
 
 
 def test_of_an_exclusive_consumer_what_its_selector_does_not_want_waits() -> None:
-    world = World()
-    world.subscribe("red", RED, is_exclusive=True)
-    world.subscribe("all")
-    world.send("b1", colour="blue")
-    world.send("r1", colour="red")
-    assert world.settle() == {"red": ["r1"]}
-    world.engine.unsubscribe(world.session, Unsubscribe("red"))
-    assert world.settle() == {"all": ["b1", "r1"]}
+    driver = SelectingDriver()
+    driver.subscribe("red", RED, is_exclusive=True)
+    driver.subscribe("all")
+    driver.send("b1", colour="blue")
+    driver.send("r1", colour="red")
+    assert driver.settle() == {"red": ["r1"]}
+    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    assert driver.settle() == {"all": ["b1", "r1"]}
 
 
 def test_what_comes_back_before_it_was_compared_leaves_room_to_compare_what_is_before_it() -> None:
-    world = World()
+    driver = SelectingDriver()
     count = SCAN_FOUND_MAX + 3 * SCAN_MESSAGES_PER_TURN
-    world.send(*numbers(count), colour="red")
-    world.subscribe("red", RED, window=1)
-    assert world.turn() == {"red": ["0"]}
-    world.subscribe("all", window=count)
-    assert world.turn() == {"all": numbers(count - 1, 1)}
-    world.engine.on_all_sent(world.session)
-    world.engine.unsubscribe(world.session, Unsubscribe("all"))
-    world.subscribe("more", RED, window=count)
-    assert world.settle() == {"more": numbers(count - 1, 1)}
+    driver.send(*numbers(count), colour="red")
+    driver.subscribe("red", RED, window=1)
+    assert driver.turn() == {"red": ["0"]}
+    driver.subscribe("all", window=count)
+    assert driver.turn() == {"all": numbers(count - 1, 1)}
+    driver.engine.on_all_sent(driver.session)
+    driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
+    driver.subscribe("more", RED, window=count)
+    assert driver.settle() == {"more": numbers(count - 1, 1)}
 
 
 def test_what_comes_back_again_and_again_before_it_was_compared_is_noted_once() -> None:
-    world = World()
+    driver = SelectingDriver()
     count = SCAN_FOUND_MAX + 3 * SCAN_MESSAGES_PER_TURN
-    world.send(*numbers(count), colour="red")
-    world.subscribe("red", RED, window=1)
-    world.turn()
-    (scan,) = world.engine.selections.by_queue[rooms.queues(world.engine)["a"]].scans.values()
-    (place,) = (each for each in scan.cursors.values() if each.lane.arrived)
-    noted = len(place.pending)
+    driver.send(*numbers(count), colour="red")
+    driver.subscribe("red", RED, window=1)
+    driver.turn()
+    (scan,) = driver.engine.selections.by_queue[targets.queues(driver.engine)["a"]].scans.values()
+    (cursor,) = (each for each in scan.cursors.values() if each.lane.arrived)
+    noted = len(cursor.pending)
     for _ in range(3):
-        world.subscribe("all", window=count)
-        world.turn()
-        world.engine.on_all_sent(world.session)
-        world.engine.unsubscribe(world.session, Unsubscribe("all"))
-    assert 0 < len(place.pending) < noted
+        driver.subscribe("all", window=count)
+        driver.turn()
+        driver.engine.on_all_sent(driver.session)
+        driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
+    assert 0 < len(cursor.pending) < noted
 
 
 def test_the_express_lane_brings_what_its_selector_wants() -> None:
-    world = World()
-    world.subscribe("red", RED, window=2, has_express=True)
-    world.send("1", "2", colour="red")
-    assert world.settle() == {"red": ["1", "2"]}
-    world.send("b", colour="blue", priority=9)
-    world.send("r", colour="red", priority=9)
-    assert world.settle() == {"red": ["r"]}
+    driver = SelectingDriver()
+    driver.subscribe("red", RED, window=2, has_express=True)
+    driver.send("1", "2", colour="red")
+    assert driver.settle() == {"red": ["1", "2"]}
+    driver.send("b", colour="blue", priority=9)
+    driver.send("r", colour="red", priority=9)
+    assert driver.settle() == {"red": ["r"]}
 
 
 def test_consumers_with_the_same_selector_take_turns() -> None:
-    world = World()
-    world.subscribe("one", RED)
-    world.subscribe("two", RED)
-    world.send(*numbers(4), colour="red")
-    assert world.settle() == {"one": ["0", "2"], "two": ["1", "3"]}
+    driver = SelectingDriver()
+    driver.subscribe("one", RED)
+    driver.subscribe("two", RED)
+    driver.send(*numbers(4), colour="red")
+    assert driver.settle() == {"one": ["0", "2"], "two": ["1", "3"]}
 
 
 def test_a_queue_whose_last_selector_has_gone_is_served_as_if_there_had_been_none() -> None:
-    world = World()
-    world.subscribe("red", RED)
-    (queue,) = world.engine.queues()
-    assert queue in world.engine.selections.by_queue
-    world.engine.unsubscribe(world.session, Unsubscribe("red"))
-    assert queue not in world.engine.selections.by_queue
+    driver = SelectingDriver()
+    driver.subscribe("red", RED)
+    (queue,) = driver.engine.queues()
+    assert queue in driver.engine.selections.by_queue
+    driver.engine.unsubscribe(driver.session, Unsubscribe("red"))
+    assert queue not in driver.engine.selections.by_queue
 
 
 def test_what_is_given_up_after_it_was_taken_out_of_its_turn_is_counted_once() -> None:
     """It had come back before, so that its empty place was among those that were given back."""
-    world = World(Policy(attempts_max=9))
-    world.subscribe("all")
-    world.send("1")
-    world.send("2", colour="red")
-    world.settle()
-    world.subscribe("red", RED)
-    world.engine.unsubscribe(world.session, Unsubscribe("all"))
-    assert world.settle() == {"red": ["2"]}
-    world.engine.nack(world.session, Nack("red", world.entries["red"][0].sequence, delay_ms=1000))
-    world.engine.change_policies(Policies(Policy(attempts_max=1)))
-    world.settle()
-    assert {queue.name: queue.waiting_count() for queue in world.engine.queues()} == {"a": 1, "DLQ.a": 1}
+    driver = SelectingDriver(Policy(attempts_max=9))
+    driver.subscribe("all")
+    driver.send("1")
+    driver.send("2", colour="red")
+    driver.settle()
+    driver.subscribe("red", RED)
+    driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
+    assert driver.settle() == {"red": ["2"]}
+    driver.engine.nack(driver.session, Nack("red", driver.entries["red"][0].sequence, delay_ms=1000))
+    driver.engine.change_policies(Policies(Policy(attempts_max=1)))
+    driver.settle()
+    assert {queue.name: queue.waiting_count() for queue in driver.engine.queues()} == {"a": 1, "DLQ.a": 1}
 
 
 def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispatched_is() -> None:
-    world = World()
-    world.subscribe("red", RED)
-    world.send(*numbers(5000), colour="blue")
-    world.settle()
+    driver = SelectingDriver()
+    driver.subscribe("red", RED)
+    driver.send(*numbers(5000), colour="blue")
+    driver.settle()
     audit = StuckAudit()
 
-    def said() -> list[str]:
+    def stuck_queues() -> list[str]:
         names = []
         for _ in range(20):
-            world.engine.tick(world.engine.now_ms * 1000 + 1_000_000, 0)
-            names += [queue.name for queue in looked(audit, world.engine)]
+            driver.engine.tick(driver.engine.now_ms * 1000 + 1_000_000, 0)
+            names += [queue.name for queue in run_stuck_audit(audit, driver.engine)]
         return names
 
-    assert said() == []
-    world.send("r", colour="red")
+    assert stuck_queues() == []
+    driver.send("r", colour="red")
     # Nobody has taken a turn since.
-    assert said() == ["a"]
-    assert audit.stuck(world.engine.now_ms)[0][1] > STUCK_MS
-    world.settle()
-    assert said() == []
+    assert stuck_queues() == ["a"]
+    assert audit.stuck(driver.engine.now_ms)[0][1] > STUCK_MS
+    driver.settle()
+    assert stuck_queues() == []

@@ -57,8 +57,8 @@ def shown() -> set[str]:
     )
     for row in table.splitlines()[1:]:
         found.update(re.findall("`([^`]+)`", row.split("|")[1]))
-    for _, said in helps(main):
-        found.update(re.findall(r'such as "(.+?)"\.', said))
+    for _, help_text in helps(main):
+        found.update(re.findall(r'such as "(.+?)"\.', help_text))
     return found
 
 
@@ -69,7 +69,7 @@ def test_each_selector_that_is_shown_is_an_example_here() -> None:
 def test_each_command_with_a_selector_shows_one() -> None:
     found = dict(helps(main))
     assert {"truenext redrive", "truenext stages rerun", "truenext browse"} <= found.keys()
-    assert [name for name, said in found.items() if "such as" not in said] == []
+    assert [name for name, help_text in found.items() if "such as" not in help_text] == []
 
 
 @pytest.mark.parametrize("text", EXAMPLES)

@@ -53,7 +53,7 @@ class Loop:
 
     remove_writer = remove_reader
 
-    def go_on_until(self, moment: float) -> None:
+    def run_until(self, moment: float) -> None:
         while self._timers and self._timers[0][0] <= moment:
             at, _, timer = heapq.heappop(self._timers)
             self._now = max(self._now, at)
@@ -107,9 +107,9 @@ class Client:
             server_name="x",
             on_closed=lambda _: None,
         )
-        self.say(b"CONNECT\naccept-version:1.2\nheart-beat:%d,0\n\n\0" % interval_ms)
+        self.send(b"CONNECT\naccept-version:1.2\nheart-beat:%d,0\n\n\0" % interval_ms)
 
-    def say(self, data: bytes, *, is_noticed: bool = True) -> None:
+    def send(self, data: bytes, *, is_noticed: bool = True) -> None:
         self._here.sendall(data)
         if is_noticed and self.loop.readable is not None:
             self.loop.readable()
@@ -132,36 +132,36 @@ def test_a_client_is_given_up_after_2_to_2_5_times_the_agreed_silence_wherever_t
 ) -> None:
     started = client.loop.time()
     for beat in beats:
-        client.loop.go_on_until(started + beat * client.interval)
-        client.say(b"\n")
+        client.loop.run_until(started + beat * client.interval)
+        client.send(b"\n")
     last = client.loop.time()
-    client.loop.go_on_until(last + 2 * client.interval)
+    client.loop.run_until(last + 2 * client.interval)
     assert client.broker.lost_at is None
-    client.loop.go_on_until(last + 10 * client.interval)
+    client.loop.run_until(last + 10 * client.interval)
     assert client.broker.lost_at is not None
     assert 2 * client.interval < client.broker.lost_at - last < 2.5 * client.interval
 
 
 def test_what_came_while_the_broker_was_away_counts_as_heard(client: Client) -> None:
     started = client.loop.time()
-    client.say(b"\n", is_noticed=False)
-    client.loop.go_on_until(started + 4 * client.interval)
+    client.send(b"\n", is_noticed=False)
+    client.loop.run_until(started + 4 * client.interval)
     assert client.broker.lost_at is None
-    client.loop.go_on_until(started + 10 * client.interval)
+    client.loop.run_until(started + 10 * client.interval)
     assert client.broker.lost_at is not None
 
 
 def test_who_is_not_read_is_not_blamed_and_has_as_long_again_afterwards(client: Client) -> None:
     client.broker.has_capacity = False
-    client.say(b"\n")
-    client.loop.go_on_until(client.loop.time() + 50 * client.interval)
+    client.send(b"\n")
+    client.loop.run_until(client.loop.time() + 50 * client.interval)
     assert client.broker.lost_at is None
     client.broker.has_capacity = True
     client.connection.resume_reading()
-    client.say(b"\n")
+    client.send(b"\n")
     last = client.loop.time()
-    client.loop.go_on_until(last + 2 * client.interval)
+    client.loop.run_until(last + 2 * client.interval)
     assert client.broker.lost_at is None
-    client.loop.go_on_until(last + 10 * client.interval)
+    client.loop.run_until(last + 10 * client.interval)
     assert client.broker.lost_at is not None
     assert 2 * client.interval < client.broker.lost_at - last < 2.5 * client.interval

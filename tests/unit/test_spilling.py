@@ -4,7 +4,7 @@ tests/property.
 
 import pytest
 
-from tests.property import rooms
+from tests.property import targets
 from tests.property.disk import found_of
 from tests.unit.test_schedule import Run
 from truenext.answers import Receipt
@@ -37,7 +37,7 @@ def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: Connecti
 def publish(
     run: Run, *bodies: str, size: int = LARGE, to: str = "/topic/t", persistent: bool = False, group: str = ""
 ) -> None:
-    sender = rooms.sessions(run.engine).get("sender") or run.engine.connect("sender")
+    sender = targets.sessions(run.engine).get("sender") or run.engine.connect("sender")
     for body in bodies:
         header = b"n:%b\nJMSXGroupID:%b\n" % (body.encode(), group.encode())
         message = SentMessage(4, persistent, 0, header, body.encode().ljust(size, b"."), group=group)
@@ -63,7 +63,7 @@ def contents(run: Run) -> list[StoredMessage]:
     return run.store.page(CONTENTS_LANE_KEY, 0, 1000).messages
 
 
-def taken(run: Run, consumer: BrokerConsumer) -> list[str]:
+def receive(run: Run, consumer: BrokerConsumer) -> list[str]:
     """All that comes, each acknowledged as it comes."""
     seen = []
     while consumer.held:
@@ -91,7 +91,7 @@ def test_what_leaves_memory_is_on_disk_once_for_all_subscriptions_and_comes_back
     publish(run, "8", "9")
     run.settle()
     assert (len(stored(run)), len(contents(run))) == (3 * 10, 10)
-    assert [taken(run, each) for each in consumers] == [[*"23456789"]] * 3
+    assert [receive(run, each) for each in consumers] == [[*"23456789"]] * 3
     assert (stored(run), contents(run)) == ([], [])
 
 
@@ -111,11 +111,11 @@ def test_a_persistent_message_costs_no_write_as_long_as_there_is_memory_and_is_t
     assert not run.engine.has_batch
     spill(run)
     assert len(stored(run)) == 4
-    taken(run, consumer)
+    receive(run, consumer)
     publish(run, *"4567", persistent=True)
     spill(run)
     assert len(stored(run)) == 4
-    run.begin()
+    run.start_engine()
     assert stored(run) == [], "the run before did not end cleanly"
 
 
@@ -131,7 +131,7 @@ def test_a_message_for_durable_subscriptions_too_has_a_content_of_either_kind() 
     publish(run, "4", persistent=True)
     run.settle()
     assert (len(stored(run)), len(contents(run))) == (4 * 5, 2 * 5)
-    run.begin()
+    run.start_engine()
     assert (len(stored(run)), len(contents(run))) == (2 * 5, 5), "the durable ones have it"
 
 
@@ -149,7 +149,7 @@ def test_nobody_finds_it_after_any_end_of_the_broker_and_its_number_is_used_agai
             for batch in run.engine.last_batches():
                 run.apply(batch)
             assert len(stored(run)) == 14
-        run.begin()
+        run.start_engine()
         assert list(run.engine.queues()) == []
         assert (stored(run), contents(run)) == ([], [])
         assert names(run) == []
@@ -161,7 +161,7 @@ def test_the_same_name_may_be_used_again_while_what_it_had_is_removed() -> None:
         consumer = follow(run)
         publish(run, *(f"{body}{number}" for number in range(6)))
         spill(run)
-        assert taken(run, consumer)[0] == f"{body}2", "the first two lost their bodies to the disk"
+        assert receive(run, consumer)[0] == f"{body}2", "the first two lost their bodies to the disk"
         publish(run, *(f"{body}{number}" for number in range(6)))
         spill(run)
         run.engine.unsubscribe(run.session, Unsubscribe("1"))
@@ -233,7 +233,7 @@ class Waiting:
         self.run = Run()
         self.run.engine.change_policies(Policies(by_pattern=dict(policies)))
         self.seconds = 0
-        self.bytes_taken: dict[ConnectionState, int] = {}
+        self.bytes_sent: dict[ConnectionState, int] = {}
 
     def after(self, seconds: int) -> str:
         """The sessions that have to end, one a second, with what each is told."""
@@ -241,7 +241,7 @@ class Waiting:
         for _ in range(seconds):
             self.seconds += 1
             self.run.engine.tick(self.run.now_ms * 1000, self.seconds * SECOND_US)
-            stalled = self.run.engine.find_stalled(lambda session: self.bytes_taken.get(session, 0))
+            stalled = self.run.engine.find_stalled(lambda session: self.bytes_sent.get(session, 0))
             if stalled is not None:
                 ended.append(f"{stalled[0].id} {stalled[1]}")
                 self.run.engine.disconnect(stalled[0], is_clean=False)
@@ -252,78 +252,78 @@ class Waiting:
 
 
 def test_who_stands_still_is_ended_only_when_others_need_the_room_and_most_is_kept_for_him() -> None:
-    world = Waiting()
-    little, much = world.follower("little"), world.follower("much")
-    publish(world.run, *"012345")
-    spill(world.run)
-    world.run.engine.acknowledge(little.session, Ack("1", next(iter(little.held))))
-    assert world.after(100) == ""
-    world.run.engine.commit_state.disk_level = DiskLevel.LITTLE
-    told = world.after(1)
-    assert told.startswith("much took and acknowledged nothing for 60 seconds")
-    assert "its subscription to t:" in told and "stalled_subscriber_ms" in told
-    assert world.after(1).startswith("little ")
-    assert much.session.id not in rooms.sessions(world.run.engine)
+    driver = Waiting()
+    little, much = driver.follower("little"), driver.follower("much")
+    publish(driver.run, *"012345")
+    spill(driver.run)
+    driver.run.engine.acknowledge(little.session, Ack("1", next(iter(little.held))))
+    assert driver.after(100) == ""
+    driver.run.engine.commit_state.disk_level = DiskLevel.LITTLE
+    ended = driver.after(1)
+    assert ended.startswith("much took and acknowledged nothing for 60 seconds")
+    assert "its subscription to t:" in ended and "stalled_subscriber_ms" in ended
+    assert driver.after(1).startswith("little ")
+    assert much.session.id not in targets.sessions(driver.run.engine)
 
 
 @pytest.mark.parametrize("does", ["takes bytes", "acknowledges", "refuses"])
 def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
-    world = Waiting()
-    consumer = world.follower("slow")
-    publish(world.run, *map(str, range(100)))
-    spill(world.run)
-    world.run.engine.commit_state.disk_level = DiskLevel.NONE
+    driver = Waiting()
+    consumer = driver.follower("slow")
+    publish(driver.run, *map(str, range(100)))
+    spill(driver.run)
+    driver.run.engine.commit_state.disk_level = DiskLevel.NONE
     for number in range(5):
-        assert world.after(59) == ""
+        assert driver.after(59) == ""
         if does == "takes bytes":
-            world.bytes_taken[consumer.session] = number + 1
+            driver.bytes_sent[consumer.session] = number + 1
         else:
             sequence = next(iter(consumer.held))
             if does == "acknowledges":
-                world.run.engine.acknowledge(consumer.session, Ack("1", sequence))
+                driver.run.engine.acknowledge(consumer.session, Ack("1", sequence))
             else:
-                world.run.engine.nack(consumer.session, Nack("1", sequence))
-            world.run.engine.on_all_sent(consumer.session)
-            world.run.settle()
-    assert world.after(60) == "" and world.after(1).startswith("slow ")
+                driver.run.engine.nack(consumer.session, Nack("1", sequence))
+            driver.run.engine.on_all_sent(consumer.session)
+            driver.run.settle()
+    assert driver.after(60) == "" and driver.after(1).startswith("slow ")
 
 
 def test_how_long_one_may_stand_still_is_said_by_the_policy_of_the_topic() -> None:
-    world = Waiting(("quick", Policy(stalled_subscriber_ms=2000)), ("never", Policy(stalled_subscriber_ms=1 << 63)))
+    driver = Waiting(("quick", Policy(stalled_subscriber_ms=2000)), ("never", Policy(stalled_subscriber_ms=1 << 63)))
     for topic in ("quick", "never"):
-        world.follower(topic, f"/topic/{topic}")
-        publish(world.run, *"0123", to=f"/topic/{topic}")
-    spill(world.run)
-    world.run.engine.commit_state.disk_level = DiskLevel.LITTLE
-    assert world.after(2) == ""
-    assert world.after(1).startswith("quick took and acknowledged nothing for 2 seconds")
+        driver.follower(topic, f"/topic/{topic}")
+        publish(driver.run, *"0123", to=f"/topic/{topic}")
+    spill(driver.run)
+    driver.run.engine.commit_state.disk_level = DiskLevel.LITTLE
+    assert driver.after(2) == ""
+    assert driver.after(1).startswith("quick took and acknowledged nothing for 2 seconds")
 
 
 def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:
-    world = Waiting()
-    world.follower("slow")
-    publish(world.run, *"0123")
-    spill(world.run)
-    assert world.after(61) == ""
-    world.run.engine.memory.limit = world.run.engine.memory.unsent
-    assert world.after(1) == "", "only what the sockets have is in memory, and there is room for that"
-    world.run.engine.memory.limit -= 1
-    assert world.after(1).startswith("slow ")
+    driver = Waiting()
+    driver.follower("slow")
+    publish(driver.run, *"0123")
+    spill(driver.run)
+    assert driver.after(61) == ""
+    driver.run.engine.memory.limit = driver.run.engine.memory.unsent
+    assert driver.after(1) == "", "only what the sockets have is in memory, and there is room for that"
+    driver.run.engine.memory.limit -= 1
+    assert driver.after(1).startswith("slow ")
 
 
 def test_of_a_subscription_that_has_a_limit_counts_what_is_on_disk_and_what_is_held_without_its_body() -> None:
-    world = Waiting(("t", Policy(memory_limit=9000)))
-    consumer = world.follower("slow")
-    publish(world.run, *"0123")
-    spill(world.run)
+    driver = Waiting(("t", Policy(memory_limit=9000)))
+    consumer = driver.follower("slow")
+    publish(driver.run, *"0123")
+    spill(driver.run)
     assert consumer.queue.resident == 0 and 4 * LARGE < consumer.queue.spilled < 9000
-    taken(world.run, consumer)
+    receive(driver.run, consumer)
     assert consumer.queue.spilled == 0
-    publish(world.run, *"012345")
-    spill(world.run)
-    assert world.run.engine.evict() == {}
-    publish(world.run, "6")
-    (why,) = world.run.engine.evict().values()
+    publish(driver.run, *"012345")
+    spill(driver.run)
+    assert driver.run.engine.evict() == {}
+    publish(driver.run, "6")
+    (why,) = driver.run.engine.evict().values()
     assert "its subscription to t holds" in why and "memory_limit of that topic's policy is 9000" in why
 
 

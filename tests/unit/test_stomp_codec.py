@@ -54,13 +54,13 @@ def one(version: Version | None, data: bytes) -> Frame:
     return frame
 
 
-def cut(data: bytes, *places: int) -> list[bytes]:
-    ends = [0, *sorted(places), len(data)]
+def cut(data: bytes, *positions: int) -> list[bytes]:
+    ends = [0, *sorted(positions), len(data)]
     return [data[start:end] for start, end in pairwise(ends)]
 
 
 def bytewise(data: bytes) -> list[bytes]:
-    return [data[place : place + 1] for place in range(len(data))]
+    return [data[position : position + 1] for position in range(len(data))]
 
 
 # ---- However the bytes are cut ----
@@ -123,16 +123,16 @@ def test_a_stream_gives_its_frames_in_order(version: Version) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_stream_cut_in_two_anywhere_gives_the_same_frames(version: Version) -> None:
     data, expected = stream(version)
-    for place in range(len(data) + 1):
-        assert decode(version, cut(data, place)) == expected, place
+    for position in range(len(data) + 1):
+        assert decode(version, cut(data, position)) == expected, position
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_stream_cut_in_three_anywhere_gives_the_same_frames(version: Version) -> None:
     data, expected = stream(version)
-    places = random.Random(version.value)
+    positions = random.Random(version.value)
     for _ in range(500):
-        first, second = places.randrange(len(data)), places.randrange(len(data))
+        first, second = positions.randrange(len(data)), positions.randrange(len(data))
         assert decode(version, cut(data, first, second)) == expected, (first, second)
 
 
@@ -158,8 +158,8 @@ def test_a_login_and_what_was_sent_behind_it_is_read_alike_however_it_is_cut(ver
     expected = [("CONNECT", {"accept-version": "1.2", "passcode": "a\\b\\t:c"}, b""), *expected]
     assert decode(None, [login + data], version) == expected
     assert decode(None, bytewise(login + data), version) == expected
-    for place in range(len(login + data)):
-        assert decode(None, cut(login + data, place), version) == expected, place
+    for position in range(len(login + data)):
+        assert decode(None, cut(login + data, position), version) == expected, position
 
 
 def test_before_the_version_is_agreed_frames_come_one_at_a_time() -> None:
@@ -328,7 +328,7 @@ def test_what_is_no_frame_is_refused_however_it_is_cut(versions: list[Version | 
     for version in versions:
         for before in (b"", good if version else b"\n"):
             refused = [[before + data], bytewise(before + data)]
-            refused += [cut(before + data, place) for place in range(0, len(before + data), 1 + len(data) // 100)]
+            refused += [cut(before + data, position) for position in range(0, len(before + data), 1 + len(data) // 100)]
             for chunks in refused:
                 with pytest.raises(RemoteProtocolError):
                     decode(version, chunks)
@@ -472,10 +472,10 @@ def test_a_login_as_long_as_the_limit_and_no_longer(header: bytes) -> None:
     longest = data(LOGIN_BYTES_MAX)
     assert len(longest) == LOGIN_BYTES_MAX + 1
     longer = data(LOGIN_BYTES_MAX + 1)
-    for place in (1, 10, 4000, LOGIN_BYTES_MAX - 1, LOGIN_BYTES_MAX, LOGIN_BYTES_MAX + 1):
-        assert len(decode(None, cut(longest, place))) == 1
+    for position in (1, 10, 4000, LOGIN_BYTES_MAX - 1, LOGIN_BYTES_MAX, LOGIN_BYTES_MAX + 1):
+        assert len(decode(None, cut(longest, position))) == 1
         with pytest.raises(RemoteProtocolError, match="before CONNECT is complete"):
-            decode(None, cut(longer, place))
+            decode(None, cut(longer, position))
 
 
 @pytest.mark.parametrize(
@@ -589,13 +589,13 @@ FRAMES = st.builds(Frame, COMMANDS, st.dictionaries(NAMES, TEXTS, max_size=5), B
 
 
 @pytest.mark.parametrize("version", [Version.V1_1, Version.V1_2])
-@given(frame=FRAMES, places=st.lists(st.integers(0, 400), max_size=4))
-@example(frame=Frame("SEND", {"path": "C:\\reports"}), places=[])
-def test_what_is_encoded_is_decoded_as_it_was(version: Version, frame: Frame, places: list[int]) -> None:
+@given(frame=FRAMES, positions=st.lists(st.integers(0, 400), max_size=4))
+@example(frame=Frame("SEND", {"path": "C:\\reports"}), positions=[])
+def test_what_is_encoded_is_decoded_as_it_was(version: Version, frame: Frame, positions: list[int]) -> None:
     data = encode(frame, version)
     headers = frame.headers | ({"content-length": str(len(frame.body))} if frame.body else {})
     expected = [(frame.command, headers, frame.body)]
-    assert decode(version, cut(data, *(place % len(data) for place in places))) == expected
+    assert decode(version, cut(data, *(position % len(data) for position in positions))) == expected
 
 
 def as_1_0(text: str) -> str:
@@ -603,7 +603,7 @@ def as_1_0(text: str) -> str:
     return text.replace("\r", "\\r").replace("\n", "\\n").strip(" ")
 
 
-def is_told_by_1_0(frame: Frame) -> bool:
+def is_sent_by_1_0(frame: Frame) -> bool:
     """No name holds a colon or is but padding, and no blanks but spaces, which not everybody trims alike."""
     return all(
         ":" not in name
@@ -613,7 +613,7 @@ def is_told_by_1_0(frame: Frame) -> bool:
     )
 
 
-@given(FRAMES.filter(is_told_by_1_0))
+@given(FRAMES.filter(is_sent_by_1_0))
 def test_1_0_keeps_a_frame_whole_and_shows_line_ends_as_escapes(frame: Frame) -> None:
     expected: dict[str, str] = {}
     for name, value in frame.headers.items():
@@ -659,9 +659,9 @@ def test_a_client_takes_larger_headers_than_a_broker_does() -> None:
     """A message whose sender has said as much as it may, and of which the broker says why it failed."""
     client: Protocol[Frame] = Protocol(Side.CLIENT, shapes.FRAMES)
     client.agree(Version.V1_2)
-    said = [f"{number}:{'x' * 500}" for number in range(HEADERS_MAX)]
+    lines = [f"{number}:{'x' * 500}" for number in range(HEADERS_MAX)]
     causes = [f"a{number}:" + "\\n" * 4096 for number in range(4)]
-    head = "\n".join(["MESSAGE", *said, *causes])
+    head = "\n".join(["MESSAGE", *lines, *causes])
     assert len(head) > HEADER_BYTES_MAX
     (frame,) = client.receive(f"{head}\n\n\0".encode())
     assert isinstance(frame, Frame) and frame.headers["a3"] == "\n" * 4096

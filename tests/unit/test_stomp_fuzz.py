@@ -107,11 +107,13 @@ def outcome(version: Version | None, pieces: list[bytes], then: Version) -> Outc
 def test_a_decoder_takes_the_same_bytes_alike_however_they_are_cut(
     version: Version | None, then: Version, data: bytes, sizes: list[int]
 ) -> None:
-    frames, is_taken = outcome(version, [data], then)
-    bytewise, is_taken_bytewise = outcome(version, [data[place : place + 1] for place in range(len(data))], then)
-    pieces, is_taken_in_pieces = outcome(version, chunks(data, sizes), then)
-    assert is_taken == is_taken_bytewise == is_taken_in_pieces
-    if is_taken:
+    frames, is_accepted = outcome(version, [data], then)
+    bytewise, is_accepted_bytewise = outcome(
+        version, [data[position : position + 1] for position in range(len(data))], then
+    )
+    pieces, is_accepted_in_pieces = outcome(version, chunks(data, sizes), then)
+    assert is_accepted == is_accepted_bytewise == is_accepted_in_pieces
+    if is_accepted:
         assert frames == bytewise == pieces
     else:
         assert frames == bytewise[: len(frames)]
@@ -191,11 +193,11 @@ LOGINS = [
 @bounded
 @given(st.sampled_from(LOGINS), st.data())
 def test_no_byte_of_what_comes_before_the_login_is_said_to_anybody(login: bytes, data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(login)))
+    position = data.draw(st.integers(0, len(login)))
     token = data.draw(st.sampled_from([b"", *TOKENS]))
     server = new_server()
     try:
-        assert list(server.receive(login[:place] + token + login[place:])) in ([], [Login()])
+        assert list(server.receive(login[:position] + token + login[position:])) in ([], [Login()])
     except RemoteProtocolError as error:
         if not server.is_connected:
             answer = server.replies.encode_fault(Fault(str(error)[:200], error.code, str(error), server.last_receipt))

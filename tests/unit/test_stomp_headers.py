@@ -29,21 +29,21 @@ def connected(version: Version = Version.V1_2, client_id: str = "c") -> StompSer
     return server
 
 
-def ask(server: StompServer, command: str, headers: dict[str, str]) -> list[Command]:
+def receive(server: StompServer, command: str, headers: dict[str, str]) -> list[Command]:
     return list(server.receive(encode(Frame(command, headers), server._protocol.version)))
 
 
 def subscribed(address: str, headers: dict[str, str] = NOTHING, *, client_id: str = "c") -> Subscribe:
-    (command,) = ask(connected(client_id=client_id), "SUBSCRIBE", {"id": "s", "destination": address} | headers)
+    (command,) = receive(connected(client_id=client_id), "SUBSCRIBE", {"id": "s", "destination": address} | headers)
     assert isinstance(command, Subscribe)
     return command
 
 
-def refused(address: str, headers: dict[str, str] = NOTHING, *, client_id: str = "c") -> str:
-    with pytest.raises(RemoteProtocolError) as refusal:
+def error_of(address: str, headers: dict[str, str] = NOTHING, *, client_id: str = "c") -> str:
+    with pytest.raises(RemoteProtocolError) as raised:
         subscribed(address, headers, client_id=client_id)
-    assert len(str(refusal.value)) < 350
-    return str(refusal.value)
+    assert len(str(raised.value)) < 350
+    return str(raised.value)
 
 
 # ---- The whole table: name, values that pass, values that do not, by what is subscribed to ----
@@ -112,14 +112,14 @@ def test_a_name_of_another_broker_asks_for_nothing_or_is_refused_by_name(
         for value in passing:
             assert subscribed(address, others | {name: value}) == plain
         for value in refusing:
-            reason = refused(address, others | {name: value})
+            reason = error_of(address, others | {name: value})
             assert name in reason and repr(value) in reason
             # It says more than that: what to do.
             assert reason.endswith("is not true or false") or ("; " in reason or "say " in reason)
 
 
 def test_an_exclusive_queue_is_refused_with_the_name_of_what_does_it() -> None:
-    assert "is /temp-queue/NAME: subscribe to that" in refused("/queue/a", {"exclusive": "true"})
+    assert "is /temp-queue/NAME: subscribe to that" in error_of("/queue/a", {"exclusive": "true"})
 
 
 @pytest.mark.parametrize(("option", "header"), AS_OPTIONS.items())
@@ -131,17 +131,17 @@ def test_an_option_asks_for_what_the_header_of_its_name_asks_for(option: str, he
             for value in passing:
                 assert subscribed(f"{address}?{option}={value}") == subscribed(address)
             for value in refusing:
-                assert option in refused(f"{address}?{option}={value}")
+                assert option in error_of(f"{address}?{option}={value}")
 
 
 @pytest.mark.parametrize("address", ["/queue/a", "/subscription/c,n"])
 def test_a_browser_may_say_what_asks_for_nothing_of_a_queue(address: str) -> None:
     headers = {"id": "s", "destination": address, "browser": "true"}
     for name, value in (("durable", "true"), ("auto-delete", "false"), ("x-queue-type", "quorum")):
-        (browse,) = ask(connected(client_id=""), "SUBSCRIBE", headers | {name: value})
+        (browse,) = receive(connected(client_id=""), "SUBSCRIBE", headers | {name: value})
         assert isinstance(browse, Browse)
     with pytest.raises(RemoteProtocolError, match="x-queue-name"):
-        ask(connected(), "SUBSCRIBE", headers | {"x-queue-name": "q"})
+        receive(connected(), "SUBSCRIBE", headers | {"x-queue-name": "q"})
 
 
 UNKNOWN = [
@@ -171,7 +171,7 @@ UNKNOWN = [
 @pytest.mark.parametrize("address", ["/queue/a", "/topic/a", "/temp-queue/a"])
 def test_any_other_name_is_the_user_s(name: str, address: str) -> None:
     assert subscribed(address, {name: "whatever"}) == subscribed(address)
-    (command,) = ask(connected(), "UNSUBSCRIBE", {"id": "s", name: "whatever"})
+    (command,) = receive(connected(), "UNSUBSCRIBE", {"id": "s", name: "whatever"})
     assert command == Unsubscribe("s")
 
 
@@ -179,7 +179,7 @@ def test_any_other_name_is_the_user_s(name: str, address: str) -> None:
 def test_on_send_all_names_are_the_user_s(name: str) -> None:
     if name == "persistent":
         return
-    (send,) = ask(connected(), "SEND", {"destination": "/queue/a", name: "whatever"})
+    (send,) = receive(connected(), "SEND", {"destination": "/queue/a", name: "whatever"})
     assert f"{name}:whatever\n".encode() in send.message.header  # type: ignore[union-attr]
 
 
@@ -201,7 +201,7 @@ def test_a_window_is_exact_or_refused_with_the_limit(name: str) -> None:
     for size in (1, 1000, WINDOW_MAX):
         assert subscribed("/queue/a", {name: str(size)}).window == size
     for size in (WINDOW_MAX + 1, 40_000, 10**9):
-        reason = refused("/queue/a", {name: str(size)})
+        reason = error_of("/queue/a", {name: str(size)})
         assert f"{name} {size} is more than {WINDOW_MAX} messages" in reason
 
 
@@ -209,9 +209,9 @@ def test_a_prefetch_count_of_0_names_no_window() -> None:
     assert subscribed("/queue/a", {"prefetch-count": "0"}).window is None
     assert subscribed("/queue/a", {"prefetch-count": "0", "activemq.prefetchSize": "7"}).window == 7
     for name in ("activemq.prefetchSize", "prefetch-count"):
-        assert f"{name} '-1' is not a number" in refused("/queue/a", {name: "-1"})
-    assert "activemq.prefetchSize of 0 (pulling)" in refused("/queue/a", {"activemq.prefetchSize": "0"})
-    assert "consumer.prefetchSize of 0 (pulling)" in refused("/queue/a?consumer.prefetchSize=0")
+        assert f"{name} '-1' is not a number" in error_of("/queue/a", {name: "-1"})
+    assert "activemq.prefetchSize of 0 (pulling)" in error_of("/queue/a", {"activemq.prefetchSize": "0"})
+    assert "consumer.prefetchSize of 0 (pulling)" in error_of("/queue/a?consumer.prefetchSize=0")
 
 
 # ---- Options of a destination ----
@@ -265,7 +265,7 @@ def test_options_are_cut_off_before_commas_and_wildcards_are_looked_for() -> Non
 )
 def test_an_option_that_is_not_done_is_refused_by_name(options: str, reason: str) -> None:
     for address in ("/queue/a", "/topic/a", "/temp-queue/a"):
-        assert reason in refused(f"{address}?{options}")
+        assert reason in error_of(f"{address}?{options}")
 
 
 def test_the_same_option_twice_is_fine() -> None:
@@ -278,18 +278,20 @@ def test_the_same_option_twice_is_fine() -> None:
 @pytest.mark.parametrize("option", [*OPTIONS, "b"])
 def test_on_send_every_option_is_refused_by_name(address: str, option: str) -> None:
     with pytest.raises(RemoteProtocolError, match=f"option '{option}' of '{address}"):
-        ask(connected(), "SEND", {"destination": f"{address}?{option}=1", "reply-to": "/temp-queue/r"})
+        receive(connected(), "SEND", {"destination": f"{address}?{option}=1", "reply-to": "/temp-queue/r"})
     with pytest.raises(RemoteProtocolError, match=f"option '{option}'"):
-        ask(connected(), "SEND", {"destination": "/queue/a", "reply-to": f"/temp-queue/r?{option}=1"})
+        receive(connected(), "SEND", {"destination": "/queue/a", "reply-to": f"/temp-queue/r?{option}=1"})
 
 
 def test_in_1_0_a_subscription_is_known_by_its_destination_without_the_options() -> None:
     server = connected(Version.V1_0)
-    (subscribe,) = ask(server, "SUBSCRIBE", {"destination": "/queue/a?consumer.prefetchSize=3"})
+    (subscribe,) = receive(server, "SUBSCRIBE", {"destination": "/queue/a?consumer.prefetchSize=3"})
     assert isinstance(subscribe, Subscribe)
     assert (subscribe.subscription, subscribe.window) == ("/queue/a", 3)
-    assert ask(server, "UNSUBSCRIBE", {"destination": "/queue/a"}) == [Unsubscribe("/queue/a")]
-    assert ask(server, "UNSUBSCRIBE", {"destination": "/queue/a?consumer.prefetchSize=3"}) == [Unsubscribe("/queue/a")]
+    assert receive(server, "UNSUBSCRIBE", {"destination": "/queue/a"}) == [Unsubscribe("/queue/a")]
+    assert receive(server, "UNSUBSCRIBE", {"destination": "/queue/a?consumer.prefetchSize=3"}) == [
+        Unsubscribe("/queue/a")
+    ]
 
 
 # ---- Several names of one thing ----
@@ -313,13 +315,13 @@ def test_two_names_of_one_thing_agree_or_are_refused(
     for one, other in ((by_headers, both), (by_options, both)):
         assert (one.window, one.priority, one.is_exclusive) == (other.window, other.priority, other.is_exclusive)
         assert (one.selector and one.selector.text) == (other.selector and other.selector.text)
-    reason = refused(f"/queue/a?{options}", others)
+    reason = error_of(f"/queue/a?{options}", others)
     assert "disagree; say one of them" in reason
     assert options.partition("=")[0] in reason and all(name in reason for name in others)
 
 
 def test_two_headers_of_one_window_that_disagree_are_refused() -> None:
-    reason = refused("/queue/a", {"activemq.prefetchSize": "10", "prefetch-count": "20"})
+    reason = error_of("/queue/a", {"activemq.prefetchSize": "10", "prefetch-count": "20"})
     assert "activemq.prefetchSize '10' and prefetch-count '20' disagree" in reason
 
 
@@ -336,11 +338,11 @@ def test_an_empty_selector_is_none_named() -> None:
 def test_a_durable_subscription_has_one_of_four_names(name: str) -> None:
     assert subscribed("/topic/a", {name: "n"}).durable == "c,n"
     assert subscribed("/topic/a", {name: "n", "durable": "true"}).durable == "c,n"
-    (command,) = ask(connected(), "UNSUBSCRIBE", {"id": "s", name: "n"})
+    (command,) = receive(connected(), "UNSUBSCRIBE", {"id": "s", name: "n"})
     assert command == Unsubscribe("s", "c,n")
-    assert f"{name} on a SUBSCRIBE to a queue: durable" in refused("/queue/a", {name: "n"})
-    assert f"{name} on a SUBSCRIBE to a temporary queue: durable" in refused("/temp-queue/a", {name: "n"})
-    assert f"{name} names a durable subscription, and durable:false" in refused(
+    assert f"{name} on a SUBSCRIBE to a queue: durable" in error_of("/queue/a", {name: "n"})
+    assert f"{name} on a SUBSCRIBE to a temporary queue: durable" in error_of("/temp-queue/a", {name: "n"})
+    assert f"{name} names a durable subscription, and durable:false" in error_of(
         "/topic/a", {name: "n", "durable": "false"}
     )
 
@@ -352,17 +354,17 @@ def test_an_empty_name_of_a_durable_subscription_is_none_by_one_of_the_names_alo
     assert subscribed("/topic/a", {"durable-subscriber-name": "", "durable": "true"}).durable == "c,s"
     assert subscribed("/topic/a", {"durable-subscriber-name": "", "activemq.subscriptionName": "n"}).durable == "c,n"
     for name in DURABLE_NAME[:3]:
-        assert "is empty" in refused("/topic/a", {name: ""})
-        assert name in refused("/queue/a", {name: ""})
+        assert "is empty" in error_of("/topic/a", {name: ""})
+        assert name in error_of("/queue/a", {name: ""})
 
 
 @pytest.mark.parametrize(("one", "other"), [pair for pair in product(DURABLE_NAME, repeat=2) if pair[0] < pair[1]])
 def test_two_names_of_a_durable_subscription_agree_or_are_refused(one: str, other: str) -> None:
     assert subscribed("/topic/a", {one: "n", other: "n"}).durable == "c,n"
-    reason = refused("/topic/a", {one: "n", other: "m"})
+    reason = error_of("/topic/a", {one: "n", other: "m"})
     assert one in reason and other in reason and "disagree" in reason
     with pytest.raises(RemoteProtocolError, match="disagree"):
-        ask(connected(), "UNSUBSCRIBE", {"id": "s", one: "n", other: "m"})
+        receive(connected(), "UNSUBSCRIBE", {"id": "s", one: "n", other: "m"})
 
 
 @pytest.mark.parametrize("name", ["durable", "persistent"])
@@ -370,9 +372,9 @@ def test_two_names_of_a_durable_subscription_agree_or_are_refused(one: str, othe
 def test_a_subscription_to_a_topic_is_durable_by_either_word(name: str, address: str) -> None:
     assert subscribed(address, {name: "true"}).durable == "c,s"
     assert subscribed(address, {name: "True", "auto-delete": "false"}).durable == "c,s"
-    assert "needs a client-id" in refused(address, {name: "true"}, client_id="")
-    assert "disagree" in refused(address, {"durable": "true", "persistent": "true"} | {name: "false"})
-    (command,) = ask(connected(), "UNSUBSCRIBE", {"id": "s", name: "true", "auto-delete": "false"})
+    assert "needs a client-id" in error_of(address, {name: "true"}, client_id="")
+    assert "disagree" in error_of(address, {"durable": "true", "persistent": "true"} | {name: "false"})
+    (command,) = receive(connected(), "UNSUBSCRIBE", {"id": "s", name: "true", "auto-delete": "false"})
     assert command == Unsubscribe("s", "c,s")
 
 
@@ -385,12 +387,12 @@ def test_whoever_subscribed_to_a_queue_durable_unsubscribes_with_the_same_header
     headers = {"id": "s", "destination": address, name: "true", "auto-delete": "false"}
     server = connected(client_id=client_id)
     for _ in range(2):
-        (subscribe,) = ask(server, "SUBSCRIBE", headers)
+        (subscribe,) = receive(server, "SUBSCRIBE", headers)
         assert isinstance(subscribe, Subscribe) and subscribe.durable == ""
-        assert ask(server, "UNSUBSCRIBE", headers) == [Unsubscribe("s")]
+        assert receive(server, "UNSUBSCRIBE", headers) == [Unsubscribe("s")]
     if client_id:
         # Of no queue any more: a durable subscription that nobody uses now.
-        assert ask(server, "UNSUBSCRIBE", headers) == [Unsubscribe("s", "c,s")]
+        assert receive(server, "UNSUBSCRIBE", headers) == [Unsubscribe("s", "c,s")]
 
 
 # ---- Our own ----
@@ -433,15 +435,15 @@ SLIPS = ["truenext-numer", "truenext-Number", "truenext-", "truenext-number ", "
 @pytest.mark.parametrize("name", [*OF_MESSAGE, *BELONGS, *SLIPS])
 @pytest.mark.parametrize("command", FRAMES)
 def test_one_of_our_own_names_is_for_this_frame_or_refused_by_name(command: str, name: str, version: Version) -> None:
-    headers, ours = FRAMES[command]
-    if name in ours:
+    headers, own_headers = FRAMES[command]
+    if name in own_headers:
         both = {"truenext-producer": "p", "truenext-number": "1"} if command == "COMMIT" else {}
         value = VALUES.get(name, "7")
-        assert ask(connected(version), command, headers | both | {name: value})
+        assert receive(connected(version), command, headers | both | {name: value})
         return
-    with pytest.raises(RemoteProtocolError) as refusal:
-        ask(connected(version), command, headers | {name: "7"})
-    reason = str(refusal.value)
+    with pytest.raises(RemoteProtocolError) as raised:
+        receive(connected(version), command, headers | {name: "7"})
+    reason = str(raised.value)
     assert reason.startswith(f"unknown header {name!r} of {command}: ")
     if name in BELONGS:
         assert reason.endswith(f": it is for {BELONGS[name]}; leave it out")
@@ -449,37 +451,37 @@ def test_one_of_our_own_names_is_for_this_frame_or_refused_by_name(command: str,
         assert reason.endswith(": only the broker says it; leave it out")
     else:
         assert reason.endswith("; leave it out")
-        assert command == "UNSUBSCRIBE" or all(each in reason for each in ours if each not in OF_MESSAGE)
+        assert command == "UNSUBSCRIBE" or all(each in reason for each in own_headers if each not in OF_MESSAGE)
 
 
 def test_before_the_login_a_slip_is_refused_and_nothing_of_it_said() -> None:
     server = StompServer(session_id="me", identity="b1", server_name="truenext/1")
-    with pytest.raises(RemoteProtocolError) as refusal:
+    with pytest.raises(RemoteProtocolError) as raised:
         list(server.receive(b"CONNECT\naccept-version:1.2\ntruenext-sekret:hush\n\n\0"))
-    assert str(refusal.value).startswith("unknown header of CONNECT; those that begin with truenext- are truenext-")
-    assert "sekret" not in str(refusal.value) and "hush" not in str(refusal.value)
+    assert str(raised.value).startswith("unknown header of CONNECT; those that begin with truenext- are truenext-")
+    assert "sekret" not in str(raised.value) and "hush" not in str(raised.value)
 
 
 @pytest.mark.parametrize("command", ["ACK", "NACK"])
 @pytest.mark.parametrize("version", [Version.V1_1, Version.V1_2])
 def test_whatever_a_message_said_its_acknowledgement_may_repeat(command: str, version: Version) -> None:
-    said = {"truenext-sequence": "5", "truenext-numer": "1", "truenext-express": "maybe", "truenext-producers": ""}
-    assert ask(connected(version), command, FRAMES[command][0] | said)
+    fields = {"truenext-sequence": "5", "truenext-numer": "1", "truenext-express": "maybe", "truenext-producers": ""}
+    assert receive(connected(version), command, FRAMES[command][0] | fields)
 
 
 @pytest.mark.parametrize("name", [*SLIPS, "truenext-express", "truenext-delay"])
 def test_on_send_our_own_names_are_the_user_s_but_for_those_that_are_understood(name: str) -> None:
-    (send,) = ask(connected(), "SEND", {"destination": "/queue/a", name: "whatever"})
+    (send,) = receive(connected(), "SEND", {"destination": "/queue/a", name: "whatever"})
     assert f"{name}:whatever\n".encode() in send.message.header  # type: ignore[union-attr]
 
 
 def test_the_decision_names_all_of_our_own() -> None:
     page = Path(__file__).parents[2] / "docs" / "decisions" / "0038-other-brokers-headers.md"
     table = page.read_text().partition("## Our own")[2].partition("##")[0]
-    for command, (_, ours) in FRAMES.items():
+    for command, (_, own_headers) in FRAMES.items():
         (line,) = [line for line in table.splitlines() if line.startswith("|") and command in re.findall(r"\w+", line)]
-        assert set(re.findall(r"`(.*?)`", line)) == set(ours) - set(OF_MESSAGE)
-        assert ("what a MESSAGE says" in line) == (set(OF_MESSAGE) <= set(ours))
+        assert set(re.findall(r"`(.*?)`", line)) == set(own_headers) - set(OF_MESSAGE)
+        assert ("what a MESSAGE says" in line) == (set(OF_MESSAGE) <= set(own_headers))
 
 
 # ---- NACK ----
@@ -500,7 +502,7 @@ NACKED = {"id": "5@s"}
     ],
 )
 def test_requeue_false_is_poison(headers: dict[str, str], is_rejected: bool) -> None:
-    (nack,) = ask(connected(), "NACK", NACKED | headers)
+    (nack,) = receive(connected(), "NACK", NACKED | headers)
     assert isinstance(nack, Nack) and nack.is_rejected is is_rejected
 
 
@@ -515,4 +517,4 @@ def test_requeue_false_is_poison(headers: dict[str, str], is_rejected: bool) -> 
 )
 def test_a_requeue_that_contradicts_is_refused(headers: dict[str, str], reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
-        ask(connected(), "NACK", NACKED | headers)
+        receive(connected(), "NACK", NACKED | headers)

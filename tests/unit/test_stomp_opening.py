@@ -89,22 +89,22 @@ def test_first_bytes_of_a_server_of_another_protocol_are_named_however_they_are_
 @pytest.mark.parametrize("data", STOMP_SERVERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_first_bytes_of_a_server_of_stomp_all_go_on(data: bytes, size: int) -> None:
-    goes_on(detector_for_server(), data, size)
+    check_forwarded(detector_for_server(), data, size)
 
 
 @pytest.mark.parametrize("data", STOMP)
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_first_bytes_of_stomp_and_of_the_unknown_all_go_on(data: bytes, size: int) -> None:
-    goes_on(detector_for_client(), data, size)
+    check_forwarded(detector_for_client(), data, size)
 
 
-def goes_on(opening: ProtocolDetector, data: bytes, size: int) -> None:
-    came = b""
+def check_forwarded(opening: ProtocolDetector, data: bytes, size: int) -> None:
+    received = b""
     for piece in pieces_of(data, size):
-        came += piece
+        received += piece
         opened = opening.receive(piece)
         if opened is not None:
-            assert opened == came
+            assert opened == received
             return
     raise AssertionError("it is not decided at its end")
 

@@ -32,7 +32,7 @@ def first_column(heading: str) -> list[str]:
     return [name for row in rows(heading) for name in names(row[0])]
 
 
-def said_on(command: str) -> set[str]:
+def documented_headers(command: str) -> set[str]:
     table = rows("frame")
     return {name for frames, cell, *_ in table if command in frames.split(", ") for name in names(cell)}
 
@@ -50,15 +50,19 @@ def test_each_header_of_connect_is_there() -> None:
 def test_each_header_of_a_clients_frame_is_there_with_its_frame_and_no_other() -> None:
     understood = {(command, name) for command, all_names in OWN_HEADERS.items() for name in all_names}
     commands = {command for frames, *_ in rows("frame") for command in frames.split(", ")}
-    said = {(command, name) for command in commands - {"MESSAGE", "RECEIPT", "ERROR"} for name in said_on(command)}
-    assert said == understood
+    documented = {
+        (command, name)
+        for command in commands - {"MESSAGE", "RECEIPT", "ERROR"}
+        for name in documented_headers(command)
+    }
+    assert documented == understood
 
 
 def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
-    said = said_on("MESSAGE") | said_on("RECEIPT") | said_on("ERROR")
-    assert said_on("MESSAGE") > BROKER_HEADERS
+    documented = documented_headers("MESSAGE") | documented_headers("RECEIPT") | documented_headers("ERROR")
+    assert documented_headers("MESSAGE") > BROKER_HEADERS
     in_replies = in_code("wire/stomp/replies.py") - BROKER_HEADERS
-    assert said - BROKER_HEADERS == in_replies
+    assert documented - BROKER_HEADERS == in_replies
     connected = set(first_column("on CONNECTED, if any of these was asked for"))
     assert connected == in_code("wire/stomp/server.py")
 

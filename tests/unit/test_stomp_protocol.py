@@ -16,7 +16,7 @@ ANSWERS = {"CONNECTED", "MESSAGE", "RECEIPT", "ERROR"}
 STRANGE = {"", "connect", "Send", "SEND ", "PUBLISH", "GET / HTTP/1.1", "\u00c9"}
 EVERYTHING = REQUESTS | LOGINS | ANSWERS | STRANGE
 
-MAY_COME = {
+ALLOWED = {
     (Side.SERVER, ProtocolState.CONNECTING): LOGINS,
     (Side.SERVER, ProtocolState.CONNECTED): REQUESTS,
     (Side.SERVER, ProtocolState.CLOSED): set(),
@@ -53,12 +53,12 @@ def protocol_in(side: Side, state: ProtocolState, version: Version = Version.V1_
 
 
 @pytest.mark.parametrize("command", sorted(EVERYTHING))
-@pytest.mark.parametrize(("side", "state"), MAY_COME.keys())
+@pytest.mark.parametrize(("side", "state"), ALLOWED.keys())
 def test_a_frame_may_come_exactly_when_the_specification_says_so(
     side: Side, state: ProtocolState, command: str
 ) -> None:
     protocol = protocol_in(side, state)
-    allowed = command in MAY_COME[side, state]
+    allowed = command in ALLOWED[side, state]
     assert command not in protocol.stateless or allowed
     if allowed:
         protocol.check(Frame(command, {}))
@@ -126,11 +126,11 @@ def test_a_frame_leads_to_the_next_state(
     assert protocol.state is follower
 
 
-@pytest.mark.parametrize(("side", "state"), MAY_COME.keys())
+@pytest.mark.parametrize(("side", "state"), ALLOWED.keys())
 def test_frames_that_need_no_check_are_those_that_change_nothing(side: Side, state: ProtocolState) -> None:
     steady = protocol_in(side, state).stateless
     if state is ProtocolState.CONNECTED:
-        assert steady == MAY_COME[side, state] - {"DISCONNECT", "ERROR"}
+        assert steady == ALLOWED[side, state] - {"DISCONNECT", "ERROR"}
     for command in steady:
         protocol = protocol_in(side, state)
         protocol.check(Frame(command, {}))
@@ -223,8 +223,8 @@ def test_anything_else_is_no_heart_beat(text: str) -> None:
 def deliver(data: bytes, receiver: Protocol[Frame]) -> list[Frame]:
     """What one side reads of the bytes, byte by byte."""
     frames: list[Frame] = []
-    for place in range(len(data)):
-        frames += receiver.receive(data[place : place + 1])
+    for position in range(len(data)):
+        frames += receiver.receive(data[position : position + 1])
     for frame in frames:
         receiver.check(frame)
     return frames

@@ -67,7 +67,7 @@ def connecting() -> StompServer:
 
 def connected(version: Version = Version.V1_2) -> StompServer:
     server = connecting()
-    assert ask(server, "CONNECT", f"accept-version:{version.value}", "host:h") == [Login()]
+    assert receive(server, "CONNECT", f"accept-version:{version.value}", "host:h") == [Login()]
     assert server.is_connected
     return server
 
@@ -81,23 +81,23 @@ def text(command: str, *lines: str, body: bytes = b"") -> bytes:
     return "\n".join([command, *lines, "", ""]).encode() + body + b"\0"
 
 
-def ask(server: StompServer, command: str, *lines: str, body: bytes = b"") -> list[Command]:
+def receive(server: StompServer, command: str, *lines: str, body: bytes = b"") -> list[Command]:
     return list(server.receive(text(command, *lines, body=body)))
 
 
-def asked(kind: type[AnyCommand], version: Version, command: str, *lines: str, body: bytes = b"") -> AnyCommand:
+def receive_one(kind: type[AnyCommand], version: Version, command: str, *lines: str, body: bytes = b"") -> AnyCommand:
     """The one command that a frame of a connected client becomes."""
-    (made,) = ask(connected(version), command, *lines, body=body)
+    (made,) = receive(connected(version), command, *lines, body=body)
     assert isinstance(made, kind)
     return made
 
 
-def refused(version: Version, command: str, *lines: str) -> str:
+def error_of(version: Version, command: str, *lines: str) -> str:
     """Why a frame of a connected client is refused."""
-    with pytest.raises(RemoteProtocolError) as refusal:
-        ask(connected(version), command, *lines)
-    assert len(str(refusal.value)) < 300
-    return str(refusal.value)
+    with pytest.raises(RemoteProtocolError) as raised:
+        receive(connected(version), command, *lines)
+    assert len(str(raised.value)) < 300
+    return str(raised.value)
 
 
 def decode(version: Version | None, data: bytes) -> list[Frame]:
@@ -109,7 +109,7 @@ def decode(version: Version | None, data: bytes) -> list[Frame]:
 def message_frame(version: Version, deliveries: list[Delivered], *lines: str) -> list[Frame]:
     """What a client with one subscription reads."""
     server = connected(version)
-    ask(server, "SUBSCRIBE", QUEUE, "id:s", *lines)
+    receive(server, "SUBSCRIBE", QUEUE, "id:s", *lines)
     parts: list[bytes] = []
     server.replies.encode_deliveries("s", deliveries, parts)
     assert len(parts) == PARTS_PER_MESSAGE * len(deliveries)
@@ -124,7 +124,7 @@ def message_frame(version: Version, deliveries: list[Delivered], *lines: str) ->
 def test_a_login_is_answered_with_the_version(version: Version, command: str) -> None:
     server = connecting()
     assert not server.is_connected
-    assert ask(server, command, f"accept-version:{version.value}", "host:h") == [Login()]
+    assert receive(server, command, f"accept-version:{version.value}", "host:h") == [Login()]
     assert server.is_connected and not server.is_closed and not server.has_unchecked_login
     (frame,) = decode(None, answer_of(server))
     assert frame.command == "CONNECTED"
@@ -142,7 +142,7 @@ def test_a_login_is_answered_with_the_version(version: Version, command: str) ->
 )
 def test_whoever_says_who_it_is_is_told_that_nobody_checks_it(version: Version, lines: list[str]) -> None:
     server = connecting()
-    assert ask(server, "CONNECT", f"accept-version:{version.value}", "host:h", *lines) == [Login()]
+    assert receive(server, "CONNECT", f"accept-version:{version.value}", "host:h", *lines) == [Login()]
     assert server.has_unchecked_login
     (frame,) = decode(None, answer_of(server))
     assert frame.headers["truenext-login"] == "unchecked"
@@ -151,14 +151,14 @@ def test_whoever_says_who_it_is_is_told_that_nobody_checks_it(version: Version, 
 @pytest.mark.parametrize("lines", [[], ["login:", "passcode:"], ["login: "]])
 def test_whoever_does_not_say_who_it_is_is_told_nothing(lines: list[str]) -> None:
     server = connecting()
-    ask(server, "CONNECT", "accept-version:1.2", *lines)
+    receive(server, "CONNECT", "accept-version:1.2", *lines)
     assert not server.has_unchecked_login
     assert b"truenext-login" not in answer_of(server)
 
 
 def test_a_login_that_names_no_version_means_1_0() -> None:
     server = connecting()
-    ask(server, "CONNECT", "login: me", "passcode: secret")
+    receive(server, "CONNECT", "login: me", "passcode: secret")
     assert b"\nversion:1.0\n" in answer_of(server)
 
 
@@ -175,7 +175,7 @@ def test_a_login_that_names_no_version_means_1_0() -> None:
 def test_heart_beats_are_as_slow_as_the_slower_side_wants(heart_beat: list[str], sends: int, expects: int) -> None:
     """1.2, "Heart-beating": MAX of what one side can do and the other wants; 0 is none."""
     server = connecting()
-    ask(server, "CONNECT", "accept-version:1.2", *heart_beat)
+    receive(server, "CONNECT", "accept-version:1.2", *heart_beat)
     assert (server.send_interval_ms, server.receive_interval_ms) == (sends, expects)
 
 
@@ -183,16 +183,16 @@ def test_heart_beats_are_as_slow_as_the_slower_side_wants(heart_beat: list[str],
 def test_what_the_broker_says_of_heart_beats_is_what_is_agreed_whether_a_client_reckons_or_not(heart_beat: str) -> None:
     """Some clients (Go's) beat, and expect beats, as often as CONNECTED says, whatever they have asked for."""
     server = connecting()
-    ask(server, "CONNECT", "accept-version:1.2", f"heart-beat:{heart_beat}")
+    receive(server, "CONNECT", "accept-version:1.2", f"heart-beat:{heart_beat}")
     (connected,) = decode(None, answer_of(server))
-    can, wants = parse_heart_beat(heart_beat)
-    server_can, server_wants = parse_heart_beat(connected.headers["heart-beat"])
+    can, expects = parse_heart_beat(heart_beat)
+    server_can, server_expects = parse_heart_beat(connected.headers["heart-beat"])
     # 1.2, "Heart-beating".
     reckoned = (
-        max(server_can, wants) if server_can and wants else 0,
-        max(can, server_wants) if can and server_wants else 0,
+        max(server_can, expects) if server_can and expects else 0,
+        max(can, server_expects) if can and server_expects else 0,
     )
-    assert (server_can, server_wants) == reckoned == (server.send_interval_ms, server.receive_interval_ms)
+    assert (server_can, server_expects) == reckoned == (server.send_interval_ms, server.receive_interval_ms)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_what_the_broker_says_of_heart_beats_is_what_is_agreed_whether_a_client_
 def test_a_login_that_cannot_be_granted_is_refused(lines: list[str], reason: str) -> None:
     server = connecting()
     with pytest.raises(RemoteProtocolError, match=reason):
-        ask(server, "CONNECT", *lines)
+        receive(server, "CONNECT", *lines)
     assert not server.is_connected
 
 
@@ -214,13 +214,13 @@ def test_a_login_that_cannot_be_granted_is_refused(lines: list[str], reason: str
 def test_nothing_is_asked_before_the_login(command: str) -> None:
     server = connecting()
     with pytest.raises(RemoteProtocolError):
-        ask(server, command, QUEUE, "id:1", "transaction:t")
+        receive(server, command, QUEUE, "id:1", "transaction:t")
     assert not server.is_connected
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_second_login_is_refused(version: Version) -> None:
-    assert "CONNECT may not come while connected" in refused(version, "CONNECT", "accept-version:1.2")
+    assert "CONNECT may not come while connected" in error_of(version, "CONNECT", "accept-version:1.2")
 
 
 def test_frames_behind_the_login_are_read_by_the_version_it_agrees_on() -> None:
@@ -269,7 +269,7 @@ def test_nothing_follows_a_disconnect(in_one_read: bool, later: str) -> None:
 
 @pytest.mark.parametrize("command", ["MESSAGE", "RECEIPT", "ERROR", "CONNECTED", "send", "PUBLISH"])
 def test_what_no_client_says_is_refused_by_name(command: str) -> None:
-    assert f"unknown command '{command}'" in refused(Version.V1_2, command, QUEUE)
+    assert f"unknown command '{command}'" in error_of(Version.V1_2, command, QUEUE)
 
 
 # ---- SEND ----
@@ -277,7 +277,7 @@ def test_what_no_client_says_is_refused_by_name(command: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_send_becomes_a_message(version: Version) -> None:
-    send = asked(Send, version, "SEND", QUEUE, "colour:red", body=b"hello")
+    send = receive_one(Send, version, "SEND", QUEUE, "colour:red", body=b"hello")
     assert send.destination == parse("/queue/a", "me")
     assert (send.transaction, send.producer, send.number) == (None, None, 0)
     message = send.message
@@ -296,7 +296,7 @@ def test_a_send_becomes_a_message(version: Version) -> None:
 def test_content_length_is_always_among_the_headers_once(
     version: Version, length: list[str], unusual: list[str]
 ) -> None:
-    commands = ask(connected(version), "SEND", QUEUE, *length, *unusual, body=b"hello")
+    commands = receive(connected(version), "SEND", QUEUE, *length, *unusual, body=b"hello")
     assert isinstance(commands[0], Send)
     header = commands[0].message.header
     assert header.count(b"content-length:5\n") == header.count(b"content-length") == 1
@@ -320,12 +320,12 @@ def test_content_length_is_always_among_the_headers_once(
     ],
 )
 def test_a_priority_outside_is_moved_to_the_nearest_end(line: str, priority: int) -> None:
-    assert asked(Send, Version.V1_2, "SEND", QUEUE, line).message.priority == priority
+    assert receive_one(Send, Version.V1_2, "SEND", QUEUE, line).message.priority == priority
 
 
 @pytest.mark.parametrize("value", ["", "high", "4.0", "+4", "--4", "-", " 4", "\u0664", "\u00b2"])
 def test_a_priority_that_is_no_number_is_refused(value: str) -> None:
-    assert "is not a number" in refused(Version.V1_2, "SEND", QUEUE, f"priority:{value}")
+    assert "is not a number" in error_of(Version.V1_2, "SEND", QUEUE, f"priority:{value}")
 
 
 @pytest.mark.parametrize("producer", VERSIONS)
@@ -358,12 +358,12 @@ def test_every_message_says_its_priority_as_it_is_counted_and_once(
     producer: Version, consumer: Version, lines: list[str], counted: str, others: list[str]
 ) -> None:
     sender = connected(producer)
-    ask(sender, "SUBSCRIBE", "destination:/temp-queue/r", "id:r")
-    send = ask(sender, "SEND", QUEUE, *lines, *others, body=b"body")[0]
+    receive(sender, "SUBSCRIBE", "destination:/temp-queue/r", "id:r")
+    send = receive(sender, "SEND", QUEUE, *lines, *others, body=b"body")[0]
     assert isinstance(send, Send)
     assert str(send.message.priority) == counted
     server = connected(consumer)
-    ask(server, "SUBSCRIBE", QUEUE, "id:s")
+    receive(server, "SUBSCRIBE", QUEUE, "id:s")
     parts: list[bytes] = []
     server.replies.encode_deliveries("s", [Delivered(send.message)], parts)
     assert b"".join(parts).count(b"\npriority:") == 1
@@ -378,11 +378,11 @@ def test_a_priority_that_is_right_costs_no_header_its_taking_apart(lines: list[s
     """Header lines become those of the MESSAGE as they are; only where none says the priority one stands before."""
     server = connected()
     with mock.patch.object(envelope, "write_header", side_effect=AssertionError):
-        send = ask(server, "SEND", QUEUE, "content-length:0", *lines)[0]
+        send = receive(server, "SEND", QUEUE, "content-length:0", *lines)[0]
     assert isinstance(send, Send)
-    said = [line for line in lines if not line.startswith("receipt")]
+    header = [line for line in lines if not line.startswith("receipt")]
     before = [] if "priority:7" in lines else ["priority:4"]
-    expected = [*before, QUEUE, "content-length:0", *said]
+    expected = [*before, QUEUE, "content-length:0", *header]
     assert send.message.header.decode().splitlines() == expected
 
 
@@ -390,31 +390,31 @@ def test_a_priority_that_is_right_costs_no_header_its_taking_apart(lines: list[s
     ("value", "persistent"), [("true", True), ("TRUE", True), ("True", True), ("false", False), ("False", False)]
 )
 def test_a_message_is_persistent_if_the_producer_says_so(value: str, persistent: bool) -> None:
-    assert asked(Send, Version.V1_2, "SEND", QUEUE, f"persistent:{value}").message.persistent is persistent
+    assert receive_one(Send, Version.V1_2, "SEND", QUEUE, f"persistent:{value}").message.persistent is persistent
 
 
 @pytest.mark.parametrize("value", ["", "yes", "1", "true ", "t", "\u00df" * 500])
 def test_persistent_is_true_or_false(value: str) -> None:
-    assert "is not true or false" in refused(Version.V1_2, "SEND", QUEUE, f"persistent:{value}")
+    assert "is not true or false" in error_of(Version.V1_2, "SEND", QUEUE, f"persistent:{value}")
 
 
 def test_expires_is_a_time_in_milliseconds() -> None:
-    assert asked(Send, Version.V1_2, "SEND", QUEUE, "expires:1700000000000").message.expires_ms == 1700000000000
-    assert asked(Send, Version.V1_2, "SEND", QUEUE, f"expires:{'0' * 30}7").message.expires_ms == 7
+    assert receive_one(Send, Version.V1_2, "SEND", QUEUE, "expires:1700000000000").message.expires_ms == 1700000000000
+    assert receive_one(Send, Version.V1_2, "SEND", QUEUE, f"expires:{'0' * 30}7").message.expires_ms == 7
     for value in ("", "-2", "--1", "-", "1.5", "soon", "\u0661"):
-        assert "is not a number" in refused(Version.V1_2, "SEND", QUEUE, f"expires:{value}")
+        assert "is not a number" in error_of(Version.V1_2, "SEND", QUEUE, f"expires:{value}")
     for value in ("1" * 20, "1" * 5000):
-        assert f" is more than {'9' * 19}" in refused(Version.V1_2, "SEND", QUEUE, f"expires:{value}")
+        assert f" is more than {'9' * 19}" in error_of(Version.V1_2, "SEND", QUEUE, f"expires:{value}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("value", ["0", "-1"])
 def test_what_expires_at_no_time_never_does(version: Version, value: str) -> None:
-    assert asked(Send, version, "SEND", QUEUE, f"expires:{value}").message.expires_ms == 0
+    assert receive_one(Send, version, "SEND", QUEUE, f"expires:{value}").message.expires_ms == 0
 
 
 def test_the_padding_of_1_0_changes_nothing() -> None:
-    send = asked(Send, Version.V1_0, "SEND", "destination: /queue/a", "priority : 7", "persistent:true ", " a:b")
+    send = receive_one(Send, Version.V1_0, "SEND", "destination: /queue/a", "priority : 7", "persistent:true ", " a:b")
     assert send.destination.name == "a"
     assert (send.message.priority, send.message.persistent) == (7, True)
     assert read_header(send.message.header)["a"] == "b"
@@ -423,8 +423,8 @@ def test_the_padding_of_1_0_changes_nothing() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_reply_to_of_the_connection_becomes_one_that_everybody_understands(version: Version) -> None:
     server = connected(version)
-    ask(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:r")
-    (send,) = ask(server, "SEND", QUEUE, "reply-to:/temp-queue/r", "content-length:0")
+    receive(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:r")
+    (send,) = receive(server, "SEND", QUEUE, "reply-to:/temp-queue/r", "content-length:0")
     assert isinstance(send, Send)
     assert read_header(send.message.header)["reply-to"] == "/remote-temp-queue/me/r"
 
@@ -434,19 +434,19 @@ def test_a_reply_to_without_a_subscription_to_it_is_refused_with_what_to_do(vers
     why = r"reply-to /temp-queue/r: this connection has no subscription .*; SUBSCRIBE to it first"
     request = ("SEND", QUEUE, "reply-to:/temp-queue/r", "content-length:0")
     server = connected(version)
-    with pytest.raises(RemoteProtocolError, match=why) as refusal:
-        ask(server, *request)
-    assert refusal.value.code is Code.NOT_FOUND
+    with pytest.raises(RemoteProtocolError, match=why) as raised:
+        receive(server, *request)
+    assert raised.value.code is Code.NOT_FOUND
     # One that ends leaves the other, by either name of the queue; a browser gets no reply.
     server = connected(version)
-    ask(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:1")
-    ask(server, "SUBSCRIBE", "destination:/remote-temp-queue/me/r", "id:2")
-    ask(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:3", "browser:true")
-    ask(server, "UNSUBSCRIBE", "id:1")
-    assert len(ask(server, *request)) == 1
-    ask(server, "UNSUBSCRIBE", "id:2")
+    receive(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:1")
+    receive(server, "SUBSCRIBE", "destination:/remote-temp-queue/me/r", "id:2")
+    receive(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:3", "browser:true")
+    receive(server, "UNSUBSCRIBE", "id:1")
+    assert len(receive(server, *request)) == 1
+    receive(server, "UNSUBSCRIBE", "id:2")
     with pytest.raises(RemoteProtocolError, match=why):
-        ask(server, *request)
+        receive(server, *request)
 
 
 def test_a_subscription_in_the_same_breath_is_there_for_the_reply_to_behind_it() -> None:
@@ -456,12 +456,12 @@ def test_a_subscription_in_the_same_breath_is_there_for_the_reply_to_behind_it()
 
 @pytest.mark.parametrize("address", ["/queue/r", "/remote-temp-queue/you/r", "whatever", "/temp-queue"])
 def test_another_reply_to_stays_as_it_is(address: str) -> None:
-    send = asked(Send, Version.V1_2, "SEND", QUEUE, f"reply-to:{address}", "content-length:0")
+    send = receive_one(Send, Version.V1_2, "SEND", QUEUE, f"reply-to:{address}", "content-length:0")
     assert read_header(send.message.header)["reply-to"] == address
 
 
 def test_a_reply_to_that_can_be_no_queue_is_refused() -> None:
-    assert "has no name" in refused(Version.V1_2, "SEND", QUEUE, "reply-to:/temp-queue/")
+    assert "has no name" in error_of(Version.V1_2, "SEND", QUEUE, "reply-to:/temp-queue/")
 
 
 HOP_HEADERS = [
@@ -487,7 +487,7 @@ def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
         lines.append("truenext-producer:spoofed")
     if name == "truenext-gapless":
         lines += ["truenext-producer:spoofed", "truenext-number:66"]
-    send = ask(connected(version), "SEND", *lines)[0]
+    send = receive(connected(version), "SEND", *lines)[0]
     assert isinstance(send, Send)
     assert not read_header(send.message.header).keys() & set(HOP_HEADERS)
     for consumer in VERSIONS:
@@ -497,40 +497,42 @@ def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
 
 
 def test_padding_does_not_hide_a_header_of_the_broker_in_1_0() -> None:
-    send = asked(Send, Version.V1_0, "SEND", QUEUE, "redelivered : true", " subscription:x")
+    send = receive_one(Send, Version.V1_0, "SEND", QUEUE, "redelivered : true", " subscription:x")
     assert read_header(send.message.header) == {"destination": "/queue/a", "content-length": "0", "priority": "4"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_send_may_belong_to_a_transaction(version: Version) -> None:
-    assert asked(Send, version, "SEND", QUEUE, "transaction:t").transaction == "t"
+    assert receive_one(Send, version, "SEND", QUEUE, "transaction:t").transaction == "t"
 
 
 @pytest.mark.parametrize("number", [0, 1, PRODUCER_NUMBER_MAX])
 def test_a_send_may_be_numbered(number: int) -> None:
-    send = asked(Send, Version.V1_2, "SEND", QUEUE, "truenext-producer:p", f"truenext-number:{number}")
+    send = receive_one(Send, Version.V1_2, "SEND", QUEUE, "truenext-producer:p", f"truenext-number:{number}")
     assert (send.producer, send.number) == ("p", number)
-    commit = asked(Commit, Version.V1_2, "COMMIT", "transaction:t", "truenext-producer:p", f"truenext-number:{number}")
+    commit = receive_one(
+        Commit, Version.V1_2, "COMMIT", "transaction:t", "truenext-producer:p", f"truenext-number:{number}"
+    )
     assert commit == Commit("t", "p", number)
 
 
-@pytest.mark.parametrize(("text", "says"), [("true", True), ("TRUE", True), ("false", False)])
+@pytest.mark.parametrize(("text", "is_gapless"), [("true", True), ("TRUE", True), ("false", False)])
 @pytest.mark.parametrize("times", [1, 10], ids=["first of its shape", "tenth of its shape"])
-def test_a_send_or_commit_may_say_that_its_numbers_have_no_gaps(text: str, says: bool, times: int) -> None:
+def test_a_send_or_commit_may_say_that_its_numbers_have_no_gaps(text: str, is_gapless: bool, times: int) -> None:
     numbered = ["truenext-producer:p", "truenext-number:1", f"truenext-gapless:{text}"]
     server = connected()
     for _ in range(times):
-        (send,) = ask(server, "SEND", QUEUE, "content-length:0", *numbered)
-    assert isinstance(send, Send) and (send.producer, send.number, send.is_gapless) == ("p", 1, says)
+        (send,) = receive(server, "SEND", QUEUE, "content-length:0", *numbered)
+    assert isinstance(send, Send) and (send.producer, send.number, send.is_gapless) == ("p", 1, is_gapless)
     assert read_header(send.message.header).keys() == {"destination", "content-length", "priority"}
-    commit = asked(Commit, Version.V1_2, "COMMIT", "transaction:t", *numbered)
-    assert commit == Commit("t", "p", 1, is_gapless=says)
+    commit = receive_one(Commit, Version.V1_2, "COMMIT", "transaction:t", *numbered)
+    assert commit == Commit("t", "p", 1, is_gapless=is_gapless)
 
 
 def test_a_disconnect_may_name_producers_that_are_to_be_forgotten() -> None:
-    said = r'truenext-forget:["p", "q\c\\u00e4"]'
-    assert ask(connected(), "DISCONNECT", said) == [Disconnect(["p", "q:\u00e4"])]
-    assert ask(connected(), "DISCONNECT", "truenext-forget:[]") == [Disconnect()]
+    header = r'truenext-forget:["p", "q\c\\u00e4"]'
+    assert receive(connected(), "DISCONNECT", header) == [Disconnect(["p", "q:\u00e4"])]
+    assert receive(connected(), "DISCONNECT", "truenext-forget:[]") == [Disconnect()]
 
 
 @pytest.mark.parametrize(
@@ -544,7 +546,7 @@ def test_a_disconnect_may_name_producers_that_are_to_be_forgotten() -> None:
     ],
 )
 def test_what_is_no_list_of_producers_is_refused(text: str, reason: str) -> None:
-    assert reason in refused(Version.V1_2, "DISCONNECT", f"truenext-forget:{text}")
+    assert reason in error_of(Version.V1_2, "DISCONNECT", f"truenext-forget:{text}")
 
 
 @pytest.mark.parametrize(("command", "line"), [("SEND", QUEUE), ("COMMIT", "transaction:t")])
@@ -566,17 +568,17 @@ def test_what_is_no_list_of_producers_is_refused(text: str, reason: str) -> None
     ],
 )
 def test_producer_and_number_follow_their_rules(command: str, line: str, lines: list[str], reason: str) -> None:
-    assert reason in refused(Version.V1_2, command, line, *lines)
+    assert reason in error_of(Version.V1_2, command, line, *lines)
 
 
 def test_a_producer_of_255_characters_is_short_enough() -> None:
-    send = asked(Send, Version.V1_2, "SEND", QUEUE, "truenext-producer:" + "p" * 255, "truenext-number:1")
+    send = receive_one(Send, Version.V1_2, "SEND", QUEUE, "truenext-producer:" + "p" * 255, "truenext-number:1")
     assert send.producer == "p" * 255
 
 
 def test_a_send_needs_a_destination() -> None:
     for version in VERSIONS:
-        assert "SEND without a destination" in refused(version, "SEND", "a:b")
+        assert "SEND without a destination" in error_of(version, "SEND", "a:b")
 
 
 # ---- Questions to the broker ----
@@ -584,9 +586,9 @@ def test_a_send_needs_a_destination() -> None:
 
 def test_a_send_to_control_is_a_question() -> None:
     lines = ["destination:/control/status", "reply-to:/temp-queue/r", "correlation-id:c"]
-    control = asked(ControlRequest, Version.V1_2, "SEND", *lines, body=b"{}")
+    control = receive_one(ControlRequest, Version.V1_2, "SEND", *lines, body=b"{}")
     assert control == ControlRequest("status", b"{}", parse("/temp-queue/r", "me"), "c")
-    assert asked(ControlRequest, Version.V1_2, "SEND", *lines[:2]).correlation is None
+    assert receive_one(ControlRequest, Version.V1_2, "SEND", *lines[:2]).correlation is None
 
 
 @pytest.mark.parametrize(
@@ -600,7 +602,7 @@ def test_a_send_to_control_is_a_question() -> None:
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(lines: list[str], reason: str) -> None:
-    assert reason in refused(Version.V1_2, "SEND", "destination:/control/status", *lines)
+    assert reason in error_of(Version.V1_2, "SEND", "destination:/control/status", *lines)
 
 
 # ---- SUBSCRIBE, UNSUBSCRIBE ----
@@ -617,20 +619,22 @@ def test_a_question_that_cannot_be_answered_is_refused(lines: list[str], reason:
     ],
 )
 def test_a_subscription_has_an_acknowledgement_mode(version: Version, lines: list[str], mode: AckMode) -> None:
-    subscribe = asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", *lines)
+    subscribe = receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", *lines)
     assert subscribe == Subscribe("s", parse("/queue/a", "me"), mode, None)
 
 
 @pytest.mark.parametrize("value", ["", "AUTO", "Client", "individual", " auto", "none"])
 def test_another_acknowledgement_mode_is_refused(value: str) -> None:
-    assert "is not auto, client or client-individual" in refused(
+    assert "is not auto, client or client-individual" in error_of(
         Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"ack:{value}"
     )
 
 
 @pytest.mark.parametrize("size", [1, 1000, WINDOW_MAX])
 def test_a_window_is_what_the_consumer_asks_for(size: int) -> None:
-    assert asked(Subscribe, Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"activemq.prefetchSize:{size}").window == size
+    assert (
+        receive_one(Subscribe, Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"activemq.prefetchSize:{size}").window == size
+    )
 
 
 @pytest.mark.parametrize(
@@ -638,20 +642,20 @@ def test_a_window_is_what_the_consumer_asks_for(size: int) -> None:
     [("0", "not supported"), ("00", "not supported"), ("-1", "not a number"), ("", "not a number"), ("x", "number")],
 )
 def test_a_window_without_room_is_refused(value: str, reason: str) -> None:
-    assert reason in refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"activemq.prefetchSize:{value}")
+    assert reason in error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"activemq.prefetchSize:{value}")
 
 
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)
 @pytest.mark.parametrize("command", ["SUBSCRIBE", "UNSUBSCRIBE"])
 def test_a_subscription_needs_an_id(version: Version, command: str) -> None:
     """1.1 and 1.2, "SUBSCRIBE id Header"."""
-    assert f"{command} without an id" in refused(version, command, QUEUE)
+    assert f"{command} without an id" in error_of(version, command, QUEUE)
 
 
 def test_in_1_0_a_subscription_may_be_known_by_its_destination() -> None:
     """1.0, "SUBSCRIBE" and "UNSUBSCRIBE"."""
     server = connected(Version.V1_0)
-    (subscribe,) = ask(server, "SUBSCRIBE", QUEUE)
+    (subscribe,) = receive(server, "SUBSCRIBE", QUEUE)
     assert subscribe == Subscribe("/queue/a", parse("/queue/a", "me"), AckMode.AUTO, None)
     parts: list[bytes] = []
     server.replies.encode_deliveries(
@@ -659,26 +663,26 @@ def test_in_1_0_a_subscription_may_be_known_by_its_destination() -> None:
     )
     (frame,) = decode(Version.V1_0, b"".join(parts))
     assert "subscription" not in frame.headers
-    assert ask(server, "UNSUBSCRIBE", QUEUE) == [Unsubscribe("/queue/a")]
-    assert asked(Subscribe, Version.V1_0, "SUBSCRIBE", QUEUE, "id:s").subscription == "s"
-    assert "without an id" in refused(Version.V1_0, "UNSUBSCRIBE", "x:y")
+    assert receive(server, "UNSUBSCRIBE", QUEUE) == [Unsubscribe("/queue/a")]
+    assert receive_one(Subscribe, Version.V1_0, "SUBSCRIBE", QUEUE, "id:s").subscription == "s"
+    assert "without an id" in error_of(Version.V1_0, "UNSUBSCRIBE", "x:y")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_unsubscribe_names_its_subscription(version: Version) -> None:
-    assert asked(Unsubscribe, version, "UNSUBSCRIBE", "id:s") == Unsubscribe("s")
+    assert receive_one(Unsubscribe, version, "UNSUBSCRIBE", "id:s") == Unsubscribe("s")
 
 
 def test_a_subscription_needs_a_queue() -> None:
-    assert "without the header 'destination'" in refused(Version.V1_2, "SUBSCRIBE", "id:s")
-    assert "subscribe to the queue" in refused(Version.V1_2, "SUBSCRIBE", "id:s", "destination:/control/status")
+    assert "without the header 'destination'" in error_of(Version.V1_2, "SUBSCRIBE", "id:s")
+    assert "subscribe to the queue" in error_of(Version.V1_2, "SUBSCRIBE", "id:s", "destination:/control/status")
 
 
 def test_an_id_may_be_used_again_with_another_mode() -> None:
     server = connected()
-    ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
-    ask(server, "UNSUBSCRIBE", "id:s")
-    ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:auto")
+    receive(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
+    receive(server, "UNSUBSCRIBE", "id:s")
+    receive(server, "SUBSCRIBE", QUEUE, "id:s", "ack:auto")
     parts: list[bytes] = []
     server.replies.encode_deliveries("s", [Delivered(SentMessage(4, False, 0, b"content-length:0\n", b""))], parts)
     assert "ack" not in decode(Version.V1_2, b"".join(parts))[0].headers
@@ -687,7 +691,7 @@ def test_an_id_may_be_used_again_with_another_mode() -> None:
 def test_a_second_subscribe_of_the_same_id_changes_nothing_for_the_first() -> None:
     # The broker refuses it; until then messages of the first may still be on their way.
     server = connected()
-    ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
+    receive(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
     assert isinstance(next(server.receive(text("SUBSCRIBE", QUEUE, "id:s", "ack:auto"))), Subscribe)
     parts: list[bytes] = []
     server.replies.encode_deliveries("s", [Delivered(SentMessage(4, False, 0, b"content-length:0\n", b""))], parts)
@@ -699,32 +703,32 @@ def test_a_second_subscribe_of_the_same_id_changes_nothing_for_the_first() -> No
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_browser_asks_for_what_its_selector_wants(version: Version) -> None:
-    browse = asked(Browse, version, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a > 1", "ack:client")
+    browse = receive_one(Browse, version, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a > 1", "ack:client")
     assert (browse.subscription, browse.destination) == ("s", parse("/queue/a", "me"))
     assert browse.selector is not None and browse.selector.text == "a > 1"
     for lines in (["browser:TRUE"], ["browser:true", "selector:"]):
-        assert asked(Browse, version, "SUBSCRIBE", QUEUE, "id:s", *lines).selector is None
-    assert asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "browser:false").subscription == "s"
+        assert receive_one(Browse, version, "SUBSCRIBE", QUEUE, "id:s", *lines).selector is None
+    assert receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "browser:false").subscription == "s"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_consumer_asks_for_what_its_selector_wants(version: Version) -> None:
-    subscribe = asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "selector:a > 1", "ack:client")
+    subscribe = receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "selector:a > 1", "ack:client")
     assert subscribe.selector is not None and subscribe.selector.text == "a > 1"
-    assert asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "selector:").selector is None
-    assert "at character 3" in refused(version, "SUBSCRIBE", QUEUE, "id:s", "selector:a ! 1")
+    assert receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "selector:").selector is None
+    assert "at character 3" in error_of(version, "SUBSCRIBE", QUEUE, "id:s", "selector:a ! 1")
 
 
 def test_what_a_browser_may_not_say_is_refused() -> None:
-    assert "is not true or false" in refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:yes")
-    assert "at character 3" in refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a ! 1")
-    assert "exclusive" in refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "activemq.exclusive:true")
+    assert "is not true or false" in error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:yes")
+    assert "at character 3" in error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a ! 1")
+    assert "exclusive" in error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "activemq.exclusive:true")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_browser_reads_how_often_messages_were_dispatched_and_then_that_this_was_all(version: Version) -> None:
     server = connected(version)
-    ask(server, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "ack:client")
+    receive(server, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "ack:client")
     message = SentMessage(4, False, 0, b"content-length:1\n", b"x")
     parts: list[bytes] = []
     server.replies.encode_deliveries(
@@ -748,7 +752,7 @@ def test_a_browser_reads_how_often_messages_were_dispatched_and_then_that_this_w
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_no_message_passes_for_the_end_of_a_browse(version: Version) -> None:
-    assert b"browser" not in asked(Send, version, "SEND", QUEUE, "browser:end").message.header
+    assert b"browser" not in receive_one(Send, version, "SEND", QUEUE, "browser:end").message.header
 
 
 # ---- ACK, NACK, transactions ----
@@ -762,7 +766,7 @@ def test_no_message_passes_for_the_end_of_a_browse(version: Version) -> None:
 def test_what_a_message_carries_acknowledges_it(version: Version, subscription: str) -> None:
     server = connected(version)
     escaped = escape(subscription)
-    ask(server, "SUBSCRIBE", QUEUE, f"id:{escaped}", "ack:client")
+    receive(server, "SUBSCRIBE", QUEUE, f"id:{escaped}", "ack:client")
     parts: list[bytes] = []
     server.replies.encode_deliveries(
         subscription, [Delivered(SentMessage(4, False, 0, b"", b""), sequence=2**63)], parts
@@ -774,10 +778,10 @@ def test_what_a_message_carries_acknowledges_it(version: Version, subscription: 
     else:
         assert "ack" not in frame.headers
         lines = [f"message-id:{escape(frame.headers['message-id'])}", f"subscription:{escaped}"]
-    assert ask(server, "ACK", *lines) == [Ack(subscription, 2**63)]
-    assert ask(server, "NACK", *lines) == [Nack(subscription, 2**63)]
-    assert ask(server, "ACK", *lines, "transaction:t") == [Ack(subscription, 2**63, "t")]
-    assert ask(server, "NACK", *lines, "transaction:t") == [Nack(subscription, 2**63, "t")]
+    assert receive(server, "ACK", *lines) == [Ack(subscription, 2**63)]
+    assert receive(server, "NACK", *lines) == [Nack(subscription, 2**63)]
+    assert receive(server, "ACK", *lines, "transaction:t") == [Ack(subscription, 2**63, "t")]
+    assert receive(server, "NACK", *lines, "transaction:t") == [Nack(subscription, 2**63, "t")]
 
 
 def test_1_0_acknowledges_by_message_id_alone() -> None:
@@ -785,9 +789,9 @@ def test_1_0_acknowledges_by_message_id_alone() -> None:
         Version.V1_0, [Delivered(SentMessage(4, False, 0, b"content-length:0\n", b""), sequence=5)], "ack:client"
     )
     line = f"message-id:{frame.headers['message-id']}"
-    assert asked(Ack, Version.V1_0, "ACK", line) == Ack(None, 5)
-    assert asked(Ack, Version.V1_0, "ACK", line, "subscription:s", "transaction:t") == Ack("s", 5, "t")
-    assert "1.0 has no NACK" in refused(Version.V1_0, "NACK", line)
+    assert receive_one(Ack, Version.V1_0, "ACK", line) == Ack(None, 5)
+    assert receive_one(Ack, Version.V1_0, "ACK", line, "subscription:s", "transaction:t") == Ack("s", 5, "t")
+    assert "1.0 has no NACK" in error_of(Version.V1_0, "NACK", line)
 
 
 @pytest.mark.parametrize("command", ["ACK", "NACK"])
@@ -799,7 +803,7 @@ def test_1_0_acknowledges_by_message_id_alone() -> None:
     ],
 )
 def test_1_2_refuses_an_id_that_no_message_carried(command: str, line: str) -> None:
-    why = refused(Version.V1_2, command, line, "subscription:s")
+    why = error_of(Version.V1_2, command, line, "subscription:s")
     if line.startswith("id:"):
         assert why.startswith(f"{command} with the id ")
     else:
@@ -818,22 +822,22 @@ def test_1_2_refuses_an_id_that_no_message_carried(command: str, line: str) -> N
 def test_earlier_versions_refuse_a_message_id_that_no_message_carried(
     version: Version, command: str, line: str
 ) -> None:
-    assert command in refused(version, command, line, "subscription:s")
+    assert command in error_of(version, command, line, "subscription:s")
 
 
 def test_1_1_needs_the_subscription_too() -> None:
     """1.1, "ACK"."""
     for command in ("ACK", "NACK"):
-        assert "'subscription'" in refused(Version.V1_1, command, "message-id:truenext-b1-5")
+        assert "'subscription'" in error_of(Version.V1_1, command, "message-id:truenext-b1-5")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) -> None:
-    assert asked(Begin, version, "BEGIN", "transaction:t") == Begin("t")
-    assert asked(Commit, version, "COMMIT", "transaction:t") == Commit("t")
-    assert asked(Abort, version, "ABORT", "transaction:t") == Abort("t")
+    assert receive_one(Begin, version, "BEGIN", "transaction:t") == Begin("t")
+    assert receive_one(Commit, version, "COMMIT", "transaction:t") == Commit("t")
+    assert receive_one(Abort, version, "ABORT", "transaction:t") == Abort("t")
     for command in ("BEGIN", "COMMIT", "ABORT"):
-        assert "without the header 'transaction'" in refused(version, command, "x:y")
+        assert "without the header 'transaction'" in error_of(version, command, "x:y")
 
 
 # ---- What is not there yet ----
@@ -851,7 +855,7 @@ def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) 
 def test_a_feature_that_is_not_there_yet_is_refused_by_name(
     version: Version, command: str, line: str, feature: str
 ) -> None:
-    reason = refused(version, command, QUEUE, "id:s", line)
+    reason = error_of(version, command, QUEUE, "id:s", line)
     assert feature in reason and "not supported yet" in reason and line.partition(":")[0] in reason
 
 
@@ -873,13 +877,13 @@ NACKED = ["id:5@s", "message-id:truenext-b1-5", "subscription:s"]
 def test_a_nack_may_say_when_or_that_never_to_try_again(
     version: Version, lines: list[str], delay_ms: int | None, is_rejected: bool
 ) -> None:
-    nack = asked(Nack, version, "NACK", *NACKED, *lines)
+    nack = receive_one(Nack, version, "NACK", *NACKED, *lines)
     assert (nack.sequence, nack.delay_ms, nack.is_rejected) == (5, delay_ms, is_rejected)
 
 
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)
 @pytest.mark.parametrize(
-    ("said", "cause"),
+    ("header", "cause"),
     [
         ("", ""),
         ("ValueError\\c no\\nrow 7", "ValueError: no\nrow 7"),
@@ -887,20 +891,20 @@ def test_a_nack_may_say_when_or_that_never_to_try_again(
         ("x" * 4096,) * 2,
     ],
 )
-def test_a_nack_may_say_why(version: Version, said: str, cause: str) -> None:
-    assert asked(Nack, version, "NACK", *NACKED, f"truenext-cause:{said}").cause == cause
-    assert asked(Nack, version, "NACK", *NACKED).cause == ""
+def test_a_nack_may_say_why(version: Version, header: str, cause: str) -> None:
+    assert receive_one(Nack, version, "NACK", *NACKED, f"truenext-cause:{header}").cause == cause
+    assert receive_one(Nack, version, "NACK", *NACKED).cause == ""
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("is_browse", [False, True])
 def test_a_message_says_why_consumers_failed_with_it(version: Version, is_browse: bool) -> None:
     server = connected(version)
-    ask(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
+    receive(server, "SUBSCRIBE", QUEUE, "id:s", "ack:client")
     parts: list[bytes] = []
     message = SentMessage(4, False, 0, b"truenext-first-cause:imitated\n", b"")
-    said = [Delivered(message, causes=Causes("a: \n\\", "\u20ac")), Delivered(message)]
-    server.replies.encode_deliveries("s", said, parts, is_browse=is_browse)
+    header = [Delivered(message, causes=Causes("a: \n\\", "\u20ac")), Delivered(message)]
+    server.replies.encode_deliveries("s", header, parts, is_browse=is_browse)
     frame, other = decode(version, b"".join(parts))
     first = "a: \\n\\" if version is Version.V1_0 else "a: \n\\"
     assert (frame.headers["truenext-first-cause"], frame.headers["truenext-last-cause"]) == (first, "\u20ac")
@@ -910,7 +914,7 @@ def test_a_message_says_why_consumers_failed_with_it(version: Version, is_browse
 @pytest.mark.parametrize("version", VERSIONS)
 def test_no_sender_says_why_consumers_failed(version: Version) -> None:
     names = [f"truenext-{which}{one}-cause" for which in ("", "original-") for one in ("first", "last")]
-    send = asked(Send, version, "SEND", QUEUE, *(f"{name}:it broke" for name in names), "truenext-cause:mine")
+    send = receive_one(Send, version, "SEND", QUEUE, *(f"{name}:it broke" for name in names), "truenext-cause:mine")
     assert read_header(send.message.header).keys().isdisjoint(names)
     assert read_header(send.message.header)["truenext-cause"] == "mine"
 
@@ -931,7 +935,7 @@ def test_no_sender_says_why_consumers_failed(version: Version) -> None:
     ],
 )
 def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list[str], why: str) -> None:
-    assert why in refused(version, "NACK", *NACKED, *lines)
+    assert why in error_of(version, "NACK", *NACKED, *lines)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -948,20 +952,20 @@ def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list
 def test_a_destination_of_another_broker_is_refused_with_the_words_for_it(
     version: Version, command: str, address: str, words: str
 ) -> None:
-    reason = refused(version, command, f"destination:{address}", "id:s")
+    reason = error_of(version, command, f"destination:{address}", "id:s")
     assert f"unknown destination '{address}'" in reason and words in reason
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_mere_name_is_a_queue(version: Version) -> None:
-    send = asked(Send, version, "SEND", "destination:orders")
+    send = receive_one(Send, version, "SEND", "destination:orders")
     assert send.destination == parse("/queue/orders", "me")
     # As it was sent.
     assert read_header(send.message.header)["destination"] == "orders"
-    assert asked(Subscribe, version, "SUBSCRIBE", "destination:orders.*", "id:s").destination == parse(
+    assert receive_one(Subscribe, version, "SUBSCRIBE", "destination:orders.*", "id:s").destination == parse(
         "/queue/orders.*", "me"
     )
-    assert "can only be subscribed to" in refused(version, "SEND", "destination:orders.*")
+    assert "can only be subscribed to" in error_of(version, "SEND", "destination:orders.*")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -982,7 +986,7 @@ def test_a_mere_name_is_a_queue(version: Version) -> None:
 def test_what_cannot_be_done_with_topics_is_refused_and_says_why(
     version: Version, command: str, lines: list[str], why: str
 ) -> None:
-    assert why in refused(version, command, *lines, "id:s")
+    assert why in error_of(version, command, *lines, "id:s")
 
 
 # ---- Receipts and faults ----
@@ -1003,12 +1007,12 @@ def test_what_cannot_be_done_with_topics_is_refused_and_says_why(
     ],
 )
 def test_a_receipt_is_confirmed_behind_what_it_is_for(version: Version, command: str, lines: list[str]) -> None:
-    without = ask(connected(version), command, *lines)
+    without = receive(connected(version), command, *lines)
     assert len(without) == 1 and not isinstance(without[0], Confirm)
-    first, second = ask(connected(version), command, *lines, "receipt:r\u00e9")
+    first, second = receive(connected(version), command, *lines, "receipt:r\u00e9")
     assert type(first) is type(without[0])
     assert second == Confirm("r\u00e9")
-    assert ask(connected(version), command, *lines, "receipt:")[1:] == [Confirm("")]
+    assert receive(connected(version), command, *lines, "receipt:")[1:] == [Confirm("")]
 
 
 def test_the_receipt_in_question_is_that_of_the_frame_that_was_refused() -> None:
@@ -1070,38 +1074,38 @@ def test_the_receipt_of_a_repeat_says_so(version: Version) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_time_to_live_is_the_broker_s_affair_and_not_the_consumer_s(version: Version) -> None:
-    send = asked(Send, version, "SEND", QUEUE, "truenext-ttl:0500", "ttl:7", "note:x", body=b"x")
+    send = receive_one(Send, version, "SEND", QUEUE, "truenext-ttl:0500", "ttl:7", "note:x", body=b"x")
     assert (send.ttl_ms, send.message.expires_ms) == (500, 0)
     kept = read_header(send.message.header)
     assert kept == {"priority": "4", "destination": "/queue/a", "ttl": "7", "note": "x", "content-length": "1"}
-    send = asked(Send, version, "SEND", QUEUE, f"truenext-ttl:{TTL_MS_MAX}")
+    send = receive_one(Send, version, "SEND", QUEUE, f"truenext-ttl:{TTL_MS_MAX}")
     assert send.ttl_ms == TTL_MS_MAX
-    assert asked(Send, version, "SEND", QUEUE, "ttl:500").ttl_ms == 0
+    assert receive_one(Send, version, "SEND", QUEUE, "ttl:500").ttl_ms == 0
 
 
 def test_the_time_to_live_of_a_scheduled_send_is_its_schedule_s() -> None:
-    send = asked(Send, Version.V1_2, "SEND", QUEUE, "truenext-ttl:500", "AMQ_SCHEDULED_DELAY:7")
+    send = receive_one(Send, Version.V1_2, "SEND", QUEUE, "truenext-ttl:500", "AMQ_SCHEDULED_DELAY:7")
     assert (send.ttl_ms, send.schedule) == (0, Schedule(delay_ms=7, ttl_ms=500))
 
 
 def test_the_time_of_a_scheduled_send_is_read() -> None:
     lines = ["AMQ_SCHEDULED_TIME:1700000000000", "AMQ_SCHEDULED_PERIOD:5", "AMQ_SCHEDULED_REPEAT:2"]
-    send = asked(Send, Version.V1_2, "SEND", QUEUE, *lines)
+    send = receive_one(Send, Version.V1_2, "SEND", QUEUE, *lines)
     assert send.schedule == Schedule(due_ms=1_700_000_000_000, period_ms=5, repeat=2)
     assert "AMQ_SCHEDULED_TIME" not in read_header(send.message.header)
-    assert "AMQ_SCHEDULED_TIME '-1'" in refused(Version.V1_2, "SEND", QUEUE, "AMQ_SCHEDULED_TIME:-1")
-    assert "is more than" in refused(Version.V1_2, "SEND", QUEUE, f"AMQ_SCHEDULED_TIME:{'9' * 30}")
+    assert "AMQ_SCHEDULED_TIME '-1'" in error_of(Version.V1_2, "SEND", QUEUE, "AMQ_SCHEDULED_TIME:-1")
+    assert "is more than" in error_of(Version.V1_2, "SEND", QUEUE, f"AMQ_SCHEDULED_TIME:{'9' * 30}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("others", [[], ["content-length:0"], ["content-length:0", "a:b:c"]])
 def test_a_header_that_is_nearly_one_of_a_schedule_is_refused_by_name(version: Version, others: list[str]) -> None:
     for name in ("AMQ_SCHEDULED_DELEY", "AMQ_SCHEDULED_", "AMQ_SCHEDULED_time", "AMQ_SCHEDULED_ID"):
-        why = refused(version, "SEND", QUEUE, f"{name}:1", *others)
+        why = error_of(version, "SEND", QUEUE, f"{name}:1", *others)
         assert f"unknown header {name!r} of SEND" in why
         assert all(f"AMQ_SCHEDULED_{known}" in why for known in ("CRON", "DELAY", "PERIOD", "REPEAT", "TIME"))
     for name in ("x-AMQ_SCHEDULED_DELEY", "AMQ_SCHEDULER_ACTION"):
-        assert asked(Send, version, "SEND", QUEUE, f"{name}:1", *others).schedule is None
+        assert receive_one(Send, version, "SEND", QUEUE, f"{name}:1", *others).schedule is None
 
 
 def test_the_hundredth_send_with_a_misspelt_header_of_a_schedule_is_refused_as_the_first() -> None:
@@ -1122,16 +1126,16 @@ def test_the_hundredth_send_with_a_time_to_live_is_read_as_the_first() -> None:
 
 @pytest.mark.parametrize("expires", ["expires:5", "expires:0"])
 def test_a_time_to_live_beside_a_time_to_expire_is_refused(expires: str) -> None:
-    assert "say one of them" in refused(Version.V1_2, "SEND", QUEUE, "truenext-ttl:5", expires)
+    assert "say one of them" in error_of(Version.V1_2, "SEND", QUEUE, "truenext-ttl:5", expires)
 
 
 @pytest.mark.parametrize("ttl", ["0", "", "-1", "1.5", "soon", str(TTL_MS_MAX + 1)])
 def test_what_is_no_time_to_live_is_refused_by_name(ttl: str) -> None:
-    assert "truenext-ttl" in refused(Version.V1_2, "SEND", QUEUE, f"truenext-ttl:{ttl}")
+    assert "truenext-ttl" in error_of(Version.V1_2, "SEND", QUEUE, f"truenext-ttl:{ttl}")
 
 
 def test_other_frames_have_no_time_to_live() -> None:
-    why = refused(Version.V1_2, "SUBSCRIBE", QUEUE, "id:1", "truenext-ttl:5")
+    why = error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:1", "truenext-ttl:5")
     assert why == "unknown header 'truenext-ttl' of SUBSCRIBE: it is for SEND; leave it out"
 
 
@@ -1139,18 +1143,18 @@ def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -
     server = connected()
     numbered = ["truenext-producer:p", "truenext-number:7", "receipt:r"]
     for command, lines in (("SEND", [QUEUE]), ("COMMIT", ["transaction:t"])):
-        about, confirm = ask(server, command, *lines, *numbered)
+        about, confirm = receive(server, command, *lines, *numbered)
         assert isinstance(confirm, Confirm) and confirm.numbered is about
-        (_, confirm) = ask(server, command, *lines, "receipt:r")
+        (_, confirm) = receive(server, command, *lines, "receipt:r")
         assert isinstance(confirm, Confirm) and confirm.numbered is None
     for command, lines in (("BEGIN", ["transaction:t"]), ("ABORT", ["transaction:t"]), ("SUBSCRIBE", [QUEUE, "id:1"])):
-        (_, confirm) = ask(server, command, *lines, "receipt:r")
+        (_, confirm) = receive(server, command, *lines, "receipt:r")
         assert isinstance(confirm, Confirm) and confirm.numbered is None
 
 
 def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
     server = connected()
-    assert ask(server, "DISCONNECT", "receipt:bye") == [Disconnect(), Confirm("bye")]
+    assert receive(server, "DISCONNECT", "receipt:bye") == [Disconnect(), Confirm("bye")]
     assert server.replies.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0\n"
 
 
@@ -1204,7 +1208,7 @@ def test_whatever_went_wrong_the_fault_is_one_frame(version: Version, summary: s
 def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Version) -> None:
     """Part of the frame: what counts the frames that a socket has taken counts it with the frame before."""
     server = connected(version)
-    ask(server, "SUBSCRIBE", QUEUE, "id:s")
+    receive(server, "SUBSCRIBE", QUEUE, "id:s")
     parts: list[bytes] = []
     server.replies.encode_deliveries("s", [Delivered(SentMessage(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
     messages = [b"".join(parts[at : at + PARTS_PER_MESSAGE]) for at in (0, PARTS_PER_MESSAGE)]
@@ -1250,7 +1254,7 @@ def test_a_delivery_says_what_the_consumer_needs(version: Version, mode: str) ->
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("lines", [[], ["content-length:0"], ["a:b", "redelivered:true"]])
 def test_a_send_says_its_group_and_the_consumer_is_told_it(version: Version, lines: list[str]) -> None:
-    send = asked(Send, version, "SEND", QUEUE, "JMSXGroupID:order 7", "JMSXGroupSeq:-1", *lines)
+    send = receive_one(Send, version, "SEND", QUEUE, "JMSXGroupID:order 7", "JMSXGroupSeq:-1", *lines)
     assert send.message.group == group_of(send.message.header) == "order 7"
     assert closes_group(send.message.header)
     (frame,) = message_frame(version, [Delivered(send.message, is_first_of_group=True)])
@@ -1260,17 +1264,17 @@ def test_a_send_says_its_group_and_the_consumer_is_told_it(version: Version, lin
 
 
 def test_a_group_with_colons_is_the_same_in_memory_and_in_the_store() -> None:
-    send = asked(Send, Version.V1_2, "SEND", QUEUE, "JMSXGroupID:a\\cb")
+    send = receive_one(Send, Version.V1_2, "SEND", QUEUE, "JMSXGroupID:a\\cb")
     assert send.message.group == group_of(send.message.header) == "a:b"
 
 
 def test_a_group_with_a_name_that_is_too_long_is_refused() -> None:
-    assert "JMSXGroupID of 256 characters" in refused(Version.V1_2, "SEND", QUEUE, f"JMSXGroupID:{'g' * 256}")
+    assert "JMSXGroupID of 256 characters" in error_of(Version.V1_2, "SEND", QUEUE, f"JMSXGroupID:{'g' * 256}")
 
 
 def test_a_send_without_a_group_or_with_an_empty_one_has_none() -> None:
     for lines in ([], ["JMSXGroupID:"]):
-        assert asked(Send, Version.V1_2, "SEND", QUEUE, *lines).message.group == ""
+        assert receive_one(Send, Version.V1_2, "SEND", QUEUE, *lines).message.group == ""
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -1296,7 +1300,7 @@ def test_whatever_a_subscription_is_called_its_messages_are_whole(
     if version is Version.V1_0:
         written = subscription = subscription.replace("\n", "").strip()
     server = connected(version)
-    ask(server, "SUBSCRIBE", QUEUE, f"id:{written}", f"ack:{mode}")
+    receive(server, "SUBSCRIBE", QUEUE, f"id:{written}", f"ack:{mode}")
     parts: list[bytes] = []
     server.replies.encode_deliveries(
         subscription, [Delivered(SentMessage(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts
@@ -1402,13 +1406,13 @@ def test_what_the_broker_says_of_a_dead_letter_reaches_readers_of_every_version(
 @pytest.mark.parametrize("value", ["a:b", "red", "\u20ac \U0001f600", "http://[::1]:80/", "\\"])
 def test_a_value_crosses_the_versions(producer: Version, consumer: Version, value: str) -> None:
     line = f"x:{value if producer is Version.V1_0 else escape(value)}"
-    send = asked(Send, producer, "SEND", QUEUE, line)
+    send = receive_one(Send, producer, "SEND", QUEUE, line)
     (frame,) = message_frame(consumer, [Delivered(send.message)])
     assert frame.headers["x"] == value
 
 
 def test_a_carriage_return_of_a_1_1_producer_crosses_the_versions() -> None:
-    message = asked(Send, Version.V1_1, "SEND", QUEUE, "x:a\rb").message
+    message = receive_one(Send, Version.V1_1, "SEND", QUEUE, "x:a\rb").message
     for version, value in zip(VERSIONS, ["a\\rb", "a\rb", "a\rb"], strict=True):
         (frame,) = message_frame(version, [Delivered(message)])
         assert frame.headers["x"] == value
@@ -1416,10 +1420,10 @@ def test_a_carriage_return_of_a_1_1_producer_crosses_the_versions() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_subscription_says_how_it_stands_among_others(version: Version) -> None:
-    plain = asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s")
+    plain = receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s")
     assert (plain.priority, plain.is_exclusive, plain.has_express, plain.window) == (0, False, False, None)
     lines = ["activemq.priority:-7", "activemq.exclusive:true", "truenext-express:true", "ack:client-individual"]
-    special = asked(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", *lines)
+    special = receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", *lines)
     assert (special.priority, special.is_exclusive, special.has_express) == (-7, True, True)
 
 
@@ -1436,4 +1440,4 @@ def test_a_subscription_says_how_it_stands_among_others(version: Version) -> Non
     ],
 )
 def test_a_subscription_that_says_what_cannot_be_is_refused(version: Version, line: str, reason: str) -> None:
-    assert reason in refused(version, "SUBSCRIBE", QUEUE, "id:s", "ack:client", line)
+    assert reason in error_of(version, "SUBSCRIBE", QUEUE, "id:s", "ack:client", line)

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from tests.unit.looking import looked
+from tests.unit.inspection import run_stuck_audit
 from truenext.batch import Batch
 from truenext.commands import Ack, AckMode, Send, Subscribe
 from truenext.destination import parse
@@ -22,10 +22,10 @@ from truenext.limits import UNSENT_BYTES_MAX
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 
-LOOK_MS = 1000
+CHECK_INTERVAL_MS = 1000
 
 
-class World:
+class StuckDriver:
     """An engine, and an audit that looks at it each second. What the engine wants to be read is in `reads`."""
 
     def __init__(self, policy: Policy | None = None) -> None:
@@ -59,13 +59,13 @@ class World:
         self.engine.committed(batch)
         return batch
 
-    def said_within(self, looks: int) -> list[str]:
+    def stuck_within(self, checks: int) -> list[str]:
         """What is said while so many seconds go by."""
-        said = []
-        for _ in range(looks):
-            said += [queue.name for queue in looked(self.audit, self.engine, self.read_lanes)]
-            self.engine.commit_state.now_ms += LOOK_MS
-        return said
+        stuck = []
+        for _ in range(checks):
+            stuck += [queue.name for queue in run_stuck_audit(self.audit, self.engine, self.read_lanes)]
+            self.engine.commit_state.now_ms += CHECK_INTERVAL_MS
+        return stuck
 
     def read_lanes(self) -> set[Lane]:
         return {read.lane for read in self.reads}
@@ -75,20 +75,20 @@ def without_dispatch() -> "mock._patch[mock.Mock]":
     return mock.patch.object(Dispatcher, "dispatch", mock.Mock(return_value=None))
 
 
-LONG = 3 * STUCK_MS // LOOK_MS
+LONG = 3 * STUCK_MS // CHECK_INTERVAL_MS
 
 
 def test_a_queue_whose_ready_message_is_not_dispatched_is_said_once_after_the_limit() -> None:
-    world = World()
-    world.subscribe()
-    world.send()
+    driver = StuckDriver()
+    driver.subscribe()
+    driver.send()
     with without_dispatch():
-        world.turn()
-    assert world.said_within(STUCK_MS // LOOK_MS + 1) == []
-    assert world.audit.stuck(world.engine.now_ms) == []
-    assert world.said_within(LONG) == ["a"]
-    ((queue, waiting_ms),) = world.audit.stuck(world.engine.now_ms)
-    assert (queue.name, waiting_ms) == ("a", world.engine.now_ms)
+        driver.turn()
+    assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS + 1) == []
+    assert driver.audit.stuck(driver.engine.now_ms) == []
+    assert driver.stuck_within(LONG) == ["a"]
+    ((queue, waiting_ms),) = driver.audit.stuck(driver.engine.now_ms)
+    assert (queue.name, waiting_ms) == ("a", driver.engine.now_ms)
 
 
 @pytest.mark.parametrize("queues_at_once", [1, 2, 3, 100])
@@ -96,119 +96,119 @@ def test_of_many_queues_a_few_are_looked_at_at_once_and_each_that_is_stuck_is_fo
     monkeypatch: pytest.MonkeyPatch, queues_at_once: int
 ) -> None:
     monkeypatch.setattr(stuck, "QUEUES_MAX", queues_at_once)
-    world = World()
+    driver = StuckDriver()
     for name in "abcde":
-        world.engine.subscribe(world.session, Subscribe(name, parse(f"/queue/{name}", "s"), AckMode.INDIVIDUAL, 10))
+        driver.engine.subscribe(driver.session, Subscribe(name, parse(f"/queue/{name}", "s"), AckMode.INDIVIDUAL, 10))
     message = SentMessage(4, False, 0, b"content-length:0\n", b"")
     with without_dispatch():
         for name in "be":
-            world.engine.send(world.session, Send(parse(f"/queue/{name}", "s"), message))
-        world.turn()
-    assert sorted(world.said_within(5 * LONG)) == ["b", "e"]
-    assert [queue.name for queue, _ in world.audit.stuck(world.engine.now_ms)] == ["b", "e"]
+            driver.engine.send(driver.session, Send(parse(f"/queue/{name}", "s"), message))
+        driver.turn()
+    assert sorted(driver.stuck_within(5 * LONG)) == ["b", "e"]
+    assert [queue.name for queue, _ in driver.audit.stuck(driver.engine.now_ms)] == ["b", "e"]
 
 
-def of_many(world: World, pattern: str = "/queue/*") -> None:
-    world.engine.subscribe(world.session, Subscribe("many", parse(pattern, "s"), AckMode.INDIVIDUAL, 10))
+def of_many(driver: StuckDriver, pattern: str = "/queue/*") -> None:
+    driver.engine.subscribe(driver.session, Subscribe("many", parse(pattern, "s"), AckMode.INDIVIDUAL, 10))
 
 
 def test_who_takes_from_many_queues_is_known_in_each_of_them() -> None:
-    world = World()
-    of_many(world)
+    driver = StuckDriver()
+    of_many(driver)
     with mock.patch.object(WildcardDispatch, "run", mock.Mock(return_value=[])):
-        world.send()
-        world.turn()
-        assert world.said_within(LONG) == ["a"]
+        driver.send()
+        driver.turn()
+        assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_who_takes_from_many_queues_waits_rightly_for_what_is_being_committed_in_another_one() -> None:
-    world = World()
-    of_many(world)
+    driver = StuckDriver()
+    of_many(driver)
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    world.engine.send(world.session, Send(parse("/queue/b", "s"), message))
-    world.send()
-    assert world.turn() == []
-    assert world.said_within(LONG) == []
-    world.commit()
-    assert world.turn() == [1, 2]
+    driver.engine.send(driver.session, Send(parse("/queue/b", "s"), message))
+    driver.send()
+    assert driver.turn() == []
+    assert driver.stuck_within(LONG) == []
+    driver.commit()
+    assert driver.turn() == [1, 2]
 
 
 def test_a_queue_that_goes_on_is_not_stuck_any_more_and_is_said_again_if_it_stops_again() -> None:
-    world = World()
-    world.subscribe()
+    driver = StuckDriver()
+    driver.subscribe()
     with without_dispatch():
-        world.send()
-        world.turn()
-        assert world.said_within(LONG) == ["a"]
-    world.send()
-    assert world.turn() == [1, 2]
-    assert world.said_within(1) == []
-    assert world.audit.stuck(world.engine.now_ms) == []
+        driver.send()
+        driver.turn()
+        assert driver.stuck_within(LONG) == ["a"]
+    driver.send()
+    assert driver.turn() == [1, 2]
+    assert driver.stuck_within(1) == []
+    assert driver.audit.stuck(driver.engine.now_ms) == []
     with without_dispatch():
-        world.send()
-        world.turn()
-        assert world.said_within(STUCK_MS // LOOK_MS) == []
-        assert world.said_within(LONG) == ["a"]
+        driver.send()
+        driver.turn()
+        assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS) == []
+        assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_a_look_at_which_all_is_well_starts_the_time_anew() -> None:
-    world = World()
-    world.subscribe(window=1)
-    world.send()
-    assert world.turn() == [1]
+    driver = StuckDriver()
+    driver.subscribe(window=1)
+    driver.send()
+    assert driver.turn() == [1]
     for _ in range(4):
-        world.send()
-        (sequence,) = world.session.consumers["0"].held
-        world.engine.acknowledge(world.session, Ack("0", sequence, None))
-        assert world.said_within(STUCK_MS // LOOK_MS) == [], "it has credit, and nobody has dispatched yet"
-        world.turn()
-        assert world.said_within(1) == []
+        driver.send()
+        (sequence,) = driver.session.consumers["0"].held
+        driver.engine.acknowledge(driver.session, Ack("0", sequence, None))
+        assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS) == [], "it has credit, and nobody has dispatched yet"
+        driver.turn()
+        assert driver.stuck_within(1) == []
 
 
-def no_consumer(world: World) -> None:
-    world.send()
+def no_consumer(driver: StuckDriver) -> None:
+    driver.send()
 
 
-def a_full_window(world: World) -> None:
-    world.subscribe(window=1)
-    world.send()
-    world.send()
+def a_full_window(driver: StuckDriver) -> None:
+    driver.subscribe(window=1)
+    driver.send()
+    driver.send()
 
 
-def a_full_socket(world: World) -> None:
-    world.subscribe()
-    world.send(size=UNSENT_BYTES_MAX)
-    world.send()
+def a_full_socket(driver: StuckDriver) -> None:
+    driver.subscribe()
+    driver.send(size=UNSENT_BYTES_MAX)
+    driver.send()
 
 
-def all_sockets_together_full(world: World) -> None:
+def all_sockets_together_full(driver: StuckDriver) -> None:
     for number in range(5):
-        session = world.engine.connect(f"full {number}")
-        world.subscribe(window=1, session=session)
-        world.send(size=UNSENT_BYTES_MAX)
-    world.subscribe()
-    world.send()
-    world.send()
-    world.engine.memory.unsent_threshold = 4 * UNSENT_BYTES_MAX
+        session = driver.engine.connect(f"full {number}")
+        driver.subscribe(window=1, session=session)
+        driver.send(size=UNSENT_BYTES_MAX)
+    driver.subscribe()
+    driver.send()
+    driver.send()
+    driver.engine.memory.unsent_threshold = 4 * UNSENT_BYTES_MAX
 
 
-def a_commit_under_way(world: World) -> None:
-    world.subscribe()
-    world.send(persistent=True)
+def a_commit_under_way(driver: StuckDriver) -> None:
+    driver.subscribe()
+    driver.send(persistent=True)
 
 
-def an_equal_behind_a_commit_under_way(world: World) -> None:
-    world.subscribe()
-    world.send(persistent=True)
-    world.send()
+def an_equal_behind_a_commit_under_way(driver: StuckDriver) -> None:
+    driver.subscribe()
+    driver.send(persistent=True)
+    driver.send()
 
 
-def nothing_but_expired(world: World) -> None:
-    world.engine.commit_state.now_ms = 10
-    world.send(expires_ms=5)
+def nothing_but_expired(driver: StuckDriver) -> None:
+    driver.engine.commit_state.now_ms = 10
+    driver.send(expires_ms=5)
     with without_dispatch():
-        world.subscribe()
-        world.turn()
+        driver.subscribe()
+        driver.turn()
 
 
 @pytest.mark.parametrize(
@@ -223,145 +223,145 @@ def nothing_but_expired(world: World) -> None:
         nothing_but_expired,
     ],
 )
-def test_a_queue_that_rightly_waits_is_not_stuck(how: Callable[[World], None]) -> None:
-    world = World()
+def test_a_queue_that_rightly_waits_is_not_stuck(how: Callable[[StuckDriver], None]) -> None:
+    driver = StuckDriver()
     if how is all_sockets_together_full:
-        world.engine.memory.limit = 1
-    how(world)
-    world.turn()
-    assert world.said_within(LONG) == []
+        driver.engine.memory.limit = 1
+    how(driver)
+    driver.turn()
+    assert driver.stuck_within(LONG) == []
 
 
 def test_a_lower_priority_that_is_ready_is_not_excused_by_a_higher_one_in_flight() -> None:
-    world = World()
-    world.subscribe()
-    world.send(persistent=True, priority=9)
-    world.send(priority=4)
+    driver = StuckDriver()
+    driver.subscribe()
+    driver.send(persistent=True, priority=9)
+    driver.send(priority=4)
     with without_dispatch():
-        world.turn()
-    assert world.said_within(LONG) == ["a"]
+        driver.turn()
+    assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_a_window_that_the_broker_wrongly_believes_shut_is_found() -> None:
-    world = World()
-    world.engine.memory.unsent_max = 0
-    world.subscribe()
-    world.send()
-    assert world.turn() == []
-    assert world.said_within(LONG) == ["a"]
+    driver = StuckDriver()
+    driver.engine.memory.unsent_max = 0
+    driver.subscribe()
+    driver.send()
+    assert driver.turn() == []
+    assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_a_subscription_that_its_queue_has_forgotten_is_found() -> None:
-    world = World()
-    world.subscribe()
-    queue = world.session.consumers["0"].queue
+    driver = StuckDriver()
+    driver.subscribe()
+    queue = driver.session.consumers["0"].queue
     assert queue is not None
-    world.engine.clients.receivers_of(queue).consumers.clear()
-    world.send()
-    assert world.turn() == []
-    assert world.said_within(LONG) == ["a"]
+    driver.engine.clients.receivers_of(queue).consumers.clear()
+    driver.send()
+    assert driver.turn() == []
+    assert driver.stuck_within(LONG) == ["a"]
 
 
 # ---- What has left memory ----
 
 
-def left_memory(count: int) -> World:
+def evicted(count: int) -> StuckDriver:
     """Messages that only the store has."""
-    world = World(Policy(memory_limit=1))
+    driver = StuckDriver(Policy(memory_limit=1))
     for _ in range(count):
-        world.send(persistent=True)
-    world.turn()
-    world.commit()
-    assert not world.engine.evict()
-    lane = next(iter(world.engine.queues())).lane(5)
+        driver.send(persistent=True)
+    driver.turn()
+    driver.commit()
+    assert not driver.engine.evict()
+    lane = next(iter(driver.engine.queues())).lane(5)
     assert (lane.unread, len(lane.unread_in_memory), len(lane.arrived)) == (count, 0, 0)
-    return world
+    return driver
 
 
 def test_a_queue_whose_page_is_being_read_is_not_stuck() -> None:
-    world = left_memory(2)
-    world.subscribe()
-    assert world.turn() == []
-    assert len(world.reads) == 1
-    assert world.said_within(LONG) == []
+    driver = evicted(2)
+    driver.subscribe()
+    assert driver.turn() == []
+    assert len(driver.reads) == 1
+    assert driver.stuck_within(LONG) == []
 
 
 def test_a_queue_whose_page_nobody_asked_for_is_stuck() -> None:
-    world = left_memory(2)
-    world.subscribe()
+    driver = evicted(2)
+    driver.subscribe()
     with mock.patch.object(PageReader, "request_page"):
-        assert world.turn() == []
-    assert world.said_within(LONG) == ["a"]
+        assert driver.turn() == []
+    assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_a_page_that_is_never_read_although_the_lane_believes_so_is_found() -> None:
-    world = left_memory(2)
-    world.subscribe()
-    world.turn()
-    world.reads.clear()
-    assert next(iter(world.engine.queues())).lane(5).pending_read is not None
-    assert world.said_within(LONG) == ["a"]
+    driver = evicted(2)
+    driver.subscribe()
+    driver.turn()
+    driver.reads.clear()
+    assert next(iter(driver.engine.queues())).lane(5).pending_read is not None
+    assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_a_higher_priority_in_memory_does_not_wait_for_the_page_of_a_lower_one() -> None:
-    world = left_memory(2)
-    world.subscribe()
-    world.turn()
-    world.send(priority=9)
+    driver = evicted(2)
+    driver.subscribe()
+    driver.turn()
+    driver.send(priority=9)
     with without_dispatch():
-        world.turn()
-    assert world.said_within(LONG) == ["a"]
+        driver.turn()
+    assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
-    world = World(Policy(memory_limit=1))
-    world.send(persistent=True)
-    world.commit()
-    reader = world.connect()
-    world.subscribe(session=reader)
-    assert world.turn() == [1]
-    world.engine.evict()
-    world.engine.disconnect(reader, is_clean=True)
-    world.subscribe()
+    driver = StuckDriver(Policy(memory_limit=1))
+    driver.send(persistent=True)
+    driver.commit()
+    reader = driver.connect()
+    driver.subscribe(session=reader)
+    assert driver.turn() == [1]
+    driver.engine.evict()
+    driver.engine.disconnect(reader, is_clean=True)
+    driver.subscribe()
     with mock.patch.object(PageReader, "request_page"):
-        assert world.turn() == []
-    assert world.said_within(LONG) == ["a"]
+        assert driver.turn() == []
+    assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_what_was_read_and_not_dispatched_is_found() -> None:
-    world = left_memory(1)
-    world.subscribe()
-    world.turn()
-    (read,) = world.reads
-    world.reads.clear()
+    driver = evicted(1)
+    driver.subscribe()
+    driver.turn()
+    (read,) = driver.reads
+    driver.reads.clear()
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    world.engine.page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
+    driver.engine.page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
     with without_dispatch():
-        world.turn()
-    assert world.said_within(LONG) == ["a"]
+        driver.turn()
+    assert driver.stuck_within(LONG) == ["a"]
 
 
 def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
     """A commit that takes long is no fault: whoever waits behind it waits rightly."""
-    world = left_memory(1)
-    world.send(persistent=True)
-    world.turn()
-    world.subscribe()
-    world.turn()
-    (read,) = world.reads
-    world.reads.clear()
+    driver = evicted(1)
+    driver.send(persistent=True)
+    driver.turn()
+    driver.subscribe()
+    driver.turn()
+    (read,) = driver.reads
+    driver.reads.clear()
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    world.engine.page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
-    assert world.turn() == [1]
-    assert world.said_within(LONG) == []
+    driver.engine.page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
+    assert driver.turn() == [1]
+    assert driver.stuck_within(LONG) == []
 
 
 def test_what_came_while_a_page_was_being_read_waits_for_the_page_too() -> None:
-    world = left_memory(1)
-    world.subscribe()
-    world.turn()
-    world.send(persistent=True)
-    world.turn()
-    world.commit()
-    assert world.turn() == []
-    assert world.said_within(LONG) == []
+    driver = evicted(1)
+    driver.subscribe()
+    driver.turn()
+    driver.send(persistent=True)
+    driver.turn()
+    driver.commit()
+    assert driver.turn() == []
+    assert driver.stuck_within(LONG) == []

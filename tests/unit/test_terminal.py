@@ -15,16 +15,16 @@ from truenext.cli import terminal
 
 ORDERS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0))]
 TURNS = [*"\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"]
-LEFT_ALONE = "plain, ä, 中文, עברית, 👩\u200d💻, a\u00a0b"
-EVIL = f"{''.join(ORDERS)}{''.join(TURNS)}{LEFT_ALONE}"
+UNCHANGED = "plain, ä, 中文, עברית, 👩\u200d💻, a\u00a0b"
+EVIL = f"{''.join(ORDERS)}{''.join(TURNS)}{UNCHANGED}"
 
 
 def test_every_control_character_is_known() -> None:
     """By Unicode's own tables: category Cc, and what has to do with direction."""
-    told = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cc"}
+    replaced = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cc"}
     turns = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")
-    told |= {chr(code) for code in range(0x110000) if unicodedata.bidirectional(chr(code)) in turns}
-    assert told | {"\u061c", "\u200e", "\u200f"} == {*ORDERS, *TURNS}
+    replaced |= {chr(code) for code in range(0x110000) if unicodedata.bidirectional(chr(code)) in turns}
+    assert replaced | {"\u061c", "\u200e", "\u200f"} == {*ORDERS, *TURNS}
 
 
 @pytest.mark.parametrize("one", [*ORDERS, *TURNS])
@@ -34,7 +34,7 @@ def test_none_is_left_in_a_line(one: str) -> None:
 
 
 def test_what_is_no_order_is_left_alone() -> None:
-    assert terminal.line(LEFT_ALONE) == terminal.lines(LEFT_ALONE) == LEFT_ALONE
+    assert terminal.line(UNCHANGED) == terminal.lines(UNCHANGED) == UNCHANGED
 
 
 def test_in_json_all_of_it_is_there_and_none_of_it_is_seen(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -89,14 +89,14 @@ def test_a_body_on_a_terminal_is_harmless(body: bytes, shown: str, monkeypatch: 
 
 
 def _on_a_terminal(write: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> str:
-    ours, its = pty.openpty()
+    master, its = pty.openpty()
     try:
         with open(its, "w", encoding="utf-8", closefd=False) as out:
             monkeypatch.setattr("sys.stdout", out)
             write()
-        return os.read(ours, 10_000).decode()
+        return os.read(master, 10_000).decode()
     finally:
-        os.close(ours)
+        os.close(master)
         os.close(its)
 
 

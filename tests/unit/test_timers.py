@@ -23,9 +23,9 @@ class Shell:
         self.store = MemoryStore()
         self.store.recover()
         self.pages: deque[tuple[TimerRead, TimersResult]] = deque()
-        self.begin_run()
+        self.start_run()
 
-    def begin_run(self) -> None:
+    def start_run(self) -> None:
         self.commit_state = CommitState(NoEventLog())
         self.timers = Timers(self.commit_state)
         self.in_flight: Batch | None = None
@@ -43,7 +43,7 @@ class Shell:
             page = self.store.timers(read.after, read.limit)
             self.pages.append((read, TimersResult(page.timers, page.as_of, page.is_end)))
 
-    def hand_over(self) -> None:
+    def close_batch(self) -> None:
         if self.pages:
             self.timers.page_read(*self.pages.popleft())
 
@@ -58,7 +58,7 @@ class Shell:
             self.read()
             if not self.pages:
                 return found
-            self.hand_over()
+            self.close_batch()
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -78,17 +78,17 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
         elif action < 0.7:
             shell.read()
         elif action < 0.8:
-            shell.hand_over()
+            shell.close_batch()
         elif action < 0.97:
             shell.commit_state.now_ms += rng.randrange(4)
             due = sorted(one for one in expected if split_timer(one)[0] <= shell.commit_state.now_ms)
             found, early = [], []
-            while (taken := shell.timers.pop_due()) is not None:
-                found.append(taken)
+            while (popped := shell.timers.pop_due()) is not None:
+                found.append(popped)
                 if rng.random() < 0.2:
-                    early.append(taken)
+                    early.append(popped)
                 else:
-                    shell.timers.clear(taken)
+                    shell.timers.clear(popped)
             # Some may have to be read first.
             assert found == due[: len(found)]
             expected.difference_update(found)
@@ -103,7 +103,7 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
         else:
             # The broker ends, and what was not durable with it.
             now_ms = shell.commit_state.now_ms
-            shell.begin_run()
+            shell.start_run()
             shell.commit_state.now_ms = now_ms
             shell.pages.clear()
             shell.store.recover()
@@ -120,7 +120,7 @@ def test_one_that_is_put_back_comes_again_though_it_leaves_memory_before_it_is_d
     monkeypatch.setattr(module, "TIMERS_MAX", 2)
     shell = Shell()
     shell.read()
-    shell.hand_over()
+    shell.close_batch()
     shell.commit_state.now_ms = 10
     first, second, early = (timer(due_ms, LANE, 0) for due_ms in (1, 2, 3))
     shell.timers.set(early)
@@ -131,14 +131,14 @@ def test_one_that_is_put_back_comes_again_though_it_leaves_memory_before_it_is_d
     assert early not in shell.timers.in_memory
     assert [shell.timers.pop_due(), shell.timers.pop_due()] == [first, None]
     shell.read()
-    shell.hand_over()
+    shell.close_batch()
     assert shell.timers.in_memory == [second, early]
 
 
 def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = Shell()
     shell.read()
-    shell.hand_over()
+    shell.close_batch()
     for number in range(20_000):
         shell.timers.set(timer(number * 7919 % 20_000, LANE, 0))
         if number % 500 == 0:
@@ -152,7 +152,7 @@ def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPat
 def test_one_that_is_set_already_is_not_written_again() -> None:
     shell = Shell()
     shell.read()
-    shell.hand_over()
+    shell.close_batch()
     one = timer(5, LANE, 0)
     shell.timers.set(one)
     shell.write()
@@ -164,7 +164,7 @@ def test_one_that_is_set_already_is_not_written_again() -> None:
 def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
     shell = Shell()
     shell.read()
-    shell.hand_over()
+    shell.close_batch()
     one = timer(5, LANE, 0)
     shell.timers.set(one)
     shell.write()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.property import rooms
+from tests.property import targets
 from tests.property.disk import found_of
 from tests.unit.test_engine import commit, send, started, subscribe
 from tests.unit.test_schedule import NOON_MS, Run
@@ -102,8 +102,8 @@ def test_of_many_topics_that_are_sent_to_once_few_are_kept_in_mind_and_fewer_the
     most = 0
     for number in range(200):
         send(engine, session, f"/topic/t{number}")
-        most = max(most, sum(map(len, rooms.known_topics(rooms.topics(engine)).values())))
-        assert rooms.size_of_known_topics(engine) <= 1000
+        most = max(most, sum(map(len, targets.known_topics(targets.topics(engine)).values())))
+        assert targets.size_of_known_topics(engine) <= 1000
     assert (most == 58) if subscriptions == 1 else (600 < most < 680)
     assert all(queue.waiting_count() == 200 for queue in engine.queues())
 
@@ -129,11 +129,11 @@ def test_a_queue_belongs_to_a_virtual_topic_by_its_name_alone(queue: str, topic:
 COLLECTS = "Consumer.a.VirtualTopic.t"
 
 
-def take_from_it(engine: Engine, session: ConnectionState) -> None:
+def consume_it(engine: Engine, session: ConnectionState) -> None:
     subscribe(engine, session, f"/queue/{COLLECTS}")
 
 
-def take_from_it_under_another_name(engine: Engine, session: ConnectionState) -> None:
+def consume_it_under_another_name(engine: Engine, session: ConnectionState) -> None:
     subscribe_as(engine, session, "again", f"/queue/{COLLECTS}")
 
 
@@ -165,21 +165,21 @@ def send_to_it_with_a_number(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, f"/queue/{COLLECTS}", producer="p", number=1)
 
 
-def ask_for_it(engine: Engine, session: ConnectionState) -> None:
+def request_it(engine: Engine, session: ConnectionState) -> None:
     engine.pause(COLLECTS)
     engine.resume(COLLECTS)
 
 
 def move_to_it(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, "/queue/q")
-    asked = bulk.Move("q", to=COLLECTS)
-    read = engine.next_bulk_read(asked)
+    request = bulk.Move("q", to=COLLECTS)
+    read = engine.next_bulk_read(request)
     assert read is not None
-    engine.execute_bulk(asked, read, PageResult([], 0, True))
+    engine.execute_bulk(request, read, PageResult([], 0, True))
 
 
 MAKES = [
-    take_from_it,
+    consume_it,
     send_to_it,
     send_to_it_and_others,
     send_to_it_in_a_transaction,
@@ -190,19 +190,19 @@ MAKES = [
 """What is confirmed with a receipt, stores nothing itself, and makes the queue of a virtual topic."""
 
 
-@pytest.mark.parametrize("make", [*MAKES, ask_for_it, move_to_it])
+@pytest.mark.parametrize("make", [*MAKES, request_it, move_to_it])
 def test_the_queue_of_a_virtual_topic_collects_after_a_crash_whatever_made_it(
     make: Callable[[Engine, ConnectionState], None],
 ) -> None:
     run = Run()
     make(run.engine, run.session)
     run.settle()
-    run.begin()
+    run.start_engine()
     run.settle()
     before = waiting(run)[COLLECTS]
     publish(run, "m", to="/topic/VirtualTopic.t")
     run.settle()
-    run.begin()
+    run.start_engine()
     assert waiting(run)[COLLECTS] == before + 1
 
 
@@ -233,15 +233,15 @@ def test_who_names_the_queue_of_a_virtual_topic_that_is_there_is_answered_at_onc
     assert not engine.has_batch
 
 
-@pytest.mark.parametrize("is_handed_over", [False, True])
+@pytest.mark.parametrize("is_batch_closed", [False, True])
 def test_who_subscribes_to_the_queue_of_a_virtual_topic_before_that_is_durable_waits_for_it_too(
-    is_handed_over: bool,
+    is_batch_closed: bool,
 ) -> None:
     engine = started()
     maker, other = engine.connect("maker"), engine.connect("other")
     send_to_it(engine, maker)
-    batch = engine.take_batch() if is_handed_over else None
-    take_from_it(engine, other)
+    batch = engine.take_batch() if is_batch_closed else None
+    consume_it(engine, other)
     engine.answer(other, Receipt("r"))
     assert engine.turn().answers == []
     batch = batch or engine.take_batch()
@@ -282,7 +282,7 @@ def test_a_queue_that_a_start_makes_for_what_is_scheduled_is_durable_with_its_fi
     without = Batch(run.engine.last_committed + 1)
     without.queues[number] = ""
     run.store.apply(without)
-    run.begin()
+    run.start_engine()
     assert COLLECTS in run.store.recover().queues.values()
 
 
@@ -291,8 +291,8 @@ def test_a_queue_that_a_start_makes_for_what_is_scheduled_is_durable_with_its_fi
 DURABLE = "subscription,me,n,t"
 
 
-def follow(run: Run, topic: str = "t", *, wanted: str = "", name: str = "1", durable: str = "me,n") -> None:
-    chosen = selector.compile_selector(wanted) if wanted else None
+def follow(run: Run, topic: str = "t", *, selector_text: str = "", name: str = "1", durable: str = "me,n") -> None:
+    chosen = selector.compile_selector(selector_text) if selector_text else None
     command = Subscribe(name, parse(f"/topic/{topic}", "s"), AckMode.INDIVIDUAL, 100, selector=chosen, durable=durable)
     run.engine.subscribe(run.session, command)
     run.settle()
@@ -312,14 +312,14 @@ def waiting(run: Run) -> dict[str, int]:
 
 def test_only_what_its_selector_wants_is_kept_for_a_durable_subscription_also_after_a_restart() -> None:
     run = Run()
-    follow(run, wanted="colour = 'red, or so'")
+    follow(run, selector_text="colour = 'red, or so'")
     for _ in range(2):
         run.engine.unsubscribe(run.session, Unsubscribe("1"))
         publish(run, "wanted", "red, or so")
         publish(run, "not", "blue")
         run.settle()
-        run.begin()
-        follow(run, wanted="colour = 'red, or so'")
+        run.start_engine()
+        follow(run, selector_text="colour = 'red, or so'")
     (queue,) = run.engine.queues()
     assert len(list(run.engine.clients.held_by_consumers(queue))) == 2
     assert queue.name == "subscription,me,n,t,colour = 'red, or so'"
@@ -328,7 +328,7 @@ def test_only_what_its_selector_wants_is_kept_for_a_durable_subscription_also_af
 
 def test_a_selector_of_a_subscription_may_ask_when_the_message_came() -> None:
     run = Run()
-    follow(run, wanted=f"JMSTimestamp >= {NOON_MS + 10}")
+    follow(run, selector_text=f"JMSTimestamp >= {NOON_MS + 10}")
     publish(run, "early")
     run.at(NOON_MS + 10)
     publish(run, "late")
@@ -339,27 +339,27 @@ def test_a_selector_of_a_subscription_may_ask_when_the_message_came() -> None:
 
 def test_another_selector_begins_a_durable_subscription_anew_and_the_same_one_does_not() -> None:
     run = Run()
-    follow(run, wanted="colour = 'red'")
+    follow(run, selector_text="colour = 'red'")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     publish(run, "red", "red")
-    follow(run, wanted="colour = 'red'")
+    follow(run, selector_text="colour = 'red'")
     assert sum(len(list(run.engine.clients.held_by_consumers(queue))) for queue in run.engine.queues()) == 1
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    follow(run, wanted="colour = 'blue'")
-    run.begin()
+    follow(run, selector_text="colour = 'blue'")
+    run.start_engine()
     assert waiting(run) == {"subscription,me,n,t,colour = 'blue'": 0}
 
 
 @pytest.mark.parametrize("spelling", ["colour='red' and size>1", "((colour = 'red') AND size > 0x1)"])
 def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_messages(spelling: str) -> None:
     run = Run()
-    follow(run, wanted="colour = 'red' AND size > 1")
+    follow(run, selector_text="colour = 'red' AND size > 1")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     message = SentMessage(4, True, 0, b"colour:red\nsize:2\n", b"kept")
     run.engine.send(run.session, Send(parse("/topic/t", "s"), message))
     run.settle()
-    run.begin()
-    follow(run, wanted=spelling)
+    run.start_engine()
+    follow(run, selector_text=spelling)
     (queue,) = run.engine.queues()
     assert len(list(run.engine.clients.held_by_consumers(queue))) == 1
     assert queue.name == f"{DURABLE},colour = 'red' AND size > 1"
@@ -368,7 +368,7 @@ def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_
 
 def test_a_subscribe_that_discards_messages_says_how_many_and_of_what() -> None:
     run = Run()
-    follow(run, wanted="colour = 'red'")
+    follow(run, selector_text="colour = 'red'")
     publish(run, "acknowledged", "red")
     run.settle()
     run.engine.begin(run.session, Begin("t"))
@@ -378,7 +378,7 @@ def test_a_subscribe_that_discards_messages_says_how_many_and_of_what() -> None:
     publish(run, "waits", "red")
     publish(run, "not wanted", "blue")
     run.settle()
-    follow(run, "other", wanted="colour = 'blue'")
+    follow(run, "other", selector_text="colour = 'blue'")
     discarded = run.engine.take_discarded()
     assert discarded is not None
     assert (discarded.key, discarded.messages) == ("me,n", 2)
@@ -403,7 +403,7 @@ def test_a_durable_subscription_keeps_a_selector_that_is_refused_by_now() -> Non
         ),
     )
     run.settle()
-    run.begin()
+    run.start_engine()
     assert waiting(run) == {f"{DURABLE},content-type > 1": 0}
 
 
@@ -414,17 +414,17 @@ def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> Non
     assert run.engine.scheduled_count("") == 1
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,gone"))
     run.settle()
-    run.begin()
+    run.start_engine()
     follow(run)
     follow(run, name="2", durable="")
-    follow(run, name="3", durable="", wanted="colour = 'red'")
+    follow(run, name="3", durable="", selector_text="colour = 'red'")
     run.at(NOON_MS + 1000)
     held = {consumer.subscription: len(consumer.held) for consumer in run.session.consumers.values()}
     assert held == {"1": 1, "2": 1, "3": 0}
     assert waiting(run)["q"] == 1
     assert run.engine.scheduled_count("") == 0
     sequences = [next(iter(consumer.held), 0) for consumer in run.session.consumers.values()]
-    sequences += [entry.sequence for entry in rooms.queues(run.engine)["q"].lane(5).arrived]
+    sequences += [entry.sequence for entry in targets.queues(run.engine)["q"].lane(5).arrived]
     assert max(sequences) - min(filter(None, sequences)) == 2
 
 
@@ -460,15 +460,15 @@ def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     publish(run, "m")
     run.settle()
-    asked = bulk.Purge(DURABLE, after=(5, 0))
-    read = run.engine.next_bulk_read(asked)
+    request = bulk.Purge(DURABLE, after=(5, 0))
+    read = run.engine.next_bulk_read(request)
     assert read is not None
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
-    answer = run.engine.execute_bulk(asked, read, PageResult([], 0, True))
+    answer = run.engine.execute_bulk(request, read, PageResult([], 0, True))
     assert (answer.moved, answer.next) == (0, None)
     assert "has ended" in answer.error
     with pytest.raises(RemoteProtocolError, match="there is no queue"):
-        run.engine.next_bulk_read(asked)
+        run.engine.next_bulk_read(request)
     run.settle()
     assert waiting(run) == {}
 
@@ -479,7 +479,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     publish(run, "m")
     run.settle()
-    run.begin()
+    run.start_engine()
     run.engine.browse(run.session, Browse("b", parse("/subscription/me,n", "s")))
     effects = run.engine.turn()
     (read,) = effects.reads
@@ -503,12 +503,12 @@ def test_the_next_queue_with_the_number_of_a_paused_subscription_is_not_paused_a
     follow(run)
     run.engine.pause(DURABLE)
     run.settle()
-    number = rooms.queues(run.engine)[DURABLE].number
+    number = targets.queues(run.engine)[DURABLE].number
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     run.settle()
     publish(run, "m", to="/queue/q")
     run.settle()
-    assert rooms.queues(run.engine)["q"].number == number
+    assert targets.queues(run.engine)["q"].number == number
     assert run.store.recover().paused == set()
 
 
@@ -521,7 +521,7 @@ def test_a_scheduled_send_may_wait_under_the_number_of_an_ended_subscription() -
     run.settle()
     publish(run, "later", in_ms=10)
     run.settle()
-    run.begin()
+    run.start_engine()
     follow(run)
     run.at(NOON_MS + 10)
     assert len(run.session.consumers["1"].held) == 1
@@ -561,4 +561,4 @@ def test_a_pattern_of_topics_means_what_its_words_say_beside_many_others(pattern
         engine.on_all_sent(session)
     for number in range(6):
         engine.unsubscribe(session, Unsubscribe(str(number)))
-    assert not rooms.topic_patterns(engine)
+    assert not targets.topic_patterns(engine)

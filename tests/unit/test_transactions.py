@@ -64,7 +64,7 @@ def steps_of(action: Callable[[], object]) -> int:
     return count
 
 
-def steps_beside(others: int) -> dict[str, int]:
+def steps_with_others(others: int) -> dict[str, int]:
     """What each thing costs that comes with a message, while so many transactions are open in which nothing is said."""
     engine = started(TransactionLimits(transactions=TRANSACTIONS_CEILING))
     session = connected(engine)
@@ -91,8 +91,8 @@ def steps_beside(others: int) -> dict[str, int]:
 
 
 def test_a_thousand_open_transactions_in_which_nothing_is_said_cost_no_step() -> None:
-    steps_beside(1)
-    assert steps_beside(MANY) == steps_beside(1)
+    steps_with_others(1)
+    assert steps_with_others(MANY) == steps_with_others(1)
 
 
 def test_what_is_said_in_a_transaction_is_counted_until_it_ends() -> None:
@@ -132,11 +132,11 @@ def test_each_limit_is_the_setting_s_and_the_refusal_names_it_and_counts_nothing
     session = connected(engine)
     for name in ("t", "u"):
         engine.begin(session, Begin(name))
-    assert refused(lambda: engine.begin(session, Begin("v"))) == (
+    assert error_of(lambda: engine.begin(session, Begin("v"))) == (
         "more than 2 open transactions on one connection (transactions_max)"
     )
     send(engine, session, "t", bytes(50))
-    assert refused(lambda: send(engine, session, "u", bytes(50))) == (
+    assert error_of(lambda: send(engine, session, "u", bytes(50))) == (
         "more than 100 bytes in open transactions (transaction_bytes_max); commit more often"
     )
     send(engine, session, "t")
@@ -145,7 +145,7 @@ def test_each_limit_is_the_setting_s_and_the_refusal_names_it_and_counts_nothing
     (sequence,) = dispatched(engine)
     engine.acknowledge(session, Ack("0", sequence, "t"))
     why = "more than 3 sends and acknowledgements in open transactions (transaction_messages_max); commit more often"
-    assert refused(lambda: send(engine, session, "t")) == why
+    assert error_of(lambda: send(engine, session, "t")) == why
     assert session.transactions.count == 3
     engine.commit(session, Commit("t"))
     engine.begin(session, Begin("t"))
@@ -153,7 +153,7 @@ def test_each_limit_is_the_setting_s_and_the_refusal_names_it_and_counts_nothing
     send(engine, session, "t", bytes(1000))
 
 
-def refused(action: Callable[[], object]) -> str:
+def error_of(action: Callable[[], object]) -> str:
     with pytest.raises(RemoteProtocolError) as caught:
         action()
     assert caught.value.code is Code.LIMIT

@@ -8,9 +8,9 @@ from sys import maxsize
 import pytest
 
 from tests.drawing import one_of
-from tests.property import rooms
+from tests.property import targets
 from tests.property.disk import found_of
-from tests.unit.looking import groups_of
+from tests.unit.inspection import groups_of
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext.broker.pager import read_page
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
@@ -37,19 +37,19 @@ EACH = QUEUE_BYTES + LANE_BYTES
 class Passing(Run):
     """A run in which time passes, and queues go."""
 
-    def __init__(self, *, room_for: int | None = None) -> None:
+    def __init__(self, *, capacity: int | None = None) -> None:
         """There is room for so many queues of one lane; None is any number."""
         self.seconds = 0
-        self.room_for = room_for
+        self.capacity = capacity
         super().__init__()
 
-    def begin(self) -> None:
-        super().begin()
-        if self.room_for is not None:
-            self.engine.memory.queues_limit = self.room_for * EACH
-        self.pass_time(0)
+    def start_engine(self) -> None:
+        super().start_engine()
+        if self.capacity is not None:
+            self.engine.memory.queues_limit = self.capacity * EACH
+        self.advance(0)
 
-    def pass_time(self, seconds: int) -> None:
+    def advance(self, seconds: int) -> None:
         """And the broker looks once a second, as it does."""
         for _ in range(seconds + 1):
             self.engine.tick(NOON_MS * 1000 + self.seconds * 1_000_000, self.seconds * 1_000_000)
@@ -70,7 +70,7 @@ class Passing(Run):
         self.engine.subscribe(self.session, Subscribe(name, destination, AckMode.INDIVIDUAL, 1000))
         return self.session.consumers[name]
 
-    def take(self, queue: str) -> None:
+    def receive(self, queue: str) -> None:
         """All that is there, and nobody stays."""
         consumer = self.follow(queue, "taker")
         self.settle()
@@ -82,14 +82,14 @@ class Passing(Run):
     def use(self, queue: str, *, persistent: bool = True) -> None:
         self.publish(queue, persistent=persistent)
         self.settle()
-        self.take(queue)
+        self.receive(queue)
 
     def names(self) -> list[str]:
         return sorted(queue.name for queue in self.engine.queues())
 
 
 def queue_of(run: Passing, name: str) -> Queue:
-    return rooms.queues(run.engine)[name]
+    return targets.queues(run.engine)[name]
 
 
 def stored(run: Run) -> list[str]:
@@ -100,9 +100,9 @@ def stored(run: Run) -> list[str]:
 def test_a_queue_that_is_empty_and_unused_goes_after_a_minute_and_comes_back_when_it_is_named(persistent: bool) -> None:
     run = Passing()
     run.use("q", persistent=persistent)
-    run.pass_time(55)
+    run.advance(55)
     assert run.names() == ["q"]
-    run.pass_time(10)
+    run.advance(10)
     assert (run.names(), stored(run), run.engine.memory.queues, run.engine.memory.deques) == ([], [], 0, 0)
     run.publish("q", "again")
     run.settle()
@@ -121,21 +121,21 @@ def test_a_queue_goes_whatever_it_was_made_by() -> None:
     run.engine.pause("by move")
     run.settle()
     assert run.names() == ["by move", "by pause", "by subscribe"]
-    run.pass_time(65)
+    run.advance(65)
     assert run.names() == ["by move"]
 
 
 def test_what_waits_keeps_its_queue() -> None:
     run = Passing()
     run.publish("q", persistent=False)
-    run.pass_time(200)
+    run.advance(200)
     assert run.names() == ["q"]
 
 
 def test_a_queue_with_a_consumer_stays() -> None:
     run = Passing()
     run.follow("q")
-    run.pass_time(200)
+    run.advance(200)
     assert run.names() == ["q"]
 
 
@@ -148,10 +148,10 @@ def test_what_an_open_transaction_has_acknowledged_keeps_its_queue_and_returns_t
     run.engine.begin(run.session, Begin("t"))
     run.engine.acknowledge(run.session, Ack("1", sequence, "t"))
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    run.pass_time(200)
+    run.advance(200)
     assert run.names() == ["q"]
     run.engine.abort(run.session, Abort("t"))
-    run.pass_time(200)
+    run.advance(200)
     assert queue_of(run, "q").waiting_count() == 1
 
 
@@ -169,23 +169,23 @@ def test_so_it_does_when_its_body_has_left_memory_meanwhile() -> None:
     run.engine.begin(run.session, Begin("t"))
     run.engine.acknowledge(run.session, Ack("1", sequence, "t"))
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    run.pass_time(200)
+    run.advance(200)
     assert run.names() == ["q"]
     run.engine.abort(run.session, Abort("t"))
-    run.pass_time(200)
+    run.advance(200)
     assert queue_of(run, "q").waiting_count() == 1
-    run.take("q")
-    run.pass_time(65)
+    run.receive("q")
+    run.advance(65)
     assert run.names() == []
 
 
 def test_a_paused_queue_stays_and_goes_once_it_is_resumed() -> None:
     run = Passing()
     run.engine.pause("q")
-    run.pass_time(200)
+    run.advance(200)
     assert run.names() == ["q"]
     run.engine.resume("q")
-    run.pass_time(65)
+    run.advance(65)
     assert (run.names(), stored(run), run.store.recover().paused) == ([], [], set())
 
 
@@ -211,7 +211,7 @@ def test_the_queue_of_a_virtual_topic_stays_because_it_collects_by_being_there()
     run = Passing()
     run.use("Consumer.a.VirtualTopic.t")
     run.use("Consumer.a.b")
-    run.pass_time(200)
+    run.advance(200)
     assert run.names() == ["Consumer.a.VirtualTopic.t"]
     run.engine.send(run.session, Send(parse("/topic/VirtualTopic.t", "s"), SentMessage(4, True, 0, b"", b"m")))
     assert queue_of(run, "Consumer.a.VirtualTopic.t").waiting_count() == 1
@@ -222,7 +222,7 @@ def test_a_durable_subscription_stays() -> None:
     destination = parse("/topic/news", "s")
     run.engine.subscribe(run.session, Subscribe("1", destination, AckMode.INDIVIDUAL, 10, durable="me,n"))
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    run.pass_time(200)
+    run.advance(200)
     assert run.names() == ["subscription,me,n,news"] == stored(run)
 
 
@@ -230,15 +230,15 @@ def test_a_queue_for_which_something_is_scheduled_stays_until_that_was_taken_and
     run = Passing()
     run.send("later", Schedule(delay_ms=100_000))
     run.settle()
-    run.pass_time(90)
+    run.advance(90)
     assert run.waiting() == {"q": (0, 1)} and stored(run) == ["/scheduled/q"]
-    run.pass_time(20)
+    run.advance(20)
     assert run.waiting() == {"q": (1, 0)}
-    run.take("q")
-    run.pass_time(65)
-    assert (run.names(), rooms.names_of_scheduled(run.engine), stored(run)) == ([], [], [])
+    run.receive("q")
+    run.advance(65)
+    assert (run.names(), targets.names_of_scheduled(run.engine), stored(run)) == ([], [], [])
     run.send("again", Schedule(delay_ms=1000))
-    run.pass_time(5)
+    run.advance(5)
     assert run.waiting() == {"q": (1, 0)}
 
 
@@ -253,8 +253,8 @@ def test_a_dead_letter_queue_goes_and_comes_back_with_the_next_dead_letter() -> 
         run.engine.unsubscribe(run.session, Unsubscribe("1"))
         run.settle()
         assert queue_of(run, "DLQ.q").waiting_count() == 1
-        run.take("DLQ.q")
-        run.pass_time(65)
+        run.receive("DLQ.q")
+        run.advance(65)
         assert run.names() == []
 
 
@@ -263,10 +263,10 @@ def test_a_browsed_queue_stays_until_all_was_shown() -> None:
     run.use("q")
     run.session.unsent_bytes = run.engine.memory.unsent = 2 << 20
     run.engine.browse(run.session, Browse("b", parse("/queue/q", "s")))
-    run.pass_time(65)
+    run.advance(65)
     assert run.names() == ["q"]
     run.engine.on_all_sent(run.session)
-    run.pass_time(65)
+    run.advance(65)
     assert run.names() == []
 
 
@@ -276,18 +276,18 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
     run = Passing()
     run.publish("q")
     run.settle()
-    asked = Purge("q")
-    read = run.engine.next_bulk_read(asked)
+    request = Purge("q")
+    read = run.engine.next_bulk_read(request)
     assert read is not None
-    run.take("q")
-    run.pass_time(65)
+    run.receive("q")
+    run.advance(65)
     assert run.names() == ["q"]
     read.finish()
-    rooms.UNPIN.of(run.engine)(read.lane)
-    run.pass_time(5)
+    targets.UNPIN.of(run.engine)(read.lane)
+    run.advance(5)
     assert run.names() == []
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
-        run.engine.check_bulk(asked)
+        run.engine.check_bulk(request)
     for following in (Purge("q", after=(5, 1), until=9), Move("q", after=(5, 1), until=9, to="p")):
         run.engine.check_bulk(following)
         assert run.engine.next_bulk_read(following) is None
@@ -311,7 +311,7 @@ def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_whe
     run.settle()
     run.engine.page_read(browsed, late)
     run.settle()
-    run.pass_time(65)
+    run.advance(65)
     assert run.names() == []
 
 
@@ -325,10 +325,10 @@ def test_a_queue_that_only_a_wildcard_takes_from_goes_and_is_its_again_when_it_c
         run.publish("orders.new", str(number))
         run.settle()
         (sequence,) = wildcard.held
-        run.pass_time(65)
+        run.advance(65)
         assert run.names() == ["orders.new"], "it holds one"
         run.engine.acknowledge(run.session, Ack("1", sequence))
-        run.pass_time(65)
+        run.advance(65)
         assert (run.names(), wildcard.all_queues()) == ([], [])
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     assert run.engine.memory.queues == 0
@@ -349,7 +349,7 @@ def test_a_wildcard_gets_messages_in_order_while_its_queues_come_and_go() -> Non
             got.append(entry.message.body)
             run.engine.acknowledge(run.session, Ack("1", sequence))
             run.settle()
-        run.pass_time(65 if round_number % 3 else 1)
+        run.advance(65 if round_number % 3 else 1)
     assert got == [b"%d" % number for number in range(20) for _ in range(3)]
 
 
@@ -364,7 +364,7 @@ def test_the_groups_of_a_queue_that_comes_back_are_free() -> None:
         (entry,) = wildcard.held.values()
         is_first.append(entry.is_first_of_group)
         run.engine.acknowledge(run.session, Ack("1", entry.sequence))
-        run.pass_time(seconds)
+        run.advance(seconds)
     assert is_first == [True, False, True]
 
 
@@ -372,7 +372,7 @@ def test_the_groups_of_a_queue_that_comes_back_are_free() -> None:
 
 
 def test_a_name_more_than_memory_allows_is_refused_with_the_limit_and_its_setting() -> None:
-    run = Passing(room_for=10)
+    run = Passing(capacity=10)
     for number in range(10):
         run.publish(f"q{number}")
     with pytest.raises(RemoteProtocolError, match=r"no room for another queue: 10 queues .* --memory-limit"):
@@ -385,7 +385,7 @@ def test_a_name_more_than_memory_allows_is_refused_with_the_limit_and_its_settin
 
 
 def test_where_there_is_no_room_what_was_not_used_for_a_second_makes_some() -> None:
-    run = Passing(room_for=10)
+    run = Passing(capacity=10)
     for number in range(100):
         run.use(f"q{number}")
         run.seconds += 1
@@ -395,7 +395,7 @@ def test_where_there_is_no_room_what_was_not_used_for_a_second_makes_some() -> N
 
 
 def test_what_was_used_within_the_second_does_not_go_for_another() -> None:
-    run = Passing(room_for=10)
+    run = Passing(capacity=10)
     for number in range(10):
         run.use(f"q{number}")
     with pytest.raises(RemoteProtocolError, match="no room"):
@@ -404,17 +404,17 @@ def test_what_was_used_within_the_second_does_not_go_for_another() -> None:
 
 
 def test_a_message_to_several_new_queues_is_in_all_of_them_or_in_none() -> None:
-    run = Passing(room_for=10)
+    run = Passing(capacity=10)
     for number in range(9):
         run.use(f"q{number}")
-    run.pass_time(2)
+    run.advance(2)
     run.publish("a,/queue/b,/queue/c,/queue/d")
     run.settle()
     assert [queue_of(run, name).waiting_count() for name in "abcd"] == [1, 1, 1, 1]
 
 
 def full() -> Passing:
-    run = Passing(room_for=4)
+    run = Passing(capacity=4)
     for number in range(4):
         run.publish(f"q{number}")
     run.settle()
@@ -433,7 +433,7 @@ def test_no_dead_letter_is_refused_for_want_of_a_queue() -> None:
 
 
 def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
-    run = Passing(room_for=4)
+    run = Passing(capacity=4)
     run.engine.begin(run.session, Begin("t"))
     run.publish("in transaction", transaction="t")
     run.publish("also", transaction="t")
@@ -447,7 +447,7 @@ def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
 
 
 def test_room_for_what_open_transactions_send_to_is_kept_and_no_commit_goes_beyond_the_limit() -> None:
-    run = Passing(room_for=4)
+    run = Passing(capacity=4)
     names = ["one", "two", "three"]
     for name in names:
         run.engine.begin(run.session, Begin(name))
@@ -466,7 +466,7 @@ def test_room_for_what_open_transactions_send_to_is_kept_and_no_commit_goes_beyo
 
 @pytest.mark.parametrize("end", ["abort", "lost", "commit"])
 def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> None:
-    run = Passing(room_for=2)
+    run = Passing(capacity=2)
     before = run.engine.memory.queues
     other = run.engine.connect("other")
     run.engine.begin(other, Begin("t"))
@@ -487,7 +487,7 @@ def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> Non
 
 
 def test_a_send_that_is_refused_for_one_of_several_queues_keeps_room_for_none() -> None:
-    run = Passing(room_for=2)
+    run = Passing(capacity=2)
     before = run.engine.memory.queues
     run.engine.begin(run.session, Begin("t"))
     with pytest.raises(RemoteProtocolError, match="no room"):
@@ -504,15 +504,15 @@ def test_a_queue_to_which_an_open_transaction_sends_does_not_go() -> None:
     run.engine.begin(run.session, Begin("t"))
     run.publish("a", transaction="t")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    run.pass_time(200)
+    run.advance(200)
     assert queue_of(run, "a").waiting_count() == 0
     run.engine.abort(run.session, Abort("t"))
-    run.pass_time(200)
+    run.advance(200)
     assert "a" not in {queue.name for queue in run.engine.queues()}
 
 
 def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -> None:
-    run = Passing(room_for=3)
+    run = Passing(capacity=3)
     run.engine.begin(run.session, Begin("t"))
     later = Send(parse("/queue/a", "s"), SentMessage(4, True, 0, b"", b""), "t", schedule=Schedule(delay_ms=1000))
     run.engine.send(run.session, later)
@@ -536,14 +536,14 @@ def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their
 
 
 def test_what_is_scheduled_becomes_a_message_though_there_is_no_room_for_its_queue() -> None:
-    run = Passing(room_for=4)
+    run = Passing(capacity=4)
     run.send("later", Schedule(delay_ms=1000), queue="later")
     run.settle()
     for number in range(2):
         run.publish(f"q{number}")
     with pytest.raises(RemoteProtocolError, match="no room"):
         run.publish("one more")
-    run.pass_time(5)
+    run.advance(5)
     assert queue_of(run, "later").waiting_count() == 1
 
 
@@ -551,21 +551,21 @@ def test_who_asks_in_vain_again_and_again_does_not_have_all_queues_looked_at_eac
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = full()
-    looked: list[str] = []
+    checked: list[str] = []
 
-    def go_round(*_: object) -> int:
-        looked.append("at all")
+    def run_checks(*_: object) -> int:
+        checked.append("at all")
         return 0
 
-    monkeypatch.setattr(queues_module.Queues, "_remove_unused", go_round)
+    monkeypatch.setattr(queues_module.Queues, "_remove_unused", run_checks)
     for _ in range(100):
         with pytest.raises(RemoteProtocolError):
             run.publish("one more")
-    assert looked == []
+    assert checked == []
 
 
 def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() -> None:
-    run = Passing(room_for=100)
+    run = Passing(capacity=100)
     memory = run.engine.memory
     excess = memory.bytes_over_limit
     for number in range(99):
@@ -597,13 +597,13 @@ def test_a_number_is_given_again_once_all_of_its_queue_is_durably_gone() -> None
     run.publish("after that")
     assert queue_of(run, "after that").number == number
     run.settle()
-    run.begin()
+    run.start_engine()
     assert run.names() == ["after that", "while it goes", "while that is written"]
 
 
 def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
     run = Passing()
-    number = rooms.last_number(run.engine)
+    number = targets.last_number(run.engine)
     run.engine.pause("q")
     run.engine.resume("q")
     run.seconds += 65
@@ -613,7 +613,7 @@ def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
     run.publish("next")
     assert queue_of(run, "next").number == number + 2
     run.settle()
-    assert rooms.NEW_NUMBER.of(run.engine)() == number + 1
+    assert targets.NEW_NUMBER.of(run.engine)() == number + 1
 
 
 def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
@@ -626,23 +626,23 @@ def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     run.settle()
     assert (stored(run), run.engine.memory.queues) == ([], 0)
-    assert rooms.NEW_NUMBER.of(run.engine)() == number
+    assert targets.NEW_NUMBER.of(run.engine)() == number
 
 
 def test_names_used_once_each_leave_nothing_behind() -> None:
-    run = Passing(room_for=30)
+    run = Passing(capacity=30)
     for number in range(600):
         run.use(f"name.{number}", persistent=number % 2 == 0)
         if number % 10 == 9:
-            run.pass_time(1)
+            run.advance(1)
     assert len(run.names()) <= 30
-    run.pass_time(100)
+    run.advance(100)
     engine = run.engine
     memory = engine.memory
     assert (run.names(), stored(run), memory.queues, memory.deques, memory.used) == ([], [], 0, 0, 0)
-    assert rooms.numbered(engine) == {} and rooms.last_number(engine) < 120
-    assert not rooms.known_topics(rooms.topics(engine))
-    assert not rooms.touched(engine) and not rooms.waiting_queues(engine)
+    assert targets.numbered(engine) == {} and targets.last_number(engine) < 120
+    assert not targets.known_topics(targets.topics(engine))
+    assert not targets.touched(engine) and not targets.waiting_queues(engine)
 
 
 # Lanes
@@ -674,7 +674,7 @@ def test_what_lanes_share_while_they_are_empty_cannot_be_changed() -> None:
 # The history
 
 
-def told_in(event_log: EventLog) -> Passing:
+def run_with_events(event_log: EventLog) -> Passing:
     run = Passing()
     run.engine = Engine(event_log=event_log)
     run.engine.start()
@@ -684,24 +684,24 @@ def told_in(event_log: EventLog) -> Passing:
 
 
 def test_the_hidden_queue_of_what_was_scheduled_goes_though_the_history_never_heard_of_it() -> None:
-    run = told_in(EventLog())
+    run = run_with_events(EventLog())
     run.send("later", Schedule(delay_ms=1000))
-    run.pass_time(5)
-    run.take("q")
-    run.pass_time(65)
+    run.advance(5)
+    run.receive("q")
+    run.advance(65)
     run.send("again", Schedule(delay_ms=1000))
-    run.pass_time(5)
+    run.advance(5)
     assert run.waiting() == {"q": (1, 0)}
 
 
 def test_in_one_file_of_the_history_a_number_stands_for_one_name() -> None:
     event_log = EventLog()
-    run = told_in(event_log)
+    run = run_with_events(event_log)
     numbers = []
     for name in ("a", "b", "c", "d"):
         run.use(name)
         numbers.append(queue_of(run, name).number)
-        run.pass_time(65)
+        run.advance(65)
         assert run.names() == []
         if name == "b":
             # The next chunk begins a file.
@@ -737,23 +737,23 @@ def grouped(run: Passing, queue: str, group: str = "g") -> None:
     run.settle()
 
 
-def choose(run: Passing, pattern: str, wanted: str | None, name: str = "1", window: int = 1000) -> BrokerConsumer:
+def choose(run: Passing, pattern: str, selector: str | None, name: str = "1", window: int = 1000) -> BrokerConsumer:
     destination = parse(f"/queue/{pattern}", "s")
-    chosen = None if wanted is None else compile_selector(wanted)
+    chosen = None if selector is None else compile_selector(selector)
     run.engine.subscribe(run.session, Subscribe(name, destination, AckMode.INDIVIDUAL, window, selector=chosen))
     run.settle()
     return run.session.consumers[name]
 
 
 @pytest.mark.parametrize("pattern", ["q1", "*", ">"])
-@pytest.mark.parametrize("wanted", [None, "x = 1", "JMSPriority > 6", "x is null"])
-def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(pattern: str, wanted: str | None) -> None:
+@pytest.mark.parametrize("selector", [None, "x = 1", "JMSPriority > 6", "x is null"])
+def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(pattern: str, selector: str | None) -> None:
     run = Passing()
     for number in range(3):
         run.publish(f"q{number}")
     run.settle()
     before = run.engine.memory.queues
-    choose(run, pattern, wanted)
+    choose(run, pattern, selector)
     choose(run, pattern, "y = 2 and x = 1", "2")
     assert run.engine.memory.queues > before
     for name in ("1", "2"):
@@ -788,7 +788,7 @@ def test_a_queue_without_groups_in_it_gives_back_what_they_took_when_its_last_co
     run.settle()
     # The message of the group came back.
     assert groups_of(run.engine, queue_of(run, "q")) is not None
-    run.take("q")
+    run.receive("q")
     assert groups_of(run.engine, queue_of(run, "q")) is None and run.engine.memory.queues == before
     grouped(run, "q")
     assert len(choose(run, "q", None).held) == 1
@@ -811,8 +811,8 @@ def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None
     run.settle()
     assert next(iter(receiver.held)) == first
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
-    run.take("q")
-    run.pass_time(3)
+    run.receive("q")
+    run.advance(3)
     assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queues == before
 
 
@@ -833,7 +833,7 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
     for each in list(receiver.held):
         run.engine.acknowledge(run.session, Ack("2", each))
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
-    run.pass_time(3)
+    run.advance(3)
     assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queues == before
 
 
@@ -855,7 +855,7 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
     pattern: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 10_000)
-    run = Passing(room_for=60)
+    run = Passing(capacity=60)
     for number in range(50):
         run.publish(f"q.{number}")
     run.settle()
@@ -871,9 +871,11 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
     assert len(choose(run, pattern, None, "2").held) == 50
 
 
-@one_of("wanted", [None, "x = 1", "x is null", "x = 'a'"], ids=["all", "x = 1", "x is null", "x = 'a'"])
+@one_of("selector", [None, "x = 1", "x is null", "x = 'a'"], ids=["all", "x = 1", "x is null", "x = 'a'"])
 @pytest.mark.parametrize("is_grouped", [False, True])
-def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(wanted: str | None, is_grouped: bool) -> None:
+def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(
+    selector: str | None, is_grouped: bool
+) -> None:
     run = Passing()
     many = 1000
     compile_selector("x = 1")
@@ -885,14 +887,14 @@ def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(wanted
     tracemalloc.start()
     try:
         before = run.engine.memory.queues
-        choose(run, ">", wanted, window=1)
+        choose(run, ">", selector, window=1)
         gc.collect()
         # Each queue has what its first wildcard takes.
         counted = run.engine.memory.queues - before + many * JOIN_BYTES
-        taken = tracemalloc.get_traced_memory()[0]
+        used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert counted // 3 < taken < counted + 100_000
+    assert counted // 3 < used < counted + 100_000
     assert counted <= 3000 * many
 
 

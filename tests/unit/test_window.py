@@ -21,10 +21,10 @@ QUEUE = parse("/queue/a", "s")
 
 @dataclass
 class Simulated:
-    """A consumer: `threads` work at once, each for `takes_ms` a message; every `together` messages are acknowledged."""
+    """A consumer: `threads` work at once, each for `work_ms` a message; every `together` messages are acknowledged."""
 
     threads: int = 1
-    takes_ms: float = 1
+    work_ms: float = 1
     network_ms: int = 0
     together: int = 1
     has_stalled: bool = False
@@ -40,7 +40,7 @@ class Simulated:
         self.acknowledged: deque[tuple[int, list[int]]] = deque()
 
 
-class World:
+class WindowDriver:
     def __init__(self, *consumers: Simulated, start_ms: int = 1_000_000) -> None:
         self.engine = Engine()
         self.engine.commit_state.now_ms = start_ms
@@ -104,7 +104,7 @@ class World:
             at = free
             while consumer.here:
                 sequence, priority = consumer.here.popleft()
-                at += consumer.takes_ms
+                at += consumer.work_ms
                 if at > now:
                     consumer.busy.append((at, sequence, priority))
                     break
@@ -122,102 +122,102 @@ class World:
 
 
 def test_a_consumer_of_ten_messages_a_second_holds_at_most_ten_and_is_never_idle() -> None:
-    consumer = Simulated(takes_ms=100)
-    world = World(consumer)
-    world.run(20_000)
+    consumer = Simulated(work_ms=100)
+    driver = WindowDriver(consumer)
+    driver.run(20_000)
     assert consumer.held_max <= 10
-    assert world.window() < 10
-    assert world.handled_lately(10_000) >= 95
+    assert driver.window() < 10
+    assert driver.handled_lately(10_000) >= 95
 
 
 def test_a_quick_consumer_gets_as_much_as_anybody_may_hold() -> None:
-    world = World(Simulated(takes_ms=0.02))
-    world.run(500)
-    assert world.window() == WINDOW_DEFAULT
-    assert world.handled_lately(100) >= 0.95 * 100 * 50
+    driver = WindowDriver(Simulated(work_ms=0.02))
+    driver.run(500)
+    assert driver.window() == WINDOW_DEFAULT
+    assert driver.handled_lately(100) >= 0.95 * 100 * 50
 
 
 def test_a_consumer_behind_a_slow_network_does_not_wait_for_it() -> None:
-    world = World(Simulated(takes_ms=1, network_ms=50))
-    world.run(5000)
-    assert world.handled_lately(2000) >= 0.95 * 2000
+    driver = WindowDriver(Simulated(work_ms=1, network_ms=50))
+    driver.run(5000)
+    assert driver.handled_lately(2000) >= 0.95 * 2000
 
 
 def test_fifty_threads_that_take_five_seconds_for_a_message_all_have_work() -> None:
-    world = World(Simulated(threads=50, takes_ms=5000))
-    world.run(60_000)
-    assert world.handled_lately(20_000) >= 0.9 * 50 * 4
+    driver = WindowDriver(Simulated(threads=50, work_ms=5000))
+    driver.run(60_000)
+    assert driver.handled_lately(20_000) >= 0.9 * 50 * 4
 
 
 def test_a_consumer_that_waits_until_it_has_two_hundred_gets_them() -> None:
-    world = World(Simulated(takes_ms=0.1, together=200))
-    world.run(20_000)
-    assert world.handled_lately(10_000) >= 10_000
+    driver = WindowDriver(Simulated(work_ms=0.1, together=200))
+    driver.run(20_000)
+    assert driver.handled_lately(10_000) >= 10_000
 
 
 def test_a_consumer_that_becomes_slow_holds_less_soon() -> None:
-    consumer = Simulated(takes_ms=0.1)
-    world = World(consumer)
-    world.run(1000)
-    assert world.window() > 400
-    consumer.takes_ms = 100
-    world.run(120_000)
-    assert world.window() <= 10
+    consumer = Simulated(work_ms=0.1)
+    driver = WindowDriver(consumer)
+    driver.run(1000)
+    assert driver.window() > 400
+    consumer.work_ms = 100
+    driver.run(120_000)
+    assert driver.window() <= 10
 
 
 def test_of_three_consumers_one_of_which_has_stalled_another_handles_what_is_urgent() -> None:
     stalled = Simulated(has_stalled=True)
-    world = World(stalled, Simulated(takes_ms=10), Simulated(takes_ms=10))
-    world.run(5000)
-    assert world.window("0") > 100
+    driver = WindowDriver(stalled, Simulated(work_ms=10), Simulated(work_ms=10))
+    driver.run(5000)
+    assert driver.window("0") > 100
     for _ in range(20):
-        world.send(priority=9)
-        world.run(100)
-    urgent = [when for each in world.consumers.values() for when, priority in each.handled if priority == 9]
+        driver.send(priority=9)
+        driver.run(100)
+    urgent = [when for each in driver.consumers.values() for when, priority in each.handled if priority == 9]
     assert len(urgent) == 20
 
 
 def test_a_full_window_is_stretched_only_when_nothing_came_for_a_while_and_no_further_than_the_limit() -> None:
-    world = World(Simulated(has_stalled=True))
-    world.send(3000)
-    world.turn()
-    sizes = [world.window()]
+    driver = WindowDriver(Simulated(has_stalled=True))
+    driver.send(3000)
+    driver.turn()
+    sizes = [driver.window()]
     for _ in range(10):
-        world.engine.commit_state.now_ms += 999
-        list(world.engine.stretch_windows())
-        assert world.window() == sizes[-1]
-        world.engine.commit_state.now_ms += 1
-        list(world.engine.stretch_windows())
-        world.turn()
-        sizes.append(world.window())
+        driver.engine.commit_state.now_ms += 999
+        list(driver.engine.stretch_windows())
+        assert driver.window() == sizes[-1]
+        driver.engine.commit_state.now_ms += 1
+        list(driver.engine.stretch_windows())
+        driver.turn()
+        sizes.append(driver.window())
     assert sizes == [10, 20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000]
-    assert world.held() == 1000
+    assert driver.held() == 1000
 
 
 def test_a_refusal_is_an_answer_too() -> None:
-    world = World(Simulated(has_stalled=True))
-    world.send(3000)
-    world.turn()
-    session = world.sessions["0"]
+    driver = WindowDriver(Simulated(has_stalled=True))
+    driver.send(3000)
+    driver.turn()
+    session = driver.sessions["0"]
     for _ in range(300):
-        world.engine.commit_state.now_ms += 1
+        driver.engine.commit_state.now_ms += 1
         for sequence in list(session.consumers["c"].held):
-            world.engine.nack(session, Nack("c", sequence))
-        world.turn()
-    assert world.window() > 100
+            driver.engine.nack(session, Nack("c", sequence))
+        driver.turn()
+    assert driver.window() > 100
 
 
 @pytest.mark.parametrize("jump_ms", [-3_600_000, 3_600_000])
 def test_a_clock_that_is_set_does_no_harm(jump_ms: int) -> None:
-    world = World(Simulated(takes_ms=1, network_ms=5))
-    world.run(1000)
-    world.engine.commit_state.now_ms += jump_ms
-    world.consumers["0"].coming = deque((at + jump_ms, *rest) for at, *rest in world.consumers["0"].coming)  # type: ignore[misc]
-    world.consumers["0"].busy = [(at + jump_ms, *rest) for at, *rest in world.consumers["0"].busy]  # type: ignore[misc]
-    world.consumers["0"].acknowledged = deque((at + jump_ms, rest) for at, rest in world.consumers["0"].acknowledged)
-    world.run(3000)
-    assert world.handled_lately(1000) >= 950
-    assert 2 <= world.window() <= WINDOW_DEFAULT
+    driver = WindowDriver(Simulated(work_ms=1, network_ms=5))
+    driver.run(1000)
+    driver.engine.commit_state.now_ms += jump_ms
+    driver.consumers["0"].coming = deque((at + jump_ms, *rest) for at, *rest in driver.consumers["0"].coming)  # type: ignore[misc]
+    driver.consumers["0"].busy = [(at + jump_ms, *rest) for at, *rest in driver.consumers["0"].busy]  # type: ignore[misc]
+    driver.consumers["0"].acknowledged = deque((at + jump_ms, rest) for at, rest in driver.consumers["0"].acknowledged)
+    driver.run(3000)
+    assert driver.handled_lately(1000) >= 950
+    assert 2 <= driver.window() <= WINDOW_DEFAULT
 
 
 def test_the_first_answer_of_many_after_a_silence_is_not_taken_for_a_slow_consumer() -> None:
@@ -246,24 +246,24 @@ def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
     assert len(session.consumers["c"].held) == size
 
 
-@pytest.mark.parametrize("rests_ms", [0, 60_000])
-def test_an_automatic_window_learns_nothing_from_what_is_given_back_nor_from_a_rest(rests_ms: int) -> None:
-    world = World(Simulated(takes_ms=0.1))
-    world.run(500)
-    session = world.sessions["0"]
+@pytest.mark.parametrize("suspended_ms", [0, 60_000])
+def test_an_automatic_window_learns_nothing_from_what_is_given_back_nor_from_a_rest(suspended_ms: int) -> None:
+    driver = WindowDriver(Simulated(work_ms=0.1))
+    driver.run(500)
+    session = driver.sessions["0"]
     consumer = session.consumers["c"]
-    world.turn()
-    before = world.window()
+    driver.turn()
+    before = driver.window()
     kept = list(consumer.held.values())[:3]
     assert before > 10 and len(kept) == 3
-    world.engine.log_in(session, Login(has_rounds=True))
+    driver.engine.log_in(session, Login(has_rounds=True))
     names = [("c", entry.sequence, entry.deliveries) for entry in kept]
-    world.engine.release(session, Release(["c"], names, suspends=True))
+    driver.engine.release(session, Release(["c"], names, suspends=True))
     for entry in kept:
-        world.engine.acknowledge(session, Ack("c", entry.sequence))
-    world.engine.commit_state.now_ms += rests_ms
-    world.engine.wake(session, Wake("c"))
+        driver.engine.acknowledge(session, Ack("c", entry.sequence))
+    driver.engine.commit_state.now_ms += suspended_ms
+    driver.engine.wake(session, Wake("c"))
     # The same of what it has answered since it goes on.
-    world.engine.commit_state.now_ms += 20
-    consumer.adjust_window(world.engine.now_ms)
-    assert world.window() == before
+    driver.engine.commit_state.now_ms += 20
+    consumer.adjust_window(driver.engine.now_ms)
+    assert driver.window() == before

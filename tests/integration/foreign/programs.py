@@ -17,8 +17,8 @@ FOLDER = Path(__file__).parent / "clients"
 
 
 class Case(NamedTuple):
-    says: str
-    left: dict[str, list[str]]
+    output: str
+    remaining: dict[str, list[str]]
     """What waits afterwards, by the end of the queue's name."""
 
 

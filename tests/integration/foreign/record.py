@@ -32,20 +32,20 @@ class Recorder:
         self._last = 0
         """The connection of the last line."""
 
-    async def take(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    async def accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self._connections += 1
         connection = self._connections
         listener = Listener()
         broker, to_broker = await asyncio.open_connection("127.0.0.1", self._broker_port)
 
-        async def say() -> None:
+        async def forward_to_broker() -> None:
             while data := await client.read(65536):
                 self._write(connection, ">", _lines(_general(data, listener)))
                 to_broker.write(data)
             self._write(connection, "=", ["closed"])
             to_broker.close()
 
-        async def hear() -> None:
+        async def forward_to_client() -> None:
             try:
                 while data := await broker.read(65536):
                     self._write(connection, "<", listener.hear(data))
@@ -55,7 +55,7 @@ class Recorder:
 
         # Who is gone has no use for what it is still told.
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(say(), hear())
+            await asyncio.gather(forward_to_broker(), forward_to_client())
 
     def _write(self, connection: int, kind: str, lines: list[str]) -> None:
         if lines and connection != self._last:
@@ -88,7 +88,7 @@ async def record(name: str) -> None:
         try:
             broker.start()
             recorder = Recorder(broker.port)
-            server = await asyncio.start_server(recorder.take, "127.0.0.1", 0)
+            server = await asyncio.start_server(recorder.accept, "127.0.0.1", 0)
             output = Path(folder) / "said"
             process = program.run(server.sockets[0].getsockname()[1], "{queue}", BEAT_MS, output)
             await asyncio.to_thread(process.communicate, timeout=PATIENCE_SECONDS)

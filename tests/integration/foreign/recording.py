@@ -27,7 +27,7 @@ _NAMED = re.compile(rb"\{(ack|message-id) (\S+) (\d+)\}")
 _NOW = re.compile(rb"\{now\+(\d+)\}")
 
 
-class Said(NamedTuple):
+class ReceivedFrame(NamedTuple):
     """Something that the broker says."""
 
     command: str
@@ -51,11 +51,11 @@ class Listener:
         """The lines that `data` adds."""
         self._data += data
         before = len(self.lines)
-        while (said := self._next()) is not None:
-            self.lines.append(self._line(said))
+        while (frame := self._next()) is not None:
+            self.lines.append(self._line(frame))
         return self.lines[before:]
 
-    def _next(self) -> Said | None:
+    def _next(self) -> ReceivedFrame | None:
         data = self._data.lstrip(b"\n")
         head, blank, rest = data.partition(b"\n\n")
         if not blank:
@@ -66,44 +66,44 @@ class Listener:
         if not 0 <= size < len(rest):
             return None
         self._data = rest[size + 1 :]
-        return Said(command.decode(), headers, rest[:size])
+        return ReceivedFrame(command.decode(), headers, rest[:size])
 
-    def _line(self, said: Said) -> str:
-        match said.command:
+    def _line(self, frame: ReceivedFrame) -> str:
+        match frame.command:
             case "CONNECTED":
-                return f"CONNECTED {said.headers[b'version'].decode()}"
+                return f"CONNECTED {frame.headers[b'version'].decode()}"
             case "RECEIPT":
-                return f"RECEIPT {escaped(said.headers[b'receipt-id'])}"
+                return f"RECEIPT {escaped(frame.headers[b'receipt-id'])}"
             case "MESSAGE":
                 # A client of STOMP 1.0 need not name its subscriptions.
-                subscription = said.headers.get(b"subscription") or said.headers[b"destination"]
+                subscription = frame.headers.get(b"subscription") or frame.headers[b"destination"]
                 count = self._counts[subscription] = self._counts.get(subscription, 0) + 1
                 for name in (b"ack", b"message-id"):
-                    if name in said.headers:
-                        self.names[name, subscription, b"%d" % count] = said.headers[name]
-                return f"MESSAGE {escaped(subscription)} {count} {escaped(said.body)}".rstrip()
-        raise AssertionError(f"the broker said {said}")
+                    if name in frame.headers:
+                        self.names[name, subscription, b"%d" % count] = frame.headers[name]
+                return f"MESSAGE {escaped(subscription)} {count} {escaped(frame.body)}".rstrip()
+        raise AssertionError(f"the broker said {frame}")
 
 
 class Step(NamedTuple):
     """One thing that happens on a connection: something is said, or to be heard, or it is closed."""
 
     connection: int
-    says: bytes = b""
+    data: bytes = b""
     hears: str = ""
 
 
 def read(text: str) -> Iterator[Step]:
     connection = 1
-    saying = b""
+    pending = b""
     for line in [*text.splitlines(), "#"]:
         kind, _, rest = line.partition(" ")
         if kind == ">":
-            saying += rest.encode("latin-1").decode("unicode_escape").encode("latin-1")
+            pending += rest.encode("latin-1").decode("unicode_escape").encode("latin-1")
             continue
-        if saying:
-            yield Step(connection, says=saying)
-            saying = b""
+        if pending:
+            yield Step(connection, data=pending)
+            pending = b""
         if kind == "<":
             yield Step(connection, hears=rest)
         elif rest == "closed":
@@ -146,11 +146,11 @@ class Player:
             expected.append(step.hears)
             return
         self._hear(step.connection, lambda: len(listener.lines) >= len(expected))
-        if step.says:
-            said = step.says.replace(b"{queue}", self._queue)
-            said = _NAMED.sub(lambda match: listener.names[match[1], match[2], match[3]], said)
-            said = _NOW.sub(lambda match: b"%d" % (time.time() * 1000 + int(match[1])), said)
-            sock.sendall(said)
+        if step.data:
+            data = step.data.replace(b"{queue}", self._queue)
+            data = _NAMED.sub(lambda match: listener.names[match[1], match[2], match[3]], data)
+            data = _NOW.sub(lambda match: b"%d" % (time.time() * 1000 + int(match[1])), data)
+            sock.sendall(data)
         else:
             # The broker says what is left to say, and closes.
             sock.shutdown(socket.SHUT_WR)
@@ -173,5 +173,5 @@ class Player:
             if not data:
                 break
             listener.hear(data)
-        heard, wanted = sorted(listener.lines), sorted(expected)
-        assert heard == wanted, f"on connection {connection} {heard} was heard, not {wanted}"
+        heard, missing = sorted(listener.lines), sorted(expected)
+        assert heard == missing, f"on connection {connection} {heard} was heard, not {missing}"

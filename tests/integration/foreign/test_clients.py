@@ -26,10 +26,12 @@ def test_a_foreign_client_finds_what_stomp_promises(
     output = tmp_path / "said"
     process = program.run(broker.port, queue, BEAT_MS, output)
     try:
-        said = _await_last_line(process, output, program)
-        assert said == {case: CASES[case].says for case in program.cases}
-        expected = {f"{queue}{end}": left for case in program.cases for end, left in CASES[case].left.items()}
-        assert {name: _what_is_left(broker, name) for name in expected} == expected
+        printed = _await_last_line(process, output, program)
+        assert printed == {case: CASES[case].output for case in program.cases}
+        expected = {
+            f"{queue}{end}": remaining for case in program.cases for end, remaining in CASES[case].remaining.items()
+        }
+        assert {name: _remaining_bodies(broker, name) for name in expected} == expected
         if program.beats:
             _check_that_missing_beats_are_noticed(broker, f"{queue}.heart-beat", process)
     finally:
@@ -51,11 +53,11 @@ def _await_last_line(process: subprocess.Popen[bytes], output: Path, program: Pr
         time.sleep(0.02)
 
 
-def _what_is_left(broker: BrokerProcess, queue: str) -> list[str]:
+def _remaining_bodies(broker: BrokerProcess, queue: str) -> list[str]:
     # What it had and did not acknowledge returns when its subscription ends.
     broker.await_facts(queue, unacknowledged=0)
     # One of them sends JSON.
-    return [body.strip('"') for body in bodies(broker.what_is_left(queue))]
+    return [body.strip('"') for body in bodies(broker.remaining_messages(queue))]
 
 
 def _check_that_missing_beats_are_noticed(broker: BrokerProcess, queue: str, process: subprocess.Popen[bytes]) -> None:

@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     orders: list[tuple[str, int, int]]
     """Of each row of an order its id, the run that wrote it, and how many parts that run has asked for."""
     parts: list[Part]
-    told: list[Part]
+    reported: list[Part]
     """What lies in the queue of the hall."""
     dead_orders: list[str]
     dead_parts: list[Part]
@@ -50,7 +50,7 @@ class Oracle:
         self.sent_often: set[str] = set()
         """Orders that came in several messages, with the same id. Of these some may be given up, and one be handled."""
 
-    def begin(self, order: str, started: Started) -> None:
+    def start(self, order: str, started: Started) -> None:
         # What began once has begun, whatever becomes of those who say it again.
         if self._started.get(order) is not Started.YES:
             self._started[order] = started
@@ -82,21 +82,21 @@ class Oracle:
         for part, many in Counter(seen.parts).items():
             if many > 1:
                 yield f"{part} was handled {many} times"
-        for part, many in Counter(seen.told).items():
+        for part, many in Counter(seen.reported).items():
             if many > 1 and part.order not in self._spoiled:
                 yield f"the hall was told {many} times of {part}"
-        asked = {Part(order, run, place) for order, run, parts in seen.orders for place in range(parts)}
-        for part in {*seen.parts, *seen.told, *seen.dead_parts} - asked:
+        requested = {Part(order, run, place) for order, run, parts in seen.orders for place in range(parts)}
+        for part in {*seen.parts, *seen.reported, *seen.dead_parts} - requested:
             if part.run and part.order not in self._spoiled:
                 yield f"{part} was asked for by a run that was taken back"
-        for part in {part for part in seen.told if not part.run}:
+        for part in {part for part in seen.reported if not part.run}:
             if self._started.get(part.order, Started.NO) is Started.NO:
                 yield f"the hall was told of {part.order}, which never began"
-        for part in {part for part in seen.told if part.run} - set(seen.parts):
+        for part in {part for part in seen.reported if part.run} - set(seen.parts):
             if part.order not in self._spoiled:
                 yield f"the hall was told of {part}, which is not in the database"
         dead: list[str | Part] = [*seen.dead_orders, *seen.dead_parts]
-        alive: set[str | Part] = {*(order for order, _run, _parts in seen.orders), *seen.told}
+        alive: set[str | Part] = {*(order for order, _run, _parts in seen.orders), *seen.reported}
         for each, many in Counter(dead).items():
             spoiled = (each.order if isinstance(each, Part) else each) in self._spoiled
             if not spoiled and each not in self.sent_often and (many > 1 or each in alive):
@@ -107,13 +107,13 @@ class Oracle:
             yield f"{seen.unsent} units are in the outbox still"
         for order, started in self._started.items():
             if order not in self._spoiled:
-                traces = [*(each for each, _run, _parts in seen.orders), *(part.order for part in seen.told)]
+                traces = [*(each for each, _run, _parts in seen.orders), *(part.order for part in seen.reported)]
                 if started is Started.YES or (started is Started.PERHAPS and order in [*traces, *seen.dead_orders]):
                     yield from self._missing(order, seen)
 
     @staticmethod
     def _missing(order: str, seen: Seen) -> Iterable[str]:
-        if Part(order, 0, 0) not in seen.told:
+        if Part(order, 0, 0) not in seen.reported:
             yield f"the hall was not told that {order} began"
         if order in seen.dead_orders and not any(each == order for each, _run, _parts in seen.orders):
             return
@@ -127,5 +127,5 @@ class Oracle:
                     continue
                 if part not in seen.parts:
                     yield f"{part} was not handled"
-                elif part not in seen.told:
+                elif part not in seen.reported:
                     yield f"the hall was not told of {part}"

@@ -22,7 +22,7 @@ from truenext.stage.sql.outbox import StoredUnit
 class AtCommit(NamedTuple):
     """Something happens at one of the COMMITs of SQL that a process says."""
 
-    left: int
+    remaining: int
     """COMMITs that pass before."""
     when: str
     """"before" it happens, so that it does not, or "after", so that its answer is lost."""
@@ -30,7 +30,7 @@ class AtCommit(NamedTuple):
 
 
 class AtStatement(NamedTuple):
-    left: int
+    remaining: int
 
 
 class Line:
@@ -171,7 +171,7 @@ class Process:
         self._reached(self, point, stage.queue)
 
     def _prepare(self, engine: Engine) -> None:
-        self._virtual.told_to_database(engine)
+        self._virtual.patch_database_clock(engine)
         do_commit = engine.dialect.do_commit
 
         def commit(connection: Any) -> None:
@@ -181,8 +181,8 @@ class Process:
             if at is None:
                 do_commit(connection)
                 return
-            if at.left:
-                self.at_commit = at._replace(left=at.left - 1)
+            if at.remaining:
+                self.at_commit = at._replace(remaining=at.remaining - 1)
                 do_commit(connection)
                 return
             self.at_commit = None
@@ -201,8 +201,8 @@ class Process:
                 raise OperationalError(statement, {}, _io_error())
             if at is None:
                 return
-            self.at_statement = at._replace(left=at.left - 1) if at.left else None
-            if not at.left:
+            self.at_statement = at._replace(remaining=at.remaining - 1) if at.remaining else None
+            if not at.remaining:
                 raise OperationalError(statement, {}, _io_error())
 
     def cleans_now(self) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.stages.outbox import oracle
 from tests.stages.outbox.oracle import Oracle, Seen, Started
 from tests.stages.outbox.processes import AtCommit, AtStatement, Process
-from tests.stages.outbox.shop import ATTEMPTS, BROKEN, QUEUES, TABLES, TOLD_BY_PROGRAM, Order, Part, Runs, Shop
+from tests.stages.outbox.shop import ATTEMPTS, BROKEN, QUEUES, SENT_BY_PROGRAM, TABLES, Order, Part, Runs, Shop
 from tests.stages.outbox.virtual_time import VirtualTime, run_in
 from truenext.client.tasks.connection import connect
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
@@ -35,12 +35,12 @@ from truenext.stage.sql.errors import CommitInDoubt, DatabaseUnavailable
 from truenext.store.memory import MemoryStore
 from truenext.testing.local import LocalBroker, broker
 
-LOOK_S = 0.25
+CHECK_INTERVAL_S = 0.25
 SETTLED_S = 240.0
 """By then nothing may be left to be done: the longest pauses are half a minute."""
 LONG_S = 1200.0
 """Of a whole example. Most of it is that of those that do not settle."""
-BEGIN_S = 5.0
+START_TIMEOUT_S = 5.0
 FROZEN_S = 2.0
 DEAD_S = 16.0
 """A process that says nothing for so long counts as dead."""
@@ -58,7 +58,7 @@ COMMIT_GAP = [("SQL committed", "order.place"), ("SQL committed", "part.pack")]
 RELAY = [("relay sends", "outbox"), ("relay sent", "outbox")]
 
 
-class Begin(NamedTuple):
+class StartFlows(NamedTuple):
     """A program begins orders, all or none."""
 
     how: How
@@ -86,7 +86,7 @@ class AtSql(NamedTuple):
     """Something goes wrong with SQL that a process says."""
 
     what: SqlFault
-    left: int
+    remaining: int
     process: int
 
 
@@ -124,7 +124,7 @@ class OtherBroker(NamedTuple):
     is_settled: bool
 
 
-Step = Begin | At | AtSql | Do | Wait | Stop | Redrive | Backup | Restore | OtherBroker
+Step = StartFlows | At | AtSql | Do | Wait | Stop | Redrive | Backup | Restore | OtherBroker
 
 
 class Schedule(NamedTuple):
@@ -150,7 +150,7 @@ def drawn(random: Random, others: Others | None = None) -> Schedule:
     for part in range(parts):
         steps += [_trouble(random) for _ in range(random.choice([0, 1, 1, 2, 3]))]
         for _ in range(random.choice([1, 1, 2, 3])):
-            steps.append(_begin(random))
+            steps.append(_start_flows(random))
             if random.random() < 0.5:
                 # Rows of what was sent go a moment later.
                 steps.append(Wait(random.choice([0.01, 0.03, 0.1])))
@@ -161,19 +161,24 @@ def drawn(random: Random, others: Others | None = None) -> Schedule:
             steps.append(Backup(random.random() < 0.5))
     if others == "database":
         # Somewhere behind.
-        place = random.randint(steps.index(next(each for each in steps if isinstance(each, Backup))) + 1, len(steps))
+        index = random.randint(steps.index(next(each for each in steps if isinstance(each, Backup))) + 1, len(steps))
         # The producers of before are taken over when their process counts as dead.
-        behind: list[Step] = [Restore(), Wait(random.choice([0.1, DEAD_S, DEAD_S])), _begin(random), _begin(random)]
-        steps[place:place] = [_begin(random), Wait(random.choice([0.1, 3.0])), *behind]
+        later_steps: list[Step] = [
+            Restore(),
+            Wait(random.choice([0.1, DEAD_S, DEAD_S])),
+            _start_flows(random),
+            _start_flows(random),
+        ]
+        steps[index:index] = [_start_flows(random), Wait(random.choice([0.1, 3.0])), *later_steps]
     return Schedule(random.choice([1, 2, 2]), random.choice([1, 1, 3, 8]), steps)
 
 
-def _begin(random: Random) -> Begin:
+def _start_flows(random: Random) -> StartFlows:
     def fails() -> int:
         return random.choice([0] * 8 + [1, 2, BROKEN])
 
     key = random.choice([None, None, None, 0, 1])
-    return Begin(
+    return StartFlows(
         random.choice(
             ["committed", "committed", "committed", "over the broker", "rolled back", "by a foreign program"]
         ),
@@ -244,7 +249,7 @@ class _Machine:
         """What the brokers of before were told to tell the hall."""
         self._notes: list[str] = []
         self._done: dict[type, Callable[[Any], Awaitable[None]]] = {
-            Begin: self._begin,
+            StartFlows: self._start_flows,
             At: self._at,
             AtSql: self._at_sql,
             Do: self._do,
@@ -347,9 +352,9 @@ class _Machine:
     async def _replace(self, process: Process) -> None:
         """Another one is started in place of one that was killed."""
         await process.swept_up()
-        await self._start_in_place_of(process)
+        await self._replace_process(process)
 
-    async def _start_in_place_of(self, old: Process) -> None:
+    async def _replace_process(self, old: Process) -> None:
         if old not in self._processes:
             return
         new = await self._started()
@@ -380,24 +385,24 @@ class _Machine:
 
     # ---- Beginning ----
 
-    async def _begin(self, step: Begin) -> None:
+    async def _start_flows(self, step: StartFlows) -> None:
         if step.how == "over the broker":
-            self._background(self._begin_over_broker(step, self._new_orders(step)))
+            self._background(self._start_over_broker(step, self._new_orders(step)))
             return
         if step.how == "by a foreign program":
-            self._background(self._begin_by_foreigner(step, self._new_orders(step)))
+            self._background(self._start_by_foreigner(step, self._new_orders(step)))
             return
         if step.key is None:
-            self._background(self._begin_in_transaction(step, self._new_orders(step)))
+            self._background(self._start_in_transaction(step, self._new_orders(step)))
             return
         # What is known of a key is known of one call after the other.
         orders = self._keys.get(step.key) or self._new_orders(step)
         is_other = step.is_other and step.key in self._keys
         if is_other:
             orders = self._new_orders(step)
-        await self._begin_in_transaction(step, orders, is_other=is_other)
+        await self._start_in_transaction(step, orders, is_other=is_other)
 
-    def _new_orders(self, step: Begin) -> list[Order]:
+    def _new_orders(self, step: StartFlows) -> list[Order]:
         made = []
         for fails, parts in step.orders:
             self._orders += 1
@@ -406,14 +411,14 @@ class _Machine:
 
     def _know(self, orders: list[Order], started: Started) -> None:
         for each in orders:
-            self._oracle.begin(each.id, started)
+            self._oracle.start(each.id, started)
 
-    async def _begin_over_broker(self, step: Begin, orders: list[Order]) -> None:
+    async def _start_over_broker(self, step: StartFlows, orders: list[Order]) -> None:
         shop = self._process(step.process).shop
         self._know(orders, Started.PERHAPS)
         try:
-            async with shop.app.initiate(timeout=BEGIN_S) as initiation:
-                self._say(initiation, shop, orders, step)
+            async with shop.app.initiate(timeout=START_TIMEOUT_S) as initiation:
+                self._send_orders(initiation, shop, orders, step)
         except RolledBack:
             self._know(orders, Started.NO)
         except (InDoubt, ConnectionLost, ClosedError, TimeoutError):
@@ -425,23 +430,23 @@ class _Machine:
         else:
             self._know(orders, Started.YES)
 
-    async def _begin_by_foreigner(self, step: Begin, orders: list[Order]) -> None:
+    async def _start_by_foreigner(self, step: StartFlows, orders: list[Order]) -> None:
         shop = self._process(step.process).shop
         output = Output(secrets.token_hex(16), "elsewhere")
-        self._say(Initiation(output, self._virtual.now_ms(), {}), shop, orders, step)
+        self._send_orders(Initiation(output, self._virtual.now_ms(), {}), shop, orders, step)
         self._oracle.sent_often.update(each.id for each in orders)
         self._know(orders, Started.PERHAPS)
         with suppress(RolledBack, InDoubt, ConnectionLost, ClosedError, TimeoutError, OSError):
-            async with connect(self._broker.url, timeout=BEGIN_S) as connection:
+            async with connect(self._broker.url, timeout=START_TIMEOUT_S) as connection:
                 async with connection.session(transacted=True) as session:
                     for each in output.outgoing:
                         times = 1 if each.destination.endswith(shop.told.name) else 3
                         for _ in range(times):
-                            await session.send(each.destination, each.encode({}).body, timeout=BEGIN_S)
-                    await session.commit(timeout=BEGIN_S)
+                            await session.send(each.destination, each.encode({}).body, timeout=START_TIMEOUT_S)
+                    await session.commit(timeout=START_TIMEOUT_S)
                 self._know(orders, Started.YES)
 
-    async def _begin_in_transaction(self, step: Begin, orders: list[Order], *, is_other: bool = False) -> None:
+    async def _start_in_transaction(self, step: StartFlows, orders: list[Order], *, is_other: bool = False) -> None:
         process = self._process(step.process)
         if process.is_dead or process.shop.app._running is None:
             return
@@ -453,7 +458,7 @@ class _Machine:
         self._know(orders, Started.PERHAPS)
         try:
             async with process.shop.app.initiate(work.session, key=key) as initiation:
-                self._say(initiation, process.shop, orders, step)
+                self._send_orders(initiation, process.shop, orders, step)
             if step.how != "rolled back":
                 started = Started.PERHAPS
                 await work.commit()
@@ -481,11 +486,11 @@ class _Machine:
         self._know(orders, started)
 
     @staticmethod
-    def _say(initiation: object, shop: Shop, orders: list[Order], step: Begin) -> None:
+    def _send_orders(initiation: object, shop: Shop, orders: list[Order], step: StartFlows) -> None:
         for each in orders:
             initiation.send(shop.place, each, trace=each.id, interactive=step.is_interactive)  # type: ignore[attr-defined]
             initiation.send(  # type: ignore[attr-defined]
-                shop.told, Part(each.id, TOLD_BY_PROGRAM, 0), trace=each.id, interactive=step.is_interactive
+                shop.told, Part(each.id, SENT_BY_PROGRAM, 0), trace=each.id, interactive=step.is_interactive
             )
 
     # ---- What goes wrong ----
@@ -494,16 +499,16 @@ class _Machine:
         self._faults_at.append(step)
 
     def _reached(self, process: Process, point: str, queue: str) -> None:
-        for place, each in enumerate(self._faults_at):
+        for index, each in enumerate(self._faults_at):
             if each.point == point and each.queue == queue:
                 if each.passed:
-                    self._faults_at[place] = each._replace(passed=each.passed - 1)
+                    self._faults_at[index] = each._replace(passed=each.passed - 1)
                     continue
-                self._faults_at.pop(place)
-                self._go_wrong(each.fault, process)
+                self._faults_at.pop(index)
+                self._inject_fault(each.fault, process)
                 return
 
-    def _go_wrong(self, fault: str, process: Process) -> None:
+    def _inject_fault(self, fault: str, process: Process) -> None:
         here = self._broker
         if fault == "drop":
             here.drop()
@@ -532,15 +537,15 @@ class _Machine:
         elif step.fault == "restart":
             await self._broker.restart()
         else:
-            self._go_wrong(step.fault, self._process(step.process))
+            self._inject_fault(step.fault, self._process(step.process))
 
     async def _at_sql(self, step: AtSql) -> None:
         process = self._process(step.process)
         if step.what == "statement":
-            process.at_statement = AtStatement(step.left)
+            process.at_statement = AtStatement(step.remaining)
         else:
             when = step.what.removeprefix("killed ")
-            process.at_commit = AtCommit(step.left, when, step.what.startswith("killed"))
+            process.at_commit = AtCommit(step.remaining, when, step.what.startswith("killed"))
 
     async def _wait(self, step: Wait) -> None:
         await asyncio.sleep(step.seconds)
@@ -549,7 +554,7 @@ class _Machine:
         process = self._process(step.process)
         if not process.is_dead:
             await process.stop()
-            await self._start_in_place_of(process)
+            await self._replace_process(process)
 
     # ---- Dead letters ----
 
@@ -561,29 +566,29 @@ class _Machine:
             self._keys.clear()
             for each in self._processes:
                 each.cleans_now()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
         self._runs.is_mended = self._runs.is_mended or step.is_mended
         await self._redrive_all()
 
     async def _redrive_all(self) -> None:
         for queue in QUEUES:
-            question: dict[str, Any] | None = {"queue": f"DLQ.{queue}", "after": [0, 0]}
-            while question is not None and (said := await self._ask("redrive", question)):
-                answer = msgspec.json.decode(said)
+            arguments: dict[str, Any] | None = {"queue": f"DLQ.{queue}", "after": [0, 0]}
+            while arguments is not None and (response := await self._control_request("redrive", arguments)):
+                answer = msgspec.json.decode(response)
                 # It is done a piece at a time.
                 rest = {"until": answer["until"], "after": answer["next"]}
-                question = None if answer["next"] is None else {"queue": f"DLQ.{queue}", **rest}
+                arguments = None if answer["next"] is None else {"queue": f"DLQ.{queue}", **rest}
 
-    async def _ask(self, verb: str, question: dict[str, Any] | None = None) -> bytes:
+    async def _control_request(self, verb: str, arguments: dict[str, Any] | None = None) -> bytes:
         while True:
             with suppress(ConnectionLost, InDoubt, RolledBack, TimeoutError, OSError):
                 async with connect(self._broker.url, timeout=5) as connection:
                     try:
-                        return await connection.control_request(verb, question, timeout=5)
+                        return await connection.control_request(verb, arguments, timeout=5)
                     except Refused:
                         # There is no such queue.
                         return b""
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
     # ---- Others in the place of broker and database ----
 
@@ -628,7 +633,7 @@ class _Machine:
             await self._settled()
         await self._all_there()
         seen = await self._seen()
-        self._before = [*seen.told]
+        self._before = [*seen.reported]
         if seen.unsent or not step.is_settled:
             self._oracle.something_was_lost(self._oracle.started)
         else:
@@ -657,14 +662,14 @@ class _Machine:
         # What stands still goes on by then, or is lost.
         await asyncio.sleep(FROZEN_S)
         while still < STILL:
-            await asyncio.sleep(LOOK_S)
-            left = await self._left()
-            still = 0 if left else still + 1
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            unfinished = await self._unfinished()
+            still = 0 if unfinished else still + 1
             if loop.time() > until:
-                raise Contradiction(f"it does not settle: {left}")
+                raise Contradiction(f"it does not settle: {unfinished}")
 
-    async def _left(self) -> str:
-        for each in msgspec.json.decode(await self._ask("queues")):
+    async def _unfinished(self) -> str:
+        for each in msgspec.json.decode(await self._control_request("queues")):
             if each["name"] in QUEUES and (each["waiting"] or each["unacknowledged"] or each["scheduled"]):
                 return f"{each}"
         unsent = self._rows("SELECT producer, number FROM truenext_outbox")
@@ -678,12 +683,12 @@ class _Machine:
             connection.close()
 
     async def _seen(self) -> Seen:
-        told = [oracle.Part(each.order, each.run, each.place) for each in await self._in("hall.told", Part)]
+        reported = [oracle.Part(each.order, each.run, each.place) for each in await self._in("hall.told", Part)]
         dead = [*await self._in("DLQ.part.pack", Part), *await self._in("DLQ.hall.tell", Part)]
         return Seen(
             orders=[(str(id), int(str(run)), int(str(parts))) for id, run, parts in self._rows("SELECT * FROM orders")],
             parts=[oracle.Part(str(a), int(str(b)), int(str(c))) for a, b, c in self._rows("SELECT * FROM parts")],
-            told=[*self._before, *told],
+            reported=[*self._before, *reported],
             dead_orders=[each.id for each in await self._in("DLQ.order.place", Order)],
             dead_parts=[oracle.Part(each.order, each.run, each.place) for each in dead],
             unsent=len(self._rows("SELECT 1 FROM truenext_outbox")),
@@ -694,7 +699,7 @@ class _Machine:
             with suppress(OSError):
                 found = await self._broker.queue(queue)
                 return [msgspec.json.decode(decode(each.body).message, type=kind) for each in found.messages]
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
 
 
 def play(schedule: Schedule, folder: Path) -> None:
@@ -712,7 +717,7 @@ def play(schedule: Schedule, folder: Path) -> None:
     # A process that is killed closes nothing. What it leaves here goes before the next example.
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        virtual.told_to(patch)
+        virtual.patch_clocks(patch)
         try:
             run_in(virtual, main())
         finally:

@@ -19,7 +19,7 @@ TABLES = [
 ATTEMPTS = 4
 BROKEN = 99
 """It fails until it is mended."""
-TOLD_BY_PROGRAM = 0
+SENT_BY_PROGRAM = 0
 """The program tells the hall by itself that it has begun an order, under this run: nobody's inbox hides if it does so
 twice."""
 

@@ -181,7 +181,7 @@ def test_everything_happens_once_whoever_dies(
         assert placed == ordered
         assert shipped == ordered
         assert set(noted) == set(ordered)
-        assert told(broker) == ordered
+        assert reported(broker) == ordered
     finally:
         web.stop()
         chaos.end()
@@ -193,7 +193,7 @@ def rows(engine: Engine, table: str) -> Counter[int]:
         return Counter(connection.execute(text(f"SELECT number FROM {table}")).scalars())
 
 
-def told(broker: BrokerProcess) -> Counter[int]:
+def reported(broker: BrokerProcess) -> Counter[int]:
     with blocking.connect(f"stomp://127.0.0.1:{broker.port}") as connection:
         return Counter(json.loads(each.body)["message"]["number"] for each in connection.browse("/queue/told"))
 
@@ -204,8 +204,8 @@ def state(broker: BrokerProcess, engine: Engine) -> tuple[int, int]:
     assert not [name for name in queues if name.startswith("DLQ.")], queues
     waiting = sum(each.waiting + each.unacknowledged for name, each in queues.items() if name.startswith("order."))
     with engine.connect() as connection:
-        left: int = connection.execute(text("SELECT count(*) FROM truenext_outbox")).scalar_one()
-    return left, waiting
+        remaining: int = connection.execute(text("SELECT count(*) FROM truenext_outbox")).scalar_one()
+    return remaining, waiting
 
 
 def is_over(broker: BrokerProcess, engine: Engine) -> bool:

@@ -55,11 +55,11 @@ def test_while_the_broker_is_away_flows_are_begun_and_afterwards_each_is_there_o
 @pytest.mark.parametrize("size", [15 * MIB, 9 * MIB])
 def test_what_a_stage_sends_may_be_as_large_as_a_message(database: str, size: int) -> None:
     app = Service("shop", exactly_once=True)
-    came: Counter[int] = Counter()
+    received: Counter[int] = Counter()
 
     @app.terminator("take", Text)
     async def take(text: Text) -> None:
-        came[len(text.text)] += 1
+        received[len(text.text)] += 1
 
     @app.terminator("placing", Number)
     async def placing(number: Number, flow: Flow, sql: AsyncSession) -> None:
@@ -74,7 +74,7 @@ def test_what_a_stage_sends_may_be_as_large_as_a_message(database: str, size: in
                 initiation.send(placing, Number(n), trace=f"order {n}")
         await all_is_over(t)
         await t.wait_until_ended()
-        assert came == {size: 3}
+        assert received == {size: 3}
         assert await numbers(t, "SELECT n FROM orders") == [0, 1, 2]
 
     run(app, work, database=database)
@@ -300,10 +300,10 @@ def test_the_inbox_is_cleaned_as_fast_as_it_grows(database: str) -> None:
                 values = ", ".join(f"('{n:032x}', 1)" for n in range(first, first + 1000))
                 await sql.execute(text(f"INSERT INTO truenext_inbox VALUES {values}"))
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        started_at = loop.time()
         once._cleaner.wake()
         while await numbers(t, "SELECT 1 FROM truenext_inbox LIMIT 1"):
             await asyncio.sleep(0.05)
-            assert loop.time() - began < rows / 2000
+            assert loop.time() - started_at < rows / 2000
 
     run(shop.app, work, database=database)

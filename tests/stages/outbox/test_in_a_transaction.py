@@ -24,17 +24,17 @@ from truenext.stage.sql.own_transaction import SessionOutbox
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
-LEFT = "SELECT count(*) FROM truenext_outbox"
+UNSENT = "SELECT count(*) FROM truenext_outbox"
 
 
 class Shop:
     def __init__(self) -> None:
         self.app = app = Service("shop", exactly_once=True)
-        self.came: list[int] = []
+        self.received: list[int] = []
 
         @app.terminator("take", Number)
         async def take(number: Number) -> None:
-            self.came.append(number.n)
+            self.received.append(number.n)
 
         self.take = take
 
@@ -51,14 +51,14 @@ def session(database: str) -> Iterator[Session]:
     engine.dispose()
 
 
-async def until_came(shop: Shop, t: Stages, count: int) -> None:
+async def until_received(shop: Shop, t: Stages, count: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while len(shop.came) < count:
+        while len(shop.received) < count:
             await asyncio.sleep(0.01)
     await t.wait_until_ended()
 
 
-def place(shop: Shop, session: Session, n: int, key: str | None = None) -> str:
+def place_order(shop: Shop, session: Session, n: int, key: str | None = None) -> str:
     session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": n})
     with shop.app.initiate(session, key=key) as initiation:
         return initiation.send(shop.take, Number(n), trace=f"order {n}")
@@ -68,17 +68,17 @@ def test_what_is_committed_is_sent_and_what_is_rolled_back_is_not(session: Sessi
     shop = Shop()
 
     async def work(t: Stages) -> None:
-        await asyncio.to_thread(place, shop, session, 1)
+        await asyncio.to_thread(place_order, shop, session, 1)
         await asyncio.to_thread(session.commit)
-        await asyncio.to_thread(place, shop, session, 2)
+        await asyncio.to_thread(place_order, shop, session, 2)
         await asyncio.to_thread(session.rollback)
-        await until_came(shop, t, 1)
-        await asyncio.to_thread(place, shop, session, 3)
+        await until_received(shop, t, 1)
+        await asyncio.to_thread(place_order, shop, session, 3)
         await asyncio.sleep(1.5)
-        assert shop.came == [1]
+        assert shop.received == [1]
         await asyncio.to_thread(session.commit)
-        await until_came(shop, t, 2)
-        assert shop.came == [1, 3]
+        await until_received(shop, t, 2)
+        assert shop.received == [1, 3]
 
     run(shop.app, work, database=database)
 
@@ -88,17 +88,17 @@ def test_it_needs_neither_broker_nor_connection_and_is_sent_by_whoever_runs_the_
 ) -> None:
     shop = Shop()
     for n in range(500):
-        place(shop, session, n)
+        place_order(shop, session, n)
         session.commit()
-    assert session.execute(text(LEFT)).scalar() == 500
+    assert session.execute(text(UNSENT)).scalar() == 500
     session.commit()
 
     async def work(t: Stages) -> None:
-        await until_came(shop, t, 500)
-        assert sorted(shop.came) == list(range(500))
+        await until_received(shop, t, 500)
+        assert sorted(shop.received) == list(range(500))
 
     run(shop.app, work, database=database)
-    assert session.execute(text(LEFT)).scalar() == 0
+    assert session.execute(text(UNSENT)).scalar() == 0
     session.commit()
 
 
@@ -115,28 +115,28 @@ def test_an_async_session_does_the_same(session: Session, database: str) -> None
                 initiation.send(shop.take, Number(2), trace="order 2", interactive=True)
             await own.commit()
         await engine.dispose()
-        await until_came(shop, t, 2)
-        assert sorted(shop.came) == [1, 2]
+        await until_received(shop, t, 2)
+        assert sorted(shop.received) == [1, 2]
 
     run(shop.app, work, database=database)
 
 
 def test_a_key_makes_a_repeated_call_one_flow_and_another_content_is_an_error(session: Session, database: str) -> None:
     shop = Shop()
-    first = place(shop, session, 1, "order 1")
+    first = place_order(shop, session, 1, "order 1")
     session.commit()
-    again = place(shop, session, 1, "order 1")
+    again = place_order(shop, session, 1, "order 1")
     session.commit()
     assert again == first
     with pytest.raises(FlowError, match="something else"):
-        place(shop, session, 2, "order 1")
+        place_order(shop, session, 2, "order 1")
     session.rollback()
-    assert place(shop, session, 2, "order 2") != first
+    assert place_order(shop, session, 2, "order 2") != first
     session.commit()
 
     async def work(t: Stages) -> None:
-        await until_came(shop, t, 2)
-        assert sorted(shop.came) == [1, 2]
+        await until_received(shop, t, 2)
+        assert sorted(shop.received) == [1, 2]
 
     run(shop.app, work, database=database)
 
@@ -145,13 +145,13 @@ def test_a_repeated_call_begins_nothing_after_the_first_was_sent_either(session:
     shop = Shop()
 
     async def work(t: Stages) -> None:
-        await asyncio.to_thread(place, shop, session, 1, "order 1")
+        await asyncio.to_thread(place_order, shop, session, 1, "order 1")
         await asyncio.to_thread(session.commit)
-        await until_came(shop, t, 1)
-        await asyncio.to_thread(place, shop, session, 1, "order 1")
+        await until_received(shop, t, 1)
+        await asyncio.to_thread(place_order, shop, session, 1, "order 1")
         await asyncio.to_thread(session.commit)
         await asyncio.sleep(1.5)
-        assert shop.came == [1]
+        assert shop.received == [1]
 
     run(shop.app, work, database=database)
 
@@ -170,10 +170,10 @@ def test_a_key_that_was_forgotten_begins_another_flow(session: Session, database
                 async with t.sql() as sql:
                     await sql.execute(text(f"UPDATE truenext_keys SET started_ms = started_ms - {weeks}"))
                 await once._outbox.delete_expired()
-            ids.append(await asyncio.to_thread(place, shop, session, n, "order"))
+            ids.append(await asyncio.to_thread(place_order, shop, session, n, "order"))
             await asyncio.to_thread(session.commit)
-        await until_came(shop, t, 2)
-        assert shop.came == [1, 2]
+        await until_received(shop, t, 2)
+        assert shop.received == [1, 2]
         assert ids[0] == ids[1] != ids[2]
 
     run(shop.app, work, database=database)
@@ -185,15 +185,15 @@ def test_a_block_under_a_key_that_raises_leaves_the_key_free(session: Session, d
         initiation.send(shop.take, Number(1), trace="order 1")
         raise KeyError
     session.commit()
-    first = place(shop, session, 2, "order")
+    first = place_order(shop, session, 2, "order")
     with pytest.raises(FlowError, match="something else"):
-        place(shop, session, 3, "order")
-    assert place(shop, session, 2, "order") == first
+        place_order(shop, session, 3, "order")
+    assert place_order(shop, session, 2, "order") == first
     session.commit()
 
     async def work(t: Stages) -> None:
-        await until_came(shop, t, 1)
-        assert shop.came == [2]
+        await until_received(shop, t, 1)
+        assert shop.received == [2]
 
     run(shop.app, work, database=database)
 
@@ -208,10 +208,10 @@ def test_a_block_under_a_key_in_which_all_is_rolled_back_begins_nothing_and_says
         initiation.send(shop.take, Number(1), trace="order 1")
         savepoint.rollback()
     session.commit()
-    assert session.execute(text(LEFT)).scalar() == 0
-    place(shop, session, 1, "order")
+    assert session.execute(text(UNSENT)).scalar() == 0
+    place_order(shop, session, 1, "order")
     session.commit()
-    assert session.execute(text(LEFT)).scalar() == 1
+    assert session.execute(text(UNSENT)).scalar() == 1
 
 
 @pytest.mark.parametrize("key", [None, "order"])
@@ -228,10 +228,10 @@ def test_a_commit_inside_of_a_block_is_refused_and_commits_nothing(
         session.commit()
     session.rollback()
     assert session.execute(text("SELECT count(*) FROM orders")).scalar() == 0
-    assert session.execute(text(LEFT)).scalar() == 0
-    place(shop, session, 2, key)
+    assert session.execute(text(UNSENT)).scalar() == 0
+    place_order(shop, session, 2, key)
     session.commit()
-    assert session.execute(text(LEFT)).scalar() == 1
+    assert session.execute(text(UNSENT)).scalar() == 1
 
 
 def test_a_transaction_that_ends_inside_of_a_block_of_an_async_session_is_refused(
@@ -254,7 +254,7 @@ def test_a_transaction_that_ends_inside_of_a_block_of_an_async_session_is_refuse
 
     asyncio.run(main())
     assert session.execute(text("SELECT count(*) FROM orders")).scalar() == 0
-    assert session.execute(text(LEFT)).scalar() == 0
+    assert session.execute(text(UNSENT)).scalar() == 0
 
 
 @pytest.mark.parametrize("key", [None, "order"])
@@ -277,10 +277,10 @@ def test_a_block_that_outlives_its_transaction_begins_nothing_and_says_so(
         # The program goes on, in another transaction.
         session.execute(text("INSERT INTO orders VALUES (2)"))
     session.rollback()
-    assert session.execute(text(LEFT)).scalar() == 0
-    place(shop, session, 3, key)
+    assert session.execute(text(UNSENT)).scalar() == 0
+    place_order(shop, session, 3, key)
     session.commit()
-    assert session.execute(text(LEFT)).scalar() == 1
+    assert session.execute(text(UNSENT)).scalar() == 1
 
 
 def test_savepoints_that_end_inside_of_a_block_are_the_programs_own(session: Session) -> None:
@@ -296,7 +296,7 @@ def test_savepoints_that_end_inside_of_a_block_are_the_programs_own(session: Ses
         initiation.send(shop.take, Number(1), trace="order 1")
     session.commit()
     assert session.execute(text("SELECT n FROM orders")).scalars().all() == [1]
-    assert session.execute(text(LEFT)).scalar() == 1
+    assert session.execute(text(UNSENT)).scalar() == 1
 
 
 def test_who_is_cancelled_while_he_begins_something_leaves_the_database_free(session: Session, database: str) -> None:
@@ -330,7 +330,7 @@ def test_who_is_cancelled_while_he_begins_something_leaves_the_database_free(ses
 
     asyncio.run(with_time())
     session.rollback()
-    place(shop, session, 100, "another order")
+    place_order(shop, session, 100, "another order")
     session.commit()
 
 
@@ -345,7 +345,7 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
     async def cancelled_at(count: int) -> bool:
         """Cancel it at a statement; say whether it had so many."""
         engine = create_async_engine(url)
-        said: list[str] = []
+        texts: list[str] = []
 
         async def started() -> None:
             async with AsyncSession(engine) as own, own.begin(), shop.app.initiate(own, key="order") as initiation:
@@ -354,8 +354,8 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
         @event.listens_for(engine.sync_engine, "before_cursor_execute")
         def cancel(_: object, __: object, statement: str, *___: object) -> None:
             if "truenext_" in statement:
-                said.append(statement)
-                if len(said) == count:
+                texts.append(statement)
+                if len(texts) == count:
                     task.cancel()
 
         task = asyncio.ensure_future(started())
@@ -364,7 +364,7 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
             task.result()
         # What happened is looked at while the task is still known, and with it where it was cancelled.
         async with asyncio.timeout(PATIENCE_S):
-            await asyncio.to_thread(place, shop, session, count)
+            await asyncio.to_thread(place_order, shop, session, count)
             await asyncio.to_thread(session.commit)
         await engine.dispose()
         return task.cancelled()
@@ -376,7 +376,7 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
         return count - 1
 
     if not is_first:
-        place(shop, session, 1, "order")
+        place_order(shop, session, 1, "order")
         session.commit()
     assert asyncio.run(main()) == (3 if is_first else 4)
 
@@ -432,8 +432,8 @@ def test_a_time_to_live_counts_from_when_each_was_begun_though_they_are_sent_tog
         async with asyncio.timeout(PATIENCE_S):
             while len(messages := (await t.broker.queue("nobody")).messages) < 3:
                 await asyncio.sleep(0.01)
-        left = [int(each.headers.get("expires", 0)) - now_ms for each in messages]
-        assert 0 < left[0] < 11_000 and 9_990_000 < left[1] < 10_001_000 and left[2] < 0
+        remaining_ms = [int(each.headers.get("expires", 0)) - now_ms for each in messages]
+        assert 0 < remaining_ms[0] < 11_000 and 9_990_000 < remaining_ms[1] < 10_001_000 and remaining_ms[2] < 0
 
     run(app, work, database=database)
 
@@ -443,23 +443,23 @@ def test_what_this_process_cannot_read_is_left_to_others_and_holds_up_nothing(
 ) -> None:
     shop = Shop()
     for n in range(4):
-        place(shop, session, n)
+        place_order(shop, session, n)
         session.commit()
     some = "WHERE id IN (SELECT id FROM truenext_outbox ORDER BY written_ms, id LIMIT 2)"
     session.execute(text(f"UPDATE truenext_outbox SET unit = :unit {some}"), {"unit": b"\x92\x7f\x90"})
     session.commit()
 
     async def work(t: Stages) -> None:
-        await until(lambda: len(shop.came) == 2)
+        await until(lambda: len(shop.received) == 2)
         # They are still to be sent, if by others.
         with pytest.raises(TimeoutError, match="the outbox has 2 to be sent"):
             await t.wait_until_ended(timeout=1.5)
-        assert sorted(shop.came) == [2, 3]
-        said = [each for each in caplog.records if "left to newer ones" in each.message]
-        assert [each.__dict__["units"] for each in said] == [2]
+        assert sorted(shop.received) == [2, 3]
+        texts = [each for each in caplog.records if "left to newer ones" in each.message]
+        assert [each.__dict__["units"] for each in texts] == [2]
 
     run(shop.app, work, database=database)
-    assert session.execute(text(LEFT)).scalar() == 2
+    assert session.execute(text(UNSENT)).scalar() == 2
 
 
 def test_an_empty_initiation_and_one_that_raises_leave_nothing(session: Session) -> None:
@@ -470,7 +470,7 @@ def test_an_empty_initiation_and_one_that_raises_leave_nothing(session: Session)
         initiation.send(shop.take, Number(1), trace="order 1")
         raise KeyError
     session.commit()
-    assert session.execute(text(LEFT)).scalar() == 0
+    assert session.execute(text(UNSENT)).scalar() == 0
 
 
 def test_what_the_broker_would_never_take_is_refused_before_it_is_written(session: Session) -> None:
@@ -482,7 +482,7 @@ def test_what_the_broker_would_never_take_is_refused_before_it_is_written(sessio
         for _ in range(2):
             initiation.send(take, Text("x" * (BODY_BYTES_MAX // 2)), trace="t")
     session.commit()
-    assert session.execute(text(LEFT)).scalar() == 0
+    assert session.execute(text(UNSENT)).scalar() == 0
 
 
 def test_what_is_wrong_with_a_call_is_said(session: Session) -> None:
@@ -510,13 +510,13 @@ def test_what_is_large_waits_for_room_in_open_transactions_and_is_not_taken_for_
     """Fixed: with what a worker has open it was more than a connection may have. Each message that is refused by
     itself, too, goes to the refused, if there is room for it by then."""
     app = Service("shop", exactly_once=True)
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Text)
     async def take(text: Text) -> None:
-        came.append(len(text.text))
+        received.append(len(text.text))
 
-    def begin_one(size: int) -> None:
+    def start_one(size: int) -> None:
         with app.initiate(session) as initiation:
             initiation.send(take, Text("x" * size), trace="large")
         session.commit()
@@ -526,13 +526,13 @@ def test_what_is_large_waits_for_room_in_open_transactions_and_is_not_taken_for_
         async with lane.transaction_bytes.acquired(size), lane.connection.session(transacted=True) as worker:
             await worker.send("/queue/elsewhere", b"x" * size)
             await worker.flush()
-            await asyncio.to_thread(begin_one, size)
+            await asyncio.to_thread(start_one, size)
             await asyncio.sleep(1)
-            assert not came
+            assert not received
         async with asyncio.timeout(PATIENCE_S):
-            while not came:
+            while not received:
                 await asyncio.sleep(0.05)
-        assert came == [size]
+        assert received == [size]
         assert "the relay waits" not in caplog.text
         assert not (await t.broker.queue("shop.refused")).messages
 
@@ -544,11 +544,11 @@ def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
     """Fixed: they went under the number of what that had sent and was not deleted yet, so the broker took them for a
     repeat, and they were lost."""
     app = Service("shop", exactly_once=True)
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number, exactly_once=False)
     async def take(number: Number) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     @app.terminator("first", Number)
     async def first(number: Number, flow: Flow) -> None:
@@ -568,10 +568,10 @@ def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
             async with t.sql() as sql, app.initiate(sql) as initiation:
                 initiation.send(take, Number(n + 1), trace="t")
             async with asyncio.timeout(PATIENCE_S):
-                while len(came) < n + 2:
+                while len(received) < n + 2:
                     await asyncio.sleep(0.005)
         await asyncio.sleep(0.2)
-        assert sorted(came) == list(range(20))
+        assert sorted(received) == list(range(20))
 
     run(app, work, database=database)
 
@@ -625,7 +625,7 @@ def test_a_flow_whose_time_is_over_holds_up_nothing_and_nobody_gets_it(
     session: Session, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fixed: a program without stages stumbled over it for ever; a stage that waited for it got it."""
-    came: list[int] = []
+    received: list[int] = []
 
     async def main() -> None:
         async with testing.broker() as broker, asyncio.timeout(PATIENCE_S):
@@ -635,7 +635,7 @@ def test_a_flow_whose_time_is_over_holds_up_nothing_and_nobody_gets_it(
 
             @shop.terminator("take", Number)
             async def taking(number: Number) -> None:
-                came.append(number.n)
+                received.append(number.n)
 
             def initiation(*numbers: int, **options: float) -> None:
                 for n in numbers:
@@ -647,9 +647,9 @@ def test_a_flow_whose_time_is_over_holds_up_nothing_and_nobody_gets_it(
             initiation(3)
             await asyncio.sleep(0.6)
             async with shop.running(), app.connected():
-                await until(lambda: came == [3])
+                await until(lambda: received == [3])
                 await asyncio.to_thread(initiation, 4)
-                await until(lambda: came == [3, 4])
+                await until(lambda: received == [3, 4])
                 assert "the relay waits" not in caplog.text
 
     asyncio.run(main())
@@ -665,14 +665,14 @@ def test_a_program_that_runs_no_stage_sends_what_it_begins_and_waits_for_nobody(
             shop.app.broker, shop.app.database = (broker.url,), database
             async with shop.app.connected():
                 for n in range(3):
-                    await asyncio.to_thread(place, shop, session, n)
+                    await asyncio.to_thread(place_order, shop, session, n)
                     await asyncio.to_thread(session.commit)
                 while len((await broker.queue("take")).messages) < 3:
                     await asyncio.sleep(0.02)
             # As often as it likes, and with a database that is not there it is still connected.
             shop.app.database = "sqlite:////no/such/file.db"
             async with shop.app.connected():
-                await asyncio.to_thread(place, shop, session, 3)
+                await asyncio.to_thread(place_order, shop, session, 3)
                 await asyncio.to_thread(session.commit)
                 await shop.app.send(shop.take, Number(4), trace="order 4")
 
@@ -705,7 +705,7 @@ def test_a_session_that_commits_each_statement_is_refused_and_nothing_is_written
     ):
         initiation.send(shop.take, Number(1), trace="t")
     engine.dispose()
-    assert session.execute(text(LEFT)).scalar() == 0
+    assert session.execute(text(UNSENT)).scalar() == 0
 
 
 def test_a_database_without_the_tables_is_told_what_to_do(database: str) -> None:

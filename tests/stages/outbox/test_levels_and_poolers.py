@@ -79,14 +79,14 @@ def test_a_pooler_that_gives_each_transaction_another_connection_changes_nothing
         for n in range(40):
             await t.send(shop.place, Number(n))
 
-        def begin_flows() -> None:
+        def start_flows() -> None:
             engine = create_engine(url, connect_args={"prepare_threshold": None})
             for n in range(40, 60):
                 with Session(engine) as session, session.begin(), shop.app.initiate(session, key=f"{n}") as initiation:
                     initiation.send(shop.place, Number(n), trace=f"order {n}")
             engine.dispose()
 
-        await asyncio.to_thread(begin_flows)
+        await asyncio.to_thread(start_flows)
         t.at("SQL committed", t.broker.drop, stage="placing")
         await t.send(shop.place, Number(60))
         await expect(t, *range(61))

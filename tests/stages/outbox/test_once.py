@@ -39,7 +39,7 @@ from truenext.stage.sql.own_transaction import SessionOutbox
 from truenext.testing.stages import Point, Stages
 
 PATIENCE_S = 30
-LEFT = "SELECT 1 FROM truenext_outbox"
+UNSENT = "SELECT 1 FROM truenext_outbox"
 INSERT = text("INSERT INTO orders VALUES (:n)")
 
 
@@ -99,7 +99,7 @@ async def all_is_over(t: Stages) -> None:
             # The connection over which the test asks is lost with the others.
             with suppress(OSError, ConnectionLost):
                 queue = await t.broker.queue("placing")
-                is_over = not queue.messages and not queue.unacknowledged and not await numbers(t, LEFT)
+                is_over = not queue.messages and not queue.unacknowledged and not await numbers(t, UNSENT)
                 still = still + 1 if is_over else 0
 
 
@@ -128,16 +128,16 @@ def test_what_a_stage_does_is_done_and_sent_and_nothing_is_left_in_the_outbox(da
 
 def test_a_function_without_a_session_is_remembered_too(database: str) -> None:
     app = Service("shop", exactly_once=True)
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Number)
     async def take(number: Number, flow: Flow) -> None:
-        came.append(number.n)
+        received.append(number.n)
 
     async def work(t: Stages) -> None:
         await t.send(take, Number(1))
         await t.wait_until_ended()
-        assert came == [1]
+        assert received == [1]
         assert len(await numbers(t, "SELECT 1 FROM truenext_inbox")) == 1
 
     run(app, work, database=database)
@@ -269,7 +269,7 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
         # The broker had it, and has lost it.
         await outbox.confirm([read[0].id], [])
         relay.invalidate(relay._free.pop())
-        while await numbers(t, LEFT):
+        while await numbers(t, UNSENT):
             await check(relay)
         assert await sent(t) == ([1] if when == "afterwards" else [0, 1])
 
@@ -357,61 +357,61 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
         outcomes = next(iter(metrics.snapshot().values())).outcomes
         assert outcomes.get("already processed", 0) == before
         async with connect(t.broker.url) as connection:
-            said = Output("0" * 32, "elsewhere")
-            Initiation(said, 0, {}).send(shop.place, Number(2), trace="order 2")
+            output = Output("0" * 32, "elsewhere")
+            Initiation(output, 0, {}).send(shop.place, Number(2), trace="order 2")
             for _ in range(3):
-                await connection.send("/queue/placing", said.outgoing[0].encode({}).body)
+                await connection.send("/queue/placing", output.outgoing[0].encode({}).body)
         await expect(t, 1, 2)
         assert once.counters.already_processed == before + 2
         assert f"truenext_inbox_already_processed_total {before + 2}\n" in await once.as_text()
         assert 'truenext_outbox_messages{numbered="yes"} 0\n' in await once.as_text()
 
     run(shop.app, work, database=database)
-    told = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
-    assert told.count('"kind":"already processed"') >= 2
-    assert told.count('"exactly_once":true') == told.count('"kind":"started"')
+    events = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
+    assert events.count('"kind":"already processed"') >= 2
+    assert events.count('"exactly_once":true') == events.count('"kind":"started"')
 
 
 def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> None:
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
-        def say(*words: str) -> Result:
+        def run_command(*words: str) -> Result:
             return CliRunner().invoke(main, [*words, "--url", t.broker.url])
 
         await make_table(t)
-        said = Output("0" * 32, "elsewhere")
-        Initiation(said, 0, {}).send(shop.place, Number(1), trace="order 1", interactive=True)
-        body = said.outgoing[0].encode({}).body
+        output = Output("0" * 32, "elsewhere")
+        Initiation(output, 0, {}).send(shop.place, Number(1), trace="order 1", interactive=True)
+        body = output.outgoing[0].encode({}).body
         async with connect(t.broker.url) as connection:
             for queue in ("placing", "kept", "kept", "DLQ.placing"):
                 await connection.send(f"/queue/{queue}", body, priority=7)
             await expect_sent(t, 1)
             # Moved, and driven again, it is known.
-            assert (await asyncio.to_thread(say, "move", "kept", "placing", "--count", "1")).exit_code == 0
+            assert (await asyncio.to_thread(run_command, "move", "kept", "placing", "--count", "1")).exit_code == 0
             await expect_sent(t, 1)
-            done = await asyncio.to_thread(say, "stages", "rerun", "kept")
+            done = await asyncio.to_thread(run_command, "stages", "rerun", "kept")
             assert done.exit_code == 2 and "--to" in done.output
-            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "placing")
+            done = await asyncio.to_thread(run_command, "stages", "rerun", "kept", "--to", "placing")
             assert done.exit_code == 0 and "1 message would be sent to placing" in done.output
             await expect_sent(t, 1)
-            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "placing", "--force")
+            done = await asyncio.to_thread(run_command, "stages", "rerun", "kept", "--to", "placing", "--force")
             assert done.exit_code == 0 and "1 message sent to placing" in done.output
             await expect_sent(t, 1, 1)
-            done = await asyncio.to_thread(say, "stages", "rerun", "DLQ.placing", "--force")
+            done = await asyncio.to_thread(run_command, "stages", "rerun", "DLQ.placing", "--force")
             assert done.exit_code == 0 and "1 message sent to placing" in done.output
             await expect_sent(t, 1, 1, 1)
             # Fixed: a queue that was misspelt was made, and "0 messages sent" was all that was said.
-            done = await asyncio.to_thread(say, "stages", "rerun", "DLQ.plaicng", "--force")
+            done = await asyncio.to_thread(run_command, "stages", "rerun", "DLQ.plaicng", "--force")
             assert done.exit_code == 1 and "there is no queue 'DLQ.plaicng'" in done.output
-            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "plaicng")
+            done = await asyncio.to_thread(run_command, "stages", "rerun", "kept", "--to", "plaicng")
             assert done.exit_code == 0 and "there is no queue 'plaicng' yet" in done.output
             await connection.send("/queue/kept", b"no message of stages")
-            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "placing", "--force")
+            done = await asyncio.to_thread(run_command, "stages", "rerun", "kept", "--to", "placing", "--force")
             assert done.exit_code == 1 and "no message of stages" in done.output
             waiting = (await t.broker.queue("kept")).messages
             assert waiting[0].headers["message-id"] in done.output
-            done = await asyncio.to_thread(say, "stages", "rerun", "kept", "--to", "kept", "--force")
+            done = await asyncio.to_thread(run_command, "stages", "rerun", "kept", "--to", "kept", "--force")
             assert done.exit_code == 2 and "already" in done.output
             assert len((await t.broker.queue("kept")).messages) == 1
 
@@ -421,25 +421,25 @@ def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> 
 def test_large_messages_run_again_too(database: str) -> None:
     """Fixed: together they were more than the broker takes in one transaction, and none behind them was sent."""
     app = Service("shop", exactly_once=True)
-    came: list[int] = []
+    received: list[int] = []
 
     @app.terminator("take", Text)
     async def take(text: Text) -> None:
-        came.append(len(text.text))
+        received.append(len(text.text))
 
     sizes = [10, 11, 12, 15 * 1024 * 1024, 13, 6_000_000, 6_000_001, 6_000_002, 14]
 
     async def work(t: Stages) -> None:
         async with connect(t.broker.url) as connection:
             for n, size in enumerate(sizes):
-                said = Output(f"{n:032}", "elsewhere")
-                Initiation(said, 0, {}).send(take, Text("x" * size), trace="large")
-                await connection.send("/queue/kept", said.outgoing[0].encode({}).body)
+                output = Output(f"{n:032}", "elsewhere")
+                Initiation(output, 0, {}).send(take, Text("x" * size), trace="large")
+                await connection.send("/queue/kept", output.outgoing[0].encode({}).body)
         words = ["stages", "rerun", "kept", "--to", "take", "--force", "--url", t.broker.url]
         done = await asyncio.to_thread(CliRunner().invoke, main, words)
         assert done.exit_code == 0 and "9 messages sent" in done.output, done.output
-        await until(lambda: len(came) == len(sizes))
-        assert sorted(came) == sorted(sizes)
+        await until(lambda: len(received) == len(sizes))
+        assert sorted(received) == sorted(sizes)
 
     run(app, work, database=database)
 
@@ -529,7 +529,7 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
     database: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Shop(is_async=True)
-    is_sent, goes = Relay._send_unit, Outbox.delete_sent
+    is_sent, delete_sent = Relay._send_unit, Outbox.delete_sent
 
     async def work(t: Stages) -> None:
         lost: list[str] = []
@@ -544,7 +544,7 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
             if len(lost) < 2 and whose == "of the database":
                 lost.append(whose)
                 raise DatabaseUnavailable("no answer")
-            await goes(outbox, producer, number)
+            await delete_sent(outbox, producer, number)
 
         monkeypatch.setattr(Relay, "_send_unit", lossy)
         monkeypatch.setattr(Outbox, "delete_sent", forgetful)
@@ -553,7 +553,7 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
             async with t.sql() as sql, shop.app.initiate(sql) as initiation:
                 initiation.send(shop.take, Number(n), trace=f"order {n}")
         async with asyncio.timeout(PATIENCE_S):
-            while await numbers(t, LEFT):
+            while await numbers(t, UNSENT):
                 await asyncio.sleep(0.02)
         assert lost and await sent(t) == list(range(5))
 
@@ -569,12 +569,12 @@ def test_a_message_that_comes_twice_and_sends_nothing_is_handled_once(database: 
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        said = Output("0" * 32, "elsewhere")
-        Initiation(said, 0, {}).send(placing, Number(1), trace="order 1")
+        output = Output("0" * 32, "elsewhere")
+        Initiation(output, 0, {}).send(placing, Number(1), trace="order 1")
         async with connect(t.broker.url) as connection:
             for _ in range(3):
                 # No redelivery: a foreign program sends it three times.
-                await connection.send("/queue/placing", said.outgoing[0].encode({}).body)
+                await connection.send("/queue/placing", output.outgoing[0].encode({}).body)
         await all_is_over(t)
         assert not await t.dead_letters()
         assert await numbers(t, "SELECT n FROM orders") == [1]
@@ -586,11 +586,11 @@ def test_a_message_that_comes_twice_and_sends_nothing_is_handled_once(database: 
 def test_a_message_that_comes_to_two_stages_has_both_send_something(database: str, how: str) -> None:
     """Fixed: what they sent had the same ids, so that the inbox of the third took the second for the first."""
     app = Service("shop", exactly_once=True)
-    came: list[str] = []
+    received: list[str] = []
 
     @app.terminator("note", Text)
     async def note(text: Text) -> None:
-        came.append(text.text)
+        received.append(text.text)
 
     @app.terminator("billing", Number)
     async def billing(number: Number, flow: Flow) -> None:
@@ -603,17 +603,17 @@ def test_a_message_that_comes_to_two_stages_has_both_send_something(database: st
     async def work(t: Stages) -> None:
         async with connect(t.broker.url) as connection:
             for n in range(5):
-                said = Output(f"{n:032}", "elsewhere")
-                Initiation(said, 0, {}).send(mail, Number(n), trace="order")
-                body = said.outgoing[0].encode({}).body
+                output = Output(f"{n:032}", "elsewhere")
+                Initiation(output, 0, {}).send(mail, Number(n), trace="order")
+                body = output.outgoing[0].encode({}).body
                 if how == "one message to two queues":
                     await connection.send("/queue/billing,/queue/mail", body)
                 else:
                     await connection.send("/queue/billing", body)
                     await connection.send("/queue/mail", body)
-        await until(lambda: len(came) == 10)
+        await until(lambda: len(received) == 10)
         await t.wait_until_ended()
-        assert sorted(came) == [f"{by} {n}" for by in ("billing", "mail") for n in range(5)]
+        assert sorted(received) == [f"{by} {n}" for by in ("billing", "mail") for n in range(5)]
 
     run(app, work, database=database)
 
@@ -729,7 +729,7 @@ def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_re
         async with t.sql() as sql:
             await SessionOutbox(sql).write_async("shop", "0" * 32, None, OutboxUnit([good, bad, good], False))
         async with asyncio.timeout(PATIENCE_S):
-            while await numbers(t, LEFT):
+            while await numbers(t, UNSENT):
                 await asyncio.sleep(0.02)
         assert [each.body for each in (await t.broker.queue("take")).messages] == [b"good", b"good"]
         (refused,) = (await t.broker.queue("shop.refused")).messages
@@ -744,7 +744,7 @@ def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_re
     run(shop.app, work, database=database)
 
 
-async def left_by_one_that_died(t: Stages, unit: bytes, number: int) -> None:
+async def insert_unit_of_dead_process(t: Stages, unit: bytes, number: int) -> None:
     """A producer whose unit has this number, of a process that is gone."""
     async with t.sql() as sql:
         await sql.execute(
@@ -765,7 +765,7 @@ def test_a_unit_that_cannot_be_sent_holds_up_nothing_else(database: str) -> None
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
-        await left_by_one_that_died(t, b"of a later version", 1)
+        await insert_unit_of_dead_process(t, b"of a later version", 1)
         await asyncio.sleep(1.5)
         for n in range(3):
             async with t.sql() as sql, shop.app.initiate(sql) as initiation:
@@ -786,9 +786,9 @@ def test_what_is_refused_behind_a_gap_goes_apart_too(database: str) -> None:
 
     async def work(t: Stages) -> None:
         # The broker does not know the numbers before it.
-        await left_by_one_that_died(t, OutboxUnit([good, bad], False).encode(), 3)
+        await insert_unit_of_dead_process(t, OutboxUnit([good, bad], False).encode(), 3)
         async with asyncio.timeout(PATIENCE_S):
-            while await numbers(t, LEFT):
+            while await numbers(t, UNSENT):
                 await asyncio.sleep(0.02)
         assert [each.body for each in (await t.broker.queue("take")).messages] == [b"good"]
         assert [each.body for each in (await t.broker.queue("shop.refused")).messages] == [b"bad"]

@@ -24,11 +24,11 @@ from truenext.stage import Service
 app = Service("shop", exactly_once=True)
 """
 
-Say = Callable[..., Result]
+RunCommand = Callable[..., Result]
 
 
 @pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     """A command, in a folder with a service."""
     module = f"outbox_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{module}.py").write_text(SHOP)
@@ -41,24 +41,26 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
     return run
 
 
-def test_tables_are_made_where_they_are_missing_and_that_is_said(say: Say, database: str) -> None:
-    made = say("schema", "--apply", "--database", database)
+def test_tables_are_made_where_they_are_missing_and_that_is_said(run_command: RunCommand, database: str) -> None:
+    made = run_command("schema", "--apply", "--database", database)
     assert made.exit_code == 0, made.output
     assert "truenext_inbox" in made.output and "truenext_keys" in made.output
-    again = say("schema", "--apply", "--database", database)
+    again = run_command("schema", "--apply", "--database", database)
     assert again.exit_code == 0 and "all tables already" in again.output
 
 
 @pytest.mark.parametrize("command", [["outbox"], ["schema", "--apply"]], ids=" ".join)
-def test_database_that_is_not_there_is_said_in_one_line(say: Say, command: list[str]) -> None:
-    text = say(*command, "--database", "postgresql://127.0.0.1:1/shop")
+def test_database_that_is_not_there_is_said_in_one_line(run_command: RunCommand, command: list[str]) -> None:
+    text = run_command(*command, "--database", "postgresql://127.0.0.1:1/shop")
     assert text.exit_code == 1
     assert "Connection refused" in text.stderr
     assert len(text.stderr.splitlines()) == 1
 
 
-def test_the_statements_that_are_printed_make_the_same_tables(say: Say, database: str, tmp_path: Path) -> None:
-    printed = say("schema", "--sql", "--database", database)
+def test_the_statements_that_are_printed_make_the_same_tables(
+    run_command: RunCommand, database: str, tmp_path: Path
+) -> None:
+    printed = run_command("schema", "--sql", "--database", database)
     assert printed.exit_code == 0
     assert printed.output.strip() == schema_sql(database).strip()
     engine = create_engine(database)
@@ -71,20 +73,22 @@ def test_the_statements_that_are_printed_make_the_same_tables(say: Say, database
 
 
 @pytest.mark.parametrize("options", [(), ("--sql", "--apply")])
-def test_what_is_to_be_done_is_said(say: Say, options: tuple[str, ...]) -> None:
-    text = say("schema", *options, "--database", "sqlite:///shop.db")
+def test_what_is_to_be_done_is_said(run_command: RunCommand, options: tuple[str, ...]) -> None:
+    text = run_command("schema", *options, "--database", "sqlite:///shop.db")
     assert text.exit_code == 2 and "--apply" in text.output
 
 
 @pytest.mark.parametrize("command, options", [("schema", ("--apply",)), ("outbox", ())])
-def test_a_service_without_a_database_is_told_so(say: Say, command: str, options: tuple[str, ...]) -> None:
-    text = say(command, *options)
+def test_a_service_without_a_database_is_told_so(
+    run_command: RunCommand, command: str, options: tuple[str, ...]
+) -> None:
+    text = run_command(command, *options)
     assert text.exit_code == 2 and "no database" in text.output and "Traceback" not in text.output
 
 
-def test_an_outbox_is_shown_with_what_waits_in_it(say: Say, database: str) -> None:
+def test_an_outbox_is_shown_with_what_waits_in_it(run_command: RunCommand, database: str) -> None:
     apply_schema(database)
-    empty = say("outbox", "--database", database, "--inbox")
+    empty = run_command("outbox", "--database", database, "--inbox")
     assert empty.exit_code == 0 and "Nothing waits" in empty.output and "0 of them unacknowledged" in empty.output
     app = Service("shop", exactly_once=True)
     take = app.remote("take", Number)
@@ -96,27 +100,27 @@ def test_an_outbox_is_shown_with_what_waits_in_it(say: Say, database: str) -> No
                 initiation.send(take, Number(n), trace="t")
         session.commit()
     engine.dispose()
-    shown = say("outbox", "--database", database)
+    shown = run_command("outbox", "--database", database)
     assert shown.exit_code == 0 and "none yet" in shown.output and "nobody" in shown.output
-    facts = json.loads(say("outbox", "--database", database, "--json").output)
+    facts = json.loads(run_command("outbox", "--database", database, "--json").output)
     (waits,) = facts["waiting"]
     assert (waits["producer"], waits["units"], waits["messages"]) == (None, 3, 6)
     assert 0 <= waits["oldest_s"] < 600
 
 
-def test_a_database_without_the_tables_is_told_what_to_do(say: Say, database: str) -> None:
-    text = say("outbox", "--database", database)
+def test_a_database_without_the_tables_is_told_what_to_do(run_command: RunCommand, database: str) -> None:
+    text = run_command("outbox", "--database", database)
     assert text.exit_code == 2 and "stages schema" in text.output
 
 
-def test_a_file_that_is_not_there_is_said_and_not_made(say: Say, tmp_path: Path) -> None:
-    text = say("outbox", "--database", f"sqlite:///{tmp_path}/none.db")
+def test_a_file_that_is_not_there_is_said_and_not_made(run_command: RunCommand, tmp_path: Path) -> None:
+    text = run_command("outbox", "--database", f"sqlite:///{tmp_path}/none.db")
     assert text.exit_code == 1 and "no file" in text.output
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_database_that_cannot_be_written_is_said(say: Say, tmp_path: Path) -> None:
-    text = say("schema", "--apply", "--database", f"sqlite:///{tmp_path}/no-folder/shop.db")
+def test_a_database_that_cannot_be_written_is_said(run_command: RunCommand, tmp_path: Path) -> None:
+    text = run_command("schema", "--apply", "--database", f"sqlite:///{tmp_path}/no-folder/shop.db")
     assert text.exit_code == 1 and "cannot be made" in text.output and "Traceback" not in text.output
 
 

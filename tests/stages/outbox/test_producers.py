@@ -55,13 +55,13 @@ class Processes:
     async def commit(self, number: CommitNumber, message: str = "") -> None:
         await (await self.write(number, message)).commit()
 
-    async def say(self, statement: str) -> None:
+    async def execute(self, statement: str) -> None:
         work = self.database.task_work()
         await work.session.execute(text(statement))
         await work.commit()
 
     async def dies(self, owner: str) -> None:
-        await self.say(
+        await self.execute(
             f"UPDATE truenext_owners SET alive_until_ms = alive_until_ms - {ALIVE_MS} WHERE name = '{owner}'"
         )
 
@@ -107,10 +107,10 @@ def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_t
         await both.dies("first")
         assert (await both.second.heartbeat()).ownerless
         assert await both.second.ownerless_producers(10) == [producer.name]
-        taken = await both.second.claim(producer.name, owner_is_dead=True)
-        assert isinstance(taken, OutboxProducer)
-        assert (taken.name, taken.owner, taken.number) == (producer.name, "second", 1)
-        assert await numbers_of(both.second, taken) == [1]
+        claimed = await both.second.claim(producer.name, owner_is_dead=True)
+        assert isinstance(claimed, OutboxProducer)
+        assert (claimed.name, claimed.owner, claimed.number) == (producer.name, "second", 1)
+        assert await numbers_of(both.second, claimed) == [1]
         assert await both.first.claim(producer.name, owner_is_dead=False) == "another's"
 
     on(database, work)
@@ -120,13 +120,13 @@ def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: 
     async def work(both: Processes) -> None:
         producer = await made(both.first)
         await both.dies("first")
-        taken = await both.second.claim(producer.name, owner_is_dead=True)
-        assert isinstance(taken, OutboxProducer)
+        claimed = await both.second.claim(producer.name, owner_is_dead=True)
+        assert isinstance(claimed, OutboxProducer)
         with pytest.raises(ProducerLost):
             await both.commit(producer.next)
-        assert await numbers_of(both.second, taken) == []
-        await both.commit(taken.next)
-        assert await numbers_of(both.second, taken) == [1]
+        assert await numbers_of(both.second, claimed) == []
+        await both.commit(claimed.next)
+        assert await numbers_of(both.second, claimed) == [1]
 
     on(database, work)
 
@@ -184,9 +184,9 @@ def test_what_a_transaction_has_that_still_runs_is_seen_by_whoever_takes_over_wh
         await both.dies("first")
         assert await both.second.claim(producer.name, owner_is_dead=True) == "busy"
         await under_way.commit()
-        taken = await both.second.claim(producer.name, owner_is_dead=True)
-        assert isinstance(taken, OutboxProducer) and taken.number == 2
-        assert await numbers_of(both.second, taken) == [1, 2]
+        claimed = await both.second.claim(producer.name, owner_is_dead=True)
+        assert isinstance(claimed, OutboxProducer) and claimed.number == 2
+        assert await numbers_of(both.second, claimed) == [1, 2]
 
     on(postgres_url, work)
 
@@ -222,7 +222,7 @@ def test_a_producer_that_was_not_used_for_six_days_goes_if_it_has_nothing_to_sen
         idle, waiting = await made(both.first), await made(both.first)
         await both.commit(CommitNumber(waiting, 1))
         assert not await both.first.unused_producers()
-        await both.say(f"UPDATE truenext_producers SET used_ms = used_ms - {PRODUCER_UNUSED_MS}")
+        await both.execute(f"UPDATE truenext_producers SET used_ms = used_ms - {PRODUCER_UNUSED_MS}")
         used = await made(both.first)
         others = await made(both.second)
         unused = await both.first.unused_producers()
@@ -252,7 +252,7 @@ def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(datab
         old, new, unmarked = (inbox_id("shop", "q", each) for each in ("old", "new", "unmarked"))
         await both.first.confirm([], [old])
         days = 7 * 24 * 3600 * 1000
-        await both.say(f"UPDATE truenext_inbox SET acknowledged_ms = acknowledged_ms - {days}")
+        await both.execute(f"UPDATE truenext_inbox SET acknowledged_ms = acknowledged_ms - {days}")
         await both.first.confirm([], [new])
         assert not await both.first.delete_expired()
         assert [await both.first.is_processed(each) for each in (old, new, unmarked)] == [False, True, True]
@@ -278,24 +278,24 @@ def test_two_services_in_one_database_see_nothing_of_each_other(database: str) -
 
 def test_tables_of_another_version_are_refused_and_missing_ones_too(database: str) -> None:
     async def work(both: Processes) -> None:
-        await both.say("UPDATE truenext_schema SET version = 99")
+        await both.execute("UPDATE truenext_schema SET version = 99")
         with pytest.raises(ConfigurationError, match="version 99"):
             await both.first.check()
         with pytest.raises(ConfigurationError, match="version 99"):
             await both.first.create_tables()
-        await both.say(f"UPDATE truenext_schema SET version = {VERSION}")
+        await both.execute(f"UPDATE truenext_schema SET version = {VERSION}")
         await both.first.check()
-        await both.say("DROP TABLE truenext_keys")
+        await both.execute("DROP TABLE truenext_keys")
         with pytest.raises(ConfigurationError, match=r"no table truenext_\w+: make the tables with `truenext stages"):
             await both.first.check()
         await both.first.create_tables()
         await both.first.check()
-        await both.say("DELETE FROM truenext_schema")
+        await both.execute("DELETE FROM truenext_schema")
         with pytest.raises(ConfigurationError, match=r"truenext_schema has no row .* --apply"):
             await both.first.check()
         await both.first.create_tables()
         await both.first.check()
-        await both.say("DROP TABLE truenext_schema")
+        await both.execute("DROP TABLE truenext_schema")
         with pytest.raises(ConfigurationError, match="stages schema"):
             await both.first.check()
 
@@ -306,9 +306,9 @@ def test_tables_of_the_first_version_are_refused_with_what_to_do(database: str) 
     """Their columns have other names, so that they are not found, either."""
 
     async def work(both: Processes) -> None:
-        await both.say("ALTER TABLE truenext_inbox RENAME COLUMN acknowledged_ms TO marked_ms")
-        await both.say("ALTER TABLE truenext_keys RENAME COLUMN started_ms TO begun_ms")
-        await both.say("UPDATE truenext_schema SET version = 1")
+        await both.execute("ALTER TABLE truenext_inbox RENAME COLUMN acknowledged_ms TO marked_ms")
+        await both.execute("ALTER TABLE truenext_keys RENAME COLUMN started_ms TO begun_ms")
+        await both.execute("UPDATE truenext_schema SET version = 1")
         with pytest.raises(ConfigurationError, match=REFUSED):
             await both.first.check()
         with pytest.raises(ConfigurationError, match=REFUSED):

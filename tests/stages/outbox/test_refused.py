@@ -28,7 +28,7 @@ from truenext.testing.stages import Stages
 
 PATIENCE_S = 60
 KIB = 1024
-LEFT = "SELECT coalesce(sum(messages), 0) FROM truenext_outbox"
+UNSENT = "SELECT coalesce(sum(messages), 0) FROM truenext_outbox"
 
 
 @pytest.fixture
@@ -43,11 +43,11 @@ def session(database: str) -> Iterator[Session]:
 class Shop:
     def __init__(self) -> None:
         self.app = app = Service("shop", exactly_once=True)
-        self.came: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
 
         @app.terminator("take", Text)
         async def take(text: Text) -> None:
-            self.came[len(text.text)] += 1
+            self.received[len(text.text)] += 1
 
         self.take = take
 
@@ -105,11 +105,11 @@ def test_what_together_is_too_much_for_the_broker_is_sent_in_smaller_parts(
 
     async def work() -> None:
         async with small.runs(shop.app, database):
-            await until(lambda: len(shop.came) == len(sizes))
+            await until(lambda: len(shop.received) == len(sizes))
 
     asyncio.run(work())
-    assert shop.came == Counter(sizes)
-    assert session.execute(text(LEFT)).scalar() == 0
+    assert shop.received == Counter(sizes)
+    assert session.execute(text(UNSENT)).scalar() == 0
 
 
 def test_a_unit_that_the_broker_does_not_take_waits_and_others_pass_it(
@@ -121,25 +121,25 @@ def test_a_unit_that_the_broker_does_not_take_waits_and_others_pass_it(
     for size in range(20):
         shop.initiation(session, size)
 
-    def begin_more(sizes: range) -> None:
+    def start_more(sizes: range) -> None:
         for size in sizes:
             shop.initiation(session, size)
 
     async def work() -> None:
         async with small.runs(shop.app, database):
-            await until(lambda: len(shop.came) == 20)
-            await asyncio.to_thread(begin_more, range(20, 40))
-            await until(lambda: len(shop.came) == 40)
-            assert set(shop.came) == set(range(40))
+            await until(lambda: len(shop.received) == 20)
+            await asyncio.to_thread(start_more, range(20, 40))
+            await until(lambda: len(shop.received) == 40)
+            assert set(shop.received) == set(range(40))
             assert "others pass it" in caplog.text
             # The operator allows more.
             await asyncio.to_thread(small.start_again, 256 * KIB)
-            await until(lambda: len(shop.came) == 42)
+            await until(lambda: len(shop.received) == 42)
 
     asyncio.run(work())
     # While the broker stopped some may have begun that ran again.
-    assert set(shop.came) == {*range(40), 40 * KIB, 40 * KIB + 1}
-    assert session.execute(text(LEFT)).scalar() == 0
+    assert set(shop.received) == {*range(40), 40 * KIB, 40 * KIB + 1}
+    assert session.execute(text(UNSENT)).scalar() == 0
 
 
 def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
@@ -170,17 +170,17 @@ def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
 
     async def work(t: Stages) -> None:
         nonlocal is_full
-        await until(lambda: len(shop.came) == 50)
+        await until(lambda: len(shop.received) == 50)
         await asyncio.to_thread(initiation, range(50, 60))
-        await until(lambda: len(shop.came) == 60)
+        await until(lambda: len(shop.received) == 60)
         is_full = False
         async with asyncio.timeout(PATIENCE_S):
             while len((await t.broker.queue("full")).messages) < 6:
                 await asyncio.sleep(0.05)
-        assert set(shop.came.values()) == {1}
+        assert set(shop.received.values()) == {1}
 
     run(shop.app, work, database=database)
-    assert session.execute(text(LEFT)).scalar() == 0
+    assert session.execute(text(UNSENT)).scalar() == 0
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ class ManualRelay:
 
     async def check_until_all_sent(self) -> None:
         self.relay._invalidate(self._producer)
-        while await asyncio.to_thread(self._session.scalar, text(LEFT)):
+        while await asyncio.to_thread(self._session.scalar, text(UNSENT)):
             await asyncio.to_thread(self._session.rollback)
             await self._check(self.relay)
 
@@ -230,7 +230,7 @@ def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
     shop_of_ten: Shop, session: Session, database: str, check: Callable[[Relay], Awaitable[bool]]
 ) -> None:
     """It stands still meanwhile. Sent twice, or not at all, it would be a flow too many or too few."""
-    came = shop_of_ten.came
+    received = shop_of_ten.received
 
     async def work(t: Stages) -> None:
         by_hand = ManualRelay(t, session, check)
@@ -239,26 +239,26 @@ def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
         # The answer of the database was lost, and it is said again.
         assert not await by_hand.outbox.split_into_unnumbered(unit)
         assert await by_hand.relay._send_unit(unit)
-        assert not came
+        assert not received
         await by_hand.check_until_all_sent()
-        await until(lambda: len(came) == 10)
+        await until(lambda: len(received) == 10)
 
     run(shop_of_ten.app, work, database=database)
-    assert came == Counter(range(10))
+    assert received == Counter(range(10))
 
 
 def test_a_unit_whose_number_was_given_up_before_the_process_died_is_taken_apart_by_another(
     shop_of_ten: Shop, session: Session, database: str, check: Callable[[Relay], Awaitable[bool]]
 ) -> None:
     """To the broker the number counts as used: whoever takes it for sent has lost it."""
-    came = shop_of_ten.came
+    received = shop_of_ten.received
 
     async def work(t: Stages) -> None:
         by_hand = ManualRelay(t, session, check)
         unit = await by_hand.numbered()
         assert await by_hand.relay._resolve(unit) == "rolled back"
         await by_hand.check_until_all_sent()
-        await until(lambda: len(came) == 10)
+        await until(lambda: len(received) == 10)
 
     run(shop_of_ten.app, work, database=database)
-    assert came == Counter(range(10))
+    assert received == Counter(range(10))

@@ -71,8 +71,8 @@ def test_a_session_goes_on_after_its_broker_has_lost_numbers(broker: BrokerProce
             except RolledBack:
                 lost += 1
         assert lost <= 1
-        came = [int(each.body) for each in connection.browse("/queue/take")]
-        assert came[:3] == [0, 1, 2] and came[3:] == list(range(6 + lost, 12))
+        received = [int(each.body) for each in connection.browse("/queue/take")]
+        assert received[:3] == [0, 1, 2] and received[3:] == list(range(6 + lost, 12))
 
 
 @pytest.mark.parametrize("happens_once", [True, False])
@@ -84,12 +84,12 @@ def test_a_service_goes_on_after_its_broker_has_lost_numbers(
     apply_schema(database)
     engine = create_engine(database)
     app = Service("shop", broker=f"stomp://127.0.0.1:{broker.port}", database=database, exactly_once=happens_once)
-    came: Counter[int] = Counter()
+    received: Counter[int] = Counter()
 
     @app.terminator("take", Number)
     async def take(number: Number, sql: AsyncSession) -> None:
         await sql.execute(text("INSERT INTO orders VALUES (:n)"), {"n": number.n})
-        came[number.n] += 1
+        received[number.n] += 1
 
     def is_marking() -> bool:
         with Session(engine) as session:
@@ -106,7 +106,7 @@ def test_a_service_goes_on_after_its_broker_has_lost_numbers(
             async def sends(numbers: range) -> None:
                 for n in numbers:
                     await app.send(take, Number(n), trace="order")
-                await until(lambda: all(came[n] for n in numbers))
+                await until(lambda: all(received[n] for n in numbers))
                 # The restored broker does not have these messages: a stage that it interrupts would not run again.
                 while not await asyncio.to_thread(are_committed, numbers):
                     await asyncio.sleep(0.05)

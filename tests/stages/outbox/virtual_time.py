@@ -48,13 +48,13 @@ class VirtualTime:
     def now_ms(self) -> int:
         return self.time_ns() // 1_000_000
 
-    def told_to(self, patch: pytest.MonkeyPatch) -> None:
+    def patch_clocks(self, patch: pytest.MonkeyPatch) -> None:
         """Have the broker and the program tell this time."""
         patch.setattr(clock, "time_ns", self.time_ns)
         patch.setattr(clock, "monotonic_ns", self.monotonic_ns)
         patch.setattr(ServiceContext, "now_ms", staticmethod(self.now_ms))
 
-    def told_to_database(self, engine: Engine) -> None:
+    def patch_database_clock(self, engine: Engine) -> None:
         """Have the connections of `engine` tell this time, and not wait for the disk: nothing here crashes it."""
 
         @event.listens_for(engine, "connect")

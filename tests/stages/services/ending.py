@@ -7,7 +7,7 @@ from tests.stages.services.job import Job
 from truenext.stage import Service
 
 app = Service("ending", attempts=2)
-left: set[asyncio.Task[None]] = set()
+remaining: set[asyncio.Task[None]] = set()
 
 
 @app.terminator("ending.work", Job)
@@ -15,5 +15,5 @@ async def work(job: Job) -> None:
     async def end() -> None:
         sys.exit(0)
 
-    left.add(asyncio.create_task(end()))
+    remaining.add(asyncio.create_task(end()))
     await asyncio.sleep(3600)

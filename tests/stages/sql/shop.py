@@ -44,7 +44,7 @@ def insert(number: int) -> Step[None]:
     return step
 
 
-def say(statement: str) -> Step[None]:
+def execute_sql(statement: str) -> Step[None]:
     def step(session: Session) -> None:
         session.execute(text(statement))
 
@@ -182,7 +182,7 @@ class Shop:
         self.database = Database(url, interactive=workers, others=workers)
 
     def __enter__(self) -> Shop:
-        with self.beside() as engine:
+        with self.second_engine() as engine:
             Base.metadata.create_all(engine)
         self.run(self.database.open())
         return self
@@ -220,7 +220,7 @@ class Shop:
         return sum(each.checkedout() for each in pools)  # type: ignore[attr-defined]
 
     @contextlib.contextmanager
-    def beside(self) -> Iterator[Engine]:
+    def second_engine(self) -> Iterator[Engine]:
         """Of somebody else's connections, whom stages know nothing of."""
         engine = create_engine(self._direct_url, poolclass=NullPool)
         try:
@@ -230,5 +230,5 @@ class Shop:
 
     def orders(self) -> list[int]:
         """What is committed."""
-        with self.beside() as engine, engine.connect() as connection:
+        with self.second_engine() as engine, engine.connect() as connection:
             return list(connection.scalars(text("SELECT number FROM orders ORDER BY number")))

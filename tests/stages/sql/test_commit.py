@@ -81,20 +81,20 @@ def test_a_server_that_stops_before_the_commit_is_in_doubt_unless_it_was_asked(
     own_postgres: PostgresServer, face: str
 ) -> None:
     with Shop(own_postgres.url("postgres"), face) as shop:
-        asked, not_asked = shop.work(), shop.work()
-        for number, work in enumerate((asked, not_asked)):
+        checked, not_checked = shop.work(), shop.work()
+        for number, work in enumerate((checked, not_checked)):
             work.do(insert(number))
         own_postgres.stop()
         with pytest.raises(DBAPIError):
-            asked.check()
-        assert asked.inner.is_committed is False
+            checked.check()
+        assert checked.inner.is_committed is False
         with pytest.raises(CommitInDoubt):
-            not_asked.commit()
-        assert not_asked.inner.is_committed is None
+            not_checked.commit()
+        assert not_checked.inner.is_committed is None
 
 
 def test_what_the_database_has_answered_to_a_commit_is_no_doubt(shop: Shop) -> None:
-    with shop.beside() as engine, engine.begin() as connection:
+    with shop.second_engine() as engine, engine.begin() as connection:
         connection.execute(text("CREATE TABLE lines (of int REFERENCES orders (number) DEFERRABLE INITIALLY DEFERRED)"))
     work = shop.work()
     work.do(lambda session: session.execute(text("INSERT INTO lines VALUES (7)")))

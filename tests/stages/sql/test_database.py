@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.stages.postgres import PostgresServer
-from tests.stages.sql.shop import Loop, Shop, insert, say
+from tests.stages.sql.shop import Loop, Shop, execute_sql, insert
 from truenext.errors import ConfigurationError
 from truenext.stage.gate import DatabaseGate
 from truenext.stage.sql import Database
@@ -91,7 +91,7 @@ def test_a_probe_finds_a_database_that_can_no_longer_be_written_to(postgres_url:
 
 
 def _make_read_only(shop: Shop, name: str, to: str) -> None:
-    with shop.beside() as engine, engine.connect() as connection:
+    with shop.second_engine() as engine, engine.connect() as connection:
         driver = connection.connection.driver_connection
         assert driver is not None
         driver.execute("SET default_transaction_read_only = off")
@@ -113,7 +113,7 @@ def test_interactive_work_never_waits_for_the_connections_of_the_others(postgres
     with Shop(postgres_url, face, workers=2) as shop:
         others = [shop.work(), shop.work()]
         for work in others:
-            work.do(say("SELECT 1"))
+            work.do(execute_sql("SELECT 1"))
         interactive = shop.work(is_interactive=True)
         interactive.do(insert(1))
         interactive.commit()
@@ -160,8 +160,8 @@ try:
 except ConfigurationError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install 'truenext[sql]'" in said.stdout
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install 'truenext[sql]'" in done.stdout
 
 
 def test_without_its_driver_a_database_says_what_to_install() -> None:
@@ -180,8 +180,8 @@ except ConfigurationError as error:
         ("psycopg", "postgresql:///shop", "truenext[postgresql]"),
         ("aiosqlite", "sqlite:////tmp/shop.db", "truenext[sql]"),
     ):
-        said = subprocess.run([sys.executable, "-c", program, module, url], capture_output=True, text=True, check=True)
-        assert f"pip install '{extra}'" in said.stdout, said.stderr
+        done = subprocess.run([sys.executable, "-c", program, module, url], capture_output=True, text=True, check=True)
+        assert f"pip install '{extra}'" in done.stdout, done.stderr
 
 
 def test_a_folder_that_cannot_be_looked_into_is_a_database_that_is_away(
@@ -206,23 +206,23 @@ def test_a_folder_that_cannot_be_looked_into_is_a_database_that_is_away(
 def test_many_who_lose_the_database_at_once_have_one_look_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    looks = 0
+    checks = 0
 
     async def probe(self: Database) -> None:
-        nonlocal looks
-        looks += 1
+        nonlocal checks
+        checks += 1
         await asyncio.sleep(0)
         raise DatabaseUnavailable("gone")
 
     async def run() -> None:
         monkeypatch.setattr(Database, "probe", probe)
         gate = DatabaseGate(Database(f"sqlite:///{tmp_path / 'shop.db'}", interactive=8, others=8))
-        asked = [gate.is_uncounted(DatabaseErrorKind.LOST, ConnectionError(), str(n)) for n in range(16)]
-        assert await asyncio.gather(*asked) == [True] * 16
+        uncounted = [gate.is_uncounted(DatabaseErrorKind.LOST, ConnectionError(), str(n)) for n in range(16)]
+        assert await asyncio.gather(*uncounted) == [True] * 16
         assert not gate.is_open
         await gate.stop()
 
     with caplog.at_level(logging.WARNING, "truenext.stage"):
         asyncio.run(run())
-    assert looks == 1
+    assert checks == 1
     assert str(tmp_path / "shop.db") in vars(caplog.records[0])["database"]

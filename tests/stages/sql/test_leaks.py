@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from tests.stages.sql.shop import Shop, insert, say
+from tests.stages.sql.shop import Shop, execute_sql, insert
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql import Database, TaskWork
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
@@ -103,7 +103,7 @@ def test_a_connection_that_leads_to_a_server_that_can_only_be_read_is_not_used_a
     first.rollback()
     again = postgres_shop.work()
     assert again.do(lambda session: session.execute(text("SELECT pg_backend_pid()")).scalar_one()) == process
-    again.do(say("SET TRANSACTION READ ONLY"))
+    again.do(execute_sql("SET TRANSACTION READ ONLY"))
     with pytest.raises(DBAPIError, match="read-only"):
         again.do(insert(1))
     again.rollback()
@@ -136,10 +136,10 @@ def _cancelled_at(point: int, work: Coroutine[Any, Any, None]) -> Generator[Any,
     task = asyncio.current_task()
     assert task is not None
     waits = 0
-    go_on: Callable[[], Any] = partial(work.send, None)
+    resume: Callable[[], Any] = partial(work.send, None)
     while True:
         try:
-            waited_for = go_on()
+            waited_for = resume()
         except StopIteration:
             return waits
         waits += 1
@@ -147,9 +147,9 @@ def _cancelled_at(point: int, work: Coroutine[Any, Any, None]) -> Generator[Any,
             asyncio.get_running_loop().call_soon(task.cancel)
         try:
             yield waited_for
-            go_on = partial(work.send, None)
+            resume = partial(work.send, None)
         except BaseException as error:
-            go_on = partial(work.throw, error)
+            resume = partial(work.throw, error)
 
 
 def test_a_cancellation_at_any_moment_of_a_work(task_shop: Shop) -> None:
@@ -183,15 +183,15 @@ def test_a_cancellation_at_any_moment_of_a_work(task_shop: Shop) -> None:
 
 def test_a_thread_that_was_abandoned_gives_its_connection_back_when_its_function_ends(url: str) -> None:
     with Shop(url, "threads", workers=1) as shop:
-        work, go_on = shop.work(), threading.Event()
+        work, resume = shop.work(), threading.Event()
 
         def function(session: Session) -> None:
             insert(1)(session)
-            go_on.wait()
+            resume.wait()
             insert(2)(session)
 
         running = work.start(function)
-        go_on.set()
+        resume.set()
         running.result(30)
         work.rollback()
         _works_on(shop)
@@ -204,7 +204,7 @@ def test_a_work_that_ends_after_its_database_was_closed_leaves_no_connection(url
         shop.run(shop.database.close())
         work.rollback()
         assert shop.in_use() == 0
-        with shop.beside() as engine, engine.begin() as connection:
+        with shop.second_engine() as engine, engine.begin() as connection:
             if shop.is_postgres:
                 count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
                 assert _in_the_end(lambda: connection.execute(text(count)).scalar_one() == 1)
@@ -226,11 +226,11 @@ def test_a_task_that_the_function_has_left_behind_does_not_keep_the_connection(t
 
     async def forgetful() -> Coroutine[Any, Any, Any] | None:
         slow = "SELECT pg_sleep(0.5)" if task_shop.is_postgres else _slow(task_shop).replace("1000000000000", "300000")
-        left = asyncio.create_task(inner.session.execute(text(slow)))
+        abandoned = asyncio.create_task(inner.session.execute(text(slow)))
         await asyncio.sleep(0.05)
         await inner.rollback()
-        left.cancel()
-        await asyncio.wait({left})
+        abandoned.cancel()
+        await asyncio.wait({abandoned})
         return None
 
     task_shop.run(forgetful())
@@ -243,7 +243,7 @@ class _Failed(Exception):
 
 INSERT = text("INSERT INTO orders (number, what) VALUES (1, 'x')")
 LATE = "transaction that this statement was for has ended: await every statement"
-Left = list[asyncio.Future[Any]]
+Abandoned = list[asyncio.Future[Any]]
 """Statements that a function has begun, and not awaited to their end."""
 
 
@@ -251,25 +251,25 @@ async def _fails() -> None:
     raise _Failed
 
 
-async def _gathers(session: AsyncSession, left: Left) -> None:
-    left.append(asyncio.ensure_future(session.execute(INSERT)))
-    await asyncio.gather(left[-1], _fails())
+async def _gathers(session: AsyncSession, abandoned: Abandoned) -> None:
+    abandoned.append(asyncio.ensure_future(session.execute(INSERT)))
+    await asyncio.gather(abandoned[-1], _fails())
 
 
-async def _leaves_a_task_and_raises(session: AsyncSession, left: Left) -> None:
-    left.append(asyncio.create_task(session.execute(INSERT)))
+async def _leaves_a_task_and_raises(session: AsyncSession, abandoned: Abandoned) -> None:
+    abandoned.append(asyncio.create_task(session.execute(INSERT)))
     await asyncio.sleep(0)
     raise _Failed
 
 
-async def _leaves_a_task_and_returns(session: AsyncSession, left: Left) -> None:
-    left.append(asyncio.create_task(session.execute(INSERT)))
+async def _leaves_a_task_and_returns(session: AsyncSession, abandoned: Abandoned) -> None:
+    abandoned.append(asyncio.create_task(session.execute(INSERT)))
     await asyncio.sleep(0)
 
 
-async def _shields(session: AsyncSession, left: Left) -> None:
-    left.append(asyncio.ensure_future(session.execute(INSERT)))
-    shielded = asyncio.shield(left[-1])
+async def _shields(session: AsyncSession, abandoned: Abandoned) -> None:
+    abandoned.append(asyncio.ensure_future(session.execute(INSERT)))
+    shielded = asyncio.shield(abandoned[-1])
     asyncio.get_running_loop().call_soon(shielded.cancel)
     try:
         await shielded
@@ -277,15 +277,15 @@ async def _shields(session: AsyncSession, left: Left) -> None:
         raise _Failed from None
 
 
-async def _waits_for_the_first(session: AsyncSession, left: Left) -> None:
-    left.append(asyncio.ensure_future(session.execute(INSERT)))
-    await asyncio.wait([left[-1], asyncio.ensure_future(asyncio.sleep(0))], return_when=asyncio.FIRST_COMPLETED)
+async def _waits_for_the_first(session: AsyncSession, abandoned: Abandoned) -> None:
+    abandoned.append(asyncio.ensure_future(session.execute(INSERT)))
+    await asyncio.wait([abandoned[-1], asyncio.ensure_future(asyncio.sleep(0))], return_when=asyncio.FIRST_COMPLETED)
     raise _Failed
 
 
-async def _begins_with_two(session: AsyncSession, left: Left) -> None:
-    left += [asyncio.ensure_future(session.execute(INSERT)) for _ in range(2)]
-    await asyncio.gather(*left[-2:])
+async def _begins_with_two(session: AsyncSession, abandoned: Abandoned) -> None:
+    abandoned += [asyncio.ensure_future(session.execute(INSERT)) for _ in range(2)]
+    await asyncio.gather(*abandoned[-2:])
 
 
 @pytest.mark.parametrize(
@@ -300,14 +300,14 @@ async def _begins_with_two(session: AsyncSession, left: Left) -> None:
     ],
 )
 def test_a_connection_that_comes_after_the_end_of_its_work_goes_back_at_once(
-    task_shop: Shop, function: Callable[[AsyncSession, Left], Coroutine[Any, Any, None]], error: type[Exception]
+    task_shop: Shop, function: Callable[[AsyncSession, Abandoned], Coroutine[Any, Any, None]], error: type[Exception]
 ) -> None:
-    left: Left = []
+    abandoned: Abandoned = []
 
     async def stage() -> None:
         work = task_shop.database.task_work()
         try:
-            await function(work.session, left)
+            await function(work.session, abandoned)
             await work.check()
             await work.commit()
         finally:
@@ -318,7 +318,7 @@ def test_a_connection_that_comes_after_the_end_of_its_work_goes_back_at_once(
             task_shop.run(stage())
 
     async def ends() -> list[BaseException | None]:
-        return [each.exception() for each in (await asyncio.wait(left))[0]]
+        return [each.exception() for each in (await asyncio.wait(abandoned))[0]]
 
     late = [each for each in task_shop.run(ends()) if not isinstance(each, InvalidRequestError)]
     assert len(late) == 3
@@ -332,11 +332,11 @@ def test_a_connection_that_comes_after_the_end_of_its_function_in_a_thread_goes_
     url: str, raises: bool
 ) -> None:
     with Shop(url, "threads", workers=1) as shop:
-        is_connecting, go_on = threading.Event(), threading.Event()
+        is_connecting, resume = threading.Event(), threading.Event()
 
         def held(*_: object) -> None:
             is_connecting.set()
-            go_on.wait(30)
+            resume.wait(30)
 
         pool = shop.database._sql_engines[False].for_threads
         event.listen(pool, "checkout", held)
@@ -347,7 +347,7 @@ def test_a_connection_that_comes_after_the_end_of_its_function_in_a_thread_goes_
             with pytest.raises(Swallowed, match="still waited for its connection"):
                 work.check()
         work.rollback()
-        go_on.set()
+        resume.set()
         with pytest.raises(LocalProtocolError, match=LATE):
             late.result(30)
         _works_on(shop)

@@ -33,7 +33,7 @@ MANY = {
 }
 LATE = "has ended: await every statement"
 WAIT_S = 20
-Left = list[asyncio.Task[Any]]
+Abandoned = list[asyncio.Task[Any]]
 """What a function has begun, and not awaited to its end."""
 
 
@@ -74,7 +74,7 @@ def _works_on(shop: Shop) -> None:
     work.commit()
     assert number in shop.orders()
     if shop.is_postgres:
-        with shop.beside() as engine, engine.connect() as connection:
+        with shop.second_engine() as engine, engine.connect() as connection:
             others = text(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
                 "AND pid <> pg_backend_pid() AND state <> 'idle'"
@@ -100,7 +100,7 @@ async def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
     return asyncio.CancelledError() if task.cancelled() else task.exception()
 
 
-def _says_late(error: BaseException | None) -> bool:
+def _is_too_late(error: BaseException | None) -> bool:
     """The error, or the one that was raised first: a savepoint that cannot be rolled back any more says so."""
     while error is not None:
         if isinstance(error, LocalProtocolError):
@@ -113,20 +113,20 @@ async def _fails() -> None:
     raise _Failed
 
 
-async def _is_cancelled(left: asyncio.Task[Any]) -> None:
+async def _is_cancelled(abandoned: asyncio.Task[Any]) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().call_soon(task.cancel)
-    await asyncio.shield(left)
+    await asyncio.shield(abandoned)
 
 
-async def _times_out(left: asyncio.Task[Any]) -> None:
+async def _times_out(abandoned: asyncio.Task[Any]) -> None:
     async with asyncio.timeout(0):
-        await asyncio.shield(left)
+        await asyncio.shield(abandoned)
 
 
-async def _gathers(left: asyncio.Task[Any]) -> None:
-    await asyncio.gather(left, _fails())
+async def _gathers(abandoned: asyncio.Task[Any]) -> None:
+    await asyncio.gather(abandoned, _fails())
 
 
 async def _returns(_: asyncio.Task[Any]) -> None:
@@ -177,20 +177,20 @@ def test_a_statement_that_runs_when_its_stage_ends_is_interrupted(
 ) -> None:
     async def stage() -> BaseException | None:
         work = task_shop.database.task_work()
-        left: list[asyncio.Task[Any]] = []
+        abandoned: list[asyncio.Task[Any]] = []
 
         async def function() -> None:
             await work.session.execute(text("INSERT INTO orders (number, what) VALUES (1, 'x')"))
-            left.append(asyncio.ensure_future(way(work.session, _slow(task_shop))))
+            abandoned.append(asyncio.ensure_future(way(work.session, _slow(task_shop))))
             await asyncio.sleep(0.1)
-            await ending(left[0])
+            await ending(abandoned[0])
 
         with pytest.raises(error):
             await _stage(work, function())
         assert task_shop.in_use() == 0
-        return await _error_of(left[0])
+        return await _error_of(abandoned[0])
 
-    assert _says_late(task_shop.run(stage()))
+    assert _is_too_late(task_shop.run(stage()))
     _works_on(task_shop)
     assert 1 not in task_shop.orders()
 
@@ -198,15 +198,15 @@ def test_a_statement_that_runs_when_its_stage_ends_is_interrupted(
 def test_thirty_stages_that_end_while_a_statement_runs_leave_the_pool_as_it_was(task_shop: Shop) -> None:
     async def stage() -> None:
         work = task_shop.database.task_work()
-        left = asyncio.ensure_future(work.session.execute(text(_slow(task_shop))))
+        abandoned = asyncio.ensure_future(work.session.execute(text(_slow(task_shop))))
 
         async def function() -> None:
             await asyncio.sleep(0.01)
-            await _gathers(left)
+            await _gathers(abandoned)
 
         with pytest.raises(_Failed):
             await _stage(work, function())
-        await _error_of(left)
+        await _error_of(abandoned)
 
     for _ in range(30):
         task_shop.run(stage())
@@ -223,16 +223,16 @@ def test_a_statement_in_a_thread_that_a_plain_function_left_is_interrupted(threa
         started.set()
         session.execute(text(_slow(thread_shop)))
 
-    left: Future[None] = work.start(runs)
+    abandoned: Future[None] = work.start(runs)
     assert started.wait(WAIT_S)
     with pytest.raises(TimeoutError):
-        left.result(0.1)
+        abandoned.result(0.1)
     if not raises:
         with pytest.raises(Swallowed, match="was running"):
             work.check()
     work.rollback()
     with pytest.raises(LocalProtocolError, match=LATE):
-        left.result(WAIT_S)
+        abandoned.result(WAIT_S)
     _works_on(thread_shop)
     assert 1 not in thread_shop.orders()
 
@@ -244,7 +244,7 @@ def test_rows_that_are_streamed_after_the_end_are_refused_and_disturb_no_other_s
     async def two_stages() -> BaseException | None:
         first = task_shop.database.task_work()
         is_over = asyncio.Event()
-        left: Left = []
+        abandoned: Abandoned = []
 
         async def reads(rows: AsyncResult[Any]) -> None:
             await is_over.wait()
@@ -255,7 +255,7 @@ def test_rows_that_are_streamed_after_the_end_are_refused_and_disturb_no_other_s
             await first.session.execute(text("INSERT INTO orders (number, what) VALUES (1, 'x')"))
             rows = await first.session.stream(text(_many(task_shop)))
             await rows.fetchone()
-            left.append(asyncio.ensure_future(reads(rows)))
+            abandoned.append(asyncio.ensure_future(reads(rows)))
             if raises:
                 raise _Failed
 
@@ -265,13 +265,13 @@ def test_rows_that_are_streamed_after_the_end_are_refused_and_disturb_no_other_s
         else:
             await _stage(first, function())
         # Something else is written meanwhile, over another connection.
-        await asyncio.to_thread(_write_beside, task_shop)
+        await asyncio.to_thread(_write_concurrently, task_shop)
         second = task_shop.database.task_work()
 
         async def goes_on() -> BaseException | None:
             await second.session.execute(text("INSERT INTO orders (number, what) VALUES (2, 'x')"))
             is_over.set()
-            late = await _error_of(left[0])
+            late = await _error_of(abandoned[0])
             await second.session.execute(text("INSERT INTO orders (number, what) VALUES (3, 'x')"))
             return late
 
@@ -283,14 +283,14 @@ def test_rows_that_are_streamed_after_the_end_are_refused_and_disturb_no_other_s
         await _stage(second, function_2())
         return late[0]
 
-    assert _says_late(task_shop.run(two_stages()))
+    assert _is_too_late(task_shop.run(two_stages()))
     assert {2, 3, 77} <= set(task_shop.orders())
     assert (1 in task_shop.orders()) is not raises
     _works_on(task_shop)
 
 
-def _write_beside(shop: Shop) -> None:
-    with shop.beside() as engine, engine.begin() as connection:
+def _write_concurrently(shop: Shop) -> None:
+    with shop.second_engine() as engine, engine.begin() as connection:
         connection.execute(text("INSERT INTO orders (number, what) VALUES (77, 'x')"))
 
 
@@ -313,7 +313,7 @@ def test_rows_that_a_plain_function_has_not_read_are_refused_after_its_end(
         first.check()
         first.commit()
     first.rollback()
-    _write_beside(thread_shop)
+    _write_concurrently(thread_shop)
     second = thread_shop.work()
     second.do(insert(2))
     if streams or not thread_shop.is_postgres:
@@ -373,7 +373,7 @@ def test_a_savepoint_that_a_task_holds_open_at_the_end_is_rolled_back(task_shop:
     async def late() -> BaseException | None:
         work = task_shop.database.task_work()
         is_over = asyncio.Event()
-        left: Left = []
+        abandoned: Abandoned = []
 
         async def nested() -> None:
             async with work.session.begin_nested():
@@ -382,16 +382,16 @@ def test_a_savepoint_that_a_task_holds_open_at_the_end_is_rolled_back(task_shop:
                 await work.session.execute(text("INSERT INTO orders (number, what) VALUES (2, 'x')"))
 
         async def function() -> None:
-            left.append(asyncio.ensure_future(nested()))
+            abandoned.append(asyncio.ensure_future(nested()))
             await asyncio.sleep(0.1)
             raise _Failed
 
         with pytest.raises(_Failed):
             await _stage(work, function())
         is_over.set()
-        return await _error_of(left[0])
+        return await _error_of(abandoned[0])
 
-    assert _says_late(task_shop.run(late()))
+    assert _is_too_late(task_shop.run(late()))
     assert not task_shop.orders()
     _works_on(task_shop)
 
@@ -409,20 +409,20 @@ def test_a_statement_that_waits_for_another_one_when_the_stage_ends_is_not_commi
 
     async def late() -> list[BaseException | None]:
         work = task_shop.database.task_work()
-        left: Left = []
+        abandoned: Abandoned = []
 
         async def function() -> None:
             await work.session.execute(text("SELECT 1"))
             for statement in (_slow(task_shop), "INSERT INTO orders (number, what) VALUES (1, 'x')"):
-                left.append(asyncio.create_task(_executes(work.session, statement)))
+                abandoned.append(asyncio.create_task(_executes(work.session, statement)))
             await asyncio.sleep(0.1)
             raise _Failed
 
         with pytest.raises(_Failed):
             await _stage(work, function())
-        return [await _error_of(each) for each in left]
+        return [await _error_of(each) for each in abandoned]
 
-    assert all(map(_says_late, task_shop.run(late())))
+    assert all(map(_is_too_late, task_shop.run(late())))
     _works_on(task_shop)
     assert 1 not in task_shop.orders()
 
@@ -437,19 +437,19 @@ def test_a_statement_that_comes_while_the_stage_commits_is_refused(task_shop: Sh
         engine = connection.engine.sync_engine
         await work.check()
         committing = asyncio.create_task(work.commit())
-        left: Left = []
+        abandoned: Abandoned = []
 
-        def begin(_: object) -> None:
-            left.append(asyncio.create_task(_executes_on(connection, 2)))
+        def on_begin(_: object) -> None:
+            abandoned.append(asyncio.create_task(_executes_on(connection, 2)))
 
-        event.listen(engine, "commit", begin)
+        event.listen(engine, "commit", on_begin)
         try:
             await committing
         finally:
-            event.remove(engine, "commit", begin)
-        return await _error_of(left[0])
+            event.remove(engine, "commit", on_begin)
+        return await _error_of(abandoned[0])
 
-    assert _says_late(task_shop.run(late()))
+    assert _is_too_late(task_shop.run(late()))
     assert task_shop.orders() == [1]
     _works_on(task_shop)
 
@@ -473,7 +473,7 @@ def test_statement_of_a_left_task_behind_the_return_is_refused_and_the_stage_com
         await work.commit()
         return errors
 
-    assert all(map(_says_late, task_shop.run(late())))
+    assert all(map(_is_too_late, task_shop.run(late())))
     assert task_shop.orders() == [1]
     _works_on(task_shop)
 
@@ -488,7 +488,7 @@ def test_session_that_a_left_task_uses_first_behind_the_return_stays_unused(task
         await work.commit()
         return error
 
-    assert _says_late(task_shop.run(late()))
+    assert _is_too_late(task_shop.run(late()))
     assert task_shop.orders() == []
     _works_on(task_shop)
 

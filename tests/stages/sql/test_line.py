@@ -15,13 +15,13 @@ from truenext.stage.sql.work import TaskWork
 from truenext.stage.sql.write_queue import WriteQueue, write_queue_of
 
 
-async def _stand(queue: WriteQueue, name: str, served: list[str], *, is_interactive: bool = False) -> None:
+async def _wait_in_queue(queue: WriteQueue, name: str, served: list[str], *, is_interactive: bool = False) -> None:
     await queue.wait_in_task(is_interactive=is_interactive)
     served.append(name)
     queue.end_write()
 
 
-async def _all_stand() -> None:
+async def _all_waiting() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -30,12 +30,13 @@ def test_who_came_first_is_next_but_interactive_work_before_all_others() -> None
     async def main() -> list[str]:
         queue, served = WriteQueue(), list[str]()
         await queue.wait_in_task(is_interactive=False)
-        others = [asyncio.create_task(_stand(queue, f"other {number}", served)) for number in range(2)]
-        await _all_stand()
+        others = [asyncio.create_task(_wait_in_queue(queue, f"other {number}", served)) for number in range(2)]
+        await _all_waiting()
         urgent = [
-            asyncio.create_task(_stand(queue, f"urgent {number}", served, is_interactive=True)) for number in range(2)
+            asyncio.create_task(_wait_in_queue(queue, f"urgent {number}", served, is_interactive=True))
+            for number in range(2)
         ]
-        await _all_stand()
+        await _all_waiting()
         assert served == []
         queue.end_write()
         await asyncio.gather(*others, *urgent)
@@ -48,13 +49,13 @@ def test_who_is_cancelled_while_waiting_leaves_the_line_and_nobody_behind_is_hel
     async def main() -> list[str]:
         queue, served = WriteQueue(), list[str]()
         await queue.wait_in_task(is_interactive=False)
-        cancelled = asyncio.create_task(_stand(queue, "cancelled", served))
-        behind = asyncio.create_task(_stand(queue, "behind", served))
-        await _all_stand()
+        cancelled = asyncio.create_task(_wait_in_queue(queue, "cancelled", served))
+        later = asyncio.create_task(_wait_in_queue(queue, "behind", served))
+        await _all_waiting()
         cancelled.cancel()
         await asyncio.wait({cancelled})
         queue.end_write()
-        await behind
+        await later
         return served
 
     assert asyncio.run(main()) == ["behind"]
@@ -64,14 +65,14 @@ def test_who_is_cancelled_when_its_turn_has_just_come_passes_it_on() -> None:
     async def main() -> list[str]:
         queue, served = WriteQueue(), list[str]()
         await queue.wait_in_task(is_interactive=False)
-        cancelled = asyncio.create_task(_stand(queue, "cancelled", served))
-        behind = asyncio.create_task(_stand(queue, "behind", served))
-        await _all_stand()
+        cancelled = asyncio.create_task(_wait_in_queue(queue, "cancelled", served))
+        later = asyncio.create_task(_wait_in_queue(queue, "behind", served))
+        await _all_waiting()
         # Its turn, and its end, before it has run.
         queue.end_write()
         cancelled.cancel()
         await asyncio.wait({cancelled})
-        await behind
+        await later
         return served
 
     assert asyncio.run(main()) == ["behind"]
@@ -88,13 +89,13 @@ def test_tasks_and_threads_stand_in_one_line() -> None:
             queue.end_write()
 
         with ThreadPoolExecutor() as threads:
-            first = asyncio.create_task(_stand(queue, "task", served))
-            await _all_stand()
+            first = asyncio.create_task(_wait_in_queue(queue, "task", served))
+            await _all_waiting()
             second = threads.submit(in_thread, "thread")
             while len(queue._others_waiting) < 2:
                 await asyncio.sleep(0)
-            third = asyncio.create_task(_stand(queue, "another task", served))
-            await _all_stand()
+            third = asyncio.create_task(_wait_in_queue(queue, "another task", served))
+            await _all_waiting()
             queue.end_write()
             await asyncio.gather(first, asyncio.wrap_future(second), third)
         return served
@@ -165,7 +166,7 @@ def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqli
         served.append("work")
         await work.rollback()
 
-    async def look(outbox: Outbox) -> None:
+    async def check(outbox: Outbox) -> None:
         await outbox.heartbeat()
         served.append("outbox")
 
@@ -180,7 +181,7 @@ def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqli
             assert file is not None
             queue = write_queue_of(file)
             tasks = []
-            for number, each in enumerate((work(database.task_work()), look(outbox)), 1):
+            for number, each in enumerate((work(database.task_work()), check(outbox)), 1):
                 tasks.append(asyncio.create_task(each))
                 while len(queue._interactive_waiting) + len(queue._others_waiting) < number:
                     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from tests.stages.sql.shop import Driven, Order, Shop, Step, insert, say, swallowing
+from tests.stages.sql.shop import Driven, Order, Shop, Step, execute_sql, insert, swallowing
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql import TaskWork
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
@@ -51,11 +51,11 @@ REFUSED: dict[str, Step[Any]] = {
     "close of the connection": lambda session: session.connection().close(),
     "commit of the connection's transaction": lambda session: _core_transaction(session).commit(),
     "rollback of the connection's transaction": lambda session: _core_transaction(session).rollback(),
-    "COMMIT": say("COMMIT"),
-    "commit with a comment": say("/* now */ -- really\n commit work"),
-    "ROLLBACK": say("ROLLBACK"),
-    "BEGIN": say("BEGIN"),
-    "END": say("END"),
+    "COMMIT": execute_sql("COMMIT"),
+    "commit with a comment": execute_sql("/* now */ -- really\n commit work"),
+    "ROLLBACK": execute_sql("ROLLBACK"),
+    "BEGIN": execute_sql("BEGIN"),
+    "END": execute_sql("END"),
     "core COMMIT": lambda session: session.connection().exec_driver_sql("COMMIT"),
 }
 
@@ -109,7 +109,7 @@ def test_a_connection_that_would_commit_by_itself_is_refused(shop: Shop) -> None
 def test_several_statements_at_once_may_not_end_the_transaction_either(postgres_shop: Shop) -> None:
     work = postgres_shop.work()
     with pytest.raises(LocalProtocolError, match="COMMIT is refused"):
-        work.do(say("INSERT INTO orders VALUES (1, 'a; b'); COMMIT; BEGIN"))
+        work.do(execute_sql("INSERT INTO orders VALUES (1, 'a; b'); COMMIT; BEGIN"))
     assert postgres_shop.orders() == []
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from tests.stages.sql.shop import Shop, insert, say
+from tests.stages.sql.shop import Shop, execute_sql, insert
 from truenext.stage.sql import TaskWork, classify_error, sqlite
 from truenext.stage.sql.errors import DatabaseErrorKind
 
@@ -41,11 +41,11 @@ def test_a_commit_is_durable_and_foreign_keys_hold(sqlite_shop: Shop) -> None:
     assert work.do(settings) == ["wal", 2, 1]
     assert work.do(lambda session: _driver(session).isolation_level) is None
     work.rollback()
-    with sqlite_shop.beside() as engine, engine.begin() as connection:
+    with sqlite_shop.second_engine() as engine, engine.begin() as connection:
         connection.execute(text("CREATE TABLE lines (of int REFERENCES orders (number))"))
     work = sqlite_shop.work()
     with pytest.raises(IntegrityError, match="FOREIGN KEY"):
-        work.do(say("INSERT INTO lines VALUES (7)"))
+        work.do(execute_sql("INSERT INTO lines VALUES (7)"))
 
 
 def _driver(session: Session) -> Any:
@@ -73,10 +73,10 @@ def test_a_table_that_is_made_in_a_work_that_is_rolled_back_is_not_there(sqlite_
     # The driver by itself would commit before.
     work = sqlite_shop.work()
     work.do(insert(1))
-    work.do(say("CREATE TABLE new (x int)"))
+    work.do(execute_sql("CREATE TABLE new (x int)"))
     work.rollback()
     assert sqlite_shop.orders() == []
-    with sqlite_shop.beside() as engine, engine.connect() as connection, pytest.raises(OperationalError):
+    with sqlite_shop.second_engine() as engine, engine.connect() as connection, pytest.raises(OperationalError):
         connection.execute(text("SELECT * FROM new"))
 
 
@@ -99,7 +99,7 @@ def test_another_process_that_writes_for_longer_than_is_waited_means_to_try_agai
     sqlite_url: str, face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sqlite.CONNECT_ARGS, "timeout", 0.05)
-    with Shop(sqlite_url, face) as shop, shop.beside() as engine, engine.connect() as other:
+    with Shop(sqlite_url, face) as shop, shop.second_engine() as engine, engine.connect() as other:
         other.exec_driver_sql("INSERT INTO orders (number, what) VALUES (7, 'theirs')")
         work = shop.work()
         with pytest.raises(OperationalError, match="locked") as raised:
@@ -116,7 +116,7 @@ def test_another_process_that_writes_for_longer_than_is_waited_means_to_try_agai
 
 
 def test_who_waits_for_another_process_does_not_hold_up_the_event_loop(sqlite_url: str) -> None:
-    with Shop(sqlite_url, "tasks") as shop, shop.beside() as engine, engine.connect() as other:
+    with Shop(sqlite_url, "tasks") as shop, shop.second_engine() as engine, engine.connect() as other:
         other.exec_driver_sql("INSERT INTO orders (number, what) VALUES (7, 'theirs')")
         work = shop.work()
         waiting = work.start(insert(1))
@@ -152,11 +152,11 @@ def test_a_task_that_is_cancelled_in_the_line_or_while_it_begins_leaves_nothing(
         shop.run(cancel())
         assert shop.in_use() == 1
         holder.commit()
-        with shop.beside() as engine, engine.connect() as other:
+        with shop.second_engine() as engine, engine.connect() as other:
             other.exec_driver_sql("INSERT INTO orders (number, what) VALUES (7, 'theirs')")
-            begins = shop.work()
-            assert isinstance(begins.inner, TaskWork)
-            inner = begins.inner
+            started = shop.work()
+            assert isinstance(started.inner, TaskWork)
+            inner = started.inner
             waiting = threading.Thread(target=lambda: shop.run(cancel()))
             waiting.start()
             waiting.join(1)

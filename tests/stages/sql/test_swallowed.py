@@ -10,7 +10,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from tests.stages.sql.shop import Driven, Order, Shop, Step, insert, say, swallowing
+from tests.stages.sql.shop import Driven, Order, Shop, Step, execute_sql, insert, swallowing
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 
 
@@ -37,7 +37,7 @@ def test_the_first_error_is_named_and_not_those_that_follow_from_it(postgres_sho
     work.do(insert(1))
     work.do(swallowing(insert(1)))
     work.do(swallowing(insert(2)))
-    work.do(swallowing(say("SELECT nonsense")))
+    work.do(swallowing(execute_sql("SELECT nonsense")))
     _is_found(postgres_shop, work, "orders_pkey")
 
 
@@ -45,7 +45,7 @@ def test_a_statement_that_failed_in_sqlite_leaves_the_transaction_alive(sqlite_s
     work = sqlite_shop.work()
     work.do(insert(1))
     work.do(swallowing(insert(1)))
-    work.do(swallowing(say("SELECT nonsense")))
+    work.do(swallowing(execute_sql("SELECT nonsense")))
     work.check()
     work.commit()
     assert sqlite_shop.orders() == [1]
@@ -113,7 +113,7 @@ def test_after_a_savepoint_that_was_rolled_back_the_next_error_is_named(postgres
             insert(1)(session)
 
     work.do(step)
-    work.do(swallowing(say("SELECT nonsense")))
+    work.do(swallowing(execute_sql("SELECT nonsense")))
     _is_found(postgres_shop, work, 'swallowed was.*"nonsense" does not exist')
 
 
@@ -152,7 +152,7 @@ def _fill(session: Session) -> None:
 def test_a_constraint_that_is_told_to_end_the_transaction_in_sqlite(sqlite_shop: Shop) -> None:
     work = sqlite_shop.work()
     work.do(insert(1))
-    work.do(swallowing(say("INSERT OR ROLLBACK INTO orders (number, what) VALUES (1, 'twice')")))
+    work.do(swallowing(execute_sql("INSERT OR ROLLBACK INTO orders (number, what) VALUES (1, 'twice')")))
     with pytest.raises(Swallowed):
         work.do(insert(2))
     _is_found(sqlite_shop, work, "has ended.*UNIQUE")
@@ -172,14 +172,14 @@ def kill_own_connection(session: Session) -> None:
 
 def test_what_the_function_raises_after_it_has_swallowed_what_broke_its_transaction(postgres_shop: Shop) -> None:
     # A lock that cannot be had, a ValueError in its wake: it is to run again.
-    with postgres_shop.beside() as engine, engine.begin() as other:
+    with postgres_shop.second_engine() as engine, engine.begin() as other:
         other.execute(text("LOCK TABLE orders"))
         work = postgres_shop.work()
-        work.do(swallowing(say("LOCK TABLE orders NOWAIT")))
+        work.do(swallowing(execute_sql("LOCK TABLE orders NOWAIT")))
         assert work.classify_error(ValueError()) is DatabaseErrorKind.RETRYABLE
 
 
-@pytest.mark.parametrize("step", [insert(1), say("SELECT nonsense")])
+@pytest.mark.parametrize("step", [insert(1), execute_sql("SELECT nonsense")])
 def test_what_was_not_swallowed_is_the_functions_own_error(shop: Shop, step: Step[Any]) -> None:
     work = shop.work()
     work.do(insert(1))
@@ -205,7 +205,7 @@ def test_a_statement_that_the_driver_refuses_does_not_break_the_transaction(post
 def test_a_connection_that_was_lost_while_nothing_was_said_is_noticed_by_the_check(postgres_shop: Shop) -> None:
     work = postgres_shop.work()
     number = work.do(lambda session: session.execute(text("SELECT pg_backend_pid()")).scalar_one())
-    with postgres_shop.beside() as engine, engine.begin() as other:
+    with postgres_shop.second_engine() as engine, engine.begin() as other:
         other.execute(text(f"SELECT pg_terminate_backend({number}, 5000)"))
     with pytest.raises(OperationalError) as raised:
         work.check()

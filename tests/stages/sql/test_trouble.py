@@ -13,7 +13,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.orm import Session
 
 from tests.stages.postgres import PostgresServer
-from tests.stages.sql.shop import Driven, Shop, Step, insert, say
+from tests.stages.sql.shop import Driven, Shop, Step, execute_sql, insert
 from tests.stages.sql.test_swallowed import kill_own_connection
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql import Database, classify_error, postgresql
@@ -33,7 +33,7 @@ def test_what_the_function_did_wrong_is_its_own_fault(shop: Shop) -> None:
         "INSERT INTO orders (number, what) VALUES (1, NULL)",
     ):
         work = shop.work()
-        assert _fails(work, say(statement)) is DatabaseErrorKind.APPLICATION
+        assert _fails(work, execute_sql(statement)) is DatabaseErrorKind.APPLICATION
         work.rollback()
 
 
@@ -57,7 +57,7 @@ def test_the_victim_of_a_deadlock_is_to_run_again(postgres_shop: Shop) -> None:
 
 
 def _update(number: int) -> Step[None]:
-    return say(f"UPDATE orders SET what = what || '!' WHERE number = {number}")
+    return execute_sql(f"UPDATE orders SET what = what || '!' WHERE number = {number}")
 
 
 def _serializable(session: Session) -> None:
@@ -71,7 +71,7 @@ def test_a_transaction_that_could_not_be_serialized_is_to_run_again(postgres_sho
     first, second = postgres_shop.work(), postgres_shop.work()
     for work in (first, second):
         work.do(_serializable)
-        work.do(say("SELECT * FROM orders"))
+        work.do(execute_sql("SELECT * FROM orders"))
     first.do(_update(1))
     first.commit()
     assert _fails(second, _update(1)) is DatabaseErrorKind.RETRYABLE
@@ -97,9 +97,9 @@ def test_a_transaction_that_only_its_commit_finds_not_serializable_is_to_run_aga
 
 def test_a_lock_that_could_not_be_had_in_time_is_tried_again(postgres_shop: Shop) -> None:
     first, second = postgres_shop.work(), postgres_shop.work()
-    first.do(say("LOCK TABLE orders"))
-    second.do(say("SET LOCAL lock_timeout = 1"))
-    assert _fails(second, say("LOCK TABLE orders")) is DatabaseErrorKind.RETRYABLE
+    first.do(execute_sql("LOCK TABLE orders"))
+    second.do(execute_sql("SET LOCAL lock_timeout = 1"))
+    assert _fails(second, execute_sql("LOCK TABLE orders")) is DatabaseErrorKind.RETRYABLE
 
 
 def test_a_connection_that_ends_itself_may_be_the_messages_fault(postgres_shop: Shop) -> None:
@@ -175,7 +175,7 @@ def test_too_many_connections_are_no_messages_fault(own_postgres: PostgresServer
 
 def test_a_database_that_can_only_be_read_is_away(postgres_shop: Shop) -> None:
     name = postgres_shop.url.partition("///")[2].partition("?")[0]
-    with postgres_shop.beside() as engine, engine.begin() as connection:
+    with postgres_shop.second_engine() as engine, engine.begin() as connection:
         connection.execute(text(f"ALTER DATABASE {name} SET default_transaction_read_only = on"))
     work = postgres_shop.work()
     assert _fails(work, insert(1)) is DatabaseErrorKind.UNAVAILABLE
@@ -218,7 +218,7 @@ def test_a_pool_whose_connections_are_all_taken_is_away() -> None:
 def test_what_is_raised_from_an_error_of_the_database_means_the_same(postgres_shop: Shop) -> None:
     work = postgres_shop.work()
     other = postgres_shop.work()
-    other.do(say("LOCK TABLE orders"))
+    other.do(execute_sql("LOCK TABLE orders"))
 
     def explain(session: Session) -> None:
         try:

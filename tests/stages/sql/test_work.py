@@ -5,7 +5,7 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tests.stages.sql.shop import Order, Shop, insert, say
+from tests.stages.sql.shop import Order, Shop, execute_sql, insert
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql.errors import DatabaseErrorKind, NotCommitted
 
@@ -36,11 +36,11 @@ def test_a_rollback_after_the_commit_does_nothing(shop: Shop) -> None:
 
 
 def test_nothing_is_said_to_the_database_before_the_session_is_used(shop: Shop) -> None:
-    unasked, asked = shop.work(), shop.work()
-    asked.do(lambda session: None)
-    assert not unasked.inner.is_used and not asked.inner.is_used
+    unused, used = shop.work(), shop.work()
+    used.do(lambda session: None)
+    assert not unused.inner.is_used and not used.inner.is_used
     assert shop.in_use() == 0
-    for work in (unasked, asked):
+    for work in (unused, used):
         work.check()
         work.commit()
         assert not work.inner.is_used and work.inner.is_committed is not None
@@ -52,7 +52,7 @@ def test_a_work_is_used_from_the_first_object_or_statement_on(shop: Shop) -> Non
     assert first.inner.is_used
     first.check()
     first.commit()
-    second.do(say("SELECT 1"))
+    second.do(execute_sql("SELECT 1"))
     assert first.inner.is_used and second.inner.is_used
     assert shop.orders() == [1]
 
@@ -128,7 +128,7 @@ def test_a_constraint_that_is_only_looked_at_by_the_commit_means_that_nothing_wa
 
 
 def _commit_a_line_without_an_order(shop: Shop) -> None:
-    with shop.beside() as engine, engine.begin() as connection:
+    with shop.second_engine() as engine, engine.begin() as connection:
         connection.execute(
             text(
                 "CREATE TABLE lines (number int PRIMARY KEY, "
@@ -137,7 +137,7 @@ def _commit_a_line_without_an_order(shop: Shop) -> None:
         )
     work = shop.work()
     work.do(insert(1))
-    work.do(say("INSERT INTO lines VALUES (1, 2)"))
+    work.do(execute_sql("INSERT INTO lines VALUES (1, 2)"))
     work.check()
     with pytest.raises(NotCommitted) as raised:
         work.commit()

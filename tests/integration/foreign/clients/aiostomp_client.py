@@ -27,15 +27,15 @@ class Reader:
         await self._messages.put(frame)
         return True
 
-    async def take(self, count: int) -> list[Any]:
+    async def receive(self, count: int) -> list[Any]:
         return [await self._messages.get() for _ in range(count)]
 
-    def leave(self) -> None:
+    def unsubscribe(self) -> None:
         self._client.unsubscribe(self._subscription)
 
 
-def say(name: str, taken: list[Any]) -> None:
-    print(f"{name}: {' '.join(frame.body.decode() for frame in taken)}", flush=True)
+def print_case(name: str, received: list[Any]) -> None:
+    print(f"{name}: {' '.join(frame.body.decode() for frame in received)}", flush=True)
 
 
 async def main() -> None:
@@ -45,23 +45,23 @@ async def main() -> None:
     client.send(f"/queue/{QUEUE}.auto", "low", headers={"priority": 1})
     client.send(f"/queue/{QUEUE}.auto", "high", headers={"priority": 9})
     reader = Reader(client, "auto", "auto")
-    taken = await reader.take(2)
-    reader.leave()
-    say("auto", taken)
+    received = await reader.receive(2)
+    reader.unsubscribe()
+    print_case("auto", received)
 
     for ack in ("client", "client-individual"):
         for body in "123":
             client.send(f"/queue/{QUEUE}.{ack}", body)
         reader = Reader(client, ack, ack)
-        taken = await reader.take(3)
-        client.ack(taken[1])
-        reader.leave()
-        say(ack, taken)
+        received = await reader.receive(3)
+        client.ack(received[1])
+        reader.unsubscribe()
+        print_case(ack, received)
 
     reader = Reader(client, "heart-beat", "auto")
     await asyncio.sleep(3 * BEAT_MS / 1000)
     client.send(f"/queue/{QUEUE}.heart-beat", "alive")
-    say("heart-beat", await reader.take(1))
+    print_case("heart-beat", await reader.receive(1))
     await asyncio.to_thread(sys.stdin.read)
     client.close()
 

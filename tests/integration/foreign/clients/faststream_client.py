@@ -24,9 +24,9 @@ def address(name: str) -> str:
     return f"/queue/{QUEUE}.{name}"
 
 
-def into(taken: "asyncio.Queue[str]") -> Callable[[str], Awaitable[None]]:
+def into(received: "asyncio.Queue[str]") -> Callable[[str], Awaitable[None]]:
     async def handle(body: str) -> None:
-        await taken.put(body)
+        await received.put(body)
 
     return handle
 
@@ -42,26 +42,26 @@ async def main() -> None:
         "commit.from": "client-individual",
         "heart-beat": "client-individual",
     }
-    taken: dict[str, asyncio.Queue[str]] = {name: asyncio.Queue() for name in modes}
+    received: dict[str, asyncio.Queue[str]] = {name: asyncio.Queue() for name in modes}
     for name, mode in modes.items():
-        broker.subscriber(address(name), ack_mode=mode)(into(taken[name]))
+        broker.subscriber(address(name), ack_mode=mode)(into(received[name]))
 
     async with broker:
         await publish("auto", "low", priority="1")
         await publish("auto", "high", priority="9")
         await publish("commit.from", "taken")
         await broker.start()
-        print(f"auto: {await taken['auto'].get()} {await taken['auto'].get()}", flush=True)
+        print(f"auto: {await received['auto'].get()} {await received['auto'].get()}", flush=True)
 
         await broker.publish_batch("sent", destination=address("commit.to"), headers={"persistent": "true"})
-        print(f"commit: {await taken['commit.from'].get()}", flush=True)
+        print(f"commit: {await received['commit.from'].get()}", flush=True)
 
         await publish("receipt", "confirmed")
         print("receipt: came", flush=True)
 
         await asyncio.sleep(3 * BEAT_MS / 1000)
         await publish("heart-beat", "alive")
-        print(f"heart-beat: {await taken['heart-beat'].get()}", flush=True)
+        print(f"heart-beat: {await received['heart-beat'].get()}", flush=True)
         await asyncio.to_thread(sys.stdin.read)
 
 

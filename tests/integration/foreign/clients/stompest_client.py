@@ -35,12 +35,12 @@ def subscribe(client: Any, name: str, ack: str) -> Any:
     return client.subscribe(f"/queue/{QUEUE}.{name}", headers)
 
 
-def take(client: Any, count: int) -> list[Any]:
+def receive(client: Any, count: int) -> list[Any]:
     return [client.receiveFrame() for _ in range(count)]
 
 
-def say(name: str, taken: list[Any]) -> None:
-    print(f"{name}: {' '.join(frame.body.decode() for frame in taken)}", flush=True)
+def print_case(name: str, received: list[Any]) -> None:
+    print(f"{name}: {' '.join(frame.body.decode() for frame in received)}", flush=True)
 
 
 def main() -> None:
@@ -49,33 +49,33 @@ def main() -> None:
     send(client, "auto", "low", priority="1")
     send(client, "auto", "high", priority="9")
     token = subscribe(client, "auto", "auto")
-    taken = take(client, 2)
+    received = receive(client, 2)
     client.unsubscribe(token)
-    say("auto", taken)
+    print_case("auto", received)
 
     for ack in ("client", "client-individual"):
         for body in "123":
             send(client, ack, body)
         token = subscribe(client, ack, ack)
-        taken = take(client, 3)
-        client.ack(taken[1])
+        received = receive(client, 3)
+        client.ack(received[1])
         client.unsubscribe(token)
-        say(ack, taken)
+        print_case(ack, received)
 
     for end in ("commit", "abort"):
         send(client, f"{end}.from", "taken")
         token = subscribe(client, f"{end}.from", "client-individual")
-        taken = take(client, 1)
+        received = receive(client, 1)
         client.begin("t")
         # Its own ack() takes no transaction.
-        acknowledgement = client.session.ack(taken[0])
+        acknowledgement = client.session.ack(received[0])
         acknowledgement.headers["transaction"] = "t"
         client.sendFrame(acknowledgement)
         client.send(f"/queue/{QUEUE}.{end}.to", b"sent", {"persistent": "true", "transaction": "t"})
         # Now, as whatever comes next is the receipt to `send`: it must not be the message once more.
         client.unsubscribe(token)
         getattr(client, end)("t")
-        say(end, taken)
+        print_case(end, received)
 
     send(client, "receipt", "confirmed")
     print("receipt: came", flush=True)
@@ -88,7 +88,7 @@ def main() -> None:
         client.beat()
         client.canRead(BEAT_MS / 2000)
     client.send(f"/queue/{QUEUE}.heart-beat", b"alive")
-    say("heart-beat", take(client, 1))
+    print_case("heart-beat", receive(client, 1))
     while not select.select([sys.stdin], [], [], BEAT_MS / 2000)[0]:
         client.beat()
     client.disconnect()

@@ -43,10 +43,10 @@ class Reader:
             f"/queue/{QUEUE}.{name}", self._messages.put, ack=ack
         )
 
-    async def take(self, count: int) -> list[stompman.AckableMessageFrame]:
+    async def receive(self, count: int) -> list[stompman.AckableMessageFrame]:
         return [await self._messages.get() for _ in range(count)]
 
-    async def leave(self) -> None:
+    async def unsubscribe(self) -> None:
         await self._subscription.unsubscribe()
 
 
@@ -56,8 +56,8 @@ async def reader_of(connection: stompman.Client, name: str, ack: stompman.AckMod
     return reader
 
 
-def say(name: str, taken: Sequence[stompman.AckableMessageFrame]) -> None:
-    print(f"{name}: {' '.join(message.body.decode() for message in taken)}", flush=True)
+def print_case(name: str, received: Sequence[stompman.AckableMessageFrame]) -> None:
+    print(f"{name}: {' '.join(message.body.decode() for message in received)}", flush=True)
 
 
 async def main() -> None:
@@ -65,34 +65,34 @@ async def main() -> None:
         await send(connection, "auto", "low", priority="1")
         await send(connection, "auto", "high", priority="9")
         reader = await reader_of(connection, "auto", "auto")
-        taken = await reader.take(2)
-        await reader.leave()
-        say("auto", taken)
+        received = await reader.receive(2)
+        await reader.unsubscribe()
+        print_case("auto", received)
 
         modes: tuple[stompman.AckMode, ...] = ("client", "client-individual")
         for ack in modes:
             for body in "123":
                 await send(connection, ack, body)
             reader = await reader_of(connection, ack, ack)
-            taken = await reader.take(3)
-            await taken[1].ack()
-            await reader.leave()
-            say(ack, taken)
+            received = await reader.receive(3)
+            await received[1].ack()
+            await reader.unsubscribe()
+            print_case(ack, received)
 
         for end in ("commit", "abort"):
             await send(connection, f"{end}.from", "taken")
             reader = await reader_of(connection, f"{end}.from", "client-individual")
-            taken = await reader.take(1)
+            received = await reader.receive(1)
             try:
                 async with connection.begin() as transaction:
                     await transaction.send(b"sent", f"/queue/{QUEUE}.{end}.to", headers={"persistent": "true"})
                     if end == "abort":
                         raise AbortedByUs
-                await taken[0].ack()
+                await received[0].ack()
             except AbortedByUs:
                 pass
-            await reader.leave()
-            say(end, taken)
+            await reader.unsubscribe()
+            print_case(end, received)
 
         await send(connection, "receipt", "confirmed")
         print("receipt: came", flush=True)
@@ -101,9 +101,9 @@ async def main() -> None:
         reader = await reader_of(connection, "heart-beat", "auto")
         await asyncio.sleep(3 * BEAT_MS / 1000)
         await send(connection, "heart-beat", "alive")
-        say("heart-beat", await reader.take(1))
+        print_case("heart-beat", await reader.receive(1))
         await asyncio.to_thread(sys.stdin.read)
-        await reader.leave()
+        await reader.unsubscribe()
 
 
 asyncio.run(main())

@@ -25,15 +25,15 @@ class Reader:
     def _keep(self, headers: dict[str, str], message: Any) -> None:
         self._messages.put((headers, message))
 
-    def take(self, count: int) -> list[tuple[dict[str, str], Any]]:
+    def receive(self, count: int) -> list[tuple[dict[str, str], Any]]:
         return [self._messages.get(timeout=20) for _ in range(count)]
 
-    def leave(self) -> None:
+    def unsubscribe(self) -> None:
         self._transport.unsubscribe(self._id)
 
 
-def say(name: str, taken: list[tuple[dict[str, str], Any]]) -> None:
-    print(f"{name}: {' '.join(message for _, message in taken)}", flush=True)
+def print_case(name: str, received: list[tuple[dict[str, str], Any]]) -> None:
+    print(f"{name}: {' '.join(message for _, message in received)}", flush=True)
 
 
 def main() -> None:
@@ -45,28 +45,28 @@ def main() -> None:
     transport.send("auto", "low", headers={"priority": 1, "persistent": "false"})
     transport.send("auto", "high", headers={"priority": 9, "persistent": "false"})
     reader = Reader(transport, "auto", acknowledges=False)
-    taken = reader.take(2)
-    reader.leave()
-    say("auto", taken)
+    received = reader.receive(2)
+    reader.unsubscribe()
+    print_case("auto", received)
 
     for body in "123":
         transport.send("client-individual", body)
     reader = Reader(transport, "client-individual", acknowledges=True)
-    taken = reader.take(3)
-    transport.ack(taken[1][0])
-    reader.leave()
-    say("client-individual", taken)
+    received = reader.receive(3)
+    transport.ack(received[1][0])
+    reader.unsubscribe()
+    print_case("client-individual", received)
 
     for end, act in (("commit", transport.transaction_commit), ("abort", transport.transaction_abort)):
         transport.send(f"{end}.from", "taken")
         reader = Reader(transport, f"{end}.from", acknowledges=True)
-        taken = reader.take(1)
+        received = reader.receive(1)
         transaction = transport.transaction_begin()
-        transport.ack(taken[0][0], transaction=transaction)
+        transport.ack(received[0][0], transaction=transaction)
         transport.send(f"{end}.to", "sent", transaction=transaction)
         act(transaction)
-        reader.leave()
-        say(end, taken)
+        reader.unsubscribe()
+        print_case(end, received)
 
     statuses: queue.Queue[Any] = queue.Queue()
     transport.subscribe_broadcast("transient.status", lambda _, status: statuses.put(status))

@@ -9,23 +9,23 @@ from typing import Any
 
 from tests.stages.outbox.protocol.rules import GAP, GIVEN_UP, Steps
 from tests.stages.outbox.protocol.state import (
+    CHECKED,
+    CLAIMED,
     DELETES,
     DELETES_OWN,
     DOUBT,
     FREE,
     GIVES_UP,
     IDLE,
-    LOOKED,
     MOVES,
-    NOBODY,
+    NO_OWNER,
     NUMBERED,
     PROCESSES,
     READ,
     RESOLVES,
     SENDS,
     SENDS_OWN,
-    TAKES_APART,
-    TOOK,
+    SPLITS,
     UNKNOWN,
     UNNUMBERED,
     USED,
@@ -48,12 +48,12 @@ class Relays(Workers):
                 yield from self._number(state, process, producer)
             return
         step, rest = doing[0], doing[1:]
-        if step == LOOKED:
+        if step == CHECKED:
             yield from self._lock(state, process, *rest)
-        elif step == TOOK:
+        elif step == CLAIMED:
             yield self._read(state, process, *rest)
         elif step == READ:
-            yield self._ask(state, process, *rest)
+            yield self._query(state, process, *rest)
         elif step == SENDS:
             yield from self._send(state, process, *rest)
         elif step == DELETES:
@@ -68,12 +68,12 @@ class Relays(Workers):
             yield from self._send_own(state, process, *rest)
         elif step == GIVES_UP:
             yield from self._give_up(state, process, *rest)
-        elif step == TAKES_APART:
-            yield from self._take_apart(state, process, *rest)
+        elif step == SPLITS:
+            yield from self._split(state, process, *rest)
         else:
             yield from self._delete_own(state, process, *rest)
 
-    def _goes_on(self, state: State, process: int, *doing: Any) -> Draft:
+    def _next_state(self, state: State, process: int, *doing: Any) -> Draft:
         after = list(state)
         after[self.at.relay + process] = doing
         return after
@@ -102,12 +102,12 @@ class Relays(Workers):
             # Another process has taken it, and has died. Whoever uses it here finds that out first.
             return
         is_dead = self.is_dead(state, owner)
-        is_false = owner not in (process, NOBODY) and not is_dead
+        is_false = owner not in (process, NO_OWNER) and not is_dead
         if not (is_dead or (owner == process and known == DOUBT) or (is_false and state[at.claims])):
             return
         how = ", whose process is alive" if is_false else ""
         if self.fault == "units read by the locking statement":
-            after = self._goes_on(state, process, LOOKED, producer, self.units_of(state, producer))
+            after = self._next_state(state, process, CHECKED, producer, self.units_of(state, producer))
             after[at.claims] -= is_false
             self.doubt(after, process, producer)
             yield f"{process} waits for producer {producer}{how}", is_false, tuple(after)
@@ -116,7 +116,7 @@ class Relays(Workers):
             # Busy: later.
             return
         number = state[at.number + producer]
-        after = self._goes_on(state, process, TOOK, producer, number)
+        after = self._next_state(state, process, CLAIMED, producer, number)
         after[at.claims] -= is_false
         after[at.owner + producer] = process
         if known == UNKNOWN or self.fault != "taken while it is used here":
@@ -135,26 +135,26 @@ class Relays(Workers):
         """Only with the fault: the units are as they were before it waited."""
         at = self.at
         if not self.is_locked(state, producer):
-            after = self._goes_on(state, process, READ, producer, state[at.number + producer], units)
+            after = self._next_state(state, process, READ, producer, state[at.number + producer], units)
             after[at.owner + producer] = process
             yield f"{process} takes producer {producer}", False, tuple(after)
 
     def _read(self, state: State, process: int, producer: int, number: int) -> tuple[str, bool, State]:
         units = self.units_of(state, producer)
-        after = self._goes_on(state, process, READ, producer, number, units)
+        after = self._next_state(state, process, READ, producer, number, units)
         return f"{process} reads units of producer {producer}: {[each for each, _ in units]}", False, tuple(after)
 
     # ---- Sending what it has: Relay._send_all ----
 
-    def _ask(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
+    def _query(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
         highest = state[self.at.highest + producer]
-        after = self._goes_on(state, process, *self._next(state, producer, number, units, highest))
+        after = self._next_state(state, process, *self._next(state, producer, number, units, highest))
         return f"{process} asks the broker for producer {producer}: {highest}", False, tuple(after)
 
     def _next(self, state: State, producer: int, number: int, units: Units, highest: int) -> tuple[Any, ...]:
         """What the broker knows already is not sent. Relay._resolve"""
         if units and units[0][0] in state[self.at.given_up + producer] and not self.fault.startswith("what was given"):
-            return (TAKES_APART, producer, *units[0])
+            return (SPLITS, producer, *units[0])
         is_known = bool(units) and units[0][0] <= highest
         return (DELETES if is_known else SENDS, producer, number, units, highest)
 
@@ -168,15 +168,15 @@ class Relays(Workers):
         if self.fault == "a new number at the second try":
             under = (producer, state[at.highest + producer] + 1)
         label = f"{process} sends {producer}:{under[1]}"
-        after = self._goes_on(state, process, DELETES, producer, number, units, max(highest, first))
+        after = self._next_state(state, process, DELETES, producer, number, units, max(highest, first))
         if self.fault == "a unit is moved when its answer is missing" and producer in PROCESSES:
             # Once: under its new number it is sent.
-            after = self._goes_on(state, process, MOVES, producer, number, units)
+            after = self._next_state(state, process, MOVES, producer, number, units)
             yield f"{process} is going to move {producer}:{first}", False, tuple(after)
             return
         answer = "" if self.fault == "taken for sent without an answer" else self.accept(after, under, what)
         if answer == GIVEN_UP and self.fault != "what was given up is taken for sent":
-            after[at.relay + process] = (TAKES_APART, producer, first, what)
+            after[at.relay + process] = (SPLITS, producer, first, what)
         elif answer == GAP:
             lacks = first - 1 - state[at.highest + producer]
             is_moved = lacks > at.bounds.resolved or self.fault == "a unit behind a gap is moved"
@@ -185,7 +185,7 @@ class Relays(Workers):
         yield label, False, tuple(after)
         yield from self._be_refused(state, process, producer, first, what)
         if state[at.cuts]:
-            after = self._goes_on(state, process)
+            after = self._next_state(state, process)
             after[at.cuts] -= 1
             self.cut(after, under, what)
             if self.fault == "the relay frees it in doubt":
@@ -195,14 +195,14 @@ class Relays(Workers):
     def _delete(self, state: State, process: int, producer: int, number: int, units: Units, highest: int) -> Steps:
         at = self.at
         first, what = units[0]
-        after = self._goes_on(state, process, *self._next(state, producer, number, units[1:], max(highest, first)))
+        after = self._next_state(state, process, *self._next(state, producer, number, units[1:], max(highest, first)))
         self.delete(after, what)
         yield f"{process} deletes {producer}:{first}", False, tuple(after)
         if state[at.losses]:
             after[at.losses] -= 1
             after[at.relay + process] = IDLE
             yield f"{process} deletes {producer}:{first}, and does not know it", True, tuple(after)
-            after = self._goes_on(state, process)
+            after = self._next_state(state, process)
             after[at.losses] -= 1
             yield f"{process} does not delete {producer}:{first}", True, tuple(after)
 
@@ -213,14 +213,14 @@ class Relays(Workers):
         """
         at = self.at
         if highest == number:
-            after = self._goes_on(state, process)
+            after = self._next_state(state, process)
             after[at.memory[process] + producer] = FREE + number
             yield f"{process} may use producer {producer}", False, tuple(after)
         if self.is_locked(state, producer):
             return
-        after = self._goes_on(state, process)
+        after = self._next_state(state, process)
         if state[at.owner + producer] == process:
-            after[at.owner + producer] = NOBODY
+            after[at.owner + producer] = NO_OWNER
             if state[at.losses]:
                 lost = list(after)
                 lost[at.losses] -= 1
@@ -239,7 +239,7 @@ class Relays(Workers):
             after = list(state)
             after[at.highest + producer] = highest + 1
             return f"{process} settles {producer}:{highest + 1}", False, tuple(after)
-        after = self._goes_on(state, process, SENDS, producer, number, units, units[0][0] - 1)
+        after = self._next_state(state, process, SENDS, producer, number, units, units[0][0] - 1)
         return f"{process} has settled what is missing before {producer}:{units[0][0]}", False, tuple(after)
 
     # ---- Moving to new numbers: Relay._renumber, Outbox.renumber ----
@@ -250,7 +250,7 @@ class Relays(Workers):
             return
         is_own = state[at.owner + producer] == process and state[at.number + producer] == number
         if not is_own and self.fault != "the owner is not looked at":
-            after = self._goes_on(state, process)
+            after = self._next_state(state, process)
             after[at.memory[process] + producer] = UNKNOWN
             yield f"{process} does not move producer {producer}, which is another's", False, tuple(after)
             return
@@ -258,8 +258,8 @@ class Relays(Workers):
         if not names:
             return
         new = names[0]
-        after = self._goes_on(state, process)
-        after[at.owner + producer] = NOBODY
+        after = self._next_state(state, process)
+        after[at.owner + producer] = NO_OWNER
         for to, (before, _) in enumerate(units, 1):
             for unit in self.each(self.rows_of(state, (producer, before))):
                 after[at.row + unit] = (new, to)
@@ -293,7 +293,7 @@ class Relays(Workers):
             # Some of them: the others may have been begun later, or be for the other lane.
             if units & ~unnumbered:
                 continue
-            after = self._goes_on(state, process, NUMBERED, producer, number)
+            after = self._next_state(state, process, NUMBERED, producer, number)
             after[at.number + producer] = number
             for unit in at.units:
                 has_one = state[at.row + unit] not in (0, UNNUMBERED) and self.fault == "a new number for what has one"
@@ -313,26 +313,26 @@ class Relays(Workers):
         if self.fault == "all that a producer has goes under its new number":
             units = sum(each for _, each in self.units_of(state, producer))
         if units:
-            after = self._goes_on(state, process, SENDS_OWN, producer, number, units)
+            after = self._next_state(state, process, SENDS_OWN, producer, number, units)
         else:
             # Another process has taken the producer, and has sent them. The next use finds that out.
-            after = self._goes_on(state, process)
+            after = self._next_state(state, process)
             after[at.memory[process] + producer] = FREE + number - 1
         return f"{process} reads units {list(self.each(units))} of {producer}:{number}", False, tuple(after)
 
     def _send_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
-        after = self._goes_on(state, process, DELETES_OWN, producer, number, units)
+        after = self._next_state(state, process, DELETES_OWN, producer, number, units)
         answer = self.accept(after, (producer, number), units)
         if answer == GAP:
             # It is in doubt: to be taken, and moved.
             after[at.relay + process] = IDLE
         elif answer == GIVEN_UP and self.fault != "what was given up is taken for sent":
-            after[at.relay + process] = (TAKES_APART, producer, number, units)
+            after[at.relay + process] = (SPLITS, producer, number, units)
         yield f"{process} sends {producer}:{number}", False, tuple(after)
         yield from self._be_refused(state, process, producer, number, units)
         if state[at.cuts]:
-            after = self._goes_on(state, process)
+            after = self._next_state(state, process)
             after[at.cuts] -= 1
             self.cut(after, (producer, number), units)
             yield f"{process} has no answer to COMMIT of {producer}:{number}", True, tuple(after)
@@ -342,8 +342,8 @@ class Relays(Workers):
     def _be_refused(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
         if state[at.refusals] and not any(unit in at.messages for unit in self.each(units)):
-            step = TAKES_APART if self.fault == "taken apart before its number is given up" else GIVES_UP
-            after = self._goes_on(state, process, step, producer, number, units)
+            step = SPLITS if self.fault == "taken apart before its number is given up" else GIVES_UP
+            after = self._next_state(state, process, step, producer, number, units)
             after[at.refusals] -= 1
             yield f"{process} sends {producer}:{number}, which is too much", True, tuple(after)
 
@@ -352,13 +352,13 @@ class Relays(Workers):
         highest = state[at.highest + producer]
         label = f"{process} gives up {producer}:{number}"
         if number in state[at.given_up + producer]:
-            yield label, False, tuple(self._goes_on(state, process, TAKES_APART, producer, number, units))
+            yield label, False, tuple(self._next_state(state, process, SPLITS, producer, number, units))
             return
         if number <= highest:
             # Somebody else has sent it.
-            yield label, False, tuple(self._goes_on(state, process, DELETES_OWN, producer, number, units))
+            yield label, False, tuple(self._next_state(state, process, DELETES_OWN, producer, number, units))
             return
-        after = self._goes_on(state, process, TAKES_APART, producer, number, units)
+        after = self._next_state(state, process, SPLITS, producer, number, units)
         if number == highest + 1:
             after[at.highest + producer] = number
             after[at.given_up + producer] = (*state[at.given_up + producer], number)
@@ -370,9 +370,9 @@ class Relays(Workers):
             after[at.relay + process] = IDLE
             yield f"{label}, and does not know it", True, tuple(after)
 
-    def _take_apart(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
+    def _split(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
-        after = self._goes_on(state, process)
+        after = self._next_state(state, process)
         for unit in self.each(units):
             if state[at.row + unit] == (producer, number):
                 after[at.row + unit] = UNNUMBERED
@@ -384,7 +384,7 @@ class Relays(Workers):
         anew."""
         losses = self.at.losses
         if state[losses]:
-            lost, kept = list(done), self._goes_on(state, process)
+            lost, kept = list(done), self._next_state(state, process)
             for each in (lost, kept):
                 each[losses] -= 1
             yield f"{label}, and does not know it", True, tuple(lost)
@@ -392,7 +392,7 @@ class Relays(Workers):
 
     def _delete_own(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
-        after = self._goes_on(state, process)
+        after = self._next_state(state, process)
         self.delete(after, units)
         yield from self._be_unanswered(state, process, after, f"{process} deletes {producer}:{number}")
         after[at.memory[process] + producer] = FREE + number

@@ -15,8 +15,8 @@ from tests.stages.outbox.protocol.state import (
     FREE,
     IDLE,
     LATE,
+    NO_OWNER,
     NO_ROW,
-    NOBODY,
     NOT_SENT,
     PROCESSES,
     RAN,
@@ -231,7 +231,7 @@ class Rules:
         return [
             producer
             for producer in at.producers
-            if state[at.owner + producer] == NOBODY and not self._is_mentioned(state, producer)
+            if state[at.owner + producer] == NO_OWNER and not self._is_mentioned(state, producer)
         ]
 
     def _is_mentioned(self, state: State, producer: int) -> bool:
@@ -274,7 +274,7 @@ class Rules:
         return (unit for unit in self.at.units if units >> unit & 1)
 
     def is_dead(self, state: State, process: int) -> bool:
-        return process != NOBODY and not state[self.at.is_alive + process]
+        return process != NO_OWNER and not state[self.at.is_alive + process]
 
     def forget_all(self, after: Draft, process: int) -> None:
         """It is dead."""

@@ -44,7 +44,7 @@ class Graph:
         self.layout = Layout(bounds)
         self.protocol = Protocol(self.layout, fault)
         self._renamer = Renamer(self.layout)
-        self.states = [self.layout.beginning()]
+        self.states = [self.layout.initial_state()]
         self._known = {self.states[0]: 0}
         self._came_from = array("i", [-1])
         self.steps = 0

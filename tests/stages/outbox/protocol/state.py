@@ -30,7 +30,7 @@ FORGOTTEN = 2
 """It was there, and the broker that was restored has it no more: it may be sent again, and need not be."""
 
 # A producer's owner. Else: a process.
-NOBODY = 2
+NO_OWNER = 2
 """It is not in the table: not yet, or not any more."""
 
 # What a process knows of a producer. Else: FREE, or USED, and the number.
@@ -50,9 +50,9 @@ HANDLED = 4
 """The message was already processed. Nothing is left to be sent."""
 
 # What a relay does with a producer. The values are (step, producer, number, units, highest number the broker knows).
-LOOKED = 1
+CHECKED = 1
 """Only with a fault planted: it reads the units by the statement that waits for the lock."""
-TOOK = 2
+CLAIMED = 2
 READ = 3
 SENDS = 4
 DELETES = 5
@@ -66,7 +66,7 @@ SENDS_OWN = 8
 DELETES_OWN = 9
 GIVES_UP = 11
 """The broker does not take so much: the number is to be used up, so that nobody sends it any more."""
-TAKES_APART = 12
+SPLITS = 12
 """It is used up: what it stood for is to have no number again."""
 
 
@@ -107,37 +107,37 @@ class Layout:
         self.producers = range(bounds.producers)
         self._size = 0
         # The broker.
-        self.message = self._room(bounds.messages)
-        self.output = self._room(len(self.units))
-        self.highest = self._room(bounds.producers)
-        self.given_up = self._room(bounds.producers)
+        self.message = self._allocate(bounds.messages)
+        self.output = self._allocate(len(self.units))
+        self.highest = self._allocate(bounds.producers)
+        self.given_up = self._allocate(bounds.producers)
         """Numbers that were used up, and stand for nothing."""
-        self.late = self._room(1)
+        self.late = self._allocate(1)
         """COMMITs on their way from connections that were given up: (producer, number, units, message or -1)."""
         # The database.
-        self.inbox = self._room(bounds.messages)
+        self.inbox = self._allocate(bounds.messages)
         """It has the message. The effect of the message is there exactly then."""
-        self.row = self._room(len(self.units))
-        self.owner = self._room(bounds.producers)
-        self.number = self._room(bounds.producers)
-        self.pending = self._room(bounds.messages)
+        self.row = self._allocate(len(self.units))
+        self.owner = self._allocate(bounds.producers)
+        self.number = self._allocate(bounds.producers)
+        self.pending = self._allocate(bounds.messages)
         """A transaction of the message that nobody waits for. The database will commit it, or roll it back."""
         # Processes.
-        self.is_alive = self._room(2)
-        self.worker = tuple(self._room(bounds.messages) for _ in PROCESSES)
-        self.memory = tuple(self._room(bounds.producers) for _ in PROCESSES)
-        self.relay = self._room(2)
-        self.sent = self._room(2)
+        self.is_alive = self._allocate(2)
+        self.worker = tuple(self._allocate(bounds.messages) for _ in PROCESSES)
+        self.memory = tuple(self._allocate(bounds.producers) for _ in PROCESSES)
+        self.relay = self._allocate(2)
+        self.sent = self._allocate(2)
         """Units that are known to be sent. Their rows are to be deleted."""
         # What may still go wrong.
-        self.cuts, self.losses, self.deaths, self.claims = (self._room(1) for _ in range(4))
-        self.restores, self.refusals = (self._room(1) for _ in range(2))
+        self.cuts, self.losses, self.deaths, self.claims = (self._allocate(1) for _ in range(4))
+        self.restores, self.refusals = (self._allocate(1) for _ in range(2))
 
-    def _room(self, count: int) -> int:
+    def _allocate(self, count: int) -> int:
         at, self._size = self._size, self._size + count
         return at
 
-    def beginning(self) -> State:
+    def initial_state(self) -> State:
         """Each process has a producer."""
         bounds = self.bounds
         first: Draft = [0] * self._size
@@ -150,7 +150,7 @@ class Layout:
         for producer in self.producers:
             is_there = producer in PROCESSES
             first[self.given_up + producer] = ()
-            first[self.owner + producer] = producer if is_there else NOBODY
+            first[self.owner + producer] = producer if is_there else NO_OWNER
             first[self.number + producer] = first[self.highest + producer] = used if is_there else 0
             for process in PROCESSES:
                 first[self.memory[process] + producer] = FREE + used if producer == process else UNKNOWN
@@ -177,15 +177,17 @@ class Layout:
 
     def unfinished(self, state: State) -> str:
         """What keeps it from being good."""
-        left = [f"message {each} is not acknowledged" for each in self.messages if state[self.message + each] != DONE]
+        remaining = [
+            f"message {each} is not acknowledged" for each in self.messages if state[self.message + each] != DONE
+        ]
         for unit in self.units:
             if state[self.output + unit] == NOT_SENT:
-                left.append(f"unit {unit} is not sent")
+                remaining.append(f"unit {unit} is not sent")
             row = state[self.row + unit]
             if row:
                 under = "no number" if row == UNNUMBERED else "{}:{}".format(*row)
-                left.append(f"unit {unit} is in the outbox, under {under}")
-        return ", ".join(left) or "a transaction is under way"
+                remaining.append(f"unit {unit} is in the outbox, under {under}")
+        return ", ".join(remaining) or "a transaction is under way"
 
     def was_restored(self, state: State | Draft) -> bool:
         """The broker."""

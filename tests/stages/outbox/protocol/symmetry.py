@@ -8,6 +8,7 @@ from itertools import permutations, product
 from typing import Any, NamedTuple
 
 from tests.stages.outbox.protocol.state import (
+    CLAIMED,
     DELETES,
     MOVES,
     NUMBERED,
@@ -15,7 +16,6 @@ from tests.stages.outbox.protocol.state import (
     READ,
     RESOLVES,
     SENDS,
-    TOOK,
     Draft,
     Layout,
     State,
@@ -99,7 +99,7 @@ def _relay(doing: tuple[Any, ...], producers: Sequence[int], sets: Sequence[int]
     if not doing:
         return doing
     step, producer, *rest = doing
-    if step in (TOOK, NUMBERED):
+    if step in (CLAIMED, NUMBERED):
         return (step, producers[producer], *rest)
     if step in (READ, SENDS, DELETES, RESOLVES, MOVES):
         number, units, *highest = rest

@@ -13,8 +13,8 @@ from tests.stages.outbox.protocol.state import (
     FREE,
     HANDLED,
     IDLE,
+    NO_OWNER,
     NO_ROW,
-    NOBODY,
     RAN,
     READY,
     UNKNOWN,
@@ -91,7 +91,7 @@ class Workers(Rules):
             return True
         is_own = state[self.at.owner + producer] == process or self.fault == "the owner is not looked at"
         is_next: bool = state[self.at.number + producer] == number - 1
-        return is_own and state[self.at.owner + producer] != NOBODY and is_next
+        return is_own and state[self.at.owner + producer] != NO_OWNER and is_next
 
     def _commit_sql(self, state: State, process: int, message: int, producer: int, number: int) -> Steps:
         at = self.at

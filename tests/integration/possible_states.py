@@ -22,7 +22,7 @@ class Seen:
 
 
 @dataclass
-class World:
+class PossibleState:
     """What is in the broker while nobody holds anything."""
 
     waiting: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -35,8 +35,8 @@ class World:
     unseen_attempts: int = 0
     """So many letters that the client never saw have one attempt more than is written here, at most."""
 
-    def copy(self) -> "World":
-        return World(dict(self.waiting), self.out, self.sends, self.commits, self.unseen_attempts)
+    def copy(self) -> "PossibleState":
+        return PossibleState(dict(self.waiting), self.out, self.sends, self.commits, self.unseen_attempts)
 
     def identity(self) -> object:
         return frozenset(self.waiting.items()), self.out, self.sends, self.commits, self.unseen_attempts
@@ -68,7 +68,7 @@ class Transaction:
 class Life:
     """A world, and one connection in it."""
 
-    world: World
+    state: PossibleState
     seen: list[Seen]
     """In the order of dispatch, of each subscription."""
     ended: set[str] = field(default_factory=set)
@@ -85,30 +85,30 @@ class Life:
     def abort(self, name: str, counted: str) -> None:
         transaction = self.transactions.pop(name)
         for letter in transaction.nacked + (transaction.acknowledged if counted == "all" else []):
-            self.world.fail(letter)
+            self.state.fail(letter)
 
-    def lose(self, subscriptions: Iterable[str], *, names_begun: bool, is_exempt: bool) -> World:
+    def lose(self, subscriptions: Iterable[str], *, names_begun: bool, is_exempt: bool) -> PossibleState:
         """The connection is lost."""
-        world = self.world
+        state = self.state
         if is_exempt:
-            return world
+            return state
         for transaction in self.transactions.values():
             for letter in transaction.acknowledged + transaction.nacked:
-                world.fail(letter, lost=True)
+                state.fail(letter, lost=True)
         held = self.held()
         if names_begun:
             for seen in held:
                 if seen.ack in self.started:
-                    world.fail(seen.letter, lost=True)
-            return world
+                    state.fail(seen.letter, lost=True)
+            return state
         for subscription in subscriptions:
             first = next((seen.letter for seen in held if seen.subscription == subscription), None)
             if first is None:
                 # Something may have been on its way to the client.
-                world.unseen_attempts += 1
+                state.unseen_attempts += 1
             else:
-                world.fail(first, lost=True)
-        return world
+                state.fail(first, lost=True)
+        return state
 
 
 class Operation:
@@ -122,19 +122,19 @@ class Operation:
 class Send(Operation):
     letter: str
     number: int | None = None
-    goes_out: bool = False
+    to_other: bool = False
     transaction: str | None = None
 
     def do(self, life: Life) -> None:
-        world = life.world
+        state = life.state
         if self.transaction is not None:
-            life.transactions[self.transaction].sent.append((self.letter, self.goes_out))
+            life.transactions[self.transaction].sent.append((self.letter, self.to_other))
             return
         if self.number is not None:
-            if self.number <= world.sends:
+            if self.number <= state.sends:
                 return
-            world.sends = self.number
-        arrive(world, self.letter, goes_out=self.goes_out)
+            state.sends = self.number
+        arrive(state, self.letter, to_other=self.to_other)
 
 
 @dataclass
@@ -159,9 +159,9 @@ class Acknowledge(Operation):
             return
         for letter in letters:
             if self.is_nack:
-                life.world.fail(letter)
+                life.state.fail(letter)
             else:
-                del life.world.waiting[letter]
+                del life.state.waiting[letter]
 
 
 @dataclass
@@ -192,15 +192,15 @@ class Commit(Operation):
 
     def do(self, life: Life) -> None:
         transaction = life.transactions.pop(self.transaction)
-        world = life.world
+        state = life.state
         if self.number is not None:
-            world.commits = self.number
+            state.commits = self.number
         for letter in transaction.acknowledged:
-            del world.waiting[letter]
+            del state.waiting[letter]
         for letter in transaction.nacked:
-            world.fail(letter)
-        for letter, goes_out in transaction.sent:
-            arrive(world, letter, goes_out=goes_out)
+            state.fail(letter)
+        for letter, to_other in transaction.sent:
+            arrive(state, letter, to_other=to_other)
 
 
 @dataclass
@@ -238,16 +238,16 @@ class Release(Operation):
 
 
 @dataclass
-class Ask(Operation):
+class NoOp(Operation):
     """Anything that changes no message."""
 
     def do(self, life: Life) -> None:
         pass
 
 
-def arrive(world: World, letter: str, *, goes_out: bool) -> None:
-    if goes_out:
-        assert letter not in world.out, f"{letter} is sent twice"
-        world.out |= {letter}
+def arrive(state: PossibleState, letter: str, *, to_other: bool) -> None:
+    if to_other:
+        assert letter not in state.out, f"{letter} is sent twice"
+        state.out |= {letter}
     else:
-        world.waiting[letter] = (0, False)
+        state.waiting[letter] = (0, False)

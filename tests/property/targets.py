@@ -5,11 +5,11 @@ name, changes its line here; what the tests do with it stays.
 
 A target is named for what it does. A fault replaces it, and takes what it replaced:
 
-    accept = rooms.ACCEPT.original
-    rooms.ACCEPT.replace(patch, faulty)
-    rooms.ACCEPT.of(engine)(queue, message, 0)      as it is now, faulty or not
+    accept = targets.ACCEPT.original
+    targets.ACCEPT.replace(patch, faulty)
+    targets.ACCEPT.of(engine)(queue, message, 0)      as it is now, faulty or not
 
-What the engine has noted is found by a function, at the end of this file: `rooms.touched(engine)`.
+What the engine has noted is found by a function, at the end of this file: `targets.touched(engine)`.
 """
 
 from __future__ import annotations
@@ -138,19 +138,19 @@ class Target(Generic[P, R]):
         found: Callable[Concatenate[Any, P], R] = getattr(self.owners[0], self.name)
         return found
 
-    def replace(self, patch: pytest.MonkeyPatch, with_this: object) -> None:
+    def replace(self, patch: pytest.MonkeyPatch, replacement: object) -> None:
         for owner in self.owners:
-            patch.setattr(owner, self.name, with_this)
+            patch.setattr(owner, self.name, replacement)
 
     def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
         """Nothing changes; `called` gets the place with every call."""
-        for owner, place in zip(self.owners, self.places, strict=True):
-            patch.setattr(owner, self.name, _watched(self.original, partial(called, place)))
+        for owner, label in zip(self.owners, self.labels, strict=True):
+            patch.setattr(owner, self.name, _watched(self.original, partial(called, label)))
 
     @property
-    def places(self) -> list[str]:
+    def labels(self) -> list[str]:
         """Where it is called."""
-        return [_place(owner, self.name) for owner in self.owners]
+        return [_label(owner, self.name) for owner in self.owners]
 
     def of(self, one: object) -> Callable[P, R]:
         """That of `one` itself, or of the part of it that has it; as it is now, replaced or not.
@@ -174,25 +174,25 @@ class Attribute:
         if not hasattr(owner, name) and not (isinstance(owner, type) and _is_set_by(owner, name)):
             raise LookupError(f"{owner.__name__} has no {name}: the table of targets is to be changed")
 
-    def replace(self, patch: pytest.MonkeyPatch, with_this: object) -> None:
-        patch.setattr(self.owner, self.name, with_this, raising=False)
+    def replace(self, patch: pytest.MonkeyPatch, replacement: object) -> None:
+        patch.setattr(self.owner, self.name, replacement, raising=False)
 
     def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
         """Nothing changes; `called` gets the place whenever a property is asked."""
-        for place in self.places:
-            asked = _watched(self.original.fget, partial(called, place))
-            self.replace(patch, property(asked, self.original.fset))
+        for label in self.labels:
+            getter = _watched(self.original.fget, partial(called, label))
+            self.replace(patch, property(getter, self.original.fset))
 
     @property
-    def places(self) -> list[str]:
+    def labels(self) -> list[str]:
         """Where it is asked; none of a slot or a constant."""
-        return [_place(self.owner, self.name)] if isinstance(self.original, property) else []
+        return [_label(self.owner, self.name)] if isinstance(self.original, property) else []
 
 
 AnyTarget = Target[..., Any] | Attribute
 
 
-def _place(owner: Owner, name: str) -> str:
+def _label(owner: Owner, name: str) -> str:
     return f"{owner.__name__}.{name}"
 
 
@@ -571,7 +571,7 @@ def skip_sequence(part: object) -> None:
     commit_state_of(part).next_sequence += 1
 
 
-def leave_sequences(engine: Engine, count: int) -> None:
+def use_up_sequences(engine: Engine, count: int) -> None:
     """All but so many of those that the store has reserved are used."""
     engine.commit_state.next_sequence = engine.commit_state.sequence_limit - count
 

@@ -8,7 +8,7 @@ from truenext.engine.state.queue import Lane, Queue
 from truenext.engine.stuck import StuckAudit
 
 
-def looked(audit: StuckAudit, engine: Engine, read_lanes: Callable[[], Collection[Lane]] = set) -> list[Queue]:
+def run_stuck_audit(audit: StuckAudit, engine: Engine, read_lanes: Callable[[], Collection[Lane]] = set) -> list[Queue]:
     steps = audit.check(engine, read_lanes)
     while True:
         try:

@@ -20,7 +20,7 @@ from truenext.broker import broker as broker_module
 from truenext.broker.broker import Broker
 from truenext.broker.pager import _decode_page, read_page
 from truenext.client.core.client import Client, ConnectOptions
-from truenext.client.core.context import ClientContext as ClientWorld
+from truenext.client.core.context import ClientContext as CoreContext
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
 from truenext.errors import ConnectionLost
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from truenext.policy import Policies
 
 ADDRESS = Address(host="broker", port=1)
-BEGINNING_S = 1000.0
+START_S = 1000.0
 ROUNDS_MAX = 20_000
 """Steps until what is left alone must have come to rest."""
 
@@ -90,7 +90,7 @@ class Loop:
     """What the broker knows of an event loop."""
 
     def __init__(self) -> None:
-        self.now = BEGINNING_S
+        self.now = START_S
         self.ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
         self._serial = itertools.count()
@@ -231,9 +231,9 @@ class Tap:
 class Wire:
     """One connection, seen from the sockets at its ends."""
 
-    def __init__(self, world: World) -> None:
-        self.number = next(world.wires)
-        self._world = world
+    def __init__(self, simulation: Simulation) -> None:
+        self.number = next(simulation.wires)
+        self._simulation = simulation
         self.owner: Peer | None = None
         self.up = bytearray()
         """On its way to the broker."""
@@ -278,11 +278,11 @@ class Wire:
     def send(self, data: bytes | bytearray | memoryview) -> int:
         if self._is_up_over:
             raise BrokenPipeError("the client has closed it")
-        taken = bytes(data[: max(0, self.capacity_down - len(self.down))])
-        if not taken and len(data):
+        accepted = bytes(data[: max(0, self.capacity_down - len(self.down))])
+        if not accepted and len(data):
             raise BlockingIOError
-        self.down += taken
-        return len(taken)
+        self.down += accepted
+        return len(accepted)
 
     def getsockopt(self, level: int, option: int) -> int:
         return 0
@@ -294,7 +294,7 @@ class Wire:
         self.is_closed = True
 
     def read_up(self) -> None:
-        while (self._inbox or self._is_up_over) and (read := self._world.loop.readers.get(self)) is not None:
+        while (self._inbox or self._is_up_over) and (read := self._simulation.loop.readers.get(self)) is not None:
             over = not self._inbox
             read()
             if over:
@@ -316,7 +316,7 @@ class Wire:
         self._inbox += data
         self.read_up()
 
-    def take_down(self, size: int) -> bytes:
+    def pop_down(self, size: int) -> bytes:
         """What comes to the client."""
         if self.is_cut:
             return b""
@@ -325,20 +325,20 @@ class Wire:
         frames = self._seen_down.frames(data)
         self.received += frames
         for frame in frames:
-            self._world.on_broker_frame(self, frame)
-        if (write := self._world.loop.writers.get(self)) is not None:
+            self._simulation.on_broker_frame(self, frame)
+        if (write := self._simulation.loop.writers.get(self)) is not None:
             write()
         return data
 
     def put_up(self, data: bytes) -> int:
         """Bytes that the client's socket takes."""
-        taken = data[: max(0, self.capacity_up - len(self.up))]
-        self.up += taken
-        frames = self._seen_up.frames(taken)
+        accepted = data[: max(0, self.capacity_up - len(self.up))]
+        self.up += accepted
+        frames = self._seen_up.frames(accepted)
         self.sent += frames
         for frame in frames:
-            self._world.client_sent(self, frame)
-        return len(taken)
+            self._simulation.client_sent(self, frame)
+        return len(accepted)
 
     def break_up(self) -> None:
         """The broker sees that the client is gone; what was on its way is lost."""
@@ -351,33 +351,33 @@ class Wire:
 class TappedConnection(ServerConnection):
     """That of the server; it notes what is dispatched, and how it ends."""
 
-    world: World
+    simulation: Simulation
     wire: Wire
 
     def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         for entry in entries:
-            self.world.on_dispatch(self.wire, consumer.subscription, entry)
+            self.simulation.on_dispatch(self.wire, consumer.subscription, entry)
         super().deliver(consumer, entries)
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
-        self.world.on_taken_over(self.wire, is_exempt=is_exempt)
+        self.simulation.on_taken_over(self.wire, is_exempt=is_exempt)
         super().close_for_takeover(is_exempt=is_exempt)
 
 
 class Peer:
     """A client of the core, and what drives it: like truenext.client.tasks.driver, step by step."""
 
-    def __init__(self, world: World, name: str, heart_beat_s: float) -> None:
-        self.world = world
+    def __init__(self, simulation: Simulation, name: str, heart_beat_s: float) -> None:
+        self.simulation = simulation
         self.name = name
         self.wire: Wire | None = None
         self._unwritten = b""
         self.is_flush_due = False
         self.is_dead = False
         login = ConnectOptions(addresses=[ADDRESS], heart_beat_s=heart_beat_s)
-        context = ClientWorld(
-            clock=world.loop.time,
-            random=world.random.random,
+        context = CoreContext(
+            clock=simulation.loop.time,
+            random=simulation.random.random,
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=lambda what, facts: self.reports.append(f"{what}: {facts}"),
@@ -387,7 +387,7 @@ class Peer:
         """What it has told whoever runs the program."""
         self.client = Client(login, name, context)
         self._link: object = None
-        self.connects_at: float | None = world.loop.now
+        self.connects_at: float | None = simulation.loop.now
 
     @property
     def is_up(self) -> bool:
@@ -402,7 +402,7 @@ class Peer:
             self._plan()
             return
         self.connects_at = None
-        self.wire = self.world.open_wire()
+        self.wire = self.simulation.open_wire()
         self.wire.owner = self
         self._unwritten = b""
         self.client.opened(ADDRESS)
@@ -412,7 +412,7 @@ class Peer:
     def _plan(self) -> None:
         if self.client.error is None:
             _, delay = self.client.backoff.next()
-            self.connects_at = self.world.loop.now + delay
+            self.connects_at = self.simulation.loop.now + delay
 
     def after(self) -> None:
         if self.wire is not None and self.client.link is not self._link:
@@ -423,7 +423,7 @@ class Peer:
         wire, self.wire = self.wire, None
         if wire is not None:
             self._unwritten = b""
-            self.world.on_left(self, wire)
+            self.simulation.on_client_closed(self, wire)
             self._plan()
 
     def lose(self) -> None:
@@ -469,7 +469,7 @@ class Peer:
         wire = self.wire
         if wire is None:
             return
-        data = wire.take_down(size)
+        data = wire.pop_down(size)
         if data:
             self.client.receive_data(data)
             self.after()
@@ -481,7 +481,7 @@ class Peer:
         self.after()
 
 
-class World:
+class Simulation:
     def __init__(self, random: Random, patch: pytest.MonkeyPatch, policies: Policies) -> None:
         self.random = random
         self.loop = Loop()
@@ -532,7 +532,7 @@ class World:
         self.dispatched: Callable[[str, int, str], None] = lambda token, sequence, address: None
         self.lost_by_broker: Callable[[Wire], None] = lambda wire: None
         """The broker counts it as lost, and somebody may be charged."""
-        self.left: Callable[[Peer, Wire], None] = lambda peer, wire: None
+        self.client_closed: Callable[[Peer, Wire], None] = lambda peer, wire: None
         self.run_broker()
 
     # ---- What is noted ----
@@ -554,11 +554,11 @@ class World:
     def client_sent(self, wire: Wire, frame: Frame) -> None:
         self.on_client_frame(wire, frame)
 
-    def on_left(self, peer: Peer, wire: Wire) -> None:
+    def on_client_closed(self, peer: Peer, wire: Wire) -> None:
         """The client has let go of a wire; the broker sees that later."""
         if not wire.is_closed:
             self.half_open.append(wire)
-        self.left(peer, wire)
+        self.client_closed(peer, wire)
 
     def broker_loses(self, wire: Wire) -> None:
         """The broker sees that a wire has ended."""
@@ -579,7 +579,7 @@ class World:
             server_name="truenext/test",
             on_closed=lambda _: None,
         )
-        connection.world, connection.wire = self, wire
+        connection.simulation, connection.wire = self, wire
         self._wire_of[connection._session] = wire
         return wire
 
@@ -616,9 +616,9 @@ class World:
 class Raw:
     """A client that says frames, to look at what is left."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._wire = world.open_wire()
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._wire = simulation.open_wire()
         self.send("CONNECT", "accept-version:1.2", "host:x")
 
     def send(self, command: str, *lines: str, body: bytes = b"") -> list[Frame]:
@@ -626,15 +626,15 @@ class Raw:
         return self.read_frames()
 
     def read_frames(self) -> list[Frame]:
-        world, wire = self._world, self._wire
+        simulation, wire = self._simulation, self._wire
         before = len(wire.received)
         while True:
             wire.deliver_up(1 << 30)
-            world.run_broker()
-            if world.committer.batch is not None:
-                world.committer.done()
+            simulation.run_broker()
+            if simulation.committer.batch is not None:
+                simulation.committer.done()
                 continue
-            if not wire.take_down(1 << 30) and not world.loop.ready:
+            if not wire.pop_down(1 << 30) and not simulation.loop.ready:
                 return wire.received[before:]
 
     def waiting(self, queue: str) -> list[Frame]:
@@ -647,8 +647,8 @@ class Raw:
 
     def disconnect(self) -> None:
         self.send("DISCONNECT", "receipt:bye")
-        self._world.broker_loses(self._wire)
-        self._world.run_broker()
+        self._simulation.broker_loses(self._wire)
+        self._simulation.run_broker()
 
 
 def subscriptions_of(frame: Frame) -> list[str]:
