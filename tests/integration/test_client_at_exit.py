@@ -182,6 +182,31 @@ def test_event_loop_that_ends_with_unconfirmed_messages_warns_of_them(
     assert any(line.startswith(lost) for line in stderr.splitlines())
 
 
+def test_connection_that_is_collected_with_unconfirmed_messages_warns_before_the_program_ends(
+    freezing_broker: BrokerProcess,
+) -> None:
+    """Fixed: the collected driver asked for an attribute by an old name, and the warning waited for the exit."""
+    stderr = run(
+        freezing_broker,
+        """
+        import gc, sys
+
+        async def main():
+            connection = await truenext.connect(url)
+            freeze()
+            for number in range(5):
+                connection.send_nowait("/queue/q", "1")
+
+        asyncio.run(main())
+        gc.collect()
+        print("goes on", file=sys.stderr)
+        """,
+        "-Wdefault",
+    )
+    lost = f"5 messages to stomp://127.0.0.1:{freezing_broker.port} were not confirmed"
+    assert 0 <= stderr.find(lost) < stderr.find("goes on")
+
+
 def test_event_loop_that_ends_with_a_closed_connection_warns_of_nothing(broker: BrokerProcess, queue: str) -> None:
     stderr = run(
         broker,

@@ -41,7 +41,7 @@ def test_the_type_of_the_value_is_known_before_it_is_made(make: Any) -> None:
     assert lifespan.kind is Pool
 
     async def main() -> None:
-        async with lifespan.open() as pool:
+        async with lifespan.running() as pool:
             assert pool == Pool()
 
     asyncio.run(main())
@@ -61,7 +61,7 @@ def test_stages_and_factories_get_the_value_by_its_type() -> None:
     plan = parameters_of(stage, provided={lifespan.kind: "lifespan"})
 
     async def main() -> list[str]:
-        async with lifespan.open() as pool, plan.values({"lifespan": pool}) as arguments:
+        async with lifespan.running() as pool, plan.values({"lifespan": pool}) as arguments:
             await stage(**arguments)
         return pool.notes
 
@@ -86,7 +86,7 @@ def test_a_lifespan_hears_of_the_error_that_ends_its_service() -> None:
             raise
 
     async def main() -> None:
-        async with Lifespan(make).open():
+        async with Lifespan(make).running():
             raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):

@@ -575,7 +575,7 @@ def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() ->
     assert memory.has_space_for_queue
     memory.used = 0
     memory.queues = memory.queues_limit
-    assert not memory.has_space_for_queue and memory.excess == excess
+    assert not memory.has_space_for_queue and memory.bytes_over_limit == excess
 
 
 # Numbers

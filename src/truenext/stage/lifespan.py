@@ -28,7 +28,7 @@ class Lifespan(Generic[T]):
     """
 
     def __init__(self, factory: LifespanFactory[T]) -> None:
-        self.open: Callable[[], AbstractAsyncContextManager[T]] = (
+        self.running: Callable[[], AbstractAsyncContextManager[T]] = (
             asynccontextmanager(factory) if inspect.isasyncgenfunction(factory) else factory  # type: ignore[assignment]
         )
         """`async with lifespan.running() as value`, for as long as the service runs."""

@@ -133,7 +133,7 @@ class ServiceRun:
             self._state = "waiting for the database"
             await self._retry_until_reachable(self._open_outbox)
         if plans.lifespan is not None:
-            self.context.lifespan = await self._stack.enter_async_context(plans.lifespan.open())
+            self.context.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
         for stage in stages:
             # What is published goes to each process once, whatever its priority.
             for pool in self._pools if stage.endpoint.topic is None else self._pools[:1]:

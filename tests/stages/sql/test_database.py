@@ -154,7 +154,7 @@ import sys
 sys.modules["sqlalchemy"] = None
 import truenext.stage.sql.errors
 from truenext.errors import ConfigurationError
-from truenext.stage.gate import Gate
+from truenext.stage.gate import DatabaseGate
 try:
     from truenext.stage.sql import Database
 except ConfigurationError as error:
@@ -169,7 +169,7 @@ def test_without_its_driver_a_database_says_what_to_install() -> None:
 import sys
 sys.modules[sys.argv[1]] = None
 from truenext.errors import ConfigurationError
-from truenext.stage.gate import Gate
+from truenext.stage.gate import DatabaseGate
 from truenext.stage.sql import Database
 try:
     Database(sys.argv[2], interactive=1, others=1)

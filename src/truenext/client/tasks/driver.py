@@ -109,7 +109,7 @@ class Driver:
 
     def __del__(self) -> None:
         # The event loop has gone, and nobody has closed the connection. One that was not made has no client.
-        if hasattr(self, "_is_checked"):
+        if hasattr(self, "_is_confirmation_checked"):
             self.check_confirmed()
 
     def start(self) -> None:
