@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from tests.client.oracle import Ack, Consumer, Disagreement, Letter, Oracle, Sent, Session, Unit
 from tests.client.simulation import NeverIdle, Peer, Simulation
 from truenext.client.core import flows
-from truenext.client.core.buffer import Buffer, Subscription
+from truenext.client.core.buffer import ReceiveBuffer, Subscription
 from truenext.client.core.consumers import parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
-from truenext.client.core.disposition import DONE, FAILED, REJECTED, Disposition
+from truenext.client.core.disposition import ACKED, FAILED, REJECTED, Disposition
 from truenext.client.core.send_flows import prepare_send, send
-from truenext.client.core.session import Mode
 from truenext.client.core.session import SessionCore as CoreSession
+from truenext.client.core.session import SessionMode
 from truenext.client.core.transaction_state import Outcome
 from truenext.engine.state.window import SIZE_MIN
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, LocalProtocolError, RolledBack
@@ -46,10 +46,10 @@ PREFETCHES = [0, 0, 1, 2, 3, 10, 1000, None]
 QUEUES = ["a", "a", "a", "b"]
 PRIORITIES = [4, 4, 4, 9, 1]
 MODES = {
-    Ack.AUTO: Mode.AUTO,
-    Ack.INDIVIDUAL: Mode.INDIVIDUAL,
-    Ack.TRANSACTED: Mode.TRANSACTED,
-    Ack.AT_COMMIT: Mode.AT_COMMIT,
+    Ack.AUTO: SessionMode.AUTO,
+    Ack.INDIVIDUAL: SessionMode.INDIVIDUAL,
+    Ack.TRANSACTED: SessionMode.TRANSACTED,
+    Ack.AT_COMMIT: SessionMode.AT_COMMIT,
 }
 ALL = 1 << 30
 
@@ -259,7 +259,9 @@ class Machine:
             return
         peer = self.random.choice(peers)
         ack = self.random.choice([Ack.AUTO, Ack.INDIVIDUAL, Ack.INDIVIDUAL, *[Ack.TRANSACTED, Ack.AT_COMMIT] * 2])
-        session = Session(f"s{len(self.oracle.sessions)}", peer, CoreSession(peer.client, MODES[ack], Buffer()), ack)
+        session = Session(
+            f"s{len(self.oracle.sessions)}", peer, CoreSession(peer.client, MODES[ack], ReceiveBuffer()), ack
+        )
         self.oracle.sessions.append(session)
         self.subscribe(session)
         if ack is not Ack.AUTO and self.random.random() < 0.3:
@@ -406,7 +408,7 @@ class Machine:
         what = self.random.choice(["ack"] * 6 + ["nack", "nack", "later", "reject", "release", "raise", "cancelled"])
         self.note(f"{what} {received.text} {received.ack_id}")
         if what == "ack":
-            core.settle(received, DONE)
+            core.settle(received, ACKED)
             self.oracle.is_done(which)
         elif what in ("nack", "later"):
             core.settle(
@@ -420,10 +422,12 @@ class Machine:
             core.release(received)
             self.oracle.is_released(which)
         elif what == "raise":
-            core.handling_failed(received, Failed())
+            core.on_handling_failed(received, Failed())
             self.oracle.has_failed(which)
         else:
-            core.handling_failed(received, self.random.choice([CancelledError(), ConnectionLost("lost"), SystemExit()]))
+            core.on_handling_failed(
+                received, self.random.choice([CancelledError(), ConnectionLost("lost"), SystemExit()])
+            )
             self.oracle.is_released(which)
         which.consumer.session.peer.after()
 
@@ -642,7 +646,7 @@ class Machine:
     def _request_outcome(self, session: Session, doubt: InDoubt, unit: Unit) -> None:
         """What became of it, some time."""
         peer = session.peer
-        flow = flows.outcome(peer.client, doubt.token, self.now + TIMEOUT_S)
+        flow = flows.resolve_outcome(peer.client, doubt.token, self.now + TIMEOUT_S)
 
         def done(result: str) -> None:
             if result not in ("committed", "rolled back"):
@@ -700,11 +704,11 @@ class Machine:
         consumer = self.random.choice(consumers)
         session = consumer.session
         if session.ack is Ack.AUTO:
-            disposition = self.random.choice([DONE, DONE, FAILED, None])
+            disposition = self.random.choice([ACKED, ACKED, FAILED, None])
             self.note(f"close auto consumer {consumer.name}, {disposition}")
             session.core.settle_awaiting_auto_ack(disposition)
             for delivered in list(session.delivered):
-                if disposition is DONE:
+                if disposition is ACKED:
                     self.oracle.is_done(delivered)
                 elif disposition is FAILED:
                     self.oracle.has_failed(delivered)
@@ -875,7 +879,7 @@ class Machine:
         while True:
             simulation.advance_to(min(end, simulation.next_after_now() or end))
             for peer in simulation.peers:
-                due = peer.client.delayed_calls.next_at
+                due = peer.client.delayed_calls.next_due_at
                 if due is not None and due <= self.now and peer.client.error is None and not peer.is_dead:
                     peer.tick()
             simulation.run_broker()
@@ -912,7 +916,7 @@ class Machine:
                 ):
                     peer.connect()
                     is_quiet = False
-                due = peer.client.delayed_calls.next_at
+                due = peer.client.delayed_calls.next_due_at
                 if due is not None and due <= self.now and peer.client.error is None and not peer.is_dead:
                     peer.tick()
                     is_quiet = False

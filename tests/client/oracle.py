@@ -18,7 +18,7 @@ from tests.client.simulation import Peer, Simulation, Wire, subscriptions_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.client.core.buffer import Received, Subscription
+    from truenext.client.core.buffer import ReceivedMessage, Subscription
     from truenext.client.core.session import SessionCore as CoreSession
     from truenext.client.core.transaction_state import TransactionState as CoreUnit
     from truenext.wire.stomp.frame import Frame
@@ -94,7 +94,7 @@ class Delivered:
     """A message that a program has."""
 
     letter: Letter
-    received: Received
+    received: ReceivedMessage
     consumer: Consumer
     owner: object
     unit: Unit | None = None
@@ -318,7 +318,12 @@ class Oracle:
         self._mark(consumers, why)
 
     def deliver(
-        self, session: Session, receiver: Consumer | None, messages: list[Received], owner: object, max_count: int
+        self,
+        session: Session,
+        receiver: Consumer | None,
+        messages: list[ReceivedMessage],
+        owner: object,
+        max_count: int,
     ) -> list[Delivered]:
         """The program gets these messages."""
         if len(messages) > max_count:
@@ -328,7 +333,9 @@ class Oracle:
             raise Disagreement("a message that has failed before came with others")
         return delivered
 
-    def _deliver(self, session: Session, receiver: Consumer | None, received: Received, owner: object) -> Delivered:
+    def _deliver(
+        self, session: Session, receiver: Consumer | None, received: ReceivedMessage, owner: object
+    ) -> Delivered:
         simulation, peer = self._simulation, session.peer
         letter = self.letters[received.text]
         name = f"{letter.token} ({received.ack_id})"
@@ -421,9 +428,9 @@ class Oracle:
     def count_redelivered(self, consumer: Consumer) -> int:
         """Messages that have come to it, and that the code of its program still has from elsewhere: how long is not
         said, so the client is asked."""
-        orphaned = consumer.session.peer.client.subscriptions.orphaned
+        orphaned = consumer.session.peer.client.subscriptions.orphaned_messages
         redeliveries = [received.redelivery for received in orphaned.values()]
-        return sum(received in redeliveries for received in consumer.subscription.held.values())
+        return sum(received in redeliveries for received in consumer.subscription.held_by_ack_id.values())
 
     def is_current(self, delivered: Delivered) -> bool:
         """The dispatch is of the connection that is there."""

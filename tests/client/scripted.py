@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from truenext.client.core.buffer import Buffer, Received, Subscription
+from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.context import ClientContext
-from truenext.client.core.session import Mode, SessionCore
+from truenext.client.core.session import SessionCore, SessionMode
 from truenext.client.core.waiting import Flow, Wait
 from truenext.url import parse_url
 
@@ -78,7 +78,7 @@ class Script:
             flush=self.flush,
             flush_soon=lambda: None,
             report=lambda what, facts: self.reports.append(what % facts),
-            has_ended=lambda owner: False,
+            has_owner_ended=lambda owner: False,
         )
         self.client = Client(ConnectOptions(addresses=[ADDRESS], heart_beat_s=0), "me", context)
 
@@ -101,12 +101,12 @@ class Script:
         return frames
 
     def connect(self, store: str = "here") -> None:
-        self.client.opened(ADDRESS)
+        self.client.on_socket_connected(ADDRESS)
         assert self.frames.pop().command == "CONNECT"
         self.receive("CONNECTED", version="1.2", **{"truenext-store": store, "truenext-secret": "0" * 32})
 
     def lose(self) -> None:
-        self.client.lost(OSError("cut"))
+        self.client.on_connection_lost(OSError("cut"))
 
     def reconnect(self, store: str = "here") -> None:
         self.lose()
@@ -128,7 +128,7 @@ class Script:
                 "ack": f"{sequence}.{deliveries}@{subscription.id}",
                 "destination": subscription.options.destination,
                 "truenext-sequence": str(sequence),
-                "truenext-round": str(0 if self.client.link is None else self.client.link.rounds),
+                "truenext-round": str(0 if self.client.link is None else self.client.link.release_count),
                 "truenext-deliveries": str(deliveries),
             },
             **headers,
@@ -154,8 +154,8 @@ class Script:
     def refuse(self, frame: int, code: str) -> None:
         self.receive("ERROR", code, **{"truenext-code": code, "truenext-frame": str(frame)})
 
-    def session(self, mode: Mode = Mode.INDIVIDUAL) -> SessionCore:
-        return SessionCore(self.client, mode, Buffer())
+    def session(self, mode: SessionMode = SessionMode.INDIVIDUAL) -> SessionCore:
+        return SessionCore(self.client, mode, ReceiveBuffer())
 
     def consumer(self, session: SessionCore, destination: str = "/queue/a", **options: Any) -> Subscription:
         parsed = parse_consumer_options(destination, cast("ConsumerOptions", options))
@@ -169,10 +169,10 @@ def receive(session: SessionCore, count: int = 1) -> RunningFlow:
     return RunningFlow(session.receive(None, count, None, "the task"))
 
 
-def one(running: RunningFlow) -> Received:
+def one(running: RunningFlow) -> ReceivedMessage:
     """What was received."""
     (received,) = running.resume().result
-    assert isinstance(received, Received)
+    assert isinstance(received, ReceivedMessage)
     return received
 
 

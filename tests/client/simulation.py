@@ -381,7 +381,7 @@ class Peer:
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=lambda what, facts: self.reports.append(f"{what}: {facts}"),
-            has_ended=lambda owner: False,
+            has_owner_ended=lambda owner: False,
         )
         self.reports: list[str] = []
         """What it has told whoever runs the program."""
@@ -398,20 +398,20 @@ class Peer:
         """The delay is over."""
         assert self.wire is None and self.connects_at is not None
         if not succeeds:
-            self.client.connect_failed(OSError("nobody is there"))
+            self.client.on_connect_failed(OSError("nobody is there"))
             self._plan()
             return
         self.connects_at = None
         self.wire = self.simulation.open_wire()
         self.wire.owner = self
         self._unwritten = b""
-        self.client.opened(ADDRESS)
+        self.client.on_socket_connected(ADDRESS)
         self._link = self.client.link
         self.after()
 
     def _plan(self) -> None:
         if self.client.error is None:
-            _, delay = self.client.backoff.next()
+            _, delay = self.client.connect_backoff.next_address_and_delay()
             self.connects_at = self.simulation.loop.now + delay
 
     def after(self) -> None:
@@ -429,7 +429,7 @@ class Peer:
     def lose(self) -> None:
         """The client sees that the connection has gone."""
         if self.client.link is self._link:
-            self.client.lost(ConnectionLost("cut"))
+            self.client.on_connection_lost(ConnectionLost("cut"))
         self.after()
 
     def flush(self) -> bool:
@@ -477,7 +477,7 @@ class Peer:
             self.lose()
 
     def tick(self) -> None:
-        self.client.tick()
+        self.client.run_due_calls()
         self.after()
 
 
@@ -604,7 +604,7 @@ class Simulation:
         times = [self.loop.next_at]
         for peer in self.peers:
             if peer.client.error is None and not peer.is_dead:
-                times += [peer.client.delayed_calls.next_at, peer.connects_at]
+                times += [peer.client.delayed_calls.next_due_at, peer.connects_at]
         return min((each for each in times if each is not None and each > self.loop.now), default=None)
 
     # ---- Without a client of the core ----

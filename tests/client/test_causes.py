@@ -7,12 +7,12 @@ from tests.client.scripted import ClientFrame, Script, one, receive, select_fram
 from truenext.client.core.disposition import FAILED, REJECTED, Disposition
 from truenext.client.core.flows import failed_disposition, rejected_disposition
 from truenext.client.core.message import Content
-from truenext.client.core.session import Mode
+from truenext.client.core.session import SessionMode
 from truenext.limits import CAUSE_BYTES_MAX
 
 
 def nacked(
-    script: Script, disposition: Disposition, mode: Mode = Mode.INDIVIDUAL, *, is_lost: bool = False
+    script: Script, disposition: Disposition, mode: SessionMode = SessionMode.INDIVIDUAL, *, is_lost: bool = False
 ) -> list[ClientFrame]:
     session = script.session(mode)
     subscription = script.consumer(session, prefetch=1)
@@ -27,8 +27,10 @@ def nacked(
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-@pytest.mark.parametrize("mode", [Mode.INDIVIDUAL, Mode.AT_COMMIT])
-def test_a_refusal_says_its_cause_with_its_delay_also_when_it_is_said_once_more(mode: Mode, is_lost: bool) -> None:
+@pytest.mark.parametrize("mode", [SessionMode.INDIVIDUAL, SessionMode.AT_COMMIT])
+def test_a_refusal_says_its_cause_with_its_delay_also_when_it_is_said_once_more(
+    mode: SessionMode, is_lost: bool
+) -> None:
     script = Script()
     script.connect()
     (nack,) = nacked(script, failed_disposition(1.5, "no: wire\nat all"), mode, is_lost=is_lost)

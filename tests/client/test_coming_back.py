@@ -8,11 +8,11 @@ import pytest
 from tests.client.scripted import ClientFrame, RunningFlow, Script, one, receive, select_frames
 from truenext.client.core.buffer import Subscription, SubscriptionOptions
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.disposition import DONE, FAILED, REJECTED
+from truenext.client.core.disposition import ACKED, FAILED, REJECTED
 from truenext.client.core.flows import TransactionBlock, encode_send_in_transaction
-from truenext.client.core.send_buffer import MESSAGES_MAX, SendBatch
+from truenext.client.core.send_buffer import UNCONFIRMED_MESSAGES_MAX, SendBatch
 from truenext.client.core.send_flows import await_capacity, await_confirmed, enqueue, prepare_send, send, try_enqueue
-from truenext.client.core.session import Mode, SessionCore
+from truenext.client.core.session import SessionCore, SessionMode
 from truenext.errors import ClosedError, Code, InDoubt, LocalProtocolError, Refused, RolledBack
 
 
@@ -24,7 +24,7 @@ def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
     subscription = script.consumer(session, prefetch=0)
     waiting = receive(session)
     script.message(subscription, 1)
-    session.settle(one(waiting), DONE)
+    session.settle(one(waiting), ACKED)
     script.reconnect()
     script.confirm()
     waiting = receive(session)
@@ -53,7 +53,7 @@ def test_who_pulls_asks_anew_when_what_came_is_still_with_the_program() -> None:
     assert len(select_frames(script.take_frames(), "SEND", "/control/credit")) == 2
     script.message(subscription, 2)
     assert one(waiting).sequence == 2
-    session.settle(first, DONE)
+    session.settle(first, ACKED)
     assert [each.headers["id"] for each in select_frames(script.take_frames(), "ACK")] == [f"1.2@{subscription.id}"]
 
 
@@ -91,7 +91,7 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     """Its code was told InDoubt and has ended. What came again was kept for that code, for ever."""
     script = Script()
     script.connect()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     subscription = script.consumer(session, prefetch=1)
     receiving = receive(session)
     script.message(subscription, 1)
@@ -112,7 +112,9 @@ def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_
     assert select_frames(script.take_frames(), "SEND", "/control/release")
     script.message(subscription, 1, deliveries=3)
     assert one(receiving).sequence == 1
-    assert script.client.subscriptions.orphaned == {} and list(script.client.transactions) == [session.transaction]
+    assert script.client.subscriptions.orphaned_messages == {} and list(script.client.transactions) == [
+        session.transaction
+    ]
 
 
 def commit_of(script: Script) -> ClientFrame:
@@ -124,7 +126,7 @@ def settled_elsewhere(script: Script, *, is_in_time: bool) -> SessionCore:
     """A session whose transaction was given message 1, and another connection has asked for its outcome before the
     broker had its COMMIT."""
     script.connect()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     subscription = script.consumer(session, prefetch=1)
     receiving = receive(session)
     script.message(subscription, 1)
@@ -170,7 +172,7 @@ def test_session_made_after_a_commit_was_settled_by_another_connection_commits_u
     script = Script()
     settled_elsewhere(script, is_in_time=is_in_time).close("the task")
     script.confirm()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     assert session.try_send(encode_send_in_transaction("/queue/a", {}).head, b"x", None, "the task")
     commits_as_number_2(script, session)
 
@@ -179,7 +181,7 @@ def test_commit_whose_begin_was_refused_does_not_use_its_number() -> None:
     """The broker answers such a COMMIT with the same code as one whose number was settled."""
     script = Script()
     script.connect()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     for _ in range(2):
         assert session.try_send(encode_send_in_transaction("/queue/a", {}).head, b"x", None, "the task")
         committing = RunningFlow(session.commit(1.0))
@@ -196,7 +198,7 @@ def test_commit_whose_begin_was_refused_does_not_use_its_number() -> None:
 def committing_and_lost(script: Script) -> tuple[SessionCore, Subscription, TransactionBlock, RunningFlow]:
     """A transaction that was given message 1, and whose connection was lost while it was committed."""
     script.connect()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     subscription = script.consumer(session, prefetch=1)
     block = TransactionBlock(session, 60.0)
     block.enter()
@@ -372,7 +374,7 @@ def test_a_subscription_that_is_not_confirmed_is_given_back_when_it_is() -> None
     """It was named in the release of a rollback, and then refused: the connection ended with that."""
     script = Script()
     script.connect()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     subscribing = RunningFlow(
         script.client.subscribe(SubscriptionOptions(destination="/queue/a"), session.buffer, None)
     )
@@ -393,7 +395,7 @@ def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() ->
     """Ctrl-C came in the first or the last step of `with`: the session was in that block for ever."""
     script = Script()
     script.connect()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     subscription = script.consumer(session, prefetch=1)
     block = TransactionBlock(session, 5.0)
     block.enter()
@@ -410,8 +412,8 @@ def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() ->
     assert session.transaction is None
 
 
-@pytest.mark.parametrize("mode", [Mode.INDIVIDUAL, Mode.TRANSACTED])
-def test_who_only_refuses_or_rolls_back_keeps_no_message_for_ever(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [SessionMode.INDIVIDUAL, SessionMode.TRANSACTED])
+def test_who_only_refuses_or_rolls_back_keeps_no_message_for_ever(mode: SessionMode) -> None:
     """Receipts were asked for with acknowledgements and commits alone: all that was refused since stayed in memory."""
     script = Script()
     script.connect()
@@ -463,9 +465,9 @@ def test_who_waits_for_room_to_send_is_told_that_the_connection_was_closed() -> 
     """Its message stood in a row that nobody served any more, until its time was over."""
     script = Script()
     client = script.client
-    sent = [prepare_send(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX + 1)]
+    sent = [prepare_send(client, "/queue/a", b"x", {}) for _ in range(UNCONFIRMED_MESSAGES_MAX + 1)]
     waiting = [RunningFlow(send(client, each, 60.0)) for each in sent]
-    client.fail(ClosedError("the connection is closed"))
+    client.fail_permanently(ClosedError("the connection is closed"))
     for each in waiting[:1] + waiting[-1:]:
         with pytest.raises(ClosedError):
             each.resume()
@@ -500,7 +502,7 @@ def test_of_many_that_are_sent_together_none_is_sent_once_their_caller_was_told_
     script = Script()
     client = script.client
     batch = SendBatch()
-    sent = [prepare_send(client, "/queue/a", b"x", {}) for _ in range(MESSAGES_MAX)]
+    sent = [prepare_send(client, "/queue/a", b"x", {}) for _ in range(UNCONFIRMED_MESSAGES_MAX)]
     assert all(try_enqueue(client, batch, each) for each in sent)
     assert not try_enqueue(client, batch, prepare_send(client, "/queue/a", b"x", {}))
     waiting = RunningFlow(await_capacity(client, batch, 1.0))
@@ -530,7 +532,7 @@ def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_anot
         assert committing.resume().is_done
         return frame.headers["truenext-producer"], frame.headers["truenext-number"]
 
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     used = [sent(), committed()]
     script.reconnect("there")
     used += [committed()]
@@ -545,7 +547,7 @@ def test_what_was_acknowledged_is_acknowledged_again_after_a_time_with_another_b
     session = script.session()
     subscription = script.consumer(session)
     script.message(subscription, 1)
-    session.settle(one(receive(session)), DONE)
+    session.settle(one(receive(session)), ACKED)
     script.reconnect("there")
     script.reconnect("here")
     script.confirm()
@@ -558,7 +560,7 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
     When the connection was lost and that code ended, the message came again and was handed out a second time."""
     script = Script()
     script.connect()
-    transacted = script.session(Mode.TRANSACTED)
+    transacted = script.session(SessionMode.TRANSACTED)
     first = script.consumer(transacted, prefetch=1)
     waiting = receive(transacted)
     script.message(first, 1)
@@ -583,7 +585,7 @@ def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended(
     """Nobody else got it as long as somebody waited for what the paused consumer might get."""
     script = Script()
     script.connect()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     subscription = script.consumer(session, prefetch=10)
     waiting = receive(session)
     script.message(subscription, 1)
@@ -604,7 +606,7 @@ def test_of_a_message_whose_consumer_was_closed_when_its_connection_was_lost_not
     """A refusal was taken, and then forgotten with the consumer: the message came again to another one uncharged."""
     script = Script()
     script.connect()
-    session = script.session(Mode.AT_COMMIT)
+    session = script.session(SessionMode.AT_COMMIT)
     subscription = script.consumer(session)
     script.message(subscription, 1)
     received = one(receive(session))

@@ -4,13 +4,13 @@ import pytest
 
 from tests.client.scripted import ClientFrame, RunningFlow, Script, select_frames
 from truenext.client.core.flows import encode_send_in_transaction
-from truenext.client.core.session import Mode, SessionCore
+from truenext.client.core.session import SessionCore, SessionMode
 from truenext.errors import Code, LocalProtocolError, Refused, RolledBack
 
 
 def a_session(script: Script) -> SessionCore:
     script.connect()
-    return script.session(Mode.AT_COMMIT)
+    return script.session(SessionMode.AT_COMMIT)
 
 
 def send(session: SessionCore, body: bytes = b"x") -> None:
@@ -50,12 +50,12 @@ def test_where_it_cannot_a_transaction_in_which_nothing_is_done_asks_for_it(how:
     if how == "behind another frame":
         link.write(b"SEND\ndestination:/queue/b\n\n\0")
     if how == "behind a heart-beat":
-        link.beat()
+        link.write_heart_beat()
     flushing = flush(session)
     frames = [*before, *script.take_frames()]
     assert [each.command for each in frames][-2:] == ["BEGIN", "ABORT"]
     (receipt,) = receipts(frames)
-    assert receipt == str(link.frames)
+    assert receipt == str(link.frame_count)
     script.receive("RECEIPT", **{"receipt-id": receipt})
     assert flushing.resume().is_done
 

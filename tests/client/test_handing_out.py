@@ -6,16 +6,16 @@ import pytest
 from tests.client.scripted import RunningFlow, Script, one, select_frames
 from truenext.client.core.buffer import Subscription
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.flows import request
+from truenext.client.core.flows import send_request
 from truenext.client.core.send_flows import prepare_send, send
-from truenext.client.core.session import Mode, SessionCore
+from truenext.client.core.session import SessionCore, SessionMode
 from truenext.errors import RolledBack
 
 
 def test_in_auto_mode_none_of_several_is_acknowledged_before_the_next_are_asked_for() -> None:
     script = Script()
     script.connect()
-    session = script.session(Mode.AUTO)
+    session = script.session(SessionMode.AUTO)
     subscription = script.consumer(session)
     for sequence in (1, 2, 3):
         script.message(subscription, sequence)
@@ -33,7 +33,7 @@ def test_in_auto_mode_none_of_several_is_acknowledged_before_the_next_are_asked_
 def test_in_auto_mode_what_waits_for_a_full_socket_is_handed_out_and_not_acknowledged() -> None:
     script = Script()
     script.connect()
-    session = script.session(Mode.AUTO)
+    session = script.session(SessionMode.AUTO)
     subscription = script.consumer(session)
     script.message(subscription, 1)
     script.message(subscription, 2)
@@ -51,7 +51,7 @@ def test_in_auto_mode_what_waits_for_a_full_socket_is_handed_out_and_not_acknowl
 def test_what_waits_for_a_full_socket_is_for_who_has_asked_for_it() -> None:
     script = Script()
     script.connect()
-    session = script.session(Mode.AUTO)
+    session = script.session(SessionMode.AUTO)
     subscription = script.consumer(session)
     script.message(subscription, 1)
     script.message(subscription, 2)
@@ -106,7 +106,7 @@ def delivered_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
     """A transaction has a message that its code does not know of yet."""
     script = Script()
     script.connect()
-    session = script.session(Mode.TRANSACTED)
+    session = script.session(SessionMode.TRANSACTED)
     subscription = script.consumer(session, prefetch=10)
     script.message(subscription, 1)
     script.is_blocked = True
@@ -138,5 +138,5 @@ def test_who_is_the_only_one_to_send_or_ask_does_not_wait_for_others() -> None:
     RunningFlow(send(script.client, prepare_send(script.client, "/queue/a", b"x", {}), None))
     assert [each.headers["destination"] for each in script.frames] == ["/queue/a"]
     script.confirm()
-    RunningFlow(request(script.client, "/queue/b", b"x", {}, 60.0))
+    RunningFlow(send_request(script.client, "/queue/b", b"x", {}, 60.0))
     assert [each.headers["destination"] for each in select_frames(list(script.frames), "SEND")] == ["/queue/b"]

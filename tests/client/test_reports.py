@@ -18,12 +18,12 @@ URL = "stomp://127.0.0.1:61613"
 def test_failures_to_connect_are_reported_once_a_minute_and_then_how_many_there_were() -> None:
     script = Script()
     for _ in range(20):
-        script.client.connect_failed(REFUSED)
+        script.client.on_connect_failed(REFUSED)
         script.now += 1
     assert script.reports == [f"cannot connect to {URL}: Connection refused"]
     script.now = REPORT_INTERVAL_S
-    script.client.connect_failed(REFUSED)
-    script.client.connect_failed(OSError(113, "No route to host"))
+    script.client.on_connect_failed(REFUSED)
+    script.client.on_connect_failed(OSError(113, "No route to host"))
     assert script.reports[1:] == [
         f"cannot connect to {URL}: Connection refused",
         f"cannot connect to {URL}: No route to host",
@@ -35,8 +35,8 @@ def test_failures_to_connect_are_reported_once_a_minute_and_then_how_many_there_
 
 def test_client_that_is_closed_before_it_is_connected_reports_nothing() -> None:
     script = Script()
-    script.client.opened(ADDRESS)
-    script.client.fail(ClosedError("it was never connected"))
+    script.client.on_socket_connected(ADDRESS)
+    script.client.fail_permanently(ClosedError("it was never connected"))
     assert script.client.link is None
     assert script.reports == []
 
@@ -46,11 +46,11 @@ def test_lost_connection_is_reported_and_so_is_the_next_one() -> None:
     script.connect()
     script.now = 10
     script.lose()
-    script.client.connect_failed(REFUSED)
+    script.client.on_connect_failed(REFUSED)
     script.now = 12
     script.connect()
     script.lose()
-    script.client.connect_failed(REFUSED)
+    script.client.on_connect_failed(REFUSED)
     assert script.reports == [
         f"connected to {URL}",
         f"connection lost to {URL}: cut",

@@ -18,10 +18,10 @@ import pytest
 from tests.client.machine import MODES
 from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
 from tests.client.simulation import Simulation
-from truenext.client.core.buffer import Buffer
+from truenext.client.core.buffer import ReceiveBuffer
 from truenext.client.core.consumers import parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.disposition import DONE, FAILED
+from truenext.client.core.disposition import ACKED, FAILED
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.waiting import Wait
 from truenext.errors import ClosedError, RolledBack
@@ -59,7 +59,7 @@ class Situation:
         self.peer.connect()
         self._run()
         mode = MODES[ack]
-        self.session = Session("s", self.peer, CoreSession(self.peer.client, mode, Buffer()), ack)
+        self.session = Session("s", self.peer, CoreSession(self.peer.client, mode, ReceiveBuffer()), ack)
         self.oracle.sessions.append(self.session)
         self.consumer = self.subscribe(prefetch)
         assert self.peer.wire is not None
@@ -226,7 +226,7 @@ class Situation:
         if session.is_closed:
             core.close("main")
             self.flow = self.wait = None
-            self.session = Session("t", self.peer, CoreSession(self.peer.client, core.mode, Buffer()), self.ack)
+            self.session = Session("t", self.peer, CoreSession(self.peer.client, core.mode, ReceiveBuffer()), self.ack)
             self.oracle.sessions.append(self.session)
             self.consumer = self.subscribe(10)
         elif self.ack.is_transacted and (session.unit is not None or core.transaction is not None):
@@ -248,7 +248,7 @@ class Situation:
                 break
             if self.ack is Ack.INDIVIDUAL:
                 for delivered in list(self.session.delivered):
-                    self.session.core.settle(delivered.received, DONE)
+                    self.session.core.settle(delivered.received, ACKED)
                     self.oracle.is_done(delivered)
             if self.ack is Ack.AT_COMMIT:
                 # What is not committed fills the window.

@@ -53,7 +53,7 @@ def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() 
     script.take_frames()
     script.refuse(2, Code.NO_SPACE)
     script.now += NO_SPACE_RETRY_S
-    client.tick()
+    client.run_due_calls()
     assert len(select_frames(script.take_frames(), "SEND", "/queue/a")) == 1
     with pytest.raises(TimeoutError, match=r"^the message is not confirmed and may have arrived: no-space$") as caught:
         sending.time_out()
@@ -68,10 +68,10 @@ def test_sends_that_wait_for_room_are_reported_at_once_and_then_once_a_minute() 
     reports = []
     for second in range(0, 100, 10):
         script.now = second
-        client.tick()
+        client.run_due_calls()
         assert len(select_frames(script.take_frames(), "SEND", "/queue/a")) == 1
         assert client.link is not None
-        script.refuse(client.link.frames, Code.NO_SPACE)
+        script.refuse(client.link.frame_count, Code.NO_SPACE)
         reports.append(len(script.reports) - 1)
     assert reports == [1] * 6 + [2] * 4
     assert script.reports[1:] == ["messages wait until stomp://127.0.0.1:61613 takes them: no-space"] * 2
@@ -103,14 +103,14 @@ def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that
     script.receive("RECEIPT", **{"receipt-id": first.headers["receipt"]})
     while try_enqueue(client, batch, prepare_send(client, "/queue/a", b"x", {})):
         pass
-    count = batch.unsettled
+    count = batch.unsettled_count
     waiting = RunningFlow(await_capacity(client, batch, 1.0))
     written = len(select_frames(script.take_frames(), "SEND", "/queue/a"))
     script.refuse(3, Code.NO_SPACE)
     for frame in range(4, 3 + written):
         script.refuse(frame, Code.GAP)
     script.now += NO_SPACE_RETRY_S
-    client.tick()
+    client.run_due_calls()
     assert select_frames(script.take_frames(), "SEND", "/queue/a")
     report = f"{count:,} messages were not confirmed and may have arrived, behind 1 that is confirmed: no-space"
     with pytest.raises(TimeoutError, match=f"^{report}$") as caught:

@@ -298,7 +298,7 @@ def test_a_driver_that_nobody_has_any_more_is_not_kept_by_its_heart() -> None:
     class Nothing:
         loop: Any = asyncio.new_event_loop()
 
-        def beat(self, seen: float) -> float:
+        def send_heart_beat_if_idle(self, seen: float) -> float:
             return seen
 
     beating = Nothing()

@@ -488,7 +488,7 @@ def test_a_cancelled_browse_leaves_no_connection() -> None:
         await setup.all_are_there()
         await setup.is_usable()
         async with asyncio.timeout(PATIENCE_S):
-            while len(setup.broker._run.connections) > 1:
+            while len(setup.broker._broker_run.connections) > 1:
                 await asyncio.sleep(0.001)
 
     check(case)
@@ -501,7 +501,7 @@ def test_a_cancelled_connect_leaves_nothing() -> None:
 
         await cancels.run(connecting())
         async with asyncio.timeout(PATIENCE_S):
-            while len(setup.broker._run.connections) > 1:
+            while len(setup.broker._broker_run.connections) > 1:
                 await asyncio.sleep(0.001)
         await setup.is_usable()
 

@@ -352,7 +352,7 @@ def test_a_store_that_was_exported_is_another(tmp_path: Path) -> None:
                 await session.send("/queue/out", "1")
                 await session.commit()
                 producer = session._source.core.require_transactions()._producer
-                token = f"{producer.store} {producer.name} {producer.number}"
+                token = f"{producer.store_id} {producer.name} {producer.last_number}"
             assert await connection.outcome(token) == "committed"
         async with broker_here(tmp_path / "two") as two, connect(two.url) as connection:
             assert await connection.outcome(token) == "unknown"

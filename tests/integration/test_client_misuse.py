@@ -138,7 +138,7 @@ def test_a_timeout_that_is_none_is_said(timeout: Any) -> None:
 
 def test_sends_that_were_given_up_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """They kept the outbox full for as long as there was no connection, though they are never sent."""
-    monkeypatch.setattr(send_buffer, "MESSAGES_MAX", 10)
+    monkeypatch.setattr(send_buffer, "UNCONFIRMED_MESSAGES_MAX", 10)
 
     async def test(broker: LocalBroker, connection: Connection) -> None:
         may_send = asyncio.Event()

@@ -11,7 +11,7 @@ import pytest
 from bench.brokers import ActiveMQ, no_activemq_reason
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from truenext.client.recorder import Event, Recorder
-from truenext.client.workload import WorkloadMessage, mix, production
+from truenext.client.workload import WorkloadMessage, make_mix, make_production
 from truenext.errors import ConfigurationError, RemoteProtocolError
 
 
@@ -40,7 +40,7 @@ def sequences(events: list[Event], kind: str) -> list[int | None]:
 
 @pytest.mark.parametrize("window", [1, 1000])
 def test_a_recording_of_the_production_case(broker: BrokerProcess, queue: str, window: int) -> None:
-    events = recorder(broker).record(production(40, random.Random(1)), queue=queue, window=window, report=silent)
+    events = recorder(broker).record(make_production(40, random.Random(1)), queue=queue, window=window, report=silent)
     assert [event.event for event in events] == list(range(1, len(events) + 1))
     assert [event.kind for event in events[:42]] == ["run-started", *["accepted"] * 40, "subscribed"]
     assert events[-1].kind == "drained"
@@ -56,7 +56,7 @@ def test_a_recording_of_the_production_case(broker: BrokerProcess, queue: str, w
 
 
 def test_all_is_confirmed_before_the_consumer_comes(broker: BrokerProcess, queue: str) -> None:
-    messages = mix(1203, random.Random(5))
+    messages = make_mix(1203, random.Random(5))
     events = recorder(broker).record(messages, queue=queue, window=10, report=silent)
     assert Counter(event.kind for event in events) == {
         **dict.fromkeys(("run-started", "subscribed", "drained"), 1),
@@ -69,7 +69,7 @@ def test_all_is_confirmed_before_the_consumer_comes(broker: BrokerProcess, queue
 def test_a_queue_with_messages_of_others_is_refused(broker: BrokerProcess, queue: str) -> None:
     broker.connect().send(queue, b"not ours", persistent=True, confirmed=True)
     with pytest.raises(RemoteProtocolError, match="name an empty queue"):
-        recorder(broker).record(production(4, random.Random(1)), queue=queue, window=1, report=silent)
+        recorder(broker).record(make_production(4, random.Random(1)), queue=queue, window=1, report=silent)
 
 
 def test_another_machine_must_be_asked_for() -> None:
@@ -88,7 +88,7 @@ def test_the_files_have_the_columns_of_the_history(broker: BrokerProcess, queue:
     rows = [row for path in paths for row in parquet.read_table(path, partitioning=None).to_pylist()]
     assert [row["event"] for row in rows] == list(range(1, 154))
     sent = [(row["priority"], row["persistent"]) for row in rows if row["kind"] == "accepted"]
-    assert sent == mix(50, random.Random(11))
+    assert sent == make_mix(50, random.Random(11))
     schema = parquet.read_schema(paths[0])
     assert not schema.field("at").nullable and str(schema.field("at").type) == "timestamp[us, tz=UTC]"
 
@@ -133,7 +133,7 @@ def recorded(activemq: ActiveMQ, messages: list[WorkloadMessage], *, queue: str,
 
 
 def test_a_recording_of_activemq_shows_the_faults_of_the_production_case(activemq: ActiveMQ) -> None:
-    received = recorded(activemq, production(2000, random.Random(1)), queue="production", window=100)
+    received = recorded(activemq, make_production(2000, random.Random(1)), queue="production", window=100)
     assert sorted(received, key=lambda sequence: sequence or 0) == list(range(1, 2001))
     urgent = list(range(1501, 2001))
     assert [sequence for sequence in received if sequence in urgent] == urgent

@@ -19,7 +19,7 @@ from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.cli import messages
 from truenext.cli.main import main
-from truenext.client.core.send_buffer import MESSAGES_MAX, NO_SPACE_RETRY_S
+from truenext.client.core.send_buffer import NO_SPACE_RETRY_S, UNCONFIRMED_MESSAGES_MAX
 from truenext.disk_level import DiskLevel
 
 REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])
@@ -267,7 +267,7 @@ def test_truenext_send_of_more_lines_than_may_be_under_way_says_how_many_are_con
                 time.sleep(0.05)
             held_broker.set_disk_level(DiskLevel.LITTLE)
             with suppress(BrokenPipeError):
-                lines.write("x\n" * 100 * MESSAGES_MAX)
+                lines.write("x\n" * 100 * UNCONFIRMED_MESSAGES_MAX)
 
     writer = threading.Thread(target=write_lines, daemon=True)
     writer.start()

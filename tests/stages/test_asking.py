@@ -132,7 +132,7 @@ def test_an_ask_that_is_cancelled_leaves_nothing_behind_and_its_flow_goes_on() -
 
     async def work(t: Stages) -> None:
         reply = asyncio.create_task(t.ask(slow, Number(1)))
-        await until(lambda: bool(t._running.active_stages))
+        await until(lambda: bool(t._service_run.active_stages))
         reply.cancel()
         await asyncio.wait([reply])
         assert reply.cancelled()
@@ -176,8 +176,8 @@ def test_an_ask_outlives_a_crash_of_the_broker() -> None:
         await there.wait()
         await t.broker.crash()
         # Nothing waits in a topic: a reply that comes before this process has subscribed anew is lost.
-        await until(lambda: t._running.connection.health().reconnects == 1)
-        await until(lambda: {each.state for each in t._running.connection.health().consumers} == {"open"})
+        await until(lambda: t._service_run.connection.health().reconnects == 1)
+        await until(lambda: {each.state for each in t._service_run.connection.health().consumers} == {"open"})
         may_continue.set()
         assert await reply == Number(1)
 
@@ -279,7 +279,7 @@ def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monke
         return number
 
     async def work(t: Stages) -> None:
-        reply = t._running.initiator._pending_replies
+        reply = t._service_run.initiator._pending_replies
         refusals = 0
 
         class Refusing:
@@ -301,7 +301,7 @@ def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monke
 
         class Refuser:
             async def consumer(self, destination: str) -> Refusing:
-                return Refusing(await t._running.connection.consumer(destination))
+                return Refusing(await t._service_run.connection.consumer(destination))
 
         reply._connection = Refuser()  # type: ignore[assignment]
         assert await t.ask(answer, Number(1)) == Number(1)

@@ -232,7 +232,7 @@ def test_what_comes_after_an_attempt_that_was_lost_runs_alone_in_its_process() -
         await t.send(take, Number(), interactive=True)
         await lost.wait()
         await until(lambda: len(inside) == 4)
-        (lane,) = [each for each in t._running._pools if each.is_interactive]
+        (lane,) = [each for each in t._service_run._pools if each.is_interactive]
         t.broker.freeze(lane.connection)
         # The broker gives it up, and with it an attempt of its message.
         await t.advance(seconds=60)

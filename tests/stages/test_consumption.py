@@ -49,12 +49,12 @@ def test_a_stage_that_is_refused_or_not_answered_tries_again(monkeypatch: pytest
     async def run() -> None:
         async with stages(app) as t:
             why = f"taking.jobs takes no interactive messages yet: {error}"
-            while why not in (health := assess(t._running.facts(), stalled_after_s=300)).reasons:
+            while why not in (health := assess(t._service_run.facts(), stalled_after_s=300)).reasons:
                 await asyncio.sleep(0.001)
             assert (health.live, health.ready) == (True, False)
             await t.send(app.endpoints["taking.jobs"], Job(1))
             await t.wait_until_ended()
-            while not assess(t._running.facts(), stalled_after_s=300).ready:
+            while not assess(t._service_run.facts(), stalled_after_s=300).ready:
                 await asyncio.sleep(0.001)
 
     asyncio.run(run())
@@ -68,8 +68,8 @@ def test_a_stage_that_takes_nothing_any_more_ends_the_process_and_is_not_live(mo
     async def run() -> None:
         async with stages(app) as t:
             with pytest.raises(ClosedError, match="does not want this user"):
-                await t._running.wait_until_failed()
-            health = assess(t._running.facts(), stalled_after_s=300)
+                await t._service_run.wait_until_failed()
+            health = assess(t._service_run.facts(), stalled_after_s=300)
             assert not health.live
             assert (
                 "taking.jobs takes no interactive messages any more: ClosedError: the broker does not"
@@ -85,10 +85,10 @@ def test_a_login_that_is_refused_later_ends_the_process(monkeypatch: pytest.Monk
 
     async def run() -> None:
         async with stages(app) as t:
-            for lane in t._running._pools:
-                lane.connection._driver.client.fail(Refused("this user is not known"))
+            for lane in t._service_run._pools:
+                lane.connection._driver.client.fail_permanently(Refused("this user is not known"))
             with pytest.raises(Refused, match="this user is not known"):
-                await t._running.wait_until_failed()
+                await t._service_run.wait_until_failed()
 
     asyncio.run(run())
 
@@ -123,7 +123,7 @@ def test_a_stage_with_a_database_that_was_refused_once_is_ready_again(monkeypatc
             await t.send(jobs, Job(1))
             await t.wait_until_ended()
             async with asyncio.timeout(30):
-                while not assess(t._running.facts(), stalled_after_s=300).ready:
+                while not assess(t._service_run.facts(), stalled_after_s=300).ready:
                     await asyncio.sleep(0.001)
 
     asyncio.run(run())

@@ -122,17 +122,17 @@ def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold
         async with stages(app, database=f"sqlite:///{tmp_path / 'shop.db'}") as t:
             await t.send(work, Job(0))
             await is_started.wait()
-            gate = t._running.context.gate
+            gate = t._service_run.context.gate
             assert gate is not None
             gate.close_on_error(DatabaseUnavailable("for a moment"))
             await gate.until_open()
             await t.send(work, Job(1))
             why = "work takes no other messages yet: what it had in hand when the database went has not ended"
-            while why not in assess(t._running.facts(), stalled_after_s=300).reasons:
+            while why not in assess(t._service_run.facts(), stalled_after_s=300).reasons:
                 await asyncio.sleep(0.001)
             may_end.set()
             await t.wait_until_ended()
-            health = assess(t._running.facts(), stalled_after_s=300)
+            health = assess(t._service_run.facts(), stalled_after_s=300)
             assert health.facts.database == "available"
             assert not any("went" in each for each in health.reasons)
 

@@ -189,7 +189,7 @@ def test_the_delay_after_each_failure_is_the_next_of_its_list_and_the_last_one_f
     async def work(t: Stages) -> None:
         await t.send(fails, Number())
         for attempt, delay_s in ((1, 2), (2, 10), (3, 60), (4, 60)):
-            await until(lambda: not t._running.active_stages and ran == list(range(1, attempt + 1)))  # noqa: B023
+            await until(lambda: not t._service_run.active_stages and ran == list(range(1, attempt + 1)))  # noqa: B023
             await t.advance(seconds=delay_s - 0.5)
             await asyncio.sleep(0.02)
             assert len(ran) == attempt
@@ -523,7 +523,7 @@ def test_a_message_whose_last_attempt_was_lost_says_so_and_what_had_failed_befor
     async def work(t: Stages) -> None:
         await t.send(fails, Number(), interactive=True)
         await lost.wait()
-        (lane,) = [each for each in t._running._pools if each.is_interactive]
+        (lane,) = [each for each in t._service_run._pools if each.is_interactive]
         t.broker.freeze(lane.connection)
         # The broker gives it up, and with it an attempt of its message.
         await t.advance(seconds=60)
@@ -634,7 +634,7 @@ def test_a_service_outlives_a_broker_that_is_away_again_and_again() -> None:
         await t.wait_until_ended()
         assert set(received) == {0, 1, 2}
         # One of each lane, and that of the test: none was left behind.
-        await until(lambda: len(t.broker._run.connections) == 3)
+        await until(lambda: len(t.broker._broker_run.connections) == 3)
 
     run(app, work)
 

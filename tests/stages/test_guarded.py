@@ -145,7 +145,7 @@ def test_a_stop_during_a_hook_tells_one_ending() -> None:
         async with stages(app) as t:
             await t.send(take, Number(1))
             await is_started.wait()
-            await t._running.stop(0.0)
+            await t._service_run.stop(0.0)
 
     asyncio.run(main())
     assert outcomes == ["completed"]

@@ -676,7 +676,7 @@ def test_an_initiation_that_waits_when_the_service_stops_is_told_what_is_known_o
         async with stages(app) as t, disconnected(t.broker):
             sending = asyncio.create_task(app.send(take, Number(), trace="t"))
             await asyncio.sleep(0.05)
-            await t._running.stop(0.0)
+            await t._service_run.stop(0.0)
             with pytest.raises((RolledBack, InDoubt)):
                 await sending
 

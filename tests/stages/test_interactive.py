@@ -93,7 +93,7 @@ def test_all_messages_of_an_interactive_flow_have_priority_9_and_those_of_others
     async def work(t: Stages) -> None:
         for interactive in (False, True):
             await t.send(chain, Number(), interactive=interactive)
-        await until(lambda: not t._running.active_stages)
+        await until(lambda: not t._service_run.active_stages)
         for _ in range(100):
             waiting = [*(await t.broker.queue("there")).messages, *(await t.broker.queue("beside")).messages]
             if len(waiting) == 4:

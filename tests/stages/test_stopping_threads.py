@@ -37,7 +37,7 @@ def test_a_plain_function_that_does_not_end_is_no_attempt(caplog: pytest.LogCapt
         async with stages(app, database="sqlite://") as t:
             await t.send(never, Job(1))
             await asyncio.to_thread(is_started.wait)
-            await t._running.stop(0.0)
+            await t._service_run.stop(0.0)
             assert await attempts_of(t, "stopping.never") == [0]
 
     try:
@@ -61,12 +61,12 @@ def test_a_stop_that_was_cancelled_goes_on_with_less_time() -> None:
         async with stages(app) as t:
             await t.send(slow, Job(1))
             await is_started.wait()
-            stopping = asyncio.create_task(t._running.stop(3600))
+            stopping = asyncio.create_task(t._service_run.stop(3600))
             await asyncio.sleep(0.01)
             stopping.cancel()
             await asyncio.wait({stopping})
             assert stopping.cancelled()
-            await t._running.stop(0.0)
+            await t._service_run.stop(0.0)
             assert await attempts_of(t, "stopping.slow") == [0]
 
     asyncio.run(run())
@@ -162,7 +162,7 @@ def test_a_plain_function_that_outlives_the_stop_leaves_no_transaction_open(tmp_
         async with stages(app, database=url) as t:
             await t.send(long, Job(1))
             await asyncio.to_thread(is_started.wait)
-            await t._running.stop(0.0)
+            await t._service_run.stop(0.0)
 
     try:
         asyncio.run(run())

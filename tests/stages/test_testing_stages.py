@@ -476,7 +476,7 @@ def test_time_is_put_forward_for_delays_and_expiry_alone() -> None:
 
     async def work(t: Stages) -> None:
         await t.send(take, Number())
-        await until(lambda: ran == [1] and not t._running.active_stages)
+        await until(lambda: ran == [1] and not t._service_run.active_stages)
         await t.advance(seconds=590)
         assert ran == [1]
         await t.advance(seconds=20)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import truenext
 from truenext import blocking
-from truenext.client.core.buffer import Received
+from truenext.client.core.buffer import ReceivedMessage
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.send_options import SendOptions
 
@@ -55,7 +55,7 @@ _CLASSES: tuple[type, ...] = (
 )
 """In the order of the page."""
 _OF_MESSAGE = {"may_have_missed"}
-"""What a program sees of `Received`, of which a message is made."""
+"""What a program sees of `ReceivedMessage`, of which a message is made."""
 _ERRORS: tuple[type, ...] = (
     truenext.TruenextError,
     truenext.ClosedError,
@@ -181,7 +181,7 @@ def _class(cls: type) -> Iterator[str]:
     yield from _text(inspect.cleandoc(cls.__doc__ or ""))
     members = list(members_of(cls))
     if cls is truenext.Message:
-        members += [each for each in members_of(Received) if each.name in _OF_MESSAGE]
+        members += [each for each in members_of(ReceivedMessage) if each.name in _OF_MESSAGE]
     yield from _table([each for each in members if not each.is_call])
     if cls is truenext.Message:
         yield "It also has everything that [Content](#content) has."

@@ -2,13 +2,13 @@
 
 import pytest
 
-from truenext.client.core.buffer import Buffer
+from truenext.client.core.buffer import ReceiveBuffer
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
 from truenext.client.core.link import Link
 from truenext.client.core.send_buffer import SendBatch
 from truenext.client.core.send_flows import await_confirmed
-from truenext.client.core.session import Mode, SessionCore
+from truenext.client.core.session import SessionCore, SessionMode
 from truenext.client.core.transaction_state import Outcome
 from truenext.errors import ClosedError, ConnectionLost
 from truenext.url import Address
@@ -24,7 +24,7 @@ def client() -> Client:
         flush=lambda: True,
         flush_soon=lambda: None,
         report=lambda what, facts: None,
-        has_ended=lambda owner: False,
+        has_owner_ended=lambda owner: False,
     )
     client = Client(ConnectOptions(addresses=[Address(host="127.0.0.1", port=1)]), "name", context)
     client.context.link = Link(1, 0.0, 0.0, on_frame=lambda frame: None)
@@ -33,7 +33,7 @@ def client() -> Client:
 
 def test_a_commit_that_is_interrupted_when_it_has_just_happened_is_over(client: Client) -> None:
     """What comes next is no part of it: it would never be committed."""
-    session = SessionCore(client, Mode.TRANSACTED, Buffer())
+    session = SessionCore(client, SessionMode.TRANSACTED, ReceiveBuffer())
     assert client.link is not None
     client.link.is_up = True
     sending = session.send(b"SEND\ndestination:/queue/q\n", b"", None, None, ME)
@@ -51,7 +51,7 @@ def test_a_commit_that_is_interrupted_when_it_has_just_happened_is_over(client: 
 
 def test_nothing_is_waited_for_that_a_lost_connection_would_have_written(client: Client) -> None:
     client.flush = lambda: False
-    client.lost(ConnectionLost("gone"))
+    client.on_connection_lost(ConnectionLost("gone"))
     with pytest.raises(StopIteration) as ended:
         next(client.wait_until_written())
     assert ended.value.value is True
@@ -59,13 +59,13 @@ def test_nothing_is_waited_for_that_a_lost_connection_would_have_written(client:
 
 def test_a_broker_that_hangs_up_first_while_we_take_leave_leaves_us_closed(client: Client) -> None:
     client.is_closing = client._is_disconnect_sent = True
-    client.lost(ConnectionLost("the broker has closed it"))
+    client.on_connection_lost(ConnectionLost("the broker has closed it"))
     assert isinstance(client.error, ClosedError)
 
 
 def test_all_who_flush_wait_for_the_same(client: Client) -> None:
     batch = SendBatch()
-    batch.unsettled = 1
+    batch.unsettled_count = 1
     first, second = await_confirmed(client, batch, None), await_confirmed(client, batch, None)
     signals = {next(first).signal, next(second).signal}
     batch.on_settled(None)

@@ -5,15 +5,18 @@ from collections import Counter
 
 import pytest
 
-from truenext.client.workload import CASES, WorkloadMessage, alternation, mix, production
+from truenext.client.workload import WORKLOADS, WorkloadMessage, make_alternation, make_mix, make_production
 
 
 def test_production_is_the_batch_first_and_then_the_interactive_ones() -> None:
-    assert production(4000, random.Random(0)) == [WorkloadMessage(4, True)] * 3000 + [WorkloadMessage(9, False)] * 1000
+    assert (
+        make_production(4000, random.Random(0))
+        == [WorkloadMessage(4, True)] * 3000 + [WorkloadMessage(9, False)] * 1000
+    )
 
 
 def test_alternation_differs_in_persistence_alone() -> None:
-    assert alternation(3, random.Random(0)) == [
+    assert make_alternation(3, random.Random(0)) == [
         WorkloadMessage(4, True),
         WorkloadMessage(4, False),
         WorkloadMessage(4, True),
@@ -21,11 +24,11 @@ def test_alternation_differs_in_persistence_alone() -> None:
 
 
 def test_a_mix_is_told_by_its_seed() -> None:
-    assert mix(500, random.Random(7)) == mix(500, random.Random(7)) != mix(500, random.Random(8))
-    assert len(Counter(mix(500, random.Random(7)))) == 20
+    assert make_mix(500, random.Random(7)) == make_mix(500, random.Random(7)) != make_mix(500, random.Random(8))
+    assert len(Counter(make_mix(500, random.Random(7)))) == 20
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", WORKLOADS)
 @pytest.mark.parametrize("count", [1, 2, 5, 4001])
 def test_every_case_has_as_many_as_asked_for(case: str, count: int) -> None:
-    assert len(CASES[case](count, random.Random(1))) == count
+    assert len(WORKLOADS[case](count, random.Random(1))) == count

@@ -12,7 +12,7 @@ from truenext.blocking import Connection, connect
 from truenext.cli import terminal
 from truenext.cli.exit_status import Failure
 from truenext.cli.values import URL, UrlOption
-from truenext.client.core.context import NO_SPACE
+from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
 from truenext.url import DEFAULT_URL
 
@@ -75,7 +75,7 @@ class _ConnectionReport(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # Only what has come has a session.
         is_connected = isinstance(record.args, dict) and "session" in record.args
-        if record.msg == NO_SPACE:
+        if record.msg == NO_SPACE_TEXT:
             terminal.echo(f"truenext: {record.getMessage()}", err=True)
         elif self.is_lasting and is_connected is self._is_lost:
             self._is_lost = not is_connected

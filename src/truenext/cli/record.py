@@ -13,7 +13,7 @@ from truenext.cli.connection import url_option
 from truenext.cli.exit_status import Failure
 from truenext.cli.values import PathParam, Text
 from truenext.client.recorder import MESSAGES_MAX, Recorder
-from truenext.client.workload import CASES
+from truenext.client.workload import WORKLOADS
 from truenext.errors import TruenextError
 from truenext.limits import WINDOW_MAX
 from truenext.spark.recording import check_folder, write_recording
@@ -23,7 +23,7 @@ from truenext.spark.recording import check_folder, write_recording
 @click.option(
     "--case",
     "case",
-    type=click.Choice(list(CASES)),
+    type=click.Choice(list(WORKLOADS)),
     default="production",
     show_default=True,
     help="What is sent: 3 in 4 persistent of priority 4 and then the rest non-persistent of priority 9; persistent and "
@@ -79,7 +79,7 @@ def record(
         raise click.UsageError(f"--seed is for --case mix: nothing of {case} is random")
     seed = random.randrange(2**32) if seed is None else seed
     queue = queue or f"truenext.record.{case}.{secrets.token_hex(4)}"
-    workload = CASES[case](count, random.Random(seed))
+    workload = WORKLOADS[case](count, random.Random(seed))
     console = Console(stderr=True)
     try:
         recorder = Recorder(url, login=login, passcode=passcode, may_be_remote=remote)

@@ -18,18 +18,18 @@ from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.limits import WINDOW_MAX
 from truenext.url import parse_url
 
-CONFIRM_EVERY = 500
+CONFIRM_EVERY_MESSAGES = 500
 """Messages between two receipts."""
-ARRIVAL_SECONDS = 10.0
+ARRIVAL_TIMEOUT_S = 10.0
 """While messages are missing: what does not come within this time after the last one is lost."""
-QUIET_SECONDS = 0.5
+QUIET_TIMEOUT_S = 0.5
 """Once all have come: what is delivered twice comes within this time."""
 MESSAGES_MAX = 1_000_000
 """Messages in one recording: its events are kept in memory until it is complete, about half a kilobyte for each."""
-IDENTITY = "recorded-as"
+IDENTITY_HEADER = "recorded-as"
 """The header that says which message of which recording this is."""
 
-Report = Callable[[str, int], None]
+ReportProgress = Callable[[str, int], None]
 """Told what was done, `sent` or `received`, and how many by now."""
 
 
@@ -81,7 +81,9 @@ class Recorder:
         self._name = secrets.token_hex(4)
         self._events: list[Event] = []
 
-    def record(self, messages: Sequence[WorkloadMessage], *, queue: str, window: int, report: Report) -> list[Event]:
+    def record(
+        self, messages: Sequence[WorkloadMessage], *, queue: str, window: int, report: ReportProgress
+    ) -> list[Event]:
         """Send `messages` to `queue`, take them again and acknowledge each; what happened, in order.
 
         The queue must be empty and nobody else's. Messages that never come are not an error: the account shows them as
@@ -94,7 +96,7 @@ class Recorder:
         if not 1 <= window <= WINDOW_MAX:
             raise ConfigurationError(f"a window is 1 to {WINDOW_MAX} messages, not {window}")
         self._events = []
-        self._note("run-started", reason="clean")
+        self._add_event("run-started", reason="clean")
         self._send(messages, queue, report)
         self._receive(len(messages), queue, window, report)
         return self._events
@@ -102,69 +104,71 @@ class Recorder:
     def _connect(self) -> Connection:
         return connect(self._url, user=self._login, password=self._passcode, reconnect=False)
 
-    def _send(self, messages: Sequence[WorkloadMessage], queue: str, report: Report) -> None:
+    def _send(self, messages: Sequence[WorkloadMessage], queue: str, report: ReportProgress) -> None:
         with self._connect() as connection:
-            for first in range(0, len(messages), CONFIRM_EVERY):
-                chunk = messages[first : first + CONFIRM_EVERY]
-                connection.send_many(f"/queue/{queue}", map(self._outgoing, chunk, range(first + 1, len(messages) + 1)))
+            for first in range(0, len(messages), CONFIRM_EVERY_MESSAGES):
+                chunk = messages[first : first + CONFIRM_EVERY_MESSAGES]
+                connection.send_many(
+                    f"/queue/{queue}", map(self._make_outgoing, chunk, range(first + 1, len(messages) + 1))
+                )
                 for sequence, message in enumerate(chunk, first + 1):
-                    self._note(
+                    self._add_event(
                         "accepted",
                         queue=queue,
                         sequence=sequence,
                         priority=message.priority,
                         persistent=message.persistent,
-                        size=len(_body(sequence)),
+                        size=len(_make_body(sequence)),
                         batch=0,
                     )
                 report("sent", first + len(chunk))
 
-    def _outgoing(self, message: WorkloadMessage, sequence: int) -> Outgoing:
+    def _make_outgoing(self, message: WorkloadMessage, sequence: int) -> Outgoing:
         return Outgoing(
-            _body(sequence),
+            _make_body(sequence),
             priority=message.priority,
             persistent=message.persistent,
-            headers={IDENTITY: f"{self._name}-{sequence}"},
+            headers={IDENTITY_HEADER: f"{self._name}-{sequence}"},
         )
 
-    def _receive(self, count: int, queue: str, window: int, report: Report) -> None:
+    def _receive(self, count: int, queue: str, window: int, report: ReportProgress) -> None:
         deliveries: dict[int, int] = {}
         received = 0
         with self._connect() as connection:
             # Noted before, since the first messages may arrive before the subscription is confirmed.
-            self._note("subscribed", queue=queue, consumer=1, mode="client-individual", window=window)
+            self._add_event("subscribed", queue=queue, consumer=1, mode="client-individual", window=window)
             with connection.consumer(f"/queue/{queue}", ack="individual", prefetch=window) as consumer:
                 # All that is here, so that none that came before stays behind one that came after.
                 while messages := consumer.receive_many(
-                    window, ARRIVAL_SECONDS if len(deliveries) < count else QUIET_SECONDS
+                    window, ARRIVAL_TIMEOUT_S if len(deliveries) < count else QUIET_TIMEOUT_S
                 ):
-                    for message in sorted(messages, key=_arrival):
-                        sequence = self._identify(message.headers.get(IDENTITY, ""), count, queue)
+                    for message in sorted(messages, key=_arrival_of):
+                        sequence = self._parse_identity(message.headers.get(IDENTITY_HEADER, ""), count, queue)
                         deliveries[sequence] = deliveries.get(sequence, 0) + 1
                         count_now = deliveries[sequence]
-                        self._note("dispatched", queue=queue, sequence=sequence, consumer=1, deliveries=count_now)
+                        self._add_event("dispatched", queue=queue, sequence=sequence, consumer=1, deliveries=count_now)
                         received += 1
                         message.ack()
-                        self._note("acknowledged", queue=queue, sequence=sequence, consumer=1)
+                        self._add_event("acknowledged", queue=queue, sequence=sequence, consumer=1)
                         report("received", received)
                         if received > 2 * count:
                             raise RemoteProtocolError(f"{self._url} delivers what was acknowledged again and again")
-            self._note("drained", queue=queue)
+            self._add_event("drained", queue=queue)
 
-    def _identify(self, identity: str, count: int, queue: str) -> int:
+    def _parse_identity(self, identity: str, count: int, queue: str) -> int:
         name, _, number = identity.rpartition("-")
         if name != self._name or not number.isdecimal() or not 1 <= int(number) <= count:
             raise RemoteProtocolError(f"{queue} has messages that this recording did not send; name an empty queue")
         return int(number)
 
-    def _note(self, kind: str, **columns: str | int | bool) -> None:
+    def _add_event(self, kind: str, **columns: str | int | bool) -> None:
         event = {"event": len(self._events) + 1, "at": datetime.now(UTC), "kind": kind, **columns}
         self._events.append(Event(**event))  # type: ignore[arg-type]
 
 
-def _body(sequence: int) -> bytes:
+def _make_body(sequence: int) -> bytes:
     return f"message {sequence}".encode()
 
 
-def _arrival(message: Message) -> int:
+def _arrival_of(message: Message) -> int:
     return message.arrival

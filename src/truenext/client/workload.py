@@ -15,24 +15,24 @@ class WorkloadMessage(NamedTuple):
     persistent: bool
 
 
-def production(count: int, _: random.Random) -> list[WorkloadMessage]:
+def make_production(count: int, _: random.Random) -> list[WorkloadMessage]:
     """Ordinary messages (persistent, priority 4), then interactive ones (non-persistent, priority 9), 3 to 1."""
     interactive = count // PRODUCTION_SHARE
     return [WorkloadMessage(4, True)] * (count - interactive) + [WorkloadMessage(9, False)] * interactive
 
 
-def alternation(count: int, _: random.Random) -> list[WorkloadMessage]:
+def make_alternation(count: int, _: random.Random) -> list[WorkloadMessage]:
     """Persistent and non-persistent in turn, all of priority 4: order of arrival alone decides."""
     return [WorkloadMessage(4, number % 2 == 0) for number in range(count)]
 
 
-def mix(count: int, rng: random.Random) -> list[WorkloadMessage]:
+def make_mix(count: int, rng: random.Random) -> list[WorkloadMessage]:
     """Any priority, persistent or not."""
     return [WorkloadMessage(rng.randrange(10), rng.random() < 0.5) for _ in range(count)]
 
 
-CASES: dict[str, Callable[[int, random.Random], list[WorkloadMessage]]] = {
-    "production": production,
-    "alternation": alternation,
-    "mix": mix,
+WORKLOADS: dict[str, Callable[[int, random.Random], list[WorkloadMessage]]] = {
+    "production": make_production,
+    "alternation": make_alternation,
+    "mix": make_mix,
 }

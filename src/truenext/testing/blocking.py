@@ -8,14 +8,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from truenext.clock import monotonic
 from truenext.testing.contents import QueueContents
-from truenext.testing.faults import When, caller_location
+from truenext.testing.faults import CommitMoment, caller_location
 from truenext.testing.local import HasSession, LocalBroker, broker
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _RealTimeLoop(asyncio.SelectorEventLoop):
     """Goes on in a test that has stopped the time of its program."""
 
     def time(self) -> float:
@@ -35,45 +35,45 @@ class BlockingBroker:
         return self._local.url
 
     def restart(self) -> None:
-        self._wait(self._local.restart())
+        self._run_in_loop(self._local.restart())
 
     def crash(self) -> None:
-        self._wait(self._local.crash())
+        self._run_in_loop(self._local.crash())
 
-    def lose_commit(self, when: When, *, required: bool = True) -> None:
-        self._do(self._local.faults.order_commit_loss, when, required, caller_location())
+    def lose_commit(self, when: CommitMoment, *, required: bool = True) -> None:
+        self._call_in_loop(self._local.faults.order_commit_loss, when, required, caller_location())
 
     def drop(self, connection: HasSession | str | None = None) -> None:
-        self._do(self._local.drop, connection)
+        self._call_in_loop(self._local.drop, connection)
 
     def freeze(self, connection: HasSession | str | None = None) -> None:
-        self._do(self._local.freeze, connection)
+        self._call_in_loop(self._local.freeze, connection)
 
     def thaw(self, connection: HasSession | str | None = None) -> None:
-        self._do(self._local.thaw, connection)
+        self._call_in_loop(self._local.thaw, connection)
 
     def fill_disk(self) -> None:
-        self._do(self._local.fill_disk)
+        self._call_in_loop(self._local.fill_disk)
 
     def free_disk(self) -> None:
-        self._do(self._local.free_disk)
+        self._call_in_loop(self._local.free_disk)
 
     def slow_disk(self, seconds: float) -> None:
-        self._do(self._local.slow_disk, seconds)
+        self._call_in_loop(self._local.slow_disk, seconds)
 
     def advance(self, *, seconds: float) -> None:
-        self._wait(self._local.advance(seconds=seconds))
+        self._run_in_loop(self._local.advance(seconds=seconds))
 
     def queue(self, name: str) -> QueueContents:
-        return self._wait(self._local.queue(name))
+        return self._run_in_loop(self._local.queue(name))
 
-    def _do(self, action: Callable[_P, None], *arguments: _P.args, **named: _P.kwargs) -> None:
+    def _call_in_loop(self, action: Callable[_P, None], *arguments: _P.args, **named: _P.kwargs) -> None:
         async def act() -> None:
             action(*arguments, **named)
 
-        self._wait(act())
+        self._run_in_loop(act())
 
-    def _wait(self, action: Coroutine[Any, Any, _T]) -> _T:
+    def _run_in_loop(self, action: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(action, self._loop).result()
 
 
@@ -94,7 +94,7 @@ def blocking_broker() -> Iterator[BlockingBroker]:
 
     def run() -> None:
         try:
-            with asyncio.Runner(loop_factory=_Loop) as runner:
+            with asyncio.Runner(loop_factory=_RealTimeLoop) as runner:
                 runner.run(serve())
         except BaseException as error:
             if started.done():

@@ -10,31 +10,31 @@ from typing import Any
 
 from truenext.clock import monotonic_ns, time_ns
 
-MARGIN_NS = 1000
+ADVANCE_MARGIN_NS = 1000
 """Put forward by so much more, so that what is due is due: seconds are rounded."""
 
 
-class Clock:
+class AdvanceableClock:
     """The clock of one broker, through all of its runs."""
 
     def __init__(self) -> None:
-        self._added_ns = 0
+        self._advanced_ns = 0
 
     def wall_ns(self) -> int:
         """Nanoseconds since the epoch."""
-        return time_ns() + self._added_ns
+        return time_ns() + self._advanced_ns
 
     def steady_ns(self) -> int:
-        return monotonic_ns() + self._added_ns
+        return monotonic_ns() + self._advanced_ns
 
     @property
-    def seconds(self) -> float:
+    def steady_seconds(self) -> float:
         """Of the steady one."""
         return self.steady_ns() / 1e9
 
     def advance_to(self, seconds: float) -> None:
         """`seconds` are those of the steady clock; if they are over, nothing is done."""
-        self._added_ns += max(0, ceil(seconds * 1e9) + MARGIN_NS - self.steady_ns())
+        self._advanced_ns += max(0, ceil(seconds * 1e9) + ADVANCE_MARGIN_NS - self.steady_ns())
 
 
 class LoopTimer:
@@ -57,39 +57,41 @@ class BrokerLoop:
     ended it does nothing any more, as if its process had been killed.
     """
 
-    def __init__(self, loop: AbstractEventLoop, clock: Clock, on_failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, loop: AbstractEventLoop, clock: AdvanceableClock, on_failed: Callable[[Exception], None]
+    ) -> None:
         """`on_failed` is told what an action raised."""
         self._loop = loop
         self._clock = clock
         self._on_failed = on_failed
         self._timers: list[tuple[float, int, LoopTimer]] = []
         """A heap: when, by the clock, and a number that tells equals apart."""
-        self._numbers = count()
-        self._alarm: TimerHandle | None = None
+        self._tie_breakers = count()
+        self._first_timer_handle: TimerHandle | None = None
         """Of the real loop, for the first timer."""
         self._readers: dict[socket, Callable[[], object]] = {}
         self._writers: dict[socket, Callable[[], object]] = {}
         self._unwatched: set[socket] = set()
         self._has_ended = False
-        self.due_count = 0
+        self.pending_action_count = 0
         """Actions that are due, whatever the time is."""
-        self.done_count = 0
+        self.run_action_count = 0
         """Actions, ever."""
 
     # ---- Time ----
 
     def time(self) -> float:
-        return self._clock.seconds
+        return self._clock.steady_seconds
 
     def call_later(self, seconds: float, action: Callable[[], object]) -> LoopTimer:
         timer = LoopTimer(action)
-        heappush(self._timers, (self.time() + seconds, next(self._numbers), timer))
+        heappush(self._timers, (self.time() + seconds, next(self._tie_breakers), timer))
         if self._timers[0][2] is timer:
             self._set_alarm()
         return timer
 
     @property
-    def next_due(self) -> float | None:
+    def next_due_at(self) -> float | None:
         """When the first timer is due; None if there is none."""
         timers = self._timers
         while timers and timers[0][2].is_cancelled:
@@ -99,22 +101,22 @@ class BrokerLoop:
     def run_due(self) -> None:
         """Do what is due by now. To be called whenever the clock was put forward."""
         now = self.time()
-        while (due := self.next_due) is not None and due <= now:
+        while (due := self.next_due_at) is not None and due <= now:
             self._run(heappop(self._timers)[2].action)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        due = self.next_due
+        if self._first_timer_handle is not None:
+            self._first_timer_handle.cancel()
+            self._first_timer_handle = None
+        due = self.next_due_at
         if due is not None:
-            self._alarm = self._loop.call_later(max(0.0, due - self.time()), self.run_due)
+            self._first_timer_handle = self._loop.call_later(max(0.0, due - self.time()), self.run_due)
 
     # ---- Actions ----
 
     def call_soon(self, action: Callable[..., object], *arguments: Any) -> None:
-        self.due_count += 1
+        self.pending_action_count += 1
         self._loop.call_soon(self._run_soon, action, *arguments)
 
     def call_soon_threadsafe(self, action: Callable[..., object], *arguments: Any) -> None:
@@ -124,13 +126,13 @@ class BrokerLoop:
         return self._loop.create_future()
 
     def _run_soon(self, action: Callable[..., object], *arguments: Any) -> None:
-        self.due_count -= 1
+        self.pending_action_count -= 1
         self._run(action, *arguments)
 
     def _run(self, action: Callable[..., object], *arguments: Any) -> None:
         if self._has_ended:
             return
-        self.done_count += 1
+        self.run_action_count += 1
         try:
             action(*arguments)
         except Exception as error:

@@ -19,7 +19,7 @@ class CloseAfterCommit(CloseConnection):
     """A COMMIT is durable: its connection is lost here, and nothing that follows leaves."""
 
 
-class FreezingSocket(socket.socket):
+class FreezableSocket(socket.socket):
     """While it is frozen nothing goes through, nor is it seen from the other side that it was closed."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -68,9 +68,9 @@ class CuttableConnection(ServerConnection):
         **others: Any,
     ) -> None:
         """`loop` is a `BrokerLoop`; `on_close_seen` is called once the client can see that this is closed."""
-        self._test_loop = cast(BrokerLoop, loop)
+        self._broker_loop = cast(BrokerLoop, loop)
         """What hides sockets."""
-        self._socket = FreezingSocket(sock)
+        self._socket = FreezableSocket(sock)
         self._forward_closed = on_closed
         self._on_close_seen = on_close_seen
         super().__init__(self._socket, peer_name, broker, loop, on_closed=self._on_connection_closed, **others)
@@ -88,21 +88,21 @@ class CuttableConnection(ServerConnection):
             return
         self._socket.is_frozen = False
         self._on_socket_broken(reason)
-        self._test_loop.watch(self._socket)
+        self._broker_loop.watch(self._socket)
 
     def freeze(self) -> None:
         if not self._socket.is_frozen:
             self._socket.is_frozen = True
-            self._test_loop.unwatch(self._socket)
+            self._broker_loop.unwatch(self._socket)
 
     def thaw(self) -> None:
         if self._socket.is_frozen:
             self._socket.thaw()
-            self._test_loop.watch(self._socket)
+            self._broker_loop.watch(self._socket)
             if self._is_closed:
                 self._on_close_seen(self)
 
-    def beat(self) -> None:
+    def count_as_heart_beat(self) -> None:
         """The client has sent its heart-beats in time that was only put forward: its own clock knows nothing of it."""
         if not self._socket.is_frozen:
             self._last_received_at = self._loop.time()
@@ -121,7 +121,7 @@ class CuttableConnection(ServerConnection):
             # What comes before leaves. The connection goes later: a turn must not find it gone half-way.
             self.flush()
             self.freeze()
-            self._test_loop.call_soon(self.drop, "dropped behind a COMMIT, by a test")
+            self._broker_loop.call_soon(self.drop, "dropped behind a COMMIT, by a test")
         else:
             super().answer(answer)
 

@@ -38,7 +38,7 @@ class QueueContents:
         return [message.body for message in self.messages]
 
 
-async def contents(host: str, port: int, queue: str) -> QueueContents:
+async def read_queue_contents(host: str, port: int, queue: str) -> QueueContents:
     """Of the queue of this name; one that is not there is empty."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
@@ -62,12 +62,12 @@ async def contents(host: str, port: int, queue: str) -> QueueContents:
         send_frame("SUBSCRIBE", {"id": "browser", "destination": f"/queue/{queue}", "browser": "true"})
         messages = []
         while (frame := await next_frame()).headers.get("browser") != "end":
-            _check(frame)
+            _raise_if_error(frame)
             messages.append(WaitingMessage(body=frame.body, headers=frame.headers))
         send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"})
         send_frame("SEND", {"destination": "/control/queues", "reply-to": "/temp-queue/answers"})
         answer = await next_frame()
-        _check(answer)
+        _raise_if_error(answer)
         row = next((row for row in json.loads(answer.body) if row["name"] == queue), None)
         return QueueContents(
             messages=tuple(messages),
@@ -78,6 +78,6 @@ async def contents(host: str, port: int, queue: str) -> QueueContents:
         writer.close()
 
 
-def _check(frame: Frame) -> None:
+def _raise_if_error(frame: Frame) -> None:
     if frame.command == "ERROR":
         raise ValueError(frame.body.decode())

@@ -13,15 +13,15 @@ from truenext.testing.clock import BrokerLoop, LoopTimer
 from truenext.testing.faults import Faults
 
 
-class Disk:
+class FaultyStore:
     """The store of one run of the broker."""
 
     def __init__(self, store: MemoryStore, loop: BrokerLoop, faults: Faults) -> None:
-        self._store = store
+        self._memory_store = store
         self._loop = loop
         self._faults = faults
-        self._is_dead = False
-        self._done: threading.Event | None = None
+        self._is_killed = False
+        self._batch_done: threading.Event | None = None
         """Of the batch that waits for its time to be over."""
         self._timer: LoopTimer | None = None
         self.may_be_slow = False
@@ -31,7 +31,7 @@ class Disk:
 
     @property
     def is_slow(self) -> bool:
-        return self.may_be_slow and self._faults.disk_seconds > 0
+        return self.may_be_slow and self._faults.disk_delay_s > 0
 
     @property
     def is_delaying(self) -> bool:
@@ -43,18 +43,18 @@ class Disk:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._done is not None:
-            self._done.set()
+        if self._batch_done is not None:
+            self._batch_done.set()
 
     def kill(self) -> None:
         """What is not durable will not be."""
-        self._is_dead = True
+        self._is_killed = True
         self.finish_batch()
 
-    def _delay(self, done: threading.Event) -> None:
-        self._done = done
-        if self.is_slow and not self._is_dead:
-            self._timer = self._loop.call_later(self._faults.disk_seconds, self.finish_batch)
+    def _delay_batch(self, done: threading.Event) -> None:
+        self._batch_done = done
+        if self.is_slow and not self._is_killed:
+            self._timer = self._loop.call_later(self._faults.disk_delay_s, self.finish_batch)
         else:
             done.set()
 
@@ -62,44 +62,44 @@ class Disk:
 
     @property
     def disk_level(self) -> DiskLevel:
-        return DiskLevel.NONE if self._faults.is_disk_full else self._store.disk_level
+        return DiskLevel.NONE if self._faults.is_disk_full else self._memory_store.disk_level
 
     @property
     def disk_bytes(self) -> dict[str, int]:
-        return self._store.disk_bytes
+        return self._memory_store.disk_bytes
 
     def recover(self) -> Recovered:
-        return self._store.recover()
+        return self._memory_store.recover()
 
     def apply(self, batch: Batch) -> None:
         if self.is_slow:
-            # On the store's thread, see `WriteTimeOfDisk`.
+            # On the store's thread, see `FaultyWriteTimeEstimate`.
             done = threading.Event()
-            self._loop.call_soon_threadsafe(self._delay, done)
-            while not (done.wait(0.05) or self._is_dead):
+            self._loop.call_soon_threadsafe(self._delay_batch, done)
+            while not (done.wait(0.05) or self._is_killed):
                 pass
-        if not self._is_dead:
-            self._store.apply(batch)
+        if not self._is_killed:
+            self._memory_store.apply(batch)
 
     def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        return self._store.page(lane, after_sequence, limit, size_max)
+        return self._memory_store.page(lane, after_sequence, limit, size_max)
 
     def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
-        return self._store.messages(keys, size_max)
+        return self._memory_store.messages(keys, size_max)
 
     def timers(self, after: bytes, limit: int) -> TimerPage:
-        return self._store.timers(after, limit)
+        return self._memory_store.timers(after, limit)
 
     def close(self) -> None:
-        self._store.close()
+        self._memory_store.close()
 
 
-class DiskPace(WriteTimeEstimate):
+class FaultyWriteTimeEstimate(WriteTimeEstimate):
     """What the broker knows of the disk: while it is slow, the event loop writes nothing itself."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, store: FaultyStore) -> None:
         super().__init__()
-        self._disk = disk
+        self._store = store
 
     def is_quick(self, size: int) -> bool:
-        return not self._disk.is_slow and super().is_quick(size)
+        return not self._store.is_slow and super().is_quick(size)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from truenext.testing.checks import checked_flag, list_known
 
-When = Literal["before", "after"]
+CommitMoment = Literal["before", "after"]
 
 _PACKAGE = "truenext.testing"
 
@@ -20,7 +20,7 @@ class NeverReached(AssertionError):
 class OrderedFault:
     """A fault that waits for its moment."""
 
-    call: str
+    call_text: str
     """As the test has said it."""
     location: str
     """FILE:LINE of the test."""
@@ -33,36 +33,38 @@ class OrderedFault:
 class Faults:
     """Of one broker, through all of its runs."""
 
-    ordered: list[OrderedFault] = field(default_factory=list)
+    ordered_faults: list[OrderedFault] = field(default_factory=list)
     """All that wait for a moment, and all whose moment has come."""
-    commit_losses: deque[tuple[When, OrderedFault]] = field(default_factory=deque)
+    commit_losses: deque[tuple[CommitMoment, OrderedFault]] = field(default_factory=deque)
     """Each has one COMMIT lose its connection."""
     is_disk_full: bool = False
-    disk_seconds: float = 0.0
+    disk_delay_s: float = 0.0
     """What the disk takes for each batch, by the broker's clock."""
 
-    def order(self, call: str, required: bool, location: str = "") -> OrderedFault:
+    def order_fault(self, call: str, required: bool, location: str = "") -> OrderedFault:
         """Raises: ValueError if `required` is neither True nor False"""
         fault = OrderedFault(call, location or caller_location(), checked_flag(required, "required"))
-        self.ordered.append(fault)
+        self.ordered_faults.append(fault)
         return fault
 
-    def order_commit_loss(self, when: When, required: bool, location: str = "") -> None:
+    def order_commit_loss(self, when: CommitMoment, required: bool, location: str = "") -> None:
         """Raises: ValueError"""
-        if when not in get_args(When):
-            raise ValueError(f"a COMMIT is not lost {when!r}: {list_known(when, get_args(When))}")
-        self.commit_losses.append((when, self.order(f'lose_commit("{when}")', required, location)))
+        if when not in get_args(CommitMoment):
+            raise ValueError(f"a COMMIT is not lost {when!r}: {list_known(when, get_args(CommitMoment))}")
+        self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
 
-    def take_commit_loss(self, when: When) -> bool:
+    def take_commit_loss(self, when: CommitMoment) -> bool:
         """Whether the COMMIT that is there loses its connection at this moment."""
         if not self.commit_losses or self.commit_losses[0][0] != when:
             return False
         self.commit_losses.popleft()[1].was_reached = True
         return True
 
-    def check_reached(self) -> None:
+    def check_all_reached(self) -> None:
         """Raises: NeverReached if the moment of a fault that is required has not come"""
-        missed = [f"{each.call}, ordered at {each.location}" for each in self.ordered if not _is_satisfied(each)]
+        missed = [
+            f"{each.call_text}, ordered at {each.location}" for each in self.ordered_faults if not _is_satisfied(each)
+        ]
         if missed:
             raise NeverReached(
                 "the test has ended, and what it ordered was never reached, so it shows nothing of that:\n"

@@ -8,20 +8,27 @@ from truenext.broker.broker import Broker, PendingCommand
 from truenext.commands import Command, Commit
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.testing.clock import Clock
+from truenext.testing.clock import AdvanceableClock
 from truenext.testing.connection import CloseAfterCommit, CuttableConnection
-from truenext.testing.disk import Disk, DiskPace
+from truenext.testing.disk import FaultyStore, FaultyWriteTimeEstimate
 from truenext.testing.faults import Faults
 
 
 class FaultyBroker(Broker):
-    def __init__(self, engine: Engine, disk: Disk, loop: AbstractEventLoop, clock: Clock, faults: Faults) -> None:
+    def __init__(
+        self, engine: Engine, store: FaultyStore, loop: AbstractEventLoop, clock: AdvanceableClock, faults: Faults
+    ) -> None:
         super().__init__(
-            engine, disk, loop, clock_ns=clock.wall_ns, monotonic_ns=clock.steady_ns, write_time=DiskPace(disk)
+            engine,
+            store,
+            loop,
+            clock_ns=clock.wall_ns,
+            monotonic_ns=clock.steady_ns,
+            write_time=FaultyWriteTimeEstimate(store),
         )
         self._faults = faults
         self._engine_commit = engine.commit
-        self._actions[Commit] = self._commit_and_lose
+        self._actions[Commit] = self._commit_and_lose_connection
         self._losing_sessions: set[ConnectionState] = set()
         """Those whose COMMIT is on its way to the disk, and whose connections are lost then."""
 
@@ -43,7 +50,7 @@ class FaultyBroker(Broker):
             if session in self._losing_sessions:
                 return
 
-    def _commit_and_lose(self, session: ConnectionState, commit: Commit) -> None:
+    def _commit_and_lose_connection(self, session: ConnectionState, commit: Commit) -> None:
         self._engine_commit(session, commit)
         # If it was refused, it is the next one.
         if self._faults.take_commit_loss("after"):

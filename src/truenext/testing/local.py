@@ -7,11 +7,11 @@ from typing import Protocol
 
 from truenext.store.memory import MemoryStore
 from truenext.testing.checks import checked_queue, checked_seconds, list_known
-from truenext.testing.clock import Clock
+from truenext.testing.clock import AdvanceableClock
 from truenext.testing.connection import CuttableConnection
-from truenext.testing.contents import QueueContents, contents
-from truenext.testing.faults import Faults, When
-from truenext.testing.run import HOST, LocalRun
+from truenext.testing.contents import QueueContents, read_queue_contents
+from truenext.testing.faults import CommitMoment, Faults
+from truenext.testing.run import HOST, BrokerRun
 
 
 class HasSession(Protocol):
@@ -29,11 +29,11 @@ class LocalBroker:
     def __init__(self) -> None:
         """To be followed by `start`."""
         self._store = MemoryStore()
-        self._clock = Clock()
+        self._clock = AdvanceableClock()
         self.faults = Faults()
         """What was ordered; for the kit itself."""
         self._lock = asyncio.Lock()
-        self._run = LocalRun(self._store, self._clock, self.faults)
+        self._broker_run = BrokerRun(self._store, self._clock, self.faults)
         self._url = ""
 
     @property
@@ -48,16 +48,16 @@ class LocalBroker:
     # ---- Beginning and end ----
 
     async def start(self) -> None:
-        self._url = await self._run.start(self._port)
+        self._url = await self._broker_run.start(self._port)
 
     def kill(self) -> None:
         """All connections are closed, and nothing is left, whatever has happened."""
-        self._run.kill()
+        self._broker_run.kill()
 
     def check(self) -> None:
         """Raises: TruenextError if the broker has failed: this is a bug of truenext; NeverReached"""
-        self._run.check()
-        self.faults.check_reached()
+        self._broker_run.check_not_failed()
+        self.faults.check_all_reached()
 
     async def restart(self) -> None:
         """Stop the broker cleanly, and start it again: whatever waits is there, transient or not.
@@ -65,22 +65,22 @@ class LocalBroker:
         Clients have two seconds to close their connections. Those that were frozen go on first.
         """
         async with self._lock:
-            await self._run.stop()
+            await self._broker_run.stop()
             await self._start_again()
 
     async def crash(self) -> None:
         """Kill the broker, and start it again: what was not durable is lost, and whatever is transient."""
         async with self._lock:
-            self._run.kill()
+            self._broker_run.kill()
             await self._start_again()
 
     async def _start_again(self) -> None:
-        self._run = LocalRun(self._store, self._clock, self.faults)
+        self._broker_run = BrokerRun(self._store, self._clock, self.faults)
         await self.start()
 
     # ---- Connections ----
 
-    def lose_commit(self, when: When, *, required: bool = True) -> None:
+    def lose_commit(self, when: CommitMoment, *, required: bool = True) -> None:
         """Have the next COMMIT lose its connection, whosever it is: "before" it is carried out, so that nothing of it
         has happened, or "after" it is durable. Its RECEIPT never leaves, and nothing behind it is carried out. Of
         several calls each has one COMMIT more. If none comes, the test fails at its end, unless `required` is False.
@@ -111,7 +111,7 @@ class LocalBroker:
             one.thaw()
 
     def _find_connections(self, connection: HasSession | str | None) -> Collection[CuttableConnection]:
-        connections = self._run.connections
+        connections = self._broker_run.connections
         if connection is None:
             return list(connections.values())
         session = connection if isinstance(connection, str) else getattr(connection, "session_id", None)
@@ -135,9 +135,9 @@ class LocalBroker:
     def slow_disk(self, seconds: float) -> None:
         """Each batch takes so long to be durable, by the broker's clock, from the next one on; with 0 seconds none
         does, nor what is being written."""
-        self.faults.disk_seconds = checked_seconds(seconds, "what a disk takes")
+        self.faults.disk_delay_s = checked_seconds(seconds, "what a disk takes")
         if not seconds:
-            self._run.disk.finish_batch()
+            self._broker_run.store.finish_batch()
 
     # ---- Time ----
 
@@ -149,7 +149,7 @@ class LocalBroker:
         """
         checked_seconds(seconds, "what time is put forward by")
         async with self._lock:
-            await self._run.advance(seconds)
+            await self._broker_run.advance(seconds)
 
     # ---- A look ----
 
@@ -160,8 +160,8 @@ class LocalBroker:
         """
         checked_queue(name)
         async with self._lock:
-            await self._run.quiesce()
-            return await contents(HOST, self._port, name)
+            await self._broker_run.quiesce()
+            return await read_queue_contents(HOST, self._port, name)
 
 
 @asynccontextmanager

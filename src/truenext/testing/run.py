@@ -11,9 +11,9 @@ from truenext.errors import TruenextError
 from truenext.policy import Policies
 from truenext.server.listener import Listener
 from truenext.store.memory import MemoryStore
-from truenext.testing.clock import BrokerLoop, Clock
+from truenext.testing.clock import AdvanceableClock, BrokerLoop
 from truenext.testing.connection import CuttableConnection
-from truenext.testing.disk import Disk
+from truenext.testing.disk import FaultyStore
 from truenext.testing.faults import Faults
 from truenext.testing.faulty import FaultyBroker
 from truenext.url import Address
@@ -28,21 +28,21 @@ THREAD_POLL_S = 0.0005
 """Time between two looks for what a thread is doing."""
 
 
-class LocalRun:
-    def __init__(self, store: MemoryStore, clock: Clock, faults: Faults) -> None:
+class BrokerRun:
+    def __init__(self, store: MemoryStore, clock: AdvanceableClock, faults: Faults) -> None:
         """To be followed by `start`."""
         self._clock = clock
-        self._loop = BrokerLoop(asyncio.get_running_loop(), clock, self._on_bug)
-        self.disk = Disk(store, self._loop, faults)
-        engine, recovered = recover(self.disk, Policies())
+        self._loop = BrokerLoop(asyncio.get_running_loop(), clock, self._on_internal_error)
+        self.store = FaultyStore(store, self._loop, faults)
+        engine, recovered = recover(self.store, Policies())
         self._identity, self._after_clean_stop = recovered.identity, recovered.clean_stop
-        self._broker = FaultyBroker(engine, self.disk, self._as_loop, clock, faults)
+        self._broker = FaultyBroker(engine, self.store, self._event_loop, clock, faults)
         self._listener: Listener | None = None
         self.connections: dict[str, CuttableConnection] = {}
         """By session; those apart that the client has seen end."""
 
     @property
-    def _as_loop(self) -> AbstractEventLoop:
+    def _event_loop(self) -> AbstractEventLoop:
         return cast(AbstractEventLoop, self._loop)
 
     async def start(self, port: int) -> str:
@@ -55,15 +55,15 @@ class LocalRun:
         self._listener = Listener(
             Address(host=HOST, port=port),
             self._broker,
-            self._as_loop,
+            self._event_loop,
             identity=self._identity,
             server_name=f"truenext/{VERSION}",
-            make_connection=self._connect,
+            make_connection=self._make_connection,
         )
-        self.disk.may_be_slow = True
+        self.store.may_be_slow = True
         return self._listener.url
 
-    def _connect(self, *arguments: Any, **others: Any) -> CuttableConnection:
+    def _make_connection(self, *arguments: Any, **others: Any) -> CuttableConnection:
         connection = CuttableConnection(*arguments, on_close_seen=self._on_close_seen, **others)
         self.connections[connection.session_id] = connection
         return connection
@@ -81,18 +81,20 @@ class LocalRun:
         check_clock_runs(asyncio.get_running_loop())
         idle_passes = 0
         while idle_passes < IDLE_PASSES:
-            done_count = self._loop.done_count
-            awaits_thread = self._awaits_thread
+            done_count = self._loop.run_action_count
+            awaits_thread = self._is_thread_busy
             await asyncio.sleep(THREAD_POLL_S if awaits_thread else 0)
-            is_idle = self._loop.done_count == done_count and not (awaits_thread or self._loop.due_count)
+            is_idle = self._loop.run_action_count == done_count and not (
+                awaits_thread or self._loop.pending_action_count
+            )
             idle_passes = idle_passes + 1 if is_idle else 0
-        self.check()
+        self.check_not_failed()
 
     @property
-    def _awaits_thread(self) -> bool:
+    def _is_thread_busy(self) -> bool:
         if self._broker.failure.done():
             return False
-        return self._broker.is_reading or (self._broker.is_writing and not self.disk.is_delaying)
+        return self._broker.is_reading or (self._broker.is_writing and not self.store.is_delaying)
 
     async def advance(self, seconds: float) -> None:
         """Do one after the other what becomes due in so many seconds.
@@ -101,19 +103,19 @@ class LocalRun:
         """
         await self.quiesce()
         until = self._loop.time() + seconds
-        while (due := self._loop.next_due) is not None and due <= until:
+        while (due := self._loop.next_due_at) is not None and due <= until:
             self._advance_to(due)
             # Most of what is due is a look at what has not changed.
             await asyncio.sleep(0)
-            while self._loop.due_count or self._awaits_thread:
-                await asyncio.sleep(THREAD_POLL_S if self._awaits_thread else 0)
+            while self._loop.pending_action_count or self._is_thread_busy:
+                await asyncio.sleep(THREAD_POLL_S if self._is_thread_busy else 0)
         self._advance_to(until)
         await self.quiesce()
 
     def _advance_to(self, seconds: float) -> None:
         self._clock.advance_to(seconds)
         for connection in self.connections.values():
-            connection.beat()
+            connection.count_as_heart_beat()
         self._loop.run_due()
 
     # ---- The end ----
@@ -126,14 +128,14 @@ class LocalRun:
         check_clock_runs(asyncio.get_running_loop())
         for connection in list(self.connections.values()):
             connection.thaw()
-        self.disk.may_be_slow = False
-        self.disk.finish_batch()
+        self.store.may_be_slow = False
+        self.store.finish_batch()
         assert self._listener is not None
         self._listener.stop_reading()
-        self.check()
+        self.check_not_failed()
         await self._broker.stop()
         await self._listener.close()
-        self._end()
+        self._end_loop_and_broker()
 
     def kill(self) -> None:
         """As by SIGKILL; also what has failed, or has ended already."""
@@ -142,18 +144,18 @@ class LocalRun:
         for connection in self.connections.values():
             connection.close_socket()
         self.connections.clear()
-        self.disk.kill()
-        self._end()
+        self.store.kill()
+        self._end_loop_and_broker()
 
-    def _end(self) -> None:
+    def _end_loop_and_broker(self) -> None:
         self._loop.end()
         self._broker.close()
 
-    def check(self) -> None:
+    def check_not_failed(self) -> None:
         """Raises: TruenextError if the broker has failed: this is a bug of truenext"""
         if self._broker.failure.done():
             self._broker.failure.result()
 
-    def _on_bug(self, error: Exception) -> None:
+    def _on_internal_error(self, error: Exception) -> None:
         logger.critical("internal error", exc_info=error)
         self._broker.fail(TruenextError(f"internal error, the broker stops: {error!r}"))

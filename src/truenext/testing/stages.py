@@ -46,7 +46,7 @@ R = TypeVar("R")
 Point = Literal["received", "run", "checked", "sent", "SQL committed", "committed"]
 """Of the way of one message: docs/stages-testing.md."""
 
-ASK_S = 10.0
+ASK_TIMEOUT_S = 10.0
 ENDED_TIMEOUT_S = 30.0
 POLL_S = 0.005
 IDLE_POLLS = 3
@@ -55,7 +55,7 @@ ADVANCE_S = 1.0
 """The first step in time when all that is left waits; each is twice as long as the one before."""
 ADVANCE_MAX_S = 8 * 24 * 3600.0
 """No delay of a failed message is longer."""
-NO_CONSUMER_S = 3.0
+NO_CONSUMER_TIMEOUT_S = 3.0
 """So long nobody must have taken from the queues that are left: who connects anew is there before."""
 
 
@@ -102,7 +102,7 @@ class _QueueStatus(msgspec.Struct):
         return bool(self.waiting or self.unacknowledged or self.scheduled)
 
 
-_QUEUES = msgspec.json.Decoder(list[_QueueStatus])
+_QUEUE_STATUS_DECODER = msgspec.json.Decoder(list[_QueueStatus])
 
 
 class Stages:
@@ -112,8 +112,8 @@ class Stages:
         self.broker = local
         """Its methods order faults of the broker: docs/testing.md."""
         self._service = service
-        self._running = running
-        self._control = control
+        self._service_run = running
+        self._control_connection = control
         self._stack = AsyncExitStack()
         self._mocks: dict[str, _Mock] = {}
         self._point_actions: list[_PointAction] = []
@@ -126,7 +126,7 @@ class Stages:
         message: M,
         *,
         trace: str = "test",
-        timeout: float = ASK_S,
+        timeout: float = ASK_TIMEOUT_S,
         **options: Unpack[FlowOptions],
     ) -> R:
         """As `Service.ask`."""
@@ -155,7 +155,7 @@ class Stages:
             raise ValueError(f"{endpoint!r} is no endpoint of another service: {list_known(endpoint, remotes)}")
         if isinstance(endpoint, LocalEndpoint):
             raise ValueError(f"{endpoint.name} is an endpoint of the service itself: mock what it asks")
-        _check_plain(answer, "answer")
+        _check_plain_function(answer, "answer")
         mock = self._mocks.get(endpoint.name)
         if mock is None:
             mock = self._mocks[endpoint.name] = _Mock(endpoint, answer)
@@ -171,7 +171,7 @@ class Stages:
 
         Raises: LocalProtocolError if no stage of the service asks for a session
         """
-        work = self._running.own_transaction()
+        work = self._service_run.own_transaction()
         try:
             yield work.session
             await work.commit()
@@ -197,7 +197,7 @@ class Stages:
         """
         if point not in get_args(Point):
             raise ValueError(f"a message passes no point {point!r}: {list_known(point, get_args(Point))}")
-        _check_plain(action, "action")
+        _check_plain_function(action, "action")
         queues = self._service.stages
         if stage is not None and stage not in queues:
             raise LookupError(
@@ -205,7 +205,9 @@ class Stages:
             )
         checked_count(times, "times", 1)
         call = f'at("{point}"' + ("" if stage is None else f', stage="{stage}"') + ")"
-        self._point_actions.append(_PointAction(point, action, stage, times, self.broker.faults.order(call, required)))
+        self._point_actions.append(
+            _PointAction(point, action, stage, times, self.broker.faults.order_fault(call, required))
+        )
 
     def on_point(self, point: str, stage: Stage) -> None:
         for each in self._point_actions:
@@ -237,28 +239,28 @@ class Stages:
         idle_polls, step_s, advanced_s, consumed_at = 0, ADVANCE_S, 0.0, loop.time()
         while idle_polls < IDLE_POLLS:
             await asyncio.sleep(POLL_S)
-            queues = await self._queues()
-            busy = self._running.active_stages
+            queues = await self._read_queue_statuses()
+            busy = self._service_run.active_stages
             unfinished = [each for each in queues if each.has_work]
             # It is asked last, since that takes the longest: what leaves it meanwhile is in a queue the next time.
-            unsent = "" if unfinished or busy else await self._unsent()
+            unsent = "" if unfinished or busy else await self._describe_unsent()
             if not (unfinished or busy or unsent):
                 idle_polls += 1
                 continue
             idle_polls = 0
             now = loop.time()
             if now > deadline:
-                where = _describe_unfinished(unfinished, busy, unsent or await self._unsent())
+                where = _describe_unfinished(unfinished, busy, unsent or await self._describe_unsent())
                 raise TimeoutError(f"flows have not ended within {timeout:g} seconds: {where}")
-            is_waiting = self._running.waits_for_database
+            is_waiting = self._service_run.waits_for_database
             if busy or is_waiting or unsent or any(each.consumers for each in unfinished):
                 consumed_at = now
             if unsent:
                 continue
             if not busy and not is_waiting and not any(each.unacknowledged for each in unfinished):
                 # What is left waits for the clock, or for nobody.
-                if advanced_s > ADVANCE_MAX_S or now > consumed_at + NO_CONSUMER_S:
-                    where = _describe_unfinished(unfinished, busy, await self._unsent())
+                if advanced_s > ADVANCE_MAX_S or now > consumed_at + NO_CONSUMER_TIMEOUT_S:
+                    where = _describe_unfinished(unfinished, busy, await self._describe_unsent())
                     raise TimeoutError(f"nobody takes what waits: {where}; is an endpoint to be mocked?")
                 if consumed_at < now:
                     continue
@@ -274,16 +276,16 @@ class Stages:
     async def dead_letters(self) -> list[DeadLetter]:
         """Those of all stages, and of what was mocked, in the order in which they were given up."""
         letters = []
-        for queue in await self._queues(dead_letters=True):
+        for queue in await self._read_queue_statuses(dead_letters=True):
             for message in (await self.broker.queue(queue.name)).messages:
                 letters.append(
                     (int(message.headers["truenext-sequence"]), _make_dead_letter(message.body, message.headers))
                 )
         return [letter for _, letter in sorted(letters, key=lambda each: each[0])]
 
-    async def _unsent(self) -> str:
+    async def _describe_unsent(self) -> str:
         """What the outbox has that is still to be sent; empty if that is nothing."""
-        exactly_once = self._running.exactly_once
+        exactly_once = self._service_run.exactly_once
         if exactly_once is None:
             return ""
         try:
@@ -293,13 +295,13 @@ class Stages:
         count = unsent.numbered + unsent.unnumbered
         return f"the outbox has {count} to be sent" if count else ""
 
-    async def _queues(self, *, dead_letters: bool = False) -> list[_QueueStatus]:
+    async def _read_queue_statuses(self, *, dead_letters: bool = False) -> list[_QueueStatus]:
         answer = None
         while answer is None:
             # The test may drop all connections, this one too, which then comes back by itself.
             with suppress(ConnectionLost):
-                answer = await self._control.control_request("queues")
-        queues = _QUEUES.decode(answer)
+                answer = await self._control_connection.control_request("queues")
+        queues = _QUEUE_STATUS_DECODER.decode(answer)
         return [each for each in queues if each.name.startswith(DEAD_LETTER_PREFIX) is dead_letters]
 
     async def close(self) -> None:
@@ -383,7 +385,7 @@ async def stages(
         yield t
 
 
-def _check_plain(function: object, name: str) -> None:
+def _check_plain_function(function: object, name: str) -> None:
     """Raises: ValueError if it cannot be called, or what it does would only be done if it were awaited"""
     if not callable(function) or iscoroutinefunction(function):
         raise ValueError(f"{name} is a plain function, which is called and not awaited, not {function!r}")

@@ -272,8 +272,8 @@ class _Machine:
         """Clients send their heart-beats in real time, from a thread."""
         while True:
             await asyncio.sleep(1)
-            for each in list(self._broker._run.connections.values()):
-                each.beat()
+            for each in list(self._broker._broker_run.connections.values()):
+                each.count_as_heart_beat()
 
     async def _run(self) -> None:
         self._make_file()
@@ -640,7 +640,7 @@ class _Machine:
             self._oracle.something_was_lost(self._oracle.started - self._oracle.done(seen))
         here = self._broker
         async with here._lock:
-            here._run.kill()
+            here._broker_run.kill()
             here._store = MemoryStore()
             await here._start_again()
 

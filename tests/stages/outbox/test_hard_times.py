@@ -275,7 +275,7 @@ def test_who_only_asks_the_outbox_does_not_wait_for_who_writes(tmp_path: Path) -
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         async with asyncio.timeout(4):
             async with t.sql() as sql:
@@ -293,7 +293,7 @@ def test_the_inbox_is_cleaned_as_fast_as_it_grows(database: str) -> None:
     rows = 20_000
 
     async def work(t: Stages) -> None:
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         async with t.sql() as sql:
             for first in range(0, rows, 1000):

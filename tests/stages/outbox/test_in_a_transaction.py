@@ -163,7 +163,7 @@ def test_a_key_that_was_forgotten_begins_another_flow(session: Session, database
     ids: list[str] = []
 
     async def work(t: Stages) -> None:
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         for n in (1, 1, 2):
             if n == 2:
@@ -522,7 +522,7 @@ def test_what_is_large_waits_for_room_in_open_transactions_and_is_not_taken_for_
         session.commit()
 
     async def work(t: Stages) -> None:
-        lane, size = t._running._pools[1], 9_000_000
+        lane, size = t._service_run._pools[1], 9_000_000
         async with lane.transaction_bytes.acquired(size), lane.connection.session(transacted=True) as worker:
             await worker.send("/queue/elsewhere", b"x" * size)
             await worker.flush()
@@ -555,7 +555,7 @@ def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
         flow.send(take, number)
 
     async def work(t: Stages) -> None:
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         # What was sent stays in the outbox for as long as this test takes.
         once._confirmer.add = lambda *_, **__: None  # type: ignore[method-assign]

@@ -40,7 +40,7 @@ def test_a_message_that_two_handle_at_once_is_done_once_at_each_level(leveled: s
                 # No redelivery: a foreign program sends it six times, and several workers take it.
                 await connection.send("/queue/placing", output.outgoing[0].encode({}).body)
         await expect(t, 1)
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         assert once.counters.already_processed == 5
 

@@ -241,7 +241,7 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
         pass
 
     async def work(t: Stages) -> None:
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         relay, outbox = once._relay, once._outbox
         for n in range(2):
@@ -345,12 +345,12 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
     (folder := tmp_path / "events").mkdir()
 
     async def work(t: Stages) -> None:
-        t._running.context.events = StageEvents(folder, "shop", "here")
+        t._service_run.context.events = StageEvents(folder, "shop", "here")
         await make_table(t)
         t.at("SQL committed", t.broker.drop, stage="placing")
         await t.send(shop.place, Number(1))
         await expect(t, 1)
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         # The answer to its COMMIT may have come all the same.
         before = once.counters.already_processed
@@ -455,7 +455,7 @@ def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         async with t.sql() as sql:
             for n in range(3):
@@ -484,7 +484,7 @@ def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_agai
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         # Its rows stay.
         once._confirmer.add = lambda *_, **__: None  # type: ignore[method-assign]
@@ -627,7 +627,7 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
         pass
 
     async def work(t: Stages) -> None:
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         relay = once._relay
         # From here on it looks when the test says so.

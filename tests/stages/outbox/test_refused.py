@@ -199,7 +199,7 @@ class ManualRelay:
     """A relay that does what the test says, with a unit that ten flows of the shop have become."""
 
     def __init__(self, t: Stages, session: Session, check: Callable[[Relay], Awaitable[bool]]) -> None:
-        once = t._running.exactly_once
+        once = t._service_run.exactly_once
         assert once is not None
         self.relay, self.outbox = once._relay, once._outbox
         self._session = session

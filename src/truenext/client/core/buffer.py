@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from truenext.errors import TruenextError
 
 
-class ReceivedState(IntEnum):
+class ReceivedMessageState(IntEnum):
     BUFFERED = 0
     """The program does not have it yet."""
     HELD = 1
     """The program has it, and has not said what became of it."""
-    DONE = 2
+    SETTLED = 2
     """It was acknowledged, refused or given back."""
 
 
-class Received(Content):
+class ReceivedMessage(Content):
     """One dispatch of a message."""
 
     __slots__ = (
         "ack_id",
         "is_started",
-        "link",
+        "link_number",
         "may_have_missed",
         "redelivery",
         "state",
@@ -44,19 +44,19 @@ class Received(Content):
     )
 
     def __init__(
-        self, headers: dict[str, str], body: bytes, arrival: int, subscription: Subscription, link: int
+        self, headers: dict[str, str], body: bytes, arrival: int, subscription: Subscription, link_number: int
     ) -> None:
         super().__init__(headers, body, arrival)
         self.subscription = subscription
-        self.link = link
+        self.link_number = link_number
         """The number of the connection on which it came."""
         self.ack_id = headers.get("ack", "")
-        self.state = ReceivedState.BUFFERED
+        self.state = ReceivedMessageState.BUFFERED
         self.is_started = False
         """The broker was told that the program has it."""
         self.transaction: object | None = None
         """The transaction that was given it."""
-        self.redelivery: Received | None = None
+        self.redelivery: ReceivedMessage | None = None
         """A later dispatch of the same message, which has come while the program still has this one."""
         self.may_have_missed: bool = False
         """It is the first of a topic after the connection was lost: what was sent meanwhile did not come here."""
@@ -89,7 +89,7 @@ class Subscription:
             "buffer",
             "error",
             "may_have_missed",
-            "held",
+            "held_by_ack_id",
             "id",
             "is_polled",
             "is_closed",
@@ -102,24 +102,24 @@ class Subscription:
             "opened",
             "is_suspended",
             "is_release_due",
-            "round_min",
+            "release_count_min",
             "options",
             "pull_id",
-            "requested",
+            "requested_count",
         ),
     )
 
-    def __init__(self, name: str, options: SubscriptionOptions, buffer: Buffer) -> None:
+    def __init__(self, name: str, options: SubscriptionOptions, buffer: ReceiveBuffer) -> None:
         self.id = name
         """As it is called on the wire."""
         self.options = options
         self.buffer = buffer
-        self.held: dict[str, Received] = {}
+        self.held_by_ack_id: dict[str, ReceivedMessage] = {}
         """Of this connection what the program has, by ack id, without what a transaction has acknowledged."""
-        self._heap: list[tuple[int, int, Received]] = []
-        self.round_min = 0
+        self._heap: list[tuple[int, int, ReceivedMessage]] = []
+        self.release_count_min = 0
         """What comes of an earlier round was given back."""
-        self.requested = 0
+        self.requested_count = 0
         """Messages that were asked for, if it pulls, and have not come."""
         self.is_exhausted = False
         """The broker had not as many as were asked for last."""
@@ -156,23 +156,23 @@ class Subscription:
 
     # ---- What has come and nobody has taken ----
 
-    def push(self, received: Received) -> None:
+    def push(self, received: ReceivedMessage) -> None:
         heappush(self._heap, (received.rank, received.sequence, received))
 
-    def first(self) -> Received | None:
+    def first(self) -> ReceivedMessage | None:
         """What may be handed out next."""
         return self._heap[0][2] if self._heap and not (self.is_paused or self.is_release_due) else None
 
-    def pop(self) -> Received:
+    def pop(self) -> ReceivedMessage:
         """Take the first one out."""
         return heappop(self._heap)[2]
 
-    def discard(self, received: Received) -> None:
+    def discard(self, received: ReceivedMessage) -> None:
         """Take one out, wherever it stands."""
         self._heap = [each for each in self._heap if each[2] is not received]
         heapify(self._heap)
 
-    def clear(self) -> list[Received]:
+    def clear(self) -> list[ReceivedMessage]:
         heap, self._heap = self._heap, []
         return [each[2] for each in heap]
 
@@ -182,15 +182,15 @@ class Subscription:
     def reset_for_connection(self) -> None:
         """Nothing of an earlier connection counts."""
         self.clear()
-        self.held.clear()
-        self.round_min = self.requested = 0
+        self.held_by_ack_id.clear()
+        self.release_count_min = self.requested_count = 0
         self.is_suspended = self.is_release_due = self.is_subscribe_sent = self.is_open = False
         if self.opened.is_set and not self.is_closed:
             # Whoever has not looked yet waits for the next.
             self.opened = Signal()
 
 
-class Buffer:
+class ReceiveBuffer:
     """One for each session, or for all that handle what one `consume` gets."""
 
     is_shared = False
@@ -202,13 +202,13 @@ class Buffer:
         self.is_closed = False
         """Nothing is handed out any more, and who waits is told so."""
 
-    def push(self, received: Received) -> None:
+    def push(self, received: ReceivedMessage) -> None:
         subscription = received.subscription
         subscription.push(received)
         if self._waiters:
             self._wake_one(subscription)
 
-    def first(self, subscription: Subscription | None = None) -> Received | None:
+    def first(self, subscription: Subscription | None = None) -> ReceivedMessage | None:
         """The next one, of one subscription or of all."""
         if subscription is not None:
             return subscription.first()
@@ -217,11 +217,11 @@ class Buffer:
         firsts = [first for each in self.subscriptions if (first := each.first()) is not None]
         return min(firsts, key=key_of, default=None)
 
-    def pop(self, received: Received) -> None:
+    def pop(self, received: ReceivedMessage) -> None:
         """What `first` has said is handed out."""
         received.subscription.pop()
 
-    def on_settled(self, messages: Iterable[Received]) -> None:
+    def on_settled(self, messages: Iterable[ReceivedMessage]) -> None:
         """The program is done with messages that were handed out."""
 
     def on_cleared(self) -> None:
@@ -230,7 +230,7 @@ class Buffer:
     def __len__(self) -> int:
         return sum(map(len, self.subscriptions))
 
-    withheld = 0
+    withheld_count = 0
     """Messages that have come and may not be handed out yet."""
 
     # ---- Who waits ----
@@ -270,5 +270,5 @@ class Buffer:
         return any(awaited is None or awaited is subscription for awaited in self._waiters.values())
 
 
-def key_of(received: Received) -> tuple[int, int]:
+def key_of(received: ReceivedMessage) -> tuple[int, int]:
     return received.rank, received.sequence

@@ -1,7 +1,7 @@
 """The state machine of a client: everything that a connection of a program knows and decides, without a socket.
 
     requests ──flows──▶ Client ──bytes, `data_to_send`──▶ whoever has the socket
-    answers  ◀─signals─        ◀──`receive_data`, `lost`, `tick`──
+    answers  ◀─signals─        ◀──`receive_data`, `on_connection_lost`, `run_due_calls`──
 
 Whoever drives it has one thing to do for it at a time: to connect, to read and write, to wait. A program's connection
 outlives those to the broker: `Link` is one of these, `Client` is what stays.
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from truenext.client.core import frames
-from truenext.client.core.buffer import Received
+from truenext.client.core.buffer import ReceivedMessage
 from truenext.client.core.connect_backoff import ConnectBackoff
-from truenext.client.core.context import CONNECTED, NO_SPACE, NOT_CONFIRMED
+from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT
 from truenext.client.core.delayed_calls import DelayedCall
 from truenext.client.core.link import Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
@@ -42,17 +42,17 @@ from truenext.url import DEFAULT_URL, parse_url
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.client.core.buffer import Buffer, Subscription, SubscriptionOptions
+    from truenext.client.core.buffer import ReceiveBuffer, Subscription, SubscriptionOptions
     from truenext.client.core.context import ClientContext
     from truenext.url import Address
     from truenext.wire.stomp.frame import Frame
 
-LOGIN_S = 10.0
+LOGIN_TIMEOUT_S = 10.0
 """From the first byte until CONNECTED; a broker that takes an old connection over may have a write under way."""
 HEART_BEAT_S_MAX = 24 * 3600
 REPORT_INTERVAL_S = 60.0
 """Seconds until the same reason why nothing can be connected to is reported again."""
-PROMPT_REFUSAL_S = 4.0
+PROMPT_REFUSAL_MAX_S = 4.0
 """A login that is refused so soon was not refused for its slowness."""
 
 
@@ -123,12 +123,16 @@ class BrowseListener(Protocol):
 
     def on_message(self, frame: Frame) -> None: ...
 
-    def ended(self, error: Exception) -> None: ...
+    def on_ended(self, error: Exception) -> None: ...
 
 
 class Client:
     def __init__(
-        self, options: ConnectOptions, name: str, context: ClientContext, make_message: type[Received] = Received
+        self,
+        options: ConnectOptions,
+        name: str,
+        context: ClientContext,
+        make_message: type[ReceivedMessage] = ReceivedMessage,
     ) -> None:
         """`name` is nobody else's, and names producers; `make_message` makes messages."""
         self.options = options
@@ -140,15 +144,15 @@ class Client:
             context.flush_soon,
             context.delayed_calls,
         )
-        self.backoff = ConnectBackoff(options.addresses, context.random)
+        self.connect_backoff = ConnectBackoff(options.addresses, context.random)
         self.send_buffer = SendBuffer(
             name, context.delayed_calls, context.clock, pump_soon=self.pump_soon, on_no_space=self._on_no_space
         )
-        self.requests = PendingRequests()
+        self.pending_requests = PendingRequests()
         self.subscriptions = Subscriptions(context, make_message)
         self.transactions: dict[TransactionState, None] = {}
         """Those that have not ended."""
-        self.up = Signal()
+        self.up_or_failed = Signal()
         """Set when a connection is there, and when there will never be one."""
         self.error: TruenextError | None = None
         """Why there will be no connection any more."""
@@ -158,21 +162,21 @@ class Client:
         """The program may ask for nothing more."""
         self._is_disconnect_sent = False
         """DISCONNECT was said."""
-        self.state_since = context.clock()
+        self.connection_state_since = context.clock()
         """When the connection came, or went."""
-        self._failed_connects = 0
+        self._failed_connect_count = 0
         """Attempts to connect that have failed since."""
         self._reported_at: dict[tuple[str, str], float] = {}
         """When each reason of a report was reported, by URL."""
-        self.reconnects = -1
-        self.browser: BrowseListener | None = None
-        self.is_full = False
+        self.reconnect_count = -1
+        self.browse_listener: BrowseListener | None = None
+        self.is_read_buffer_full = False
         """Nothing more is to be read for now."""
-        self._reconciler = Reconciler(context, self.subscriptions, self.requests, self.lost)
+        self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
         self._last_link_number = 0
         """The number of the last one, rising also over brokers that know nothing of it."""
-        self._secret = ""
-        self._store = ""
+        self._takeover_secret = ""
+        self._last_store_id = ""
         self._is_pump_due = False
         self._free_producers: deque[ProducerNumbers] = deque()
         """Of sessions that have ended."""
@@ -187,19 +191,21 @@ class Client:
 
     # ---- The connection ----
 
-    def connect_failed(self, error: Exception) -> None:
+    def on_connect_failed(self, error: Exception) -> None:
         """Nobody was there."""
-        url, reason = self.backoff.address.url, _reason(error)
-        self.backoff.failed()
+        url, reason = self.connect_backoff.current_address.url, _error_text(error)
+        self.connect_backoff.on_connect_failed()
         self.last_error = error
-        self._failed_connects += 1
-        if not self.options.reconnects and self.backoff.failures >= len(self.options.addresses):
-            self.fail(self.no_broker_error())
+        self._failed_connect_count += 1
+        if not self.options.reconnects and self.connect_backoff.failure_count >= len(self.options.addresses):
+            self.fail_permanently(self.no_broker_error())
         else:
-            self._report_seldom("cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connects)
+            self._report_seldom(
+                "cannot connect to %(url)s: %(error)s", url, reason, attempts=self._failed_connect_count
+            )
 
     def _on_no_space(self, error: Refused) -> None:
-        self._report_seldom(NO_SPACE, self.backoff.address.url, str(error))
+        self._report_seldom(NO_SPACE_TEXT, self.connect_backoff.current_address.url, str(error))
 
     def _report_seldom(self, text: str, url: str, reason: str, **fields: object) -> None:
         """Report it, unless that was done less than a minute ago."""
@@ -213,14 +219,14 @@ class Client:
         """No broker could be connected to, and why."""
         urls = ", ".join(each.url for each in self.options.addresses)
         if self.last_error is not None:
-            reason = _reason(self.last_error)
+            reason = _error_text(self.last_error)
         elif self.link is not None:
             reason = "it takes connections and does not answer"
         else:
             reason = "it has not answered in time"
         return NoBroker(f"no broker at {urls}: {reason}")
 
-    def opened(self, address: Address) -> None:
+    def on_socket_connected(self, address: Address) -> None:
         """A socket is connected: say who we are."""
         self._last_link_number += 1
         now = self.clock()
@@ -238,15 +244,15 @@ class Client:
             "truenext-keep-open": "true",
             "truenext-connection": str(link.number),
         }
-        if self._secret:
-            headers |= {"truenext-secret": self._secret, "truenext-blameless": "true"}
+        if self._takeover_secret:
+            headers |= {"truenext-secret": self._takeover_secret, "truenext-blameless": "true"}
         link.send_connect(headers)
-        self._login_timer = self.delayed_calls.call_at(now + LOGIN_S, lambda: self._check_login_time(link))
+        self._login_timer = self.delayed_calls.call_at(now + LOGIN_TIMEOUT_S, lambda: self._check_login_time(link))
         self.flush()
 
     def _check_login_time(self, link: Link) -> None:
         if self.link is link and not link.is_up:
-            self.lost(ConnectionLost(f"the broker does not answer within {LOGIN_S:g} seconds"))
+            self.on_connection_lost(ConnectionLost(f"the broker does not answer within {LOGIN_TIMEOUT_S:g} seconds"))
 
     def pump_soon(self) -> None:
         """Sends wait: those of one pass of the loop are written together, and share a receipt."""
@@ -261,7 +267,7 @@ class Client:
             self.send_buffer.pump()
         if link is None:
             return []
-        out, link.out = link.out, []
+        out, link.out_chunks = link.out_chunks, []
         if out:
             link.written_at = self.clock()
         return out
@@ -277,27 +283,31 @@ class Client:
             self._on_refused(error, link)
         except RemoteProtocolError as error:
             is_explained = link.is_up or isinstance(error, OtherProtocolError)
-            self.lost(
+            self.on_connection_lost(
                 error if is_explained else RemoteProtocolError(f"the server there does not speak STOMP 1.2: {error}")
             )
         except TruenextError as error:
-            self.lost(error)
+            self.on_connection_lost(error)
 
     def _on_refused(self, error: Refused, link: Link) -> None:
         if error.code == Code.STALE:
             # Somebody has our secret, or the broker remembers more than we do: begin afresh.
-            self._secret = ""
-        elif not link.is_up and self._is_final(error.code) and self.clock() - link.started_at < PROMPT_REFUSAL_S:
-            self.fail(error)
+            self._takeover_secret = ""
+        elif (
+            not link.is_up
+            and self._is_refusal_final(error.code)
+            and self.clock() - link.started_at < PROMPT_REFUSAL_MAX_S
+        ):
+            self.fail_permanently(error)
             return
-        self.lost(ConnectionLost(f"the broker ended the connection: {error}"))
+        self.on_connection_lost(ConnectionLost(f"the broker ended the connection: {error}"))
 
-    def _is_final(self, code: str) -> bool:
+    def _is_refusal_final(self, code: str) -> bool:
         """No later login will do. Another broker names no code: it says so of wrong credentials, and of a client whose
         lost connection it believes to be there; only who was never let in has the wrong credentials."""
-        return code in _FINAL or (not code and self.reconnects < 0)
+        return code in _FINAL_REFUSAL_CODES or (not code and self.reconnect_count < 0)
 
-    def lost(self, error: Exception) -> None:
+    def on_connection_lost(self, error: Exception) -> None:
         """The connection has ended, and whoever has the socket sees that `link` is gone."""
         link, self.context.link = self.context.link, None
         if link is None:
@@ -306,28 +316,32 @@ class Client:
             self._login_timer.cancel()
         if link.is_up:
             now = self.clock()
-            self.backoff.ended(now - self.state_since)
-            self.state_since = now
-            self._failed_connects = 0
+            self.connect_backoff.on_connection_lost(now - self.connection_state_since)
+            self.connection_state_since = now
+            self._failed_connect_count = 0
             self._reported_at.clear()
-            self.up = Signal()
+            self.up_or_failed = Signal()
             if not (self.is_closing or isinstance(error, ClosedError)):
                 self.context.report(
                     "connection lost to %(url)s: %(error)s",
-                    {"url": self.backoff.address.url, "error": _reason(error), "connection": link.number},
+                    {
+                        "url": self.connect_backoff.current_address.url,
+                        "error": _error_text(error),
+                        "connection": link.number,
+                    },
                 )
         elif not isinstance(error, ClosedError):
-            self.connect_failed(error)
+            self.on_connect_failed(error)
         cause = ConnectionLost(f"the connection was lost: {error}")
-        self.subscriptions.lost(link, self.transactions, was_up=link.is_up)
-        link.end()
-        self.send_buffer.end()
+        self.subscriptions.on_connection_lost(link, self.transactions, was_up=link.is_up)
+        link.mark_unanswered_lost()
+        self.send_buffer.on_link_ended()
         for transaction in list(self.transactions):
-            if transaction.link == link.number:
+            if transaction.link_number == link.number:
                 transaction.mark_rollback_only(cause)
-        self.requests.lost(cause)
-        if self.browser is not None:
-            self.browser.ended(error)
+        self.pending_requests.on_connection_lost(cause)
+        if self.browse_listener is not None:
+            self.browse_listener.on_ended(error)
         self.on_drained()
         for subscription in list(self.subscriptions.by_id.values()):
             subscription.buffer.wake_all()
@@ -337,16 +351,16 @@ class Client:
                 # The broker closes it, too, once it has confirmed that we take leave.
                 final_error = ClosedError("the connection is closed")
                 final_error.__cause__ = cause
-            self.fail(final_error)
+            self.fail_permanently(final_error)
 
-    def fail(self, error: TruenextError) -> None:
+    def fail_permanently(self, error: TruenextError) -> None:
         """There will be no connection any more."""
         if self.error is None:
             self.error = error
-        self.lost(error)
-        self.up.set()
-        self.send_buffer.fail(self.error)
-        self.requests.lost(self.error)
+        self.on_connection_lost(error)
+        self.up_or_failed.set()
+        self.send_buffer.fail_all(self.error)
+        self.pending_requests.on_connection_lost(self.error)
         for subscription in self.subscriptions.by_id.values():
             subscription.end(self.error)
             subscription.buffer.wake_all()
@@ -360,10 +374,10 @@ class Client:
         if frame.command == "MESSAGE":
             # If it is nobody's, its subscription ended while it was on its way, and with it that dispatch.
             if not self.subscriptions.on_message(frame):
-                if self.browser is not None:
-                    self.browser.on_message(frame)
+                if self.browse_listener is not None:
+                    self.browse_listener.on_message(frame)
                 else:
-                    self.requests.on_message(frame)
+                    self.pending_requests.on_message(frame)
         else:
             self._on_connected(frame)
 
@@ -372,61 +386,68 @@ class Client:
         assert link is not None, "it has just spoken"
         if self._login_timer is not None:
             self._login_timer.cancel()
-        self.reconnects += 1
+        self.reconnect_count += 1
         now = self.clock()
-        downtime_s, self.state_since = now - self.state_since, now
-        self._secret = frame.headers.get("truenext-secret", "")
-        is_other_store, self._store = bool(self._store) and self._store != link.store, link.store
-        fields: dict[str, object] = {"url": self.backoff.address.url, "session": link.session_id, "server": link.server}
-        if self.reconnects or self._failed_connects:
+        downtime_s, self.connection_state_since = now - self.connection_state_since, now
+        self._takeover_secret = frame.headers.get("truenext-secret", "")
+        is_other_store, self._last_store_id = (
+            bool(self._last_store_id) and self._last_store_id != link.store_id,
+            link.store_id,
+        )
+        fields: dict[str, object] = {
+            "url": self.connect_backoff.current_address.url,
+            "session": link.session_id,
+            "server": link.server_name,
+        }
+        if self.reconnect_count or self._failed_connect_count:
             self.context.report(
                 "connected to %(url)s, after %(seconds)s seconds and %(attempts)s attempts",
                 {
                     **fields,
                     "seconds": round(downtime_s, 1),
-                    "attempts": self._failed_connects + 1,
-                    "reconnects": self.reconnects,
+                    "attempts": self._failed_connect_count + 1,
+                    "reconnects": self.reconnect_count,
                 },
             )
         else:
-            self.context.report(CONNECTED, fields)
-        if self.reconnects and (is_other_store or not link.is_truenext):
+            self.context.report(CONNECTED_TEXT, fields)
+        if self.reconnect_count and (is_other_store or not link.is_truenext):
             self.send_buffer.fail_interrupted(
                 ConnectionLost("the broker that was reconnected to is another one; the message may have arrived")
             )
             # The first broker knows the numbers that were used there: back with it they would be repeats.
             self.send_buffer.producer = self.make_producer()
-        self.subscriptions.connected()
+        self.subscriptions.on_connected()
         self._start_heart_beats(link)
-        self.up.set()
-        self.send_buffer.is_numbered = link.is_truenext
-        if link.is_truenext and self.send_buffer.producer.number:
+        self.up_or_failed.set()
+        self.send_buffer.uses_producer_numbers = link.is_truenext
+        if link.is_truenext and self.send_buffer.producer.last_number:
             self._request_highest_number(link)
         else:
-            self.send_buffer.start(link, 0)
+            self.send_buffer.start_on_link(link, 0)
         for transaction in list(self.transactions):
             if transaction.outcome is Outcome.IN_DOUBT:
-                self.request_outcome(transaction)
-        self._reconciler.start(link)
+                self.request_commit_outcome(transaction)
+        self._reconciler.start_checks(link)
         self.flush_soon()
 
     def _request_highest_number(self, link: Link) -> None:
         def on_reply(status: ProducerStatus) -> None:
             if self.link is link:
-                self.send_buffer.start(link, status.sends)
+                self.send_buffer.start_on_link(link, status.sends)
                 self.flush_soon()
 
-        self.requests.control_request(
+        self.pending_requests.send_control_request(
             link, "producer", {"producer": self.send_buffer.producer.name}, ProducerStatus, on_reply
         )
 
-    def request_outcome(self, transaction: TransactionState) -> None:
+    def request_commit_outcome(self, transaction: TransactionState) -> None:
         """What became of its COMMIT? What did not happen so far never will."""
         producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:
             return
-        if producer is None or not link.is_truenext or producer.store != link.store:
+        if producer is None or not link.is_truenext or producer.store_id != link.store_id:
             transaction.resolve(
                 Outcome.UNKNOWN, ConnectionLost("nobody can be asked about it: it was another broker's")
             )
@@ -435,43 +456,50 @@ class Client:
         def on_reply(status: ProducerStatus) -> None:
             if transaction.outcome is Outcome.IN_DOUBT:
                 outcome = _OUTCOMES.get(status.outcome or "", Outcome.UNKNOWN)
-                is_crash = producer.set_highest(status.commits, link.number) and transaction.number > status.commits + 1
+                is_crash = (
+                    producer.set_last_number(status.commits, link.number)
+                    and transaction.commit_number > status.commits + 1
+                )
                 if is_crash and transaction.is_durable and status.outcome == "not so far":
                     # The broker has crashed, and forgotten numbers before it, of transactions without anything
                     # persistent. This one had something: it would be known. It cannot come any more.
                     outcome = Outcome.ROLLED_BACK
                 transaction.resolve(outcome, ConnectionLost("the connection was lost while it was committed"))
 
-        arguments = {"producer": producer.name, "commit": transaction.number, "resolve": True}
-        self.requests.control_request(link, "producer", arguments, ProducerStatus, on_reply)
+        arguments = {"producer": producer.name, "commit": transaction.commit_number, "resolve": True}
+        self.pending_requests.send_control_request(link, "producer", arguments, ProducerStatus, on_reply)
 
     # ---- Heart-beats ----
 
     def _start_heart_beats(self, link: Link) -> None:
         if link.heartbeat_interval_s:
-            self.delayed_calls.call_at(self.clock() + link.heartbeat_interval_s, lambda: self._beat(link))
+            self.delayed_calls.call_at(
+                self.clock() + link.heartbeat_interval_s, lambda: self._send_heart_beat_if_due(link)
+            )
         if link.silence_limit_s:
             self.delayed_calls.call_at(self.clock() + link.silence_limit_s, lambda: self._check_silence(link))
 
-    def _beat(self, link: Link) -> None:
+    def _send_heart_beat_if_due(self, link: Link) -> None:
         if self.link is link:
             now = self.clock()
-            if now - link.written_at >= link.heartbeat_interval_s * 0.9 and not link.out:
-                link.beat()
+            if now - link.written_at >= link.heartbeat_interval_s * 0.9 and not link.out_chunks:
+                link.write_heart_beat()
                 self.flush()
-            self.delayed_calls.call_at(max(now, link.written_at) + link.heartbeat_interval_s, lambda: self._beat(link))
+            self.delayed_calls.call_at(
+                max(now, link.written_at) + link.heartbeat_interval_s, lambda: self._send_heart_beat_if_due(link)
+            )
 
     def _check_silence(self, link: Link) -> None:
         if self.link is link:
-            silent_at = (self.clock() if self.is_full else link.read_at) + link.silence_limit_s
+            silent_at = (self.clock() if self.is_read_buffer_full else link.read_at) + link.silence_limit_s
             if silent_at <= self.clock():
-                self.lost(ConnectionLost(f"nothing has come for {link.silence_limit_s:g} seconds"))
+                self.on_connection_lost(ConnectionLost(f"nothing has come for {link.silence_limit_s:g} seconds"))
             else:
                 self.delayed_calls.call_at(silent_at, lambda: self._check_silence(link))
 
-    def tick(self) -> None:
-        """Do what is due; `timers.next_at` says when that is."""
-        self.delayed_calls.run(self.clock())
+    def run_due_calls(self) -> None:
+        """Do what is due; `delayed_calls.next_due_at` says when that is."""
+        self.delayed_calls.run_due(self.clock())
 
     # ---- Producers and transactions ----
 
@@ -499,7 +527,9 @@ class Client:
         if self.is_closing:
             raise ClosedError("the connection is closed")
 
-    def subscribe(self, options: SubscriptionOptions, buffer: Buffer, deadline: float | None) -> Flow[Subscription]:
+    def subscribe(
+        self, options: SubscriptionOptions, buffer: ReceiveBuffer, deadline: float | None
+    ) -> Flow[Subscription]:
         """Raises: Refused, ClosedError, TimeoutError; TruenextError that ended the connection"""
         self.check_open()
         subscription = self.subscriptions.add(options, buffer)
@@ -519,9 +549,9 @@ class Client:
             raise error
         return subscription
 
-    def end_durable(self, name: str, deadline: float | None) -> Flow[None]:
+    def end_durable_subscription(self, name: str, deadline: float | None) -> Flow[None]:
         """End a durable subscription; what waits in it goes."""
-        frames.check({"id": name})
+        frames.check_headers({"id": name})
         yield from self._send_confirmed(
             "UNSUBSCRIBE", {"id": name, "activemq.subscriptionName": name, "durable": "true"}, deadline
         )
@@ -534,11 +564,11 @@ class Client:
             link = self.link
             if link is not None and link.is_up:
                 return link
-            in_time = yield Wait(self.up, deadline)
+            in_time = yield Wait(self.up_or_failed, deadline)
             if not in_time:
                 raise TimeoutError(f"there was no connection to the broker in time to {purpose}")
 
-    def request(self, head: bytes, body: bytes, deadline: float | None) -> Flow[Frame]:
+    def send_request(self, head: bytes, body: bytes, deadline: float | None) -> Flow[Frame]:
         """Send a message, `head` from its command on, and wait for the reply.
 
         Raises: Refused, ConnectionLost, TimeoutError
@@ -557,8 +587,8 @@ class Client:
             errors.append(error)
             ended.set()
 
-        is_alone = self.requests.is_empty
-        correlation = self.requests.send(link, head, body, on_reply, on_failure)
+        is_alone = self.pending_requests.is_empty
+        correlation = self.pending_requests.send_request(link, head, body, on_reply, on_failure)
         if is_alone:
             self.flush()
         else:
@@ -567,7 +597,7 @@ class Client:
         try:
             in_time = yield Wait(ended, deadline)
         finally:
-            self.requests.forget(correlation)
+            self.pending_requests.forget_request(correlation)
         if errors:
             raise errors[0]
         if not in_time:
@@ -598,7 +628,7 @@ class Client:
         self.check_open()
         link = yield from self.wait_until_up(deadline, f"say {command}")
         waiter = AnswerWaiter()
-        link.write_tracked(frames.frame(command, headers | {"receipt": link.receipt}), waiter)
+        link.write_tracked(frames.encode_frame(command, headers | {"receipt": link.next_receipt_id}), waiter)
         self.flush_soon()
         in_time = yield Wait(waiter.answered, deadline)
         if not in_time:
@@ -616,35 +646,36 @@ class Client:
         self.is_closing = True
         error = ClosedError("the connection is closed")
         if self.error is not None:
-            self.fail(error)
+            self.fail_permanently(error)
             return
         for subscription in list(self.subscriptions.by_id.values()):
             self.subscriptions.unsubscribe(subscription)
         try:
             if (yield from self.wait_until_confirmed(deadline)):
                 self.context.report(
-                    NOT_CONFIRMED, {"count": self.send_buffer.unconfirmed, "url": self.backoff.address.url}
+                    NOT_CONFIRMED_TEXT,
+                    {"count": self.send_buffer.unconfirmed_count, "url": self.connect_backoff.current_address.url},
                 )
-                self.send_buffer.fail(
+                self.send_buffer.fail_all(
                     TimeoutError("the connection was closed before the message was confirmed; it may have arrived")
                 )
             link = self.link
             if link is not None and link.is_up:
                 yield Wait(self._send_disconnect(link), deadline)
         finally:
-            self.fail(error)
+            self.fail_permanently(error)
 
     def wait_until_confirmed(self, deadline: float | None) -> Flow[int]:
         """Wait until the broker has confirmed all sends. Returns how many it has not confirmed in time."""
         in_time = True
-        while in_time and self.send_buffer.unconfirmed and self.error is None:
+        while in_time and self.send_buffer.unconfirmed_count and self.error is None:
             in_time = yield Wait(self.send_buffer.empty_signal(), deadline)
-        return self.send_buffer.unconfirmed
+        return self.send_buffer.unconfirmed_count
 
     @property
-    def unconfirmed(self) -> int:
+    def unconfirmed_count(self) -> int:
         """Number of sends that are lost if the program ends now: nobody has closed the connection."""
-        return 0 if self.error is not None else self.send_buffer.unconfirmed
+        return 0 if self.error is not None else self.send_buffer.unconfirmed_count
 
     def _send_disconnect(self, link: Link) -> Signal:
         """Set when the broker has confirmed it."""
@@ -653,14 +684,14 @@ class Client:
             in_doubt = {
                 transaction.producer for transaction in self.transactions if transaction.outcome is Outcome.IN_DOUBT
             }
-            names = [each.name for each in self._free_producers if each not in in_doubt and each.number]
-            if self.send_buffer.producer.number and not self.send_buffer.unconfirmed:
+            names = [each.name for each in self._free_producers if each not in in_doubt and each.last_number]
+            if self.send_buffer.producer.last_number and not self.send_buffer.unconfirmed_count:
                 names.append(self.send_buffer.producer.name)
             if names:
                 headers["truenext-forget"] = msgspec.json.encode(names).decode()
-        headers["receipt"] = link.receipt
+        headers["receipt"] = link.next_receipt_id
         waiter = AnswerWaiter()
-        link.write_tracked(frames.frame("DISCONNECT", headers), waiter)
+        link.write_tracked(frames.encode_frame("DISCONNECT", headers), waiter)
         self._is_disconnect_sent = True
         self.flush()
         return waiter.answered
@@ -675,23 +706,23 @@ class AnswerWaiter:
         self.answered = Signal()
         self.error: TruenextError | None = None
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         self.answered.set()
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         self.error = error
         self.answered.set()
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         self.error = ConnectionLost("the connection was lost before the broker answered")
         self.answered.set()
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-_FINAL = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
+_FINAL_REFUSAL_CODES = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
 """Why a login will never do."""
 
 _OUTCOMES = {"committed": Outcome.COMMITTED, "rolled back": Outcome.ROLLED_BACK}

@@ -48,10 +48,10 @@ def parse_consumer_options(destination: str, options: ConsumerOptions) -> Subscr
     for name in headers:
         if name in _RESERVED or name.startswith("truenext-"):
             raise ValueError(f"{name} is no header for a program to set; there may be an option for it")
-    frames.check({"destination": destination, "selector": options.get("selector", "")} | headers)
+    frames.check_headers({"destination": destination, "selector": options.get("selector", "")} | headers)
     durable = options.get("durable")
     if durable is not None:
-        frames.check({"durable": durable})
+        frames.check_headers({"durable": durable})
     return SubscriptionOptions(
         destination=destination,
         prefetch=prefetch,

@@ -13,19 +13,29 @@ if TYPE_CHECKING:
     from truenext.client.core.link import Link
 
 
-CONNECTED = "connected to %(url)s"
+CONNECTED_TEXT = "connected to %(url)s"
 """Reported when a first attempt to connect succeeds. Texts of reports name the facts that they say."""
 
-NO_SPACE = "messages wait until %(url)s takes them: %(error)s"
+NO_SPACE_TEXT = "messages wait until %(url)s takes them: %(error)s"
 """Reported once a minute while a broker has no room for what is sent outside transactions."""
 
-NOT_CONFIRMED = (
+NOT_CONFIRMED_TEXT = (
     "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have arrived"
 )
 
 
 class ClientContext:
-    __slots__ = ("_names", "clock", "delayed_calls", "flush", "flush_soon", "has_ended", "link", "random", "report")
+    __slots__ = (
+        "_names",
+        "clock",
+        "delayed_calls",
+        "flush",
+        "flush_soon",
+        "has_owner_ended",
+        "link",
+        "random",
+        "report",
+    )
 
     def __init__(
         self,
@@ -35,7 +45,7 @@ class ClientContext:
         flush: Callable[[], bool],
         flush_soon: Callable[[], None],
         report: Callable[[str, dict[str, object]], None],
-        has_ended: Callable[[object], bool],
+        has_owner_ended: Callable[[object], bool],
     ) -> None:
         self.clock = clock
         """Seconds, of a clock that does not jump."""
@@ -48,13 +58,13 @@ class ClientContext:
         self.report = report
         """Tells the log of the program what has happened: a constant text, and facts by name. The text has some of them
         (`%(url)s`)."""
-        self.has_ended = has_ended
+        self.has_owner_ended = has_owner_ended
         """Whether a task or thread will do nothing any more."""
         self.link: Link | None = None
         """The connection that is there, up or about to be."""
         self.delayed_calls = DelayedCalls()
         self._names = count(1)
 
-    def next_name(self) -> str:
+    def next_unique_name(self) -> str:
         """One that nothing else of this client has."""
         return str(next(self._names))

@@ -28,16 +28,16 @@ class DelayedCalls:
         return timer
 
     @property
-    def next_at(self) -> float | None:
-        """When `run` is to be called; None if nothing is to be done."""
+    def next_due_at(self) -> float | None:
+        """When `run_due` is to be called; None if nothing is to be done."""
         heap = self._heap
         while heap and heap[0][2].action is None:
             heappop(heap)
         return heap[0][0] if heap else None
 
-    def run(self, now: float) -> None:
+    def run_due(self, now: float) -> None:
         """Do what is due."""
-        while (due := self.next_at) is not None and due <= now:
+        while (due := self.next_due_at) is not None and due <= now:
             timer = heappop(self._heap)[2]
             action, timer.action = timer.action, None
             assert action is not None, "those that were cancelled are not due"

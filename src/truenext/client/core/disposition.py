@@ -4,7 +4,7 @@ import msgspec
 
 
 class Disposition(msgspec.Struct, frozen=True):
-    is_done: bool
+    is_acked: bool
     """It was handled; else it has failed."""
     delay_ms: int | None = None
     """What has failed is tried again after so long; None leaves that to the queue's policy."""
@@ -14,6 +14,6 @@ class Disposition(msgspec.Struct, frozen=True):
     """Why it has failed, for whoever looks at it later."""
 
 
-DONE = Disposition(True)
+ACKED = Disposition(True)
 FAILED = Disposition(False)
 REJECTED = Disposition(False, is_rejected=True)

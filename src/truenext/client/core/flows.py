@@ -6,31 +6,31 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.client.core.buffer import Buffer, ReceivedState
+from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessageState
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
-from truenext.client.core.disposition import DONE, FAILED, Disposition
+from truenext.client.core.disposition import ACKED, FAILED, Disposition
 from truenext.client.core.message import Content, make_content
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
 from truenext.client.core.send_options import EncodedSend, SendOptions, encode_body, encode_send, ttl_line
-from truenext.client.core.session import Mode, SessionCore
+from truenext.client.core.session import SessionCore, SessionMode
 from truenext.client.core.transaction_state import CallerNumber, Outcome
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import InDoubt, LocalProtocolError
 from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 
 if TYPE_CHECKING:
-    from truenext.client.core.buffer import Received, Subscription, SubscriptionOptions
+    from truenext.client.core.buffer import ReceivedMessage, Subscription, SubscriptionOptions
     from truenext.client.core.client import Client
     from truenext.client.core.send_buffer import PendingSend
     from truenext.client.core.transaction_state import TransactionState
 
-TIMEOUT_S = 60.0
+DEFAULT_TIMEOUT_S = 60.0
 """Until something is confirmed, unless told otherwise."""
-CLOSE_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 """For handlers that run when a connection is closed."""
 
 
-def note_exit_failure(error: BaseException, exit_error: Exception) -> None:
+def add_exit_failure_note(error: BaseException, exit_error: Exception) -> None:
     """A block of the program ends with `error`, and its own end has failed: keep that beside the error."""
     if exit_error is not error:
         error.add_note(f"Besides, the end of the block has failed: {type(exit_error).__name__}: {exit_error}")
@@ -47,27 +47,27 @@ def wait_for_first_connection(client: Client, deadline: float) -> Flow[None]:
 # ---- Receiving ----
 
 
-def open_session(client: Client, mode: Mode) -> SessionCore:
+def open_session(client: Client, mode: SessionMode) -> SessionCore:
     """Raises: ClosedError, or what ended the connection"""
     client.check_open()
-    return SessionCore(client, mode, Buffer())
+    return SessionCore(client, mode, ReceiveBuffer())
 
 
-def parse_session_mode(ack: str, *, transacted: bool) -> Mode:
+def parse_session_mode(ack: str, *, transacted: bool) -> SessionMode:
     """Raises: ValueError"""
-    modes = {"receive": Mode.TRANSACTED, "commit": Mode.AT_COMMIT}
+    modes = {"receive": SessionMode.TRANSACTED, "commit": SessionMode.AT_COMMIT}
     if ack not in modes:
         raise ValueError(f'ack in a transaction is "receive" or "commit", not {ack!r}')
     if transacted:
         return modes[ack]
     if ack == "commit":
         raise ValueError('ack="commit" needs transacted=True')
-    return Mode.INDIVIDUAL
+    return SessionMode.INDIVIDUAL
 
 
-def parse_consumer_mode(ack: str) -> Mode:
+def parse_consumer_mode(ack: str) -> SessionMode:
     """Raises: ValueError"""
-    modes = {"auto": Mode.AUTO, "individual": Mode.INDIVIDUAL}
+    modes = {"auto": SessionMode.AUTO, "individual": SessionMode.INDIVIDUAL}
     if ack not in modes:
         raise ValueError(f'ack is "auto" or "individual", not {ack!r}')
     return modes[ack]
@@ -77,22 +77,22 @@ def subscribe(session: SessionCore, options: SubscriptionOptions) -> Flow[Subscr
     """Raises: Refused, ClosedError, TimeoutError"""
     session.check_open()
     client = session.client
-    return (yield from client.subscribe(options, session.buffer, client.clock() + TIMEOUT_S))
+    return (yield from client.subscribe(options, session.buffer, client.clock() + DEFAULT_TIMEOUT_S))
 
 
 def receive(
     session: SessionCore, subscription: Subscription | None, count: int, timeout: float | None, owner: object
-) -> Flow[list[Received]]:
+) -> Flow[list[ReceivedMessage]]:
     """Raises: ValueError; as Session.receive"""
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"count is a whole number from 1, not {count!r}")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise ValueError(f"timeout is seconds from 0, or None, not {timeout!r}")
-    deadline = None if timeout is None else session.client.clock() + (timeout or TIMEOUT_S)
+    deadline = None if timeout is None else session.client.clock() + (timeout or DEFAULT_TIMEOUT_S)
     return (yield from session.receive(subscription, count, deadline, owner, no_wait=timeout == 0))
 
 
-def settle(session: SessionCore, received: Received, disposition: Disposition, owner: object) -> Flow[None]:
+def settle(session: SessionCore, received: ReceivedMessage, disposition: Disposition, owner: object) -> Flow[None]:
     """Raises: LocalProtocolError, RolledBack"""
     if not session.settle(received, disposition, owner):
         yield from session.client.wait_until_written()
@@ -123,22 +123,22 @@ def _truncate_cause(cause: str) -> str:
     return encoded[:CAUSE_BYTES_MAX].decode(errors="ignore")
 
 
-def release(session: SessionCore, received: Received, owner: object) -> Flow[None]:
+def release(session: SessionCore, received: ReceivedMessage, owner: object) -> Flow[None]:
     session.release(received, owner)
     yield from session.client.wait_until_written()
 
 
-def end_message_block(session: SessionCore, received: Received, error: BaseException | None) -> Flow[None]:
+def end_message_block(session: SessionCore, received: ReceivedMessage, error: BaseException | None) -> Flow[None]:
     """The block that handles one message has ended."""
-    if received.state is not ReceivedState.HELD:
+    if received.state is not ReceivedMessageState.HELD:
         return
     if received.transaction is not None:
         if error is not None and counted_attempts_for(error) is CountedAttempts.ALL:
             session.mark_failed(received)
     elif error is None:
-        yield from settle(session, received, DONE, None)
+        yield from settle(session, received, ACKED, None)
     else:
-        session.handling_failed(received, error)
+        session.on_handling_failed(received, error)
 
 
 def close_consumer(
@@ -162,7 +162,7 @@ def end_consumer_block(
     session: SessionCore, subscription: Subscription, owner: object, error: BaseException | None, *, owns_session: bool
 ) -> Flow[None]:
     """The block of a consumer has ended."""
-    disposition: Disposition | None = DONE
+    disposition: Disposition | None = ACKED
     if error is not None:
         disposition = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
     yield from close_consumer(session, subscription, owner, disposition, owns_session=owns_session)
@@ -227,10 +227,10 @@ class TransactionBlock:
         transactions = self.session.require_transactions()
         transactions.enter_block(self)
         self._is_used = True
-        self._previous = transactions.last
-        self._undecided = transactions.undecided
+        self._previous = transactions.last_ended
+        self._undecided = transactions.undecided_transaction
 
-    def mark_failed(self, received: Received) -> None:
+    def mark_failed(self, received: ReceivedMessage) -> None:
         """Name the message that made the transaction fail.
 
         Raises: LocalProtocolError if the block has not begun, or has ended, or the message is not one of its
@@ -251,9 +251,9 @@ class TransactionBlock:
         is_begun = transaction is None or transaction is not self._undecided
         if not is_begun:
             transaction = None
-        elif transaction is None and transactions.last not in (self._previous, self._undecided):
+        elif transaction is None and transactions.last_ended not in (self._previous, self._undecided):
             # Its code has ended it by itself.
-            transaction = transactions.last
+            transaction = transactions.last_ended
         try:
             if not is_begun:
                 # Nothing was handed out or sent before the outcome of the transaction before is known.
@@ -265,7 +265,7 @@ class TransactionBlock:
                     # The broker cannot do that, and the block is over.
                     yield from rollback(session, owner, CountedAttempts.NONE)
                     raise
-            elif transactions.undecided is None:
+            elif transactions.undecided_transaction is None:
                 yield from rollback(session, owner, counted_attempts_for(error))
         finally:
             self._transaction = transaction
@@ -292,7 +292,7 @@ def encode_send_in_transaction(destination: str, options: SendOptions) -> Encode
 # ---- Sending and asking ----
 
 
-def await_send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
+def wait_until_send_confirmed(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
     """Until a message is confirmed. Raises: what became of it instead"""
     if not send.is_done:
         if send.completed is None:
@@ -306,7 +306,7 @@ def await_send(client: Client, send: PendingSend, deadline: float | None) -> Flo
         raise send.error
 
 
-def request(
+def send_request(
     client: Client, destination: str, body: bytes | str, options: SendOptions, deadline: float
 ) -> Flow[Content]:
     """Raises: Refused, ConnectionLost, TimeoutError, ValueError"""
@@ -321,17 +321,17 @@ def request(
         link = yield from client.wait_until_up(deadline, "send a request")
         link.require_truenext("a ttl")
         head += ttl_line(encoded.ttl_s - (client.clock() - called_at)).encode()
-    frame = yield from client.request(head, encode_body(body), deadline)
+    frame = yield from client.send_request(head, encode_body(body), deadline)
     return make_content(frame)
 
 
-def control_request(client: Client, verb: str, arguments: object, deadline: float) -> Flow[bytes]:
+def send_control_request(client: Client, verb: str, arguments: object, deadline: float) -> Flow[bytes]:
     """Raises: Refused, ConnectionLost, TimeoutError"""
     head, body = encode_control_request(verb, arguments)
     client.check_open()
     link = yield from client.wait_until_up(deadline, "ask the broker")
     link.require_truenext("a question to the broker")
-    frame = yield from client.request(head, body, deadline)
+    frame = yield from client.send_request(head, body, deadline)
     return frame.body
 
 
@@ -349,7 +349,7 @@ def reply_options(message: Content) -> SendOptions:
     return options
 
 
-def outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Flow[str]:
+def resolve_outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Flow[str]:
     """Raises: ValueError, TypeError, TimeoutError, ConnectionLost"""
     token = doubt
     if isinstance(doubt, InDoubt):
@@ -361,9 +361,9 @@ def outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Flow[str]:
         raise TypeError(f"outcome takes an InDoubt or its token, which is text, not {token!r}")
     store, producer, number = _parse_token(token)
     link = yield from client.wait_until_up(deadline, "ask what became of a transaction")
-    if link.store != store:
+    if link.store_id != store:
         return "unknown"
     arguments = {"producer": producer, "commit": number, "resolve": True}
-    reply = yield from control_request(client, "producer", arguments, deadline)
+    reply = yield from send_control_request(client, "producer", arguments, deadline)
     result = msgspec.json.decode(reply, type=ProducerStatus).outcome
     return result if result in ("committed", "rolled back") else "unknown"

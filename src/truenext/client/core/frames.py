@@ -19,7 +19,7 @@ _OWN_HEADER_BYTES_MAX = 1024
 """Room for what a frame says beside what its caller asks for."""
 
 
-def check(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
     """What is no frame ends the connection, and would end the next one when it is said again.
 
     Raises: ValueError if no frame can say so
@@ -38,7 +38,7 @@ def check(headers: Mapping[str, str]) -> None:
         raise ValueError(f"{size} bytes of headers are too many: at most {HEADER_BYTES_MAX - _OWN_HEADER_BYTES_MAX}")
 
 
-def frame(command: str, headers: dict[str, str]) -> bytes:
+def encode_frame(command: str, headers: dict[str, str]) -> bytes:
     """A frame without a body."""
     if command in UNESCAPED_COMMANDS:
         return encode(Frame(command, headers), Version.V1_2)
@@ -46,12 +46,12 @@ def frame(command: str, headers: dict[str, str]) -> bytes:
     return f"{command}\n{lines}\n\0".encode()
 
 
-def head(command: str, headers: dict[str, str]) -> bytes:
+def encode_head(command: str, headers: dict[str, str]) -> bytes:
     """The beginning of a frame, to which other header lines may be added."""
     return f"{command}\n".encode() + write_header(headers)
 
 
-def with_receipt(data: bytes, receipt: str) -> bytes:
+def add_receipt_header(data: bytes, receipt: str) -> bytes:
     """A frame that asks for none asks for this one, too."""
     end = data.index(b"\n") + 1
     return b"".join((data[:end], f"receipt:{receipt}\n".encode(), memoryview(data)[end:]))
@@ -65,29 +65,29 @@ def escape_value(text: str) -> str:
 # An ack id is handed back as it came, and what came was unescaped.
 
 
-def ack(ack_id: str) -> bytes:
+def encode_ack(ack_id: str) -> bytes:
     return f"ACK\nid:{escape_value(ack_id)}\n\n\0".encode()
 
 
-def ack_and_start(ack_id: str, started: str) -> bytes:
+def encode_ack_and_started(ack_id: str, started: str) -> bytes:
     """One message is done, and the program has the next one."""
     return f"ACK\nid:{escape_value(ack_id)}\ntruenext-started:{escape_value(started)}\n\n\0".encode()
 
 
-def ack_with_receipt(ack_id: str, receipt: str, started: str | None) -> bytes:
+def encode_ack_with_receipt(ack_id: str, receipt: str, started: str | None) -> bytes:
     header = "" if started is None else f"truenext-started:{escape_value(started)}\n"
     return f"ACK\nid:{escape_value(ack_id)}\n{header}receipt:{receipt}\n\n\0".encode()
 
 
-def ack_in_transaction(transaction: str, ack_id: str) -> bytes:
+def encode_ack_in_transaction(transaction: str, ack_id: str) -> bytes:
     return f"ACK\nid:{escape_value(ack_id)}\ntransaction:{transaction}\n\n\0".encode()
 
 
-def started(ack_id: str) -> bytes:
+def encode_started(ack_id: str) -> bytes:
     return f"SEND\ndestination:/control/started\nid:{escape_value(ack_id)}\n\n\0".encode()
 
 
-def credit(subscription: str, messages: int, correlation: str, *, waits: bool) -> bytes:
+def encode_credit(subscription: str, messages: int, correlation: str, *, waits: bool) -> bytes:
     """Ask for messages; of 0 what was asked for is withdrawn."""
     wait = "" if waits else "wait:false\n"
     return (
@@ -96,11 +96,11 @@ def credit(subscription: str, messages: int, correlation: str, *, waits: bool) -
     ).encode()
 
 
-def wake(subscription: str) -> bytes:
+def encode_wake(subscription: str) -> bytes:
     return f"SEND\ndestination:/control/wake\nid:{subscription}\n\n\0".encode()
 
 
-def release(
+def encode_release(
     subscriptions: Sequence[str],
     *,
     keep: Sequence[str] = (),

@@ -42,23 +42,23 @@ class Health(msgspec.Struct, frozen=True):
     """Why it is closed, if something else than the program has closed it."""
 
 
-def health(client: Client) -> Health:
+def make_health(client: Client) -> Health:
     now = client.clock()
     link = client.link
     is_up = link is not None and link.is_up
     return Health(
         state="closed" if client.error is not None else "connected" if is_up else "connecting",
-        since_s=now - client.state_since,
-        reconnects=max(0, client.reconnects),
+        since_s=now - client.connection_state_since,
+        reconnects=max(0, client.reconnect_count),
         silent_s=0.0 if link is None else now - link.read_at,
-        unconfirmed=client.send_buffer.unconfirmed,
+        unconfirmed=client.send_buffer.unconfirmed_count,
         transactions=len(client.transactions),
         consumers=[
             ConsumerHealth(
                 each.options.destination,
-                len(each) + each.buffer.withheld,
-                len(each.held),
-                _state(each.is_closed, each.is_open, each.is_paused, each.is_suspended),
+                len(each) + each.buffer.withheld_count,
+                len(each.held_by_ack_id),
+                _consumer_state(each.is_closed, each.is_open, each.is_paused, each.is_suspended),
             )
             for each in client.subscriptions.by_id.values()
         ],
@@ -66,7 +66,7 @@ def health(client: Client) -> Health:
     )
 
 
-def _state(is_closed: bool, is_open: bool, is_paused: bool, is_suspended: bool) -> str:
+def _consumer_state(is_closed: bool, is_open: bool, is_paused: bool, is_suspended: bool) -> str:
     if is_closed:
         return "ended"
     if is_paused:

@@ -31,7 +31,7 @@ SILENT_INTERVALS = 2.0
 
 HEART_BEAT = b"\n"
 
-UNANSWERED_MAX = 256
+UNANSWERED_FRAMES_MAX = 256
 """Frames whose fate is not known, until a receipt is asked for though nobody waits for one."""
 
 BROKER_INTERVAL_FACTOR = 0.4
@@ -39,38 +39,38 @@ BROKER_INTERVAL_FACTOR = 0.4
 connection is frozen, and takes it over before the broker counts it as lost and charges somebody for that."""
 
 
-_EMPTY_TRANSACTION = "nothing"
+_EMPTY_TRANSACTION_NAME = "nothing"
 
 
 class AnswerHandler(Protocol):
     """Who said a frame, and wants to know what became of it."""
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         """The broker has carried it out, as durably as it is going to be: a RECEIPT came, of it or of a later one."""
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         """It has done nothing."""
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """The connection has gone, and nobody can say."""
 
 
-class IgnoredAnswer:
+class NullAnswerHandler:
     """A frame that may be refused, and then there was nothing to be done."""
 
     __slots__ = ()
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         pass
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         pass
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         pass
 
 
-class AwaitedFrame:
+class SignalingAnswerHandler:
     """A frame of which somebody waits for the answer, whatever it is."""
 
     __slots__ = ("_handler", "answered")
@@ -79,16 +79,16 @@ class AwaitedFrame:
         self._handler = handler
         self.answered = Signal()
 
-    def confirmed(self, frame: Frame) -> None:
-        self._handler.confirmed(frame)
+    def on_confirmed(self, frame: Frame) -> None:
+        self._handler.on_confirmed(frame)
         self.answered.set()
 
-    def refused(self, error: Refused) -> None:
-        self._handler.refused(error)
+    def on_refused(self, error: Refused) -> None:
+        self._handler.on_refused(error)
         self.answered.set()
 
-    def lost(self) -> None:
-        self._handler.lost()
+    def on_connection_lost(self) -> None:
+        self._handler.on_connection_lost()
         self.answered.set()
 
 
@@ -99,17 +99,17 @@ class Link:
         self.is_up = False
         """CONNECTED has come."""
         self.is_truenext = False
-        self.store = ""
+        self.store_id = ""
         self.session_id = ""
-        self.server = ""
-        self.rounds = 0
+        self.server_name = ""
+        self.release_count = 0
         """Requests to give back that were made."""
-        self.out: list[bytes] = []
+        self.out_chunks: list[bytes] = []
         """What is still to be written."""
-        self.frames = 0
+        self.frame_count = 0
         self.unanswered: dict[int, AnswerHandler] = {}
         """By the number of the frame, in order."""
-        self._opening: ProtocolDetector | None = detector_for_server()
+        self._protocol_detector: ProtocolDetector | None = detector_for_server()
         """None once the peer is known to speak no other protocol."""
         self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAMES)
         self._on_frame = on_frame
@@ -123,20 +123,20 @@ class Link:
     def require_truenext(self, feature: str) -> None:
         """Raises: LocalProtocolError if the broker is another one, which cannot do this"""
         if not self.is_truenext:
-            raise LocalProtocolError(f"{feature} needs a truenext broker; this one is {self.server or 'another'}")
+            raise LocalProtocolError(f"{feature} needs a truenext broker; this one is {self.server_name or 'another'}")
 
     # ---- Out ----
 
     def send_connect(self, headers: dict[str, str]) -> None:
         beat_ms = round(self._heart_beat_s * 1000)
         own_headers = {"accept-version": "1.2", "heart-beat": f"{beat_ms},{round(beat_ms * BROKER_INTERVAL_FACTOR)}"}
-        self.write(frames.frame("CONNECT", own_headers | headers))
+        self.write(frames.encode_frame("CONNECT", own_headers | headers))
 
     def write(self, data: bytes) -> int:
         """One frame; the number by which the broker knows it."""
-        self.out.append(data)
-        self.frames += 1
-        return self.frames
+        self.out_chunks.append(data)
+        self.frame_count += 1
+        return self.frame_count
 
     def write_tracked(self, data: bytes, handler: AnswerHandler) -> int:
         """Write one frame, and tell `handler` what became of it."""
@@ -146,42 +146,45 @@ class Link:
 
     def request_receipt(self, handler: AnswerHandler) -> None:
         """Of all that was written: by a transaction in which nothing is done."""
-        self.write_tracked(frames.frame("BEGIN", {"transaction": _EMPTY_TRANSACTION}), IgnoredAnswer())
-        self.write_tracked(frames.frame("ABORT", {"transaction": _EMPTY_TRANSACTION, "receipt": self.receipt}), handler)
+        self.write_tracked(frames.encode_frame("BEGIN", {"transaction": _EMPTY_TRANSACTION_NAME}), NullAnswerHandler())
+        self.write_tracked(
+            frames.encode_frame("ABORT", {"transaction": _EMPTY_TRANSACTION_NAME, "receipt": self.next_receipt_id}),
+            handler,
+        )
 
     def answer_signal(self, number: int) -> Signal:
         """Set once the broker has answered this frame, which is unanswered and asks for no receipt."""
         handler = self.unanswered[number]
-        if isinstance(handler, AwaitedFrame):
+        if isinstance(handler, SignalingAnswerHandler):
             return handler.answered
-        if number == self.frames and self.out and self.out[-1] != HEART_BEAT:
+        if number == self.frame_count and self.out_chunks and self.out_chunks[-1] != HEART_BEAT:
             # Nobody has taken it yet, so the receipt goes with it.
-            waiter = self.unanswered[number] = AwaitedFrame(handler)
-            self.out[-1] = frames.with_receipt(self.out[-1], str(number))
+            waiter = self.unanswered[number] = SignalingAnswerHandler(handler)
+            self.out_chunks[-1] = frames.add_receipt_header(self.out_chunks[-1], str(number))
         else:
-            waiter = AwaitedFrame(IgnoredAnswer())
+            waiter = SignalingAnswerHandler(NullAnswerHandler())
             self.request_receipt(waiter)
         return waiter.answered
 
     @property
-    def receipt(self) -> str:
+    def next_receipt_id(self) -> str:
         """What the receipt of the next frame is called, if one is to come."""
-        return str(self.frames + 1)
+        return str(self.frame_count + 1)
 
-    def beat(self) -> None:
+    def write_heart_beat(self) -> None:
         """A heart-beat, which is no frame."""
-        self.out.append(HEART_BEAT)
+        self.out_chunks.append(HEART_BEAT)
 
     # ---- In ----
 
     def receive_data(self, data: bytes, now: float) -> None:
         """Raises: ConnectionLost, Refused if that was the end; RemoteProtocolError if the peer is no STOMP broker"""
         self.read_at = now
-        if self._opening is not None:
-            rest = self._opening.receive(data)
+        if self._protocol_detector is not None:
+            rest = self._protocol_detector.receive(data)
             if rest is None:
                 return
-            self._opening, data = None, rest
+            self._protocol_detector, data = None, rest
         stomp = self._stomp
         for frame in stomp.receive(data):
             command = frame.command
@@ -204,10 +207,10 @@ class Link:
             raise RemoteProtocolError(f"it has agreed to version {headers.get('version', '1.0')}")
         self._stomp.agree(Version.V1_2)
         self.is_up = True
-        self.store = headers.get("truenext-store", "")
-        self.is_truenext = bool(self.store)
+        self.store_id = headers.get("truenext-store", "")
+        self.is_truenext = bool(self.store_id)
         self.session_id = headers.get("session", "")
-        self.server = headers.get("server", "")
+        self.server_name = headers.get("server", "")
         offered_ms, requested_ms = parse_heart_beat(headers.get("heart-beat", "0,0"))
         if self._heart_beat_s and requested_ms:
             self.heartbeat_interval_s = max(self._heart_beat_s * 1000, requested_ms) / 1000 / 2
@@ -231,7 +234,7 @@ class Link:
                 break
             done.append(each)
         for each in done:
-            unanswered.pop(each).confirmed(frame)
+            unanswered.pop(each).on_confirmed(frame)
 
     def _on_error(self, frame: Frame) -> None:
         reason = frame.body.decode(errors="replace").strip() or frame.headers.get("message", "no reason given")
@@ -241,16 +244,16 @@ class Link:
             # Another broker, whose next act is to hang up: whoever has asked for a receipt is told what was wrong.
             receipt = frame.headers.get("receipt-id", "")
             if receipt.isdigit() and (handler := self.unanswered.pop(int(receipt), None)) is not None:
-                handler.refused(error)
+                handler.on_refused(error)
             raise error
         handler = self.unanswered.pop(int(number), None)
         if handler is None:
             # Nothing is left to chance: what we believe and what the broker does have parted.
             raise ConnectionLost(f"the broker refused a frame: {reason}") from error
-        handler.refused(error)
+        handler.on_refused(error)
 
-    def end(self) -> None:
+    def mark_unanswered_lost(self) -> None:
         """Nobody will say any more what became of the frames."""
         unanswered, self.unanswered = self.unanswered, {}
         for each in unanswered.values():
-            each.lost()
+            each.on_connection_lost()

@@ -53,8 +53,8 @@ class ConnectionStatus(msgspec.Struct):
 def encode_control_request(verb: str, arguments: object) -> tuple[bytes, bytes]:
     """Head and body of a question to the broker. Raises: ValueError if no frame can say so"""
     headers = {"destination": f"/control/{verb}"}
-    frames.check(headers)
-    return frames.head("SEND", headers), b"" if arguments is None else msgspec.json.encode(arguments)
+    frames.check_headers(headers)
+    return frames.encode_head("SEND", headers), b"" if arguments is None else msgspec.json.encode(arguments)
 
 
 class _PendingRequest:
@@ -66,13 +66,13 @@ class _PendingRequest:
 
     # As link.AnswerHandler, of the SEND that asks.
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         pass
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         self.on_failure(error)
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         pass
 
 
@@ -88,13 +88,13 @@ class PendingRequests:
         """Nobody waits for a reply."""
         return not self._pending
 
-    def control_request(
+    def send_control_request(
         self, link: Link, verb: str, arguments: object, reply_type: type[T], on_reply: Callable[[T], None]
     ) -> None:
         """Ask the broker something that this client has to know, whose answer has this shape. A connection that is lost
         forgets the question."""
         head, body = encode_control_request(verb, arguments)
-        self.send(
+        self.send_request(
             link,
             head,
             body,
@@ -102,11 +102,11 @@ class PendingRequests:
             _raise_connection_lost,
         )
 
-    def forget(self, correlation: str) -> None:
+    def forget_request(self, correlation: str) -> None:
         """Nobody waits any more."""
         self._pending.pop(correlation, None)
 
-    def send(
+    def send_request(
         self,
         link: Link,
         head: bytes,
@@ -117,7 +117,7 @@ class PendingRequests:
         """Returns the name of the question."""
         if self._subscribed_link is not link:
             self._subscribed_link = link
-            link.write(frames.frame("SUBSCRIBE", {"id": _SUBSCRIPTION, "destination": REPLIES, "ack": "auto"}))
+            link.write(frames.encode_frame("SUBSCRIBE", {"id": _SUBSCRIPTION, "destination": REPLIES, "ack": "auto"}))
         correlation = str(next(self._numbers))
         request = self._pending[correlation] = _PendingRequest(on_reply, on_failure)
         lines = f"reply-to:{REPLIES}\ncorrelation-id:{correlation}\ncontent-length:{len(body)}\n\n".encode()
@@ -133,7 +133,7 @@ class PendingRequests:
             request.on_reply(frame)
         return True
 
-    def lost(self, error: Exception) -> None:
+    def on_connection_lost(self, error: Exception) -> None:
         """The connection has gone."""
         requests, self._pending = self._pending, {}
         for request in requests.values():

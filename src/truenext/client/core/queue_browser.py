@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from truenext.client.core.client import Client
     from truenext.wire.stomp.frame import Frame
 
-UNREAD_MAX = 1000
+UNREAD_MESSAGES_MAX = 1000
 """Messages that are here and nobody has looked at: beyond that nothing more is read."""
 
 
@@ -29,22 +29,22 @@ class QueueBrowser:
         self._headers = {"id": "browse", "destination": destination, "browser": "true", "ack": "auto"}
         if selector is not None:
             self._headers["selector"] = selector
-        frames.check(self._headers)
+        frames.check_headers(self._headers)
         self._frames: deque[Frame] = deque()
         self._is_subscribed = False
         self._is_complete = False
         self._error: Exception | None = None
         self._signal = Signal()
 
-    def next(self) -> Flow[Content | None]:
+    def next_message(self) -> Flow[Content | None]:
         """None at the end. Raises: Refused, ConnectionLost"""
         client = self._client
         if not self._is_subscribed:
             self._is_subscribed = True
             link = yield from client.wait_until_up(None, "browse")
-            client.browser = self
-            self._headers["receipt"] = link.receipt
-            link.write_tracked(frames.frame("SUBSCRIBE", self._headers), self)
+            client.browse_listener = self
+            self._headers["receipt"] = link.next_receipt_id
+            link.write_tracked(frames.encode_frame("SUBSCRIBE", self._headers), self)
             client.flush_soon()
         while not self._frames:
             if self._error is not None:
@@ -54,7 +54,7 @@ class QueueBrowser:
             self._signal = Signal()
             yield Wait(self._signal)
         content = make_content(self._frames.popleft())
-        client.is_full = len(self._frames) > UNREAD_MAX
+        client.is_read_buffer_full = len(self._frames) > UNREAD_MESSAGES_MAX
         return content
 
     def on_message(self, frame: Frame) -> None:
@@ -62,22 +62,22 @@ class QueueBrowser:
             self._is_complete = True
         else:
             self._frames.append(frame)
-            self._client.is_full = len(self._frames) > UNREAD_MAX
+            self._client.is_read_buffer_full = len(self._frames) > UNREAD_MESSAGES_MAX
         self._signal.set()
 
     # As link.AnswerHandler.
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         pass
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         self._error = error
         self._signal.set()
 
-    def lost(self) -> None:
-        """Only before it was confirmed; see `ended`."""
+    def on_connection_lost(self) -> None:
+        """Only before it was confirmed; see `on_ended`."""
 
-    def ended(self, error: Exception) -> None:
+    def on_ended(self, error: Exception) -> None:
         """The connection has gone, and what was not shown yet is not known."""
         if not self._is_complete:
             self._error = ConnectionLost(f"the connection was lost while messages were shown: {error}")

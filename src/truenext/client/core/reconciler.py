@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from truenext.client.core.pending_requests import PendingRequests
     from truenext.client.core.subscriptions import Subscriptions
 
-IDLE_S = 5.0
+RELEASE_IDLE_INTERVAL_S = 5.0
 """A buffer that nobody asks for goes back after so long, so that others get it."""
-CHECK_S = 15.0
+CHECK_INTERVAL_S = 15.0
 """Between two looks at what the broker has of this connection, while both agree."""
-CHECK_AGAIN_S = 1.0
+RECHECK_INTERVAL_S = 1.0
 CHECKS_MAX = 3
 """Looks that differ in the same way, until that is no coincidence."""
 
@@ -38,10 +38,10 @@ class Reconciler:
         self._subscriptions = subscriptions
         self._requests = requests
         self._end_connection = end_connection
-        context.delayed_calls.call_at(context.clock() + IDLE_S, self._release_idle)
+        context.delayed_calls.call_at(context.clock() + RELEASE_IDLE_INTERVAL_S, self._release_idle)
 
     def _release_idle(self) -> None:
-        self._context.delayed_calls.call_at(self._context.clock() + IDLE_S, self._release_idle)
+        self._context.delayed_calls.call_at(self._context.clock() + RELEASE_IDLE_INTERVAL_S, self._release_idle)
         link = self._context.link
         if link is None or not link.is_truenext:
             return
@@ -52,14 +52,16 @@ class Reconciler:
             if len(subscription) and not (was_polled or buffer.has_waiter(subscription)):
                 self._subscriptions.release([subscription], suspend=True)
 
-    def start(self, link: Link) -> None:
+    def start_checks(self, link: Link) -> None:
         if link.is_truenext:
             differences: dict[str, tuple[int, int]] = {}
             self._context.delayed_calls.call_at(
-                self._context.clock() + CHECK_S, lambda: self._check(link, differences, 0)
+                self._context.clock() + CHECK_INTERVAL_S, lambda: self._compare_with_broker(link, differences, 0)
             )
 
-    def _check(self, link: Link, before: dict[str, tuple[int, int]], times: int) -> None:
+    def _compare_with_broker(
+        self, link: Link, previous_differences: dict[str, tuple[int, int]], same_count: int
+    ) -> None:
         """Ask the broker what it has of this connection. What comes meanwhile makes a difference for a moment; one that
         stays means that something was lost on the way, and only a new connection can mend that."""
         if self._context.link is not link:
@@ -70,27 +72,29 @@ class Reconciler:
                 return
             held = {each.id: each.held for each in status.subscriptions}
             both = {
-                each.id: (held.get(each.id, -1), _held(each))
+                each.id: (held.get(each.id, -1), _held_count(each))
                 for each in self._subscriptions.by_id.values()
                 if each.is_open and not each.is_closed
             }
             differences = {name: counts for name, counts in both.items() if counts[0] != counts[1]}
-            same = {name: counts for name, counts in differences.items() if before.get(name) == counts}
-            if same and times + 1 >= CHECKS_MAX:
+            same = {name: counts for name, counts in differences.items() if previous_differences.get(name) == counts}
+            if same and same_count + 1 >= CHECKS_MAX:
                 self._end_connection(ConnectionLost(f"the broker and this client disagree about what is held: {same}"))
                 return
             self._context.delayed_calls.call_at(
-                self._context.clock() + (CHECK_AGAIN_S if differences else CHECK_S),
-                lambda: self._check(link, same or differences, times + 1 if same else 0),
+                self._context.clock() + (RECHECK_INTERVAL_S if differences else CHECK_INTERVAL_S),
+                lambda: self._compare_with_broker(link, same or differences, same_count + 1 if same else 0),
             )
 
         if any(not each.is_closed for each in self._subscriptions.by_id.values()):
-            self._requests.control_request(link, "connection", None, ConnectionStatus, on_reply)
+            self._requests.send_control_request(link, "connection", None, ConnectionStatus, on_reply)
             self._context.flush_soon()
         else:
-            self._context.delayed_calls.call_at(self._context.clock() + CHECK_S, lambda: self._check(link, {}, 0))
+            self._context.delayed_calls.call_at(
+                self._context.clock() + CHECK_INTERVAL_S, lambda: self._compare_with_broker(link, {}, 0)
+            )
 
 
-def _held(subscription: Subscription) -> int:
+def _held_count(subscription: Subscription) -> int:
     """Messages of a subscription that the broker should know it to hold."""
-    return len(subscription.held) + len(subscription) + subscription.buffer.withheld
+    return len(subscription.held_by_ack_id) + len(subscription) + subscription.buffer.withheld_count

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from truenext.client.core.link import Link
     from truenext.wire.stomp.frame import Frame
 
-MESSAGES_MAX = 10_000
+UNCONFIRMED_MESSAGES_MAX = 10_000
 """Sends that may wait for their confirmation at once."""
-BYTES_MAX = 8 * 1024 * 1024
+UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of their bodies, or one larger one."""
-RECEIPT_BYTES = 64 * 1024
+RECEIPT_INTERVAL_BYTES = 64 * 1024
 """A receipt is asked for after so many bytes, at the latest."""
 FLUSH_BYTES = 64 * 1024
 """What waits is written at once when it is so much, so that the broker works while more is made."""
@@ -45,7 +45,18 @@ class PendingSend:
     """One send, from the call until its outcome is known."""
 
     __slots__ = (
-        *("batch", "body", "error", "expires_at", "frame", "head", "is_abandoned", "is_done", "number", "send_buffer"),
+        *(
+            "batch",
+            "body",
+            "error",
+            "expires_at",
+            "frame_number",
+            "head",
+            "is_abandoned",
+            "is_done",
+            "producer_number",
+            "send_buffer",
+        ),
         *("requests_receipt", "producer_lines", "completed", "size"),
     )
 
@@ -58,8 +69,8 @@ class PendingSend:
         self.size = len(body) + HEAD_BYTES_ESTIMATE
         self.expires_at = expires_at
         """When its time to live is over, by the core's clock; None is never."""
-        self.number = 0
-        self.frame = 0
+        self.producer_number = 0
+        self.frame_number = 0
         """Which frame of the connection it is; 0 while it waits."""
         self.requests_receipt = False
         """Of this frame and all before it."""
@@ -82,27 +93,27 @@ class PendingSend:
 
     # As link.AnswerHandler.
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         assert self.send_buffer is not None, "it is under way"
-        self.send_buffer.confirmed(self)
+        self.send_buffer.on_send_confirmed(self)
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         assert self.send_buffer is not None, "it is under way"
-        self.send_buffer.refused(self, error)
+        self.send_buffer.on_send_refused(self, error)
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         assert self.send_buffer is not None, "it is under way"
-        self.send_buffer.lost(self)
+        self.send_buffer.on_send_lost(self)
 
 
 class SendBatch:
     """Sends of which somebody wants to know when all are settled."""
 
-    __slots__ = ("confirmed", "error", "unsettled", "waiters")
+    __slots__ = ("confirmed_count", "error", "unsettled_count", "waiters")
 
     def __init__(self) -> None:
-        self.unsettled = 0
-        self.confirmed = 0
+        self.unsettled_count = 0
+        self.confirmed_count = 0
         """Those that were sent before all others of the batch, unless one of them was refused."""
         self.error: Exception | None = None
         """The first of which nobody was told."""
@@ -110,15 +121,15 @@ class SendBatch:
 
     def add(self, send: PendingSend) -> None:
         send.batch = self
-        self.unsettled += 1
+        self.unsettled_count += 1
 
     def on_settled(self, error: Exception | None) -> None:
-        self.unsettled -= 1
+        self.unsettled_count -= 1
         if error is None:
-            self.confirmed += 1
+            self.confirmed_count += 1
         elif self.error is None:
             self.error = error
-        if not self.unsettled and self.waiters:
+        if not self.unsettled_count and self.waiters:
             for awaited in self.waiters:
                 awaited.error = self.error
                 awaited.completed.set()
@@ -156,7 +167,7 @@ class SendBuffer:
         self._link: Link | None = None
         """Where sends are written to; None while the broker has not said what it has."""
         self._waiting: deque[PendingSend] = deque()
-        self._in_flight = 0
+        self._in_flight_count = 0
         self._interrupted: list[PendingSend] = []
         """What was under way on a connection that was lost, in order."""
         self._to_resend: list[PendingSend] | None = None
@@ -165,8 +176,8 @@ class SendBuffer:
         """Why the broker has refused sends for lack of room, until it confirms one that was sent again."""
         self._is_backing_off = False
         """What was refused for lack of room waits a moment to be sent again."""
-        self._messages = 0
-        self._bytes = 0
+        self._message_count = 0
+        self._byte_count = 0
         self._capacity_waiters: list[Signal] = []
         """Senders that wait for room."""
         self._empty_waiters: list[Signal] = []
@@ -174,14 +185,16 @@ class SendBuffer:
         """Bytes written since a receipt was asked for."""
         self._bytes_since_write = 0
         """Bytes added since something was written."""
-        self.is_numbered = True
+        self.uses_producer_numbers = True
         """The broker knows producers."""
 
     # ---- What is asked for ----
 
     @property
     def has_capacity(self) -> bool:
-        return self._messages < MESSAGES_MAX and (self._bytes < BYTES_MAX or not self._messages)
+        return self._message_count < UNCONFIRMED_MESSAGES_MAX and (
+            self._byte_count < UNCONFIRMED_BYTES_MAX or not self._message_count
+        )
 
     def capacity_signal(self) -> Signal:
         """Set when there may be room again."""
@@ -197,8 +210,8 @@ class SendBuffer:
 
     def add(self, send: PendingSend) -> None:
         send.send_buffer = self
-        self._messages += 1
-        self._bytes += send.size
+        self._message_count += 1
+        self._byte_count += send.size
         self._bytes_since_write += send.size
         self._waiting.append(send)
 
@@ -215,11 +228,11 @@ class SendBuffer:
         reason = self._not_accepted_reason(send)
         if not send.is_done:
             send.is_abandoned = True
-            if not send.frame:
+            if not send.frame_number:
                 self._complete(send, TimeoutError(_ABANDONED))
         return reason
 
-    def abandon_all(self, batch: SendBatch) -> Refused | None:
+    def abandon_batch(self, batch: SendBatch) -> Refused | None:
         """Give up those of a batch that are not settled.
 
         Returns why the broker has taken none of them; None if it may have taken one.
@@ -237,7 +250,7 @@ class SendBuffer:
     def _not_accepted_reason(self, send: PendingSend) -> Refused | None:
         """Return why the broker has not taken a send that waits for room on its disk; None if it may have taken it."""
         # What waits while there is a connection has never been written, or was refused.
-        return None if send.frame or send.is_done else self.no_space_error
+        return None if send.frame_number or send.is_done else self.no_space_error
 
     @property
     def no_space_error(self) -> Refused | None:
@@ -245,29 +258,29 @@ class SendBuffer:
         return None if self._link is None else self._no_space_error
 
     @property
-    def unconfirmed(self) -> int:
+    def unconfirmed_count(self) -> int:
         """Sends that are not confirmed."""
-        return self._messages
+        return self._message_count
 
     # ---- Writing ----
 
-    def start(self, link: Link, highest: int) -> None:
+    def start_on_link(self, link: Link, highest: int) -> None:
         """A connection is there, and the broker has accepted sends up to this number."""
         interrupted, self._interrupted = self._interrupted, []
         for send in interrupted:
-            if 0 < send.number <= highest and not send.is_done:
+            if 0 < send.producer_number <= highest and not send.is_done:
                 self._complete(send, None)
         to_resend = [send for send in interrupted if not send.is_done]
         self._waiting.extendleft(reversed(to_resend))
-        self.producer.number = highest
+        self.producer.last_number = highest
         self._link = link
         self.pump()
 
-    def end(self) -> None:
-        """The connection has gone; `lost` was said of all that was under way."""
+    def on_link_ended(self) -> None:
+        """The connection has gone; `on_send_lost` was said of all that was under way."""
         self._link = None
         self._to_resend = None
-        self._in_flight = self._bytes_since_receipt = 0
+        self._in_flight_count = self._bytes_since_receipt = 0
 
     def pump(self) -> None:
         """Write what waits."""
@@ -282,7 +295,7 @@ class SendBuffer:
             if send.is_done:
                 # It was abandoned.
                 continue
-            if not self.is_numbered and (send.producer_lines or send.expires_at is not None):
+            if not self.uses_producer_numbers and (send.producer_lines or send.expires_at is not None):
                 self._complete(
                     send, _unsupported_error(link, "a ttl" if not send.producer_lines else "a producer of the caller's")
                 )
@@ -296,17 +309,17 @@ class SendBuffer:
                     continue
             self._bytes_since_receipt += send.size
             receipt = ""
-            send.requests_receipt = not waiting or self._bytes_since_receipt >= RECEIPT_BYTES
+            send.requests_receipt = not waiting or self._bytes_since_receipt >= RECEIPT_INTERVAL_BYTES
             if send.requests_receipt:
-                receipt = f"receipt:{link.receipt}\n"
+                receipt = f"receipt:{link.next_receipt_id}\n"
                 self._bytes_since_receipt = 0
             number_lines = send.producer_lines
-            if self.is_numbered and not number_lines:
-                producer.number = number = send.number = producer.number + 1
+            if self.uses_producer_numbers and not number_lines:
+                producer.last_number = number = send.producer_number = producer.last_number + 1
                 number_lines = f"truenext-producer:{producer.name}\ntruenext-number:{number}\ntruenext-gapless:true\n"
             lines = f"{ttl}{receipt}{number_lines}content-length:{len(send.body)}\n\n".encode()
-            send.frame = link.write_tracked(b"".join((send.head, lines, send.body, b"\0")), send)
-            self._in_flight += 1
+            send.frame_number = link.write_tracked(b"".join((send.head, lines, send.body, b"\0")), send)
+            self._in_flight_count += 1
         if self._bytes_since_receipt:
             # The last that waited was not written.
             self._request_receipt(link)
@@ -314,13 +327,13 @@ class SendBuffer:
     def _request_receipt(self, link: Link) -> None:
         """Of all that was written."""
         self._bytes_since_receipt = 0
-        link.request_receipt(_ReceiptForAll(self, link))
+        link.request_receipt(_ReceiptRequestHandler(self, link))
 
-    def receipt_refused(self, link: Link) -> None:
+    def on_receipt_refused(self, link: Link) -> None:
         """The broker has no room for a transaction, though nothing is in it: what was written is not confirmed yet."""
 
         def request_again() -> None:
-            if self._link is link and self._in_flight:
+            if self._link is link and self._in_flight_count:
                 self._request_receipt(link)
                 self._pump_soon()
 
@@ -328,26 +341,26 @@ class SendBuffer:
 
     # ---- What became of them ----
 
-    def confirmed(self, send: PendingSend) -> None:
-        self._in_flight -= 1
+    def on_send_confirmed(self, send: PendingSend) -> None:
+        self._in_flight_count -= 1
         self._complete(send, None)
         if self._to_resend is None:
             self._no_space_error = None
-        elif not self._in_flight:
+        elif not self._in_flight_count:
             # What has a number of its caller's own may go behind a refused one.
             self._requeue_refused(self._to_resend)
 
-    def refused(self, send: PendingSend, error: Refused) -> None:
-        self._in_flight -= 1
+    def on_send_refused(self, send: PendingSend, error: Refused) -> None:
+        self._in_flight_count -= 1
         to_resend = self._to_resend
         if to_resend is not None and error.code == Code.GAP:
             to_resend.append(send)
         else:
             if to_resend is None:
                 to_resend = self._to_resend = []
-                if send.number:
+                if send.producer_number:
                     # Those behind it have numbers that will be free again.
-                    self.producer.number = send.number - 1
+                    self.producer.last_number = send.producer_number - 1
             if error.code == Code.NO_SPACE:
                 to_resend.append(send)
                 self._no_space_error = error
@@ -355,7 +368,7 @@ class SendBuffer:
                 self._on_no_space(error)
             else:
                 self._complete(send, error)
-        if not self._in_flight:
+        if not self._in_flight_count:
             self._requeue_refused(to_resend)
         elif send.requests_receipt and self._link is not None:
             # There is none of a refused frame; those before it wait for another.
@@ -366,7 +379,7 @@ class SendBuffer:
         """What went behind a refused send was answered as well."""
         self._to_resend = None
         for send in to_resend:
-            send.frame = 0
+            send.frame_number = 0
             if send.is_abandoned and not send.is_done:
                 self._complete(send, TimeoutError(_ABANDONED))
         self._waiting.extendleft(reversed(to_resend))
@@ -379,20 +392,20 @@ class SendBuffer:
         self._is_backing_off = False
         self._pump_soon()
 
-    def lost(self, send: PendingSend) -> None:
+    def on_send_lost(self, send: PendingSend) -> None:
         if self._to_resend:
             # They went before it, and were refused.
             for each in self._to_resend:
-                each.number = each.frame = 0
+                each.producer_number = each.frame_number = 0
             self._interrupted.extend(self._to_resend)
             self._to_resend = []
-        if send.is_abandoned or not self.is_numbered:
+        if send.is_abandoned or not self.uses_producer_numbers:
             self._complete(send, TimeoutError(_ABANDONED) if send.is_abandoned else ConnectionLost(_MAY_HAVE_ARRIVED))
         else:
-            send.frame = 0
+            send.frame_number = 0
             self._interrupted.append(send)
 
-    def fail(self, error: Exception) -> None:
+    def fail_all(self, error: Exception) -> None:
         """Nothing will be sent any more."""
         for send in (*self._interrupted, *self._waiting):
             if not send.is_done:
@@ -410,10 +423,10 @@ class SendBuffer:
         self._interrupted.clear()
 
     def _complete(self, send: PendingSend, error: Exception | None) -> None:
-        self._messages -= 1
-        self._bytes -= send.size
+        self._message_count -= 1
+        self._byte_count -= send.size
         send.complete(error)
-        if not self._messages and self._empty_waiters:
+        if not self._message_count and self._empty_waiters:
             waiters, self._empty_waiters = self._empty_waiters, []
             for signal in waiters:
                 signal.set()
@@ -423,7 +436,7 @@ class SendBuffer:
                 signal.set()
 
 
-class _ReceiptForAll:
+class _ReceiptRequestHandler:
     """A receipt was asked for of all that was written."""
 
     __slots__ = ("_link", "_send_buffer")
@@ -432,13 +445,13 @@ class _ReceiptForAll:
         self._send_buffer = send_buffer
         self._link = link
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         pass
 
-    def refused(self, error: Refused) -> None:
-        self._send_buffer.receipt_refused(self._link)
+    def on_refused(self, error: Refused) -> None:
+        self._send_buffer.on_receipt_refused(self._link)
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         pass
 
 

@@ -50,7 +50,7 @@ def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None
     """
     yield from _await_capacity(client, deadline)
     send.completed = Signal()
-    is_alone = not client.send_buffer.unconfirmed
+    is_alone = not client.send_buffer.unconfirmed_count
     enqueue(client, send)
     if is_alone:
         # It waits for no others that may be sent in this pass of the loop: who waits for it is the only one that sends.
@@ -114,7 +114,7 @@ def check_confirmed(batch: SendBatch) -> None:
 
 def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
     """Until all of a batch are confirmed. Raises: the first error; TimeoutError"""
-    if batch.unsettled:
+    if batch.unsettled_count:
         awaited = BatchWaiter()
         batch.waiters.append(awaited)
         try:
@@ -123,7 +123,9 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
             if not awaited.completed.is_set:
                 batch.waiters.remove(awaited)
         if not in_time:
-            default_text = f"the broker has not confirmed {batch.unsettled} messages in time; they may have arrived"
+            default_text = (
+                f"the broker has not confirmed {batch.unsettled_count} messages in time; they may have arrived"
+            )
             raise _abandon_batch(client, batch, default_text) from client.send_buffer.no_space_error
         error = awaited.error
     else:
@@ -135,8 +137,8 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
 def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
     """Give up those of a batch that are not confirmed; the error says why, and what `default_text` says if the broker
     has not said that it has no room."""
-    count, confirmed = batch.unsettled, batch.confirmed
-    is_none_accepted = client.send_buffer.abandon_all(batch) is not None
+    count, confirmed = batch.unsettled_count, batch.confirmed_count
+    is_none_accepted = client.send_buffer.abandon_batch(batch) is not None
     if client.send_buffer.no_space_error is None:
         return TimeoutError(default_text)
     summary = "1 message was" if count == 1 else f"{count:,} messages were"

@@ -106,7 +106,7 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
 
 
 _IS_PLAIN = re.compile(r"[\w.@/+=-]{1,128}", re.ASCII).fullmatch
-"""Text that needs no escape, and less room than `frames.check` leaves."""
+"""Text that needs no escape, and less room than `frames.check_headers` leaves."""
 
 
 def encode_send(destination: str, options: SendOptions) -> EncodedSend:
@@ -177,10 +177,10 @@ def _encode_send(destination: str, options: SendOptions) -> EncodedSend:
     ttl = options.get("ttl")
     if ttl is not None:
         _milliseconds("ttl", ttl, TTL_MS_MAX)
-    frames.check(headers)
+    frames.check_headers(headers)
     if producer is not None:
-        frames.check({"truenext-producer": producer})
-    return EncodedSend(frames.head("SEND", headers), ttl, producer, number)
+        frames.check_headers({"truenext-producer": producer})
+    return EncodedSend(frames.encode_head("SEND", headers), ttl, producer, number)
 
 
 def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:

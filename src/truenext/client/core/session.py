@@ -14,9 +14,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from truenext.client.core.buffer import ReceivedState, key_of
+from truenext.client.core.buffer import ReceivedMessageState, key_of
 from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
-from truenext.client.core.disposition import DONE, FAILED
+from truenext.client.core.disposition import ACKED, FAILED
 from truenext.client.core.pending_requests import ConnectionStatus
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.core.transactions import SessionTransactions
@@ -26,29 +26,29 @@ from truenext.errors import ClosedError, LocalProtocolError, copy_error
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from truenext.client.core.buffer import Buffer, Received, Subscription
+    from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
     from truenext.client.core.client import Client
     from truenext.client.core.disposition import Disposition
     from truenext.client.core.transaction_state import CallerNumber, TransactionState
 
 FLUSH_FRAMES = 64
 """Frames of a transaction that are written together."""
-RECHECK_S = 0.05
+DELIVERY_RECHECK_S = 0.05
 """Seconds until the broker is asked again whether something is about to come."""
-_EXPIRED = (
+_EXPIRED_TEXT = (
     "the session has ended with the call of its handler: await what uses the session before the handler returns, or "
     "make another session with connection.session()"
 )
 
 
-class Mode(Enum):
+class SessionMode(Enum):
     AUTO = "auto"
     INDIVIDUAL = "individual"
     TRANSACTED = "transacted"
     AT_COMMIT = "at commit"
 
 
-TRANSACTED = frozenset({Mode.TRANSACTED, Mode.AT_COMMIT})
+TRANSACTED_MODES = frozenset({SessionMode.TRANSACTED, SessionMode.AT_COMMIT})
 
 
 class SessionCore:
@@ -56,7 +56,7 @@ class SessionCore:
     __slots__ = (
         "_awaiting_auto_ack",
         "_has_ended",
-        "_pending",
+        "_pending_by_owner",
         "buffer",
         "client",
         "is_closed",
@@ -65,7 +65,7 @@ class SessionCore:
         "transactions",
     )
 
-    def __init__(self, client: Client, mode: Mode, buffer: Buffer) -> None:
+    def __init__(self, client: Client, mode: SessionMode, buffer: ReceiveBuffer) -> None:
         self.client = client
         self.mode = mode
         self.buffer = buffer
@@ -74,11 +74,13 @@ class SessionCore:
         """The handler that the session was made for has returned: later calls are refused."""
         self._has_ended = False
         self.transactions: SessionTransactions | None = None
-        if mode in TRANSACTED:
-            self.transactions = SessionTransactions(client, buffer, acknowledges_at_commit=mode is Mode.AT_COMMIT)
-        self._awaiting_auto_ack: dict[object, list[Received]] = {}
+        if mode in TRANSACTED_MODES:
+            self.transactions = SessionTransactions(
+                client, buffer, acknowledges_at_commit=mode is SessionMode.AT_COMMIT
+            )
+        self._awaiting_auto_ack: dict[object, list[ReceivedMessage]] = {}
         """In auto mode: what each task or thread was handed last, and not acknowledged."""
-        self._pending: dict[object, Received] = {}
+        self._pending_by_owner: dict[object, ReceivedMessage] = {}
         """What each task or thread is to be handed as soon as the broker was told of it."""
 
     @property
@@ -89,12 +91,12 @@ class SessionCore:
     def check_open(self) -> None:
         """Raises: ClosedError, or what ended the connection"""
         if self.is_closed:
-            raise ClosedError(_EXPIRED if self.is_expired else "the session is closed")
+            raise ClosedError(_EXPIRED_TEXT if self.is_expired else "the session is closed")
         self.client.check_open()
 
     # ---- Receiving ----
 
-    def try_receive(self, subscription: Subscription | None, owner: object) -> Received | None:
+    def try_receive(self, subscription: Subscription | None, owner: object) -> ReceivedMessage | None:
         """What is next, if it is here and nothing has to be waited for: the short way of `receive`."""
         client = self.client
         if self.is_closed or client.error is not None or client.is_closing:
@@ -105,18 +107,18 @@ class SessionCore:
         if received is None or self.buffer.is_closed:
             return None
         subscription = received.subscription
-        if subscription.pulls and subscription.requested:
+        if subscription.pulls and subscription.requested_count:
             return None
-        if self.mode is Mode.AUTO:
+        if self.mode is SessionMode.AUTO:
             # Asked for and handed out in one: so one frame says both.
             self._auto_ack(owner, received)
         received = self._deliver(received, owner)
         if client.flush():
-            if self.mode is Mode.AUTO:
+            if self.mode is SessionMode.AUTO:
                 self._await_auto_ack([received], owner)
             return received
         # The program gets it once the broker was told: `receive` waits for that.
-        self._pending[owner] = received
+        self._pending_by_owner[owner] = received
         return None
 
     def receive(
@@ -127,15 +129,15 @@ class SessionCore:
         owner: object,
         *,
         no_wait: bool = False,
-    ) -> Flow[list[Received]]:
+    ) -> Flow[list[ReceivedMessage]]:
         """What is next: up to `max_count` messages that are here, at least one unless the deadline comes, or the end of
         a buffer that is over. With `no_wait` what the broker can give at this moment.
 
         Raises: RolledBack, Refused, ClosedError, ConnectionLost
         """
         # What `try_receive` could not hand out at once.
-        pending = self._pending.pop(owner, None)
-        messages = [] if pending is None or pending.state is not ReceivedState.HELD else [pending]
+        pending = self._pending_by_owner.pop(owner, None)
+        messages = [] if pending is None or pending.state is not ReceivedMessageState.HELD else [pending]
         try:
             yield from self._wait_until_ready()
             self._auto_ack(owner, None)
@@ -154,11 +156,11 @@ class SessionCore:
                     # A transaction has it already, and nothing may come between that and the program.
                     if not self.client.flush() and self.transactions is None:
                         # The program gets nothing before the broker was told that it has it.
-                        rounds = [each.subscription.round_min for each in messages]
+                        rounds = [each.subscription.release_count_min for each in messages]
                         yield from self.client.wait_until_written()
-                        is_same = rounds == [each.subscription.round_min for each in messages] and self._are_held(
-                            messages
-                        )
+                        is_same = rounds == [
+                            each.subscription.release_count_min for each in messages
+                        ] and self._are_held(messages)
                         if not is_same or self._is_overtaken(subscription, messages):
                             # Its buffer was given back meanwhile, or it was itself, or something more urgent has come:
                             # it is not the true next any more.
@@ -171,7 +173,7 @@ class SessionCore:
                 if not in_time:
                     return []
         except BaseException:
-            self.receive_interrupted(subscription, messages)
+            self.on_receive_interrupted(subscription, messages)
             raise
 
     def _wait_until_ready(self) -> Flow[None]:
@@ -181,7 +183,7 @@ class SessionCore:
         """
         transactions = self.transactions
         if transactions is not None:
-            transactions.check()
+            transactions.check_not_rolled_back()
         self.check_open()
         if transactions is not None:
             yield from transactions.wait_until_ready()
@@ -199,8 +201,10 @@ class SessionCore:
             if each.is_closed:
                 raise ClosedError("the consumer is closed")
 
-    def _deliver_buffered(self, subscription: Subscription | None, max_count: int, owner: object) -> list[Received]:
-        messages: list[Received] = []
+    def _deliver_buffered(
+        self, subscription: Subscription | None, max_count: int, owner: object
+    ) -> list[ReceivedMessage]:
+        messages: list[ReceivedMessage] = []
         while len(messages) < max_count:
             received = self.buffer.first(subscription)
             if received is None:
@@ -214,14 +218,14 @@ class SessionCore:
                 break
         return messages
 
-    def _deliver(self, received: Received, owner: object) -> Received:
+    def _deliver(self, received: ReceivedMessage, owner: object) -> ReceivedMessage:
         client = self.client
         link = client.context.link
         assert link is not None, "what is buffered is of a connection that is there"
         self.buffer.pop(received)
         subscription = received.subscription
         subscription.is_polled = True
-        received.state = ReceivedState.HELD
+        received.state = ReceivedMessageState.HELD
         if subscription.may_have_missed:
             subscription.may_have_missed = False
             received.may_have_missed = True
@@ -245,7 +249,7 @@ class SessionCore:
                 continue
             if each.pulls and client.link is not None and client.link.is_truenext:
                 pulled.append(each)
-                if not each.requested:
+                if not each.requested_count:
                     client.subscriptions.pull(each, min(max_count, PULLED_MAX), waits=not no_wait)
             else:
                 client.subscriptions.wake(each)
@@ -264,10 +268,15 @@ class SessionCore:
         client = self.client
         for each in pulled:
             link = client.link
-            if each.requested and link is not None and each.is_subscribe_sent and not self.buffer.has_waiter(each):
+            if (
+                each.requested_count
+                and link is not None
+                and each.is_subscribe_sent
+                and not self.buffer.has_waiter(each)
+            ):
                 client.subscriptions.pull(each, 0, waits=False)
                 client.flush()
-                while each.requested and client.link is link and not len(each):
+                while each.requested_count and client.link is link and not len(each):
                     yield from self.buffer.wait_until_woken(each)
 
     def _wait_for_available(
@@ -284,7 +293,7 @@ class SessionCore:
         while client.link is link:
             if self.buffer.first(subscription) is not None:
                 return True
-            if pulled and not any(each.requested for each in pulled):
+            if pulled and not any(each.requested_count for each in pulled):
                 # The broker has said so, or what was asked for was given back with the rest, and is to be asked again.
                 return not all(each.is_exhausted for each in pulled)
             if pulled:
@@ -307,7 +316,7 @@ class SessionCore:
 
         link = client.link
         assert link is not None, "it is up"
-        client.requests.control_request(link, "connection", None, ConnectionStatus, on_reply)
+        client.pending_requests.send_control_request(link, "connection", None, ConnectionStatus, on_reply)
         client.flush()
         try:
             in_time = yield Wait(signal, deadline)
@@ -324,13 +333,13 @@ class SessionCore:
             status = statuses.get(each.id)
             if status is None:
                 continue
-            is_expected |= status.held > len(each.held) + len(each) + self.buffer.withheld
+            is_expected |= status.held > len(each.held_by_ack_id) + len(each) + self.buffer.withheld_count
             is_expected |= status.idle in _TRANSIENT_IDLE_REASONS
         if is_expected and not any(map(len, subscriptions)):
-            yield from self.buffer.wait_until_woken(None, client.clock() + RECHECK_S)
+            yield from self.buffer.wait_until_woken(None, client.clock() + DELIVERY_RECHECK_S)
         return is_expected
 
-    def receive_interrupted(self, subscription: Subscription | None, messages: list[Received]) -> None:
+    def on_receive_interrupted(self, subscription: Subscription | None, messages: list[ReceivedMessage]) -> None:
         """Whoever asked was interrupted. What it was about to get goes back as if it had not been asked for."""
         client = self.client
         self._undo_delivery(messages)
@@ -349,7 +358,7 @@ class SessionCore:
             each
             for each in ([subscription] if subscription is not None else self.buffer.subscriptions)
             if each.pulls
-            and (each.requested or len(each))
+            and (each.requested_count or len(each))
             and each.is_subscribe_sent
             and not self.buffer.has_waiter(each)
         ]
@@ -358,11 +367,13 @@ class SessionCore:
             client.subscriptions.release(pulled)
         client.flush()
 
-    def _are_held(self, messages: Iterable[Received]) -> bool:
+    def _are_held(self, messages: Iterable[ReceivedMessage]) -> bool:
         """They are still here, and of the connection that is there."""
-        return all(each.state is ReceivedState.HELD and self.client.subscriptions.is_current(each) for each in messages)
+        return all(
+            each.state is ReceivedMessageState.HELD and self.client.subscriptions.is_current(each) for each in messages
+        )
 
-    def _is_overtaken(self, subscription: Subscription | None, messages: Iterable[Received]) -> bool:
+    def _is_overtaken(self, subscription: Subscription | None, messages: Iterable[ReceivedMessage]) -> bool:
         """Something has come that stands before one of them. Other brokers have an order of their own."""
         link = self.client.link
         first = self.buffer.first(subscription)
@@ -370,9 +381,9 @@ class SessionCore:
             return False
         return key_of(first) < max(map(key_of, messages))
 
-    def _undo_delivery(self, messages: Iterable[Received]) -> None:
+    def _undo_delivery(self, messages: Iterable[ReceivedMessage]) -> None:
         """The program was about to get them, and does not."""
-        held = [each for each in messages if each.state is ReceivedState.HELD]
+        held = [each for each in messages if each.state is ReceivedMessageState.HELD]
         for received in held:
             received.subscription.may_have_missed |= received.may_have_missed
             self._cancel_auto_ack(received)
@@ -382,13 +393,13 @@ class SessionCore:
 
     # ---- What becomes of a message ----
 
-    def settle(self, received: Received, disposition: Disposition, owner: object = None) -> bool:
+    def settle(self, received: ReceivedMessage, disposition: Disposition, owner: object = None) -> bool:
         """The program has said it; `owner` is who, if a transaction has it. Whether all of it was written.
 
         Raises: LocalProtocolError if something was said already, or a transaction has acknowledged it; RolledBack if
         another task has ended its transaction
         """
-        if received.state is not ReceivedState.HELD:
+        if received.state is not ReceivedMessageState.HELD:
             raise LocalProtocolError(f"{received!r} has been acknowledged, refused or given back already")
         if received.transaction is not None:
             self.require_transactions().check_may_settle(received, disposition)
@@ -396,7 +407,7 @@ class SessionCore:
         link = client.context.link
         # Which broker it is, is known when it has answered.
         is_other = link is not None and link.is_up and not link.is_truenext
-        if link is not None and is_other and not (disposition.is_done or disposition.is_rejected):
+        if link is not None and is_other and not (disposition.is_acked or disposition.is_rejected):
             if disposition.delay_ms is not None:
                 link.require_truenext("nack with a delay")
             # A NACK would make it a dead letter there.
@@ -410,10 +421,10 @@ class SessionCore:
         self.buffer.on_settled((received,))
         return client.flush()
 
-    def release(self, received: Received, owner: object = None) -> None:
+    def release(self, received: ReceivedMessage, owner: object = None) -> None:
         """The program did not get to handle it: it returns without an attempt, and what is buffered with it; `owner` is
         who says so, if a transaction has it."""
-        if received.state is not ReceivedState.HELD:
+        if received.state is not ReceivedMessageState.HELD:
             return
         if received.transaction is not None:
             self.require_transactions().release(received, owner)
@@ -423,20 +434,20 @@ class SessionCore:
         self.buffer.on_settled([received])
         self.client.flush()
 
-    def handling_failed(self, received: Received, error: BaseException) -> None:
+    def on_handling_failed(self, received: ReceivedMessage, error: BaseException) -> None:
         """The code that was to handle a message, or a whole transaction with it, has raised."""
         counted = counted_attempts_for(error)
         if self.transactions is not None:
             transaction = self.transactions.transaction
             if transaction is not None and transaction.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
                 self.transactions.rollback(transaction.owner, counted=counted)
-        elif received.state is ReceivedState.HELD:
+        elif received.state is ReceivedMessageState.HELD:
             if counted is CountedAttempts.ALL:
                 self.settle(received, FAILED)
             else:
                 self.release(received)
 
-    def _release_all(self, messages: Sequence[Received]) -> None:
+    def _release_all(self, messages: Sequence[ReceivedMessage]) -> None:
         """All of them, in one step, and what is buffered."""
         client = self.client
         current = [each for each in messages if client.subscriptions.is_current(each) and each.transaction is None]
@@ -444,26 +455,26 @@ class SessionCore:
         if subscriptions:
             client.subscriptions.release(subscriptions, returning=current)
         for each in current:
-            each.state = ReceivedState.DONE
-            each.subscription.held.pop(each.ack_id, None)
+            each.state = ReceivedMessageState.SETTLED
+            each.subscription.held_by_ack_id.pop(each.ack_id, None)
         client.subscriptions.drop_unsettled([each for each in messages if each not in current])
 
-    def _await_auto_ack(self, messages: Iterable[Received], owner: object) -> None:
+    def _await_auto_ack(self, messages: Iterable[ReceivedMessage], owner: object) -> None:
         """The program gets them. In auto mode its task acknowledges them when it asks for the next; not before, for
         another may ask while they are about to be handed out."""
-        if self.mode is Mode.AUTO:
+        if self.mode is SessionMode.AUTO:
             self._awaiting_auto_ack.setdefault(owner, []).extend(messages)
 
-    def _cancel_auto_ack(self, received: Received) -> None:
+    def _cancel_auto_ack(self, received: ReceivedMessage) -> None:
         """What becomes of it was said, before the next one was asked for."""
         for delivered in self._awaiting_auto_ack.values():
             if received in delivered:
                 delivered.remove(received)
 
-    def _auto_ack(self, owner: object, started: Received | None) -> None:
+    def _auto_ack(self, owner: object, started: ReceivedMessage | None) -> None:
         """In auto mode: what was handed out before is done; `started` is what the program gets now."""
         for other in [
-            each for each in self._awaiting_auto_ack if each is not owner and self.client.context.has_ended(each)
+            each for each in self._awaiting_auto_ack if each is not owner and self.client.context.has_owner_ended(each)
         ]:
             # It asks for nothing any more, such as the task that `asyncio.wait_for` makes for each call.
             for received in self._awaiting_auto_ack.pop(other):
@@ -478,9 +489,9 @@ class SessionCore:
             self._acknowledge(received, None)
         self._acknowledge(last, started)
 
-    def _acknowledge(self, received: Received, started: Received | None) -> None:
-        if received.state is ReceivedState.HELD:
-            self.client.subscriptions.settle(received, DONE, started)
+    def _acknowledge(self, received: ReceivedMessage, started: ReceivedMessage | None) -> None:
+        if received.state is ReceivedMessageState.HELD:
+            self.client.subscriptions.settle(received, ACKED, started)
             self.buffer.on_settled([received])
         elif started is not None:
             self.client.subscriptions.report_started(started)
@@ -490,13 +501,13 @@ class SessionCore:
         delivered = [received for each in self._awaiting_auto_ack.values() for received in each]
         self._awaiting_auto_ack.clear()
         if disposition is None:
-            held = [each for each in delivered if each.state is ReceivedState.HELD]
+            held = [each for each in delivered if each.state is ReceivedMessageState.HELD]
             if held:
                 self._release_all(held)
                 self.buffer.on_settled(held)
         else:
             for received in delivered:
-                if received.state is ReceivedState.HELD:
+                if received.state is ReceivedMessageState.HELD:
                     self.settle(received, disposition)
         self.client.flush()
 
@@ -507,7 +518,7 @@ class SessionCore:
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
         if self.is_expired:
-            raise ClosedError(_EXPIRED)
+            raise ClosedError(_EXPIRED_TEXT)
         return self.transactions
 
     def try_send(self, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> bool:
@@ -521,7 +532,7 @@ class SessionCore:
             or link is None
             or not link.is_up
             or not transactions.is_ready()
-            or (len(link.out) >= FLUSH_FRAMES and not client.flush())
+            or (len(link.out_chunks) >= FLUSH_FRAMES and not client.flush())
         ):
             return False
         transactions.send(link, head, body, ttl_s, client.clock() if ttl_s is not None else 0.0, owner)
@@ -577,7 +588,7 @@ class SessionCore:
         deadline: float | None,
         caller_number: CallerNumber | None,
     ) -> Flow[bool]:
-        if any(each.transaction is transaction for each in self._pending.values()):
+        if any(each.transaction is transaction for each in self._pending_by_owner.values()):
             transactions.mark_rollback_only(transaction, "it has a message whose receive was cancelled")
         return (yield from transactions.commit(transaction, deadline, caller_number))
 
@@ -607,7 +618,7 @@ class SessionCore:
         """
         self.require_transactions().rollback(owner, counted=counted)
 
-    def mark_failed(self, received: Received) -> None:
+    def mark_failed(self, received: ReceivedMessage) -> None:
         """This message made the transaction fail.
 
         Raises: LocalProtocolError if it is not one of the transaction's
@@ -616,7 +627,7 @@ class SessionCore:
 
     # ---- The end ----
 
-    def end_for_next(self) -> None:
+    def free_for_next_session(self) -> None:
         """The session has expired, and another one follows: what it leaves is free for that."""
         self._has_ended = True
         if self.transactions is not None:
@@ -643,7 +654,7 @@ class SessionCore:
         Raises: ClosedError if the handler that the session was made for has returned
         """
         if self.is_expired:
-            raise ClosedError(_EXPIRED)
+            raise ClosedError(_EXPIRED_TEXT)
         self.end(owner)
         if self.buffer.is_shared:
             self.buffer.is_closed = True

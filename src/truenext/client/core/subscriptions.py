@@ -13,8 +13,14 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
-from truenext.client.core.buffer import Buffer, Received, ReceivedState, Subscription, SubscriptionOptions
-from truenext.client.core.link import UNANSWERED_MAX, IgnoredAnswer
+from truenext.client.core.buffer import (
+    ReceiveBuffer,
+    ReceivedMessage,
+    ReceivedMessageState,
+    Subscription,
+    SubscriptionOptions,
+)
+from truenext.client.core.link import UNANSWERED_FRAMES_MAX, NullAnswerHandler
 from truenext.client.core.transaction_state import TransactionState
 from truenext.errors import ClosedError, ConnectionLost, Refused
 from truenext.pattern import is_pattern
@@ -27,17 +33,17 @@ if TYPE_CHECKING:
     from truenext.client.core.link import Link
     from truenext.wire.stomp.frame import Frame
 
-VERDICTS_MAX = 100_000
+UNCONFIRMED_DISPOSITIONS_MAX = 100_000
 """Messages that the program has settled and the broker may not know of."""
 
 
 class Subscriptions:
-    def __init__(self, context: ClientContext, make_message: type[Received]) -> None:
+    def __init__(self, context: ClientContext, make_message: type[ReceivedMessage]) -> None:
         """`make_message` makes messages."""
         self.by_id: dict[str, Subscription] = {}
-        self.orphaned: dict[str, Received] = {}
+        self.orphaned_messages: dict[str, ReceivedMessage] = {}
         """Messages that the program still has, of connections that were lost, by message id."""
-        self.dispositions: dict[str, tuple[Disposition, int]] = {}
+        self.unconfirmed_dispositions: dict[str, tuple[Disposition, int]] = {}
         """What the program has said and the broker may not know, with the attempts that the message had then."""
         self._context = context
         self._make_message = make_message
@@ -47,9 +53,9 @@ class Subscriptions:
 
     # ---- What is said of them ----
 
-    def add(self, options: SubscriptionOptions, buffer: Buffer) -> Subscription:
+    def add(self, options: SubscriptionOptions, buffer: ReceiveBuffer) -> Subscription:
         """A new one; the broker is told of it if there is a connection, and at each that comes."""
-        subscription = Subscription(self._context.next_name(), options, buffer)
+        subscription = Subscription(self._context.next_unique_name(), options, buffer)
         self.by_id[subscription.id] = subscription
         buffer.subscriptions.append(subscription)
         link = self._context.link
@@ -83,8 +89,8 @@ class Subscriptions:
         if options.durable is not None:
             headers["activemq.subscriptionName"] = options.durable
         headers |= options.headers
-        headers["receipt"] = link.receipt
-        link.write_tracked(frames.frame("SUBSCRIBE", headers), _PendingSubscribe(self, subscription))
+        headers["receipt"] = link.next_receipt_id
+        link.write_tracked(frames.encode_frame("SUBSCRIBE", headers), _PendingSubscribe(self, subscription))
         subscription.is_subscribe_sent = True
         # Who waits for any of the session asks this one, too, if it pulls.
         subscription.buffer.wake_all()
@@ -99,14 +105,14 @@ class Subscriptions:
         subscription.buffer.subscriptions.remove(subscription)
         link = self._context.link
         if link is not None and link.is_up and subscription.is_subscribe_sent:
-            frame = frames.frame("UNSUBSCRIBE", {"id": subscription.id})
+            frame = frames.encode_frame("UNSUBSCRIBE", {"id": subscription.id})
             if subscription.is_open:
                 link.write(frame)
             else:
                 # It may yet be refused: then there is none to end.
-                link.write_tracked(frame, IgnoredAnswer())
-            for received in subscription.held.values():
-                received.state = ReceivedState.DONE
+                link.write_tracked(frame, NullAnswerHandler())
+            for received in subscription.held_by_ack_id.values():
+                received.state = ReceivedMessageState.SETTLED
                 if isinstance(received.transaction, TransactionState):
                     # It was to be acknowledged with the commit, and returns now.
                     received.transaction.mark_rollback_only(
@@ -115,11 +121,13 @@ class Subscriptions:
             self._context.flush_soon()
         subscription.reset_for_connection()
         subscription.buffer.on_cleared()
-        orphaned = [each for each in self.orphaned.values() if each.subscription is subscription]
-        self.orphaned = {key: each for key, each in self.orphaned.items() if each.subscription is not subscription}
+        orphaned = [each for each in self.orphaned_messages.values() if each.subscription is subscription]
+        self.orphaned_messages = {
+            key: each for key, each in self.orphaned_messages.items() if each.subscription is not subscription
+        }
         for received in orphaned:
             # Nothing is to be said of it any more, though its transaction has not noticed yet that it was lost.
-            received.state = ReceivedState.DONE
+            received.state = ReceivedMessageState.SETTLED
         # It may have come again to another consumer of ours.
         self.drop_unsettled([each for each in orphaned if each.transaction is None])
         subscription.buffer.wake_all()
@@ -145,7 +153,7 @@ class Subscriptions:
         if subscription.is_suspended and link is not None and not subscription.is_paused:
             subscription.is_suspended = False
             if not subscription.pulls:
-                link.write(frames.wake(subscription.id))
+                link.write(frames.encode_wake(subscription.id))
                 self._context.flush_soon()
 
     def pull(self, subscription: Subscription, messages: int, *, waits: bool) -> None:
@@ -153,18 +161,18 @@ class Subscriptions:
         link = self._context.link
         assert link is not None, "it is up"
         # What is said of an earlier wish may still be on its way.
-        subscription.pull_id = str(link.frames)
-        link.write(frames.credit(subscription.id, messages, subscription.pull_id, waits=waits))
+        subscription.pull_id = str(link.frame_count)
+        link.write(frames.encode_credit(subscription.id, messages, subscription.pull_id, waits=waits))
         subscription.is_suspended = subscription.is_suspended and not messages
         subscription.is_exhausted = False
         if messages:
-            subscription.requested += messages
+            subscription.requested_count += messages
 
     def release(
         self,
         subscriptions: Sequence[Subscription],
         *,
-        returning: Iterable[Received] = (),
+        returning: Iterable[ReceivedMessage] = (),
         suspend: bool = False,
         transaction: TransactionState | None = None,
         counts_all: bool = True,
@@ -185,25 +193,27 @@ class Subscriptions:
         to_release = set(returning)
         keep = []
         for subscription in subscriptions:
-            keep += [ack_id for ack_id, received in subscription.held.items() if received not in to_release]
+            keep += [ack_id for ack_id, received in subscription.held_by_ack_id.items() if received not in to_release]
             subscription.clear()
             subscription.buffer.on_cleared()
-            subscription.requested = 0
+            subscription.requested_count = 0
             subscription.is_suspended = suspend or subscription.is_paused
-        link.rounds += 1
+        link.release_count += 1
         # Those that are paused stay so; they are named in a request of their own.
         awake = [each.id for each in subscriptions if not each.is_suspended]
         suspended = [each.id for each in subscriptions if each.is_suspended]
         abort = None if transaction is None else transaction.name
         if suspended and awake:
-            link.write(frames.release(suspended, keep=keep, suspend=True))
-            link.rounds += 1
+            link.write(frames.encode_release(suspended, keep=keep, suspend=True))
+            link.release_count += 1
             suspended = []
         link.write(
-            frames.release(awake or suspended, keep=keep, suspend=bool(suspended), abort=abort, counts_all=counts_all)
+            frames.encode_release(
+                awake or suspended, keep=keep, suspend=bool(suspended), abort=abort, counts_all=counts_all
+            )
         )
         for subscription in subscriptions:
-            subscription.round_min = link.rounds
+            subscription.release_count_min = link.release_count
             if subscription.pulls:
                 # Nothing that was asked for comes any more.
                 subscription.buffer.wake_all()
@@ -215,7 +225,7 @@ class Subscriptions:
             each
             for each in subscriptions
             if not each.is_closed
-            and not (each.options.prefetch == 1 or (each.pulls and not each.requested and not len(each)))
+            and not (each.options.prefetch == 1 or (each.pulls and not each.requested_count and not len(each)))
         ]
         if returned:
             self.release(returned)
@@ -224,23 +234,23 @@ class Subscriptions:
         self,
         link: Link,
         subscriptions: Sequence[Subscription],
-        to_release: set[Received],
+        to_release: set[ReceivedMessage],
         transaction: TransactionState | None,
     ) -> None:
         """The same where a broker knows no giving back: the subscriptions begin anew, under other names."""
         if transaction is not None:
-            link.write(frames.frame("ABORT", {"transaction": transaction.name}))
+            link.write(frames.encode_frame("ABORT", {"transaction": transaction.name}))
         for subscription in subscriptions:
-            link.write(frames.frame("UNSUBSCRIBE", {"id": subscription.id}))
+            link.write(frames.encode_frame("UNSUBSCRIBE", {"id": subscription.id}))
             del self.by_id[subscription.id]
-            for received in subscription.held.values():
+            for received in subscription.held_by_ack_id.values():
                 if received not in to_release:
                     # What the program has comes again; this dispatch cannot be acknowledged any more.
-                    received.link = 0
+                    received.link_number = 0
                     self._add_orphaned(received)
             subscription.reset_for_connection()
             subscription.buffer.on_cleared()
-            subscription.id = self._context.next_name()
+            subscription.id = self._context.next_unique_name()
             self.by_id[subscription.id] = subscription
             self.send_subscribe(subscription)
         self._context.flush_soon()
@@ -257,38 +267,38 @@ class Subscriptions:
             return False
         if "truenext-unused" in headers:
             if headers.get("correlation-id") == subscription.pull_id:
-                subscription.requested = 0
+                subscription.requested_count = 0
                 subscription.is_exhausted = True
                 subscription.buffer.wake_all()
             return True
         try:
             received = self._make_message(headers, frame.body, next(self._arrivals), subscription, link.number)
-            if link.is_truenext and int(headers["truenext-round"]) < subscription.round_min:
+            if link.is_truenext and int(headers["truenext-round"]) < subscription.release_count_min:
                 return True
         except (KeyError, ValueError) as error:
-            subscription.requested = max(0, subscription.requested - 1)
+            subscription.requested_count = max(0, subscription.requested_count - 1)
             self._reject_unreadable(link, headers, error)
             self._on_not_delivered(subscription)
             return True
-        if subscription.requested:
-            subscription.requested -= 1
-        if self.orphaned or self.dispositions:
+        if subscription.requested_count:
+            subscription.requested_count -= 1
+        if self.orphaned_messages or self.unconfirmed_dispositions:
             message_id = received.message_id
-            known = self.dispositions.pop(message_id, None)
-            if known is not None and not (link.is_truenext or known[0].is_done or known[0].is_rejected):
+            known = self.unconfirmed_dispositions.pop(message_id, None)
+            if known is not None and not (link.is_truenext or known[0].is_acked or known[0].is_rejected):
                 # To say that it has failed would make it a dead letter there.
                 known = None
             # If it has failed once more since, that was counted.
-            if known is not None and (known[0].is_done or known[0].is_rejected or received.attempts == known[1]):
+            if known is not None and (known[0].is_acked or known[0].is_rejected or received.attempts == known[1]):
                 self._send_settlement(link, received, known[0])
                 self._on_not_delivered(subscription)
                 return True
-            earlier = self.orphaned.get(message_id)
+            earlier = self.orphaned_messages.get(message_id)
             if earlier is not None:
                 # The program still has it.
                 earlier.redelivery = received
-                subscription.held[received.ack_id] = received
-                received.state = ReceivedState.HELD
+                subscription.held_by_ack_id[received.ack_id] = received
+                received.state = ReceivedMessageState.HELD
                 self.report_started(received)
                 self._on_not_delivered(subscription)
                 return True
@@ -312,122 +322,124 @@ class Subscriptions:
         )
         ack_id = headers.get("ack")
         if ack_id is not None:
-            link.write(frames.frame("NACK", {"id": ack_id, "truenext-reject": "true"}))
+            link.write(frames.encode_frame("NACK", {"id": ack_id, "truenext-reject": "true"}))
 
     # ---- What the program says of it ----
 
-    def report_started(self, received: Received) -> None:
+    def report_started(self, received: ReceivedMessage) -> None:
         """Say that the program has it."""
         link = self._context.link
         if link is not None and link.is_truenext and not received.is_started:
             received.is_started = True
-            link.write(frames.started(received.ack_id))
+            link.write(frames.encode_started(received.ack_id))
 
-    def hold(self, received: Received) -> None:
+    def hold(self, received: ReceivedMessage) -> None:
         """The program gets it, and says later what became of it."""
-        received.subscription.held[received.ack_id] = received
+        received.subscription.held_by_ack_id[received.ack_id] = received
         self.report_started(received)
 
-    def is_current(self, received: Received) -> bool:
+    def is_current(self, received: ReceivedMessage) -> bool:
         """Its connection is there."""
-        return self._context.link is not None and received.link == self._context.link.number
+        return self._context.link is not None and received.link_number == self._context.link.number
 
-    def settle(self, received: Received, disposition: Disposition, started: Received | None = None) -> None:
+    def settle(
+        self, received: ReceivedMessage, disposition: Disposition, started: ReceivedMessage | None = None
+    ) -> None:
         """The program has said what became of a message; `started` is the one that it gets instead."""
-        received.state = ReceivedState.DONE
-        received.subscription.held.pop(received.ack_id, None)
+        received.state = ReceivedMessageState.SETTLED
+        received.subscription.held_by_ack_id.pop(received.ack_id, None)
         link = self._context.link
-        if link is not None and received.link == link.number:
+        if link is not None and received.link_number == link.number:
             self._send_settlement(link, received, disposition, started)
             return
-        self.forget(received)
+        self.forget_orphaned(received)
         redelivery = received.redelivery
-        if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedState.HELD:
-            redelivery.state = ReceivedState.DONE
-            redelivery.subscription.held.pop(redelivery.ack_id, None)
+        if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedMessageState.HELD:
+            redelivery.state = ReceivedMessageState.SETTLED
+            redelivery.subscription.held_by_ack_id.pop(redelivery.ack_id, None)
             assert link is not None, "it is current"
             self._send_settlement(link, redelivery, disposition)
         elif not received.subscription.is_closed:
-            self.remember(received, disposition)
+            self.remember_disposition(received, disposition)
         if started is not None:
             self.report_started(started)
 
     def _send_settlement(
-        self, link: Link, received: Received, disposition: Disposition, started: Received | None = None
+        self, link: Link, received: ReceivedMessage, disposition: Disposition, started: ReceivedMessage | None = None
     ) -> None:
         self._settled_count += 1
-        if disposition.is_done:
+        if disposition.is_acked:
             ack_id = received.ack_id
             next_started = None if started is None or started.is_started or not link.is_truenext else started
             if next_started is not None:
                 next_started.is_started = True
-            if self._settled_count % UNANSWERED_MAX == 0:
-                data = frames.ack_with_receipt(
-                    ack_id, link.receipt, None if next_started is None else next_started.ack_id
+            if self._settled_count % UNANSWERED_FRAMES_MAX == 0:
+                data = frames.encode_ack_with_receipt(
+                    ack_id, link.next_receipt_id, None if next_started is None else next_started.ack_id
                 )
             elif next_started is not None:
-                data = frames.ack_and_start(ack_id, next_started.ack_id)
+                data = frames.encode_ack_and_started(ack_id, next_started.ack_id)
             else:
-                data = frames.ack(ack_id)
+                data = frames.encode_ack(ack_id)
         else:
             headers = _nack_headers(received, disposition, link)
-            if self._settled_count % UNANSWERED_MAX == 0:
-                headers["receipt"] = link.receipt
-            data = frames.frame("NACK", headers)
+            if self._settled_count % UNANSWERED_FRAMES_MAX == 0:
+                headers["receipt"] = link.next_receipt_id
+            data = frames.encode_frame("NACK", headers)
         link.write_tracked(data, PendingSettlement(self, received, disposition))
-        if not (disposition.is_done or disposition.is_rejected):
+        if not (disposition.is_acked or disposition.is_rejected):
             self.release_buffered([received.subscription])
 
-    def remember(self, received: Received, disposition: Disposition) -> None:
+    def remember_disposition(self, received: ReceivedMessage, disposition: Disposition) -> None:
         """If the message comes again, that is what is said of it."""
-        self.dispositions[received.message_id] = disposition, received.attempts
-        if len(self.dispositions) > VERDICTS_MAX:
-            del self.dispositions[next(iter(self.dispositions))]
+        self.unconfirmed_dispositions[received.message_id] = disposition, received.attempts
+        if len(self.unconfirmed_dispositions) > UNCONFIRMED_DISPOSITIONS_MAX:
+            del self.unconfirmed_dispositions[next(iter(self.unconfirmed_dispositions))]
 
-    def _add_orphaned(self, received: Received) -> None:
+    def _add_orphaned(self, received: ReceivedMessage) -> None:
         """The program has it, and its connection has gone. What came again while the program still had the message is
         known by what the program has."""
-        earlier = self.orphaned.get(received.message_id)
+        earlier = self.orphaned_messages.get(received.message_id)
         if earlier is None or earlier.redelivery is not received:
-            self.orphaned[received.message_id] = received
+            self.orphaned_messages[received.message_id] = received
 
-    def forget(self, received: Received) -> None:
+    def forget_orphaned(self, received: ReceivedMessage) -> None:
         """The program has this dispatch no more. It may have a later one of the same message."""
-        if self.orphaned.get(received.message_id) is received:
-            del self.orphaned[received.message_id]
+        if self.orphaned_messages.get(received.message_id) is received:
+            del self.orphaned_messages[received.message_id]
 
-    def drop_unsettled(self, messages: Iterable[Received]) -> None:
+    def drop_unsettled(self, messages: Iterable[ReceivedMessage]) -> None:
         """The program does not have messages any more, and nothing was said of them. What has come again meanwhile
         returns, and what is buffered with it: the broker may have something more urgent by now."""
         returning: dict[Subscription, None] = {}
         for received in messages:
-            received.state = ReceivedState.DONE
-            self.forget(received)
+            received.state = ReceivedMessageState.SETTLED
+            self.forget_orphaned(received)
             redelivery, received.redelivery = received.redelivery, None
-            if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedState.HELD:
-                redelivery.state = ReceivedState.DONE
-                redelivery.subscription.held.pop(redelivery.ack_id, None)
+            if redelivery is not None and self.is_current(redelivery) and redelivery.state is ReceivedMessageState.HELD:
+                redelivery.state = ReceivedMessageState.SETTLED
+                redelivery.subscription.held_by_ack_id.pop(redelivery.ack_id, None)
                 returning[redelivery.subscription] = None
         if returning:
             self.release(list(returning))
 
     # ---- Connections ----
 
-    def lost(self, link: Link, transactions: Iterable[TransactionState], *, was_up: bool) -> None:
+    def on_connection_lost(self, link: Link, transactions: Iterable[TransactionState], *, was_up: bool) -> None:
         """The connection has gone. What the program has comes again, and may do so here while the program has it."""
         # What was rolled back from elsewhere may be somebody else's here by now.
         for transaction in transactions:
-            for received in transaction.delivered:
-                if received.link == link.number:
+            for received in transaction.delivered_messages:
+                if received.link_number == link.number:
                     self._add_orphaned(received)
         for subscription in self.by_id.values():
-            for received in subscription.held.values():
+            for received in subscription.held_by_ack_id.values():
                 self._add_orphaned(received)
             subscription.reset_for_connection()
             subscription.may_have_missed |= was_up and subscription.options.is_lossy
             subscription.buffer.on_cleared()
 
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         """There is a new one. If it is to another store, what the program has of the first one stays known: it may come
         again when that is back."""
         for subscription in self.by_id.values():
@@ -440,21 +452,21 @@ class PendingSettlement:
 
     __slots__ = ("_disposition", "_received", "_subscriptions")
 
-    def __init__(self, subscriptions: Subscriptions, received: Received, disposition: Disposition) -> None:
+    def __init__(self, subscriptions: Subscriptions, received: ReceivedMessage, disposition: Disposition) -> None:
         self._subscriptions = subscriptions
         self._received = received
         self._disposition = disposition
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         pass
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         raise ConnectionLost(f"the broker refused an acknowledgement: {error}") from error
 
-    def lost(self) -> None:
-        if self._received.message_id not in self._subscriptions.orphaned:
+    def on_connection_lost(self) -> None:
+        if self._received.message_id not in self._subscriptions.orphaned_messages:
             # Else the program was handed it again since: the broker has heard what was said of it before.
-            self._subscriptions.remember(self._received, self._disposition)
+            self._subscriptions.remember_disposition(self._received, self._disposition)
 
 
 class _PendingSubscribe:
@@ -464,7 +476,7 @@ class _PendingSubscribe:
         self._subscriptions = subscriptions
         self._subscription = subscription
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         self._subscription.is_open = True
         self._subscription.opened.set()
         if self._subscription.is_release_due:
@@ -472,17 +484,17 @@ class _PendingSubscribe:
         # Those that pull ask anew.
         self._subscription.buffer.wake_all()
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         """Of a subscription that came back after a reconnect, too: then its consumer ends with that."""
         self._subscription.is_subscribe_sent = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         pass
 
 
-def _nack_headers(received: Received, disposition: Disposition, link: Link) -> dict[str, str]:
+def _nack_headers(received: ReceivedMessage, disposition: Disposition, link: Link) -> dict[str, str]:
     headers = {"id": received.ack_id}
     if disposition.delay_ms is not None:
         headers["truenext-delay"] = str(disposition.delay_ms)

@@ -21,7 +21,7 @@ from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, Refused, RolledBack, TruenextError
 
 if TYPE_CHECKING:
-    from truenext.client.core.buffer import Received
+    from truenext.client.core.buffer import ReceivedMessage
     from truenext.wire.stomp.frame import Frame
 
 
@@ -46,36 +46,36 @@ class Outcome(Enum):
     """Nobody will ever know: it is another broker's, or the broker has forgotten it."""
 
 
-_RESOLVABLE = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
-ENDED = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Outcome.UNKNOWN})
+_RESOLVABLE_OUTCOMES = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
+ENDED_OUTCOMES = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Outcome.UNKNOWN})
 
 
 class ProducerNumbers:
     """Numbers of COMMITs, or of SENDs, without gaps."""
 
-    __slots__ = ("durable_number", "is_retired", "link", "name", "number", "store")
+    __slots__ = ("is_retired", "last_durable_number", "last_number", "link_number", "name", "store_id")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.number = 0
+        self.last_number = 0
         """The highest that was used."""
-        self.durable_number = 0
+        self.last_durable_number = 0
         """The highest that no crash of the broker makes it forget: its transaction had something persistent, or the
         broker has said what became of it."""
-        self.link = 0
+        self.link_number = 0
         """The connection on which the broker knew `number`."""
-        self.store = ""
+        self.store_id = ""
         """Of the broker that knows it."""
         self.is_retired = False
         """The broker does not know some of its numbers, though it had them: it was restored from an older copy."""
 
-    def set_highest(self, highest: int, link: int) -> bool:
+    def set_last_number(self, highest: int, link_number: int) -> bool:
         """The broker has said on this connection which number is the highest that it knows; it keeps that. False if it
         has lost what no crash takes: the number stays, so that its next COMMIT is refused."""
-        self.link = link
-        if highest < self.durable_number:
+        self.link_number = link_number
+        if highest < self.last_durable_number:
             return False
-        self.number = self.durable_number = highest
+        self.last_number = self.last_durable_number = highest
         return True
 
 
@@ -89,58 +89,58 @@ class CallerNumber(NamedTuple):
 
 class TransactionState:
     __slots__ = (
-        "begin_is_refused",
+        "answer_handler",
         "caller_number",
-        "cause",
-        "commit_is_refused",
-        "delivered",
-        "failed",
-        "frame_handler",
+        "commit_number",
+        "delivered_messages",
+        "failed_messages",
         "has_begun",
-        "has_messages",
+        "has_settled_messages",
+        "is_begin_refused",
+        "is_commit_refused",
         "is_durable",
         "last_send_frame",
-        "link",
+        "link_number",
         "name",
-        "number",
         "outcome",
         "owner",
         "producer",
         "resolved",
+        "rollback_cause",
     )
 
-    def __init__(self, name: str, link: int, owner: object) -> None:
+    def __init__(self, name: str, link_number: int, owner: object) -> None:
         self.name = name
         """Of the transaction."""
-        self.link = link
+        self.link_number = link_number
         """The number of the connection on which it is."""
         self.owner = owner
         """The task or thread whose code it is."""
         self.has_begun = False
         """The broker was told of it."""
-        self.has_messages = False
+        self.has_settled_messages = False
         """The broker was told of messages that are acknowledged or refused in it."""
-        self.begin_is_refused = False
+        self.is_begin_refused = False
         """There is nothing to abort."""
-        self.commit_is_refused = False
+        self.is_commit_refused = False
         """So to the broker it is open still."""
         self.outcome = Outcome.OPEN
-        self.cause: Exception | None = None
+        self.rollback_cause: Exception | None = None
         """Why it was doomed or rolled back, if its own code did not want that."""
-        self.delivered: list[Received] = []
+        self.delivered_messages: list[ReceivedMessage] = []
         """Messages that it was given."""
         self.is_durable = False
         """Something persistent of a queue is in it, so that its number is on the broker's disk once it is committed."""
         self.last_send_frame = 0
         """Which frame of its connection was its last send; 0 if there was none."""
-        self.failed: dict[Received, None] = {}
+        self.failed_messages: dict[ReceivedMessage, None] = {}
         """Those that its code has named as failed."""
         self.producer: ProducerNumbers | None = None
-        self.number = 0
+        self.commit_number = 0
         """That of its COMMIT."""
         self.caller_number: CallerNumber | None = None
         """The same, if it is its caller's own."""
-        self.frame_handler = TransactionFrame(self)
+        self.answer_handler = TransactionAnswerHandler(self)
         """Hears of each of its frames."""
         self.resolved = Signal()
         """The outcome of its COMMIT is known."""
@@ -149,29 +149,29 @@ class TransactionState:
     def token(self) -> str:
         """What the broker is asked for its outcome with; empty if that is known, or nobody can be asked."""
         producer = self.producer
-        if producer is None or self.outcome not in _RESOLVABLE:
+        if producer is None or self.outcome not in _RESOLVABLE_OUTCOMES:
             return ""
-        return f"{producer.store} {producer.name} {self.number}"
+        return f"{producer.store_id} {producer.name} {self.commit_number}"
 
     def mark_rollback_only(self, cause: Exception) -> None:
         if self.outcome is Outcome.OPEN:
             self.outcome = Outcome.ROLLBACK_ONLY
-            self.cause = cause
+            self.rollback_cause = cause
 
     def resolve(self, outcome: Outcome, cause: Exception | None = None) -> None:
         self.outcome = outcome
-        self.cause = cause
+        self.rollback_cause = cause
         self.resolved.set()
 
     def rolled_back_error(self) -> RolledBack:
         """What its code gets to see."""
-        reason = "" if self.cause is None else f": {self.cause}"
+        reason = "" if self.rollback_cause is None else f": {self.rollback_cause}"
         error = RolledBack(f"the transaction was rolled back, and nothing of it happened{reason}")
-        error.__cause__ = self.cause
+        error.__cause__ = self.rollback_cause
         return error
 
 
-class TransactionFrame:
+class TransactionAnswerHandler:
     """A frame that is part of a transaction."""
 
     __slots__ = ("_transaction",)
@@ -179,31 +179,31 @@ class TransactionFrame:
     def __init__(self, transaction: TransactionState) -> None:
         self._transaction = transaction
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         pass
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         transaction = self._transaction
         transaction.mark_rollback_only(error)
-        if transaction.outcome is Outcome.COMMITTING and transaction.cause is None:
+        if transaction.outcome is Outcome.COMMITTING and transaction.rollback_cause is None:
             # That of the COMMIT says only that something was refused before.
-            transaction.cause = error
+            transaction.rollback_cause = error
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         self._transaction.mark_rollback_only(ConnectionLost("the connection was lost"))
 
 
-class BeginFrame(TransactionFrame):
+class BeginAnswerHandler(TransactionAnswerHandler):
     """The BEGIN of a unit."""
 
     __slots__ = ()
 
-    def refused(self, error: Refused) -> None:
-        self._transaction.begin_is_refused = True
-        super().refused(error)
+    def on_refused(self, error: Refused) -> None:
+        self._transaction.is_begin_refused = True
+        super().on_refused(error)
 
 
-class CommitFrame:
+class CommitAnswerHandler:
     """The COMMIT of a unit."""
 
     __slots__ = ("_transaction",)
@@ -211,21 +211,21 @@ class CommitFrame:
     def __init__(self, transaction: TransactionState) -> None:
         self._transaction = transaction
 
-    def confirmed(self, frame: Frame) -> None:
+    def on_confirmed(self, frame: Frame) -> None:
         transaction = self._transaction
         if frame.headers.get("truenext-repeat") != "true":
             if transaction.is_durable and transaction.producer is not None:
-                transaction.producer.durable_number = transaction.number
+                transaction.producer.last_durable_number = transaction.commit_number
             transaction.resolve(Outcome.COMMITTED)
         else:
             transaction.resolve(Outcome.UNKNOWN if transaction.caller_number is None else Outcome.REPEATED)
 
-    def refused(self, error: Refused) -> None:
+    def on_refused(self, error: Refused) -> None:
         transaction = self._transaction
-        transaction.commit_is_refused = True
+        transaction.is_commit_refused = True
         cause: TruenextError = error
         if transaction.producer is not None:
-            if error.code == Code.ROLLED_BACK and not transaction.begin_is_refused:
+            if error.code == Code.ROLLED_BACK and not transaction.is_begin_refused:
                 # The transaction was open, so its number was settled, and counts as used. Source: docs/contract.md,
                 # "Did it happen?"
                 cause = TruenextError(
@@ -233,16 +233,16 @@ class CommitFrame:
                     "not happened by then never will: do it again"
                 )
             else:
-                transaction.producer.number = transaction.number - 1
+                transaction.producer.last_number = transaction.commit_number - 1
             if error.code == Code.GAP:
                 transaction.producer.is_retired = True
                 cause = TruenextError(
                     "the broker was restored from an older copy, and has lost transactions that it had confirmed: see "
                     f"what is missing, and commit again ({error})"
                 )
-        transaction.resolve(Outcome.ROLLED_BACK, transaction.cause or cause)
+        transaction.resolve(Outcome.ROLLED_BACK, transaction.rollback_cause or cause)
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         transaction = self._transaction
         if transaction.outcome is not Outcome.COMMITTING:
             return

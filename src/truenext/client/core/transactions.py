@@ -8,43 +8,49 @@ from weakref import ref
 import msgspec
 
 from truenext.client.core import frames
-from truenext.client.core.buffer import ReceivedState
+from truenext.client.core.buffer import ReceivedMessageState
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.link import UNANSWERED_MAX, IgnoredAnswer
+from truenext.client.core.link import UNANSWERED_FRAMES_MAX, NullAnswerHandler
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
 from truenext.client.core.send_buffer import NO_SPACE_RETRY_S
 from truenext.client.core.send_options import ttl_line
-from truenext.client.core.transaction_state import ENDED, BeginFrame, CommitFrame, Outcome, TransactionState
+from truenext.client.core.transaction_state import (
+    ENDED_OUTCOMES,
+    BeginAnswerHandler,
+    CommitAnswerHandler,
+    Outcome,
+    TransactionState,
+)
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.client.core.buffer import Buffer, Received
+    from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage
     from truenext.client.core.client import Client
     from truenext.client.core.disposition import Disposition
     from truenext.client.core.link import Link
     from truenext.client.core.transaction_state import CallerNumber
 
-_TO_QUEUE, _PERSISTENT = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
-_TOO_LATE = "whether the transaction happened could not be found out in time"
+_QUEUE_SEND_PREFIX, _PERSISTENT_LINE = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
+_OUTCOME_TIMEOUT_TEXT = "whether the transaction happened could not be found out in time"
 CANCELLED_COMMIT_S = 5.0
 """Seconds for which a commit that was cancelled waits for its outcome."""
 
 
 class SessionTransactions:
     __slots__ = (
-        *("_acknowledges_at_commit", "_block", "_buffer", "_client", "_retry_at", "_producer"),
-        *("last", "transaction"),
+        *("_acknowledges_at_commit", "_block", "_buffer", "_client", "_begin_retry_at", "_producer"),
+        *("last_ended", "transaction"),
     )
 
-    def __init__(self, client: Client, buffer: Buffer, *, acknowledges_at_commit: bool) -> None:
+    def __init__(self, client: Client, buffer: ReceiveBuffer, *, acknowledges_at_commit: bool) -> None:
         """`buffer` is that of the session: what is in it is given back with a unit that does not happen. What a unit is
         given it acknowledges when it is handed out, or at its commit."""
         self.transaction: TransactionState | None = None
         """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
-        self.last: TransactionState | None = None
+        self.last_ended: TransactionState | None = None
         """The last that has ended."""
         self._block: ref[object] | None = None
         """The block that ends the transaction."""
@@ -52,7 +58,7 @@ class SessionTransactions:
         self._buffer = buffer
         self._acknowledges_at_commit = acknowledges_at_commit
         self._producer = client.acquire_producer()
-        self._retry_at = 0.0
+        self._begin_retry_at = 0.0
         """The broker has no room for a transaction, and is not asked again before."""
 
     # ---- Beginning ----
@@ -61,10 +67,10 @@ class SessionTransactions:
         """A unit is open, or may begin at once."""
         transaction = self.transaction
         if transaction is None:
-            return not self._retry_at and not self._is_number_uncertain
+            return not self._begin_retry_at and not self._is_commit_number_uncertain
         return transaction.outcome is Outcome.OPEN
 
-    def check(self) -> None:
+    def check_not_rolled_back(self) -> None:
         """Raises: RolledBack if the unit was ended from elsewhere"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
@@ -78,47 +84,54 @@ class SessionTransactions:
             # is cancelled here has not committed anything, and waits no longer.
             yield Wait(transaction.resolved)
             self._check_resolved(transaction)
-            self._end(transaction)
-        elif transaction is None and self._retry_at:
-            yield Wait(Signal(), self._retry_at)
-            self._retry_at = 0.0
-        while self.transaction is None and self._is_number_uncertain:
-            yield from self._request_number()
-        self.check()
+            self._finish_and_clear(transaction)
+        elif transaction is None and self._begin_retry_at:
+            yield Wait(Signal(), self._begin_retry_at)
+            self._begin_retry_at = 0.0
+        while self.transaction is None and self._is_commit_number_uncertain:
+            yield from self._request_commit_number()
+        self.check_not_rolled_back()
 
     @property
-    def _is_number_uncertain(self) -> bool:
+    def _is_commit_number_uncertain(self) -> bool:
         """The last transactions had nothing persistent, and if the broker has crashed since, their numbers are the next
         again. Source: docs/contract.md, "Did it happen?"
         """
         producer = self._producer
-        if producer.number == producer.durable_number:
+        if producer.last_number == producer.last_durable_number:
             return False
         link = self._client.link
-        return link is not None and link.is_up and link.number != producer.link and link.store == producer.store
+        return (
+            link is not None
+            and link.is_up
+            and link.number != producer.link_number
+            and link.store_id == producer.store_id
+        )
 
-    def _request_number(self) -> Flow[None]:
+    def _request_commit_number(self) -> Flow[None]:
         """Raises: ClosedError, or what ended the connection"""
         client, producer = self._client, self._producer
         link = client.link
         assert link is not None, "it is asked"
         head, body = encode_control_request("producer", {"producer": producer.name})
         try:
-            frame = yield from client.request(head, body, None)
+            frame = yield from client.send_request(head, body, None)
         except ConnectionLost:
             return
         except Refused:
             # Then the broker's answer to the COMMIT says whether its number may be used.
-            producer.link = link.number
+            producer.link_number = link.number
             return
         status = msgspec.json.decode(frame.body, type=ProducerStatus)
-        if client.link is link and producer.link != link.number and self.transaction is None:
-            producer.set_highest(status.commits, link.number)
+        if client.link is link and producer.link_number != link.number and self.transaction is None:
+            producer.set_last_number(status.commits, link.number)
 
-    def _open(self, link: Link, owner: object) -> TransactionState:
+    def _get_or_open(self, link: Link, owner: object) -> TransactionState:
         transaction = self.transaction
         if transaction is None:
-            transaction = self.transaction = TransactionState(self._client.context.next_name(), link.number, owner)
+            transaction = self.transaction = TransactionState(
+                self._client.context.next_unique_name(), link.number, owner
+            )
             self._client.transactions[transaction] = None
         return transaction
 
@@ -128,10 +141,10 @@ class SessionTransactions:
             return
         transaction.has_begun = True
         headers = {"transaction": transaction.name}
-        if len(link.unanswered) > UNANSWERED_MAX:
+        if len(link.unanswered) > UNANSWERED_FRAMES_MAX:
             # Transactions that are rolled back ask for none.
-            headers["receipt"] = link.receipt
-        link.write_tracked(frames.frame("BEGIN", headers), BeginFrame(transaction))
+            headers["receipt"] = link.next_receipt_id
+        link.write_tracked(frames.encode_frame("BEGIN", headers), BeginAnswerHandler(transaction))
 
     # ---- Its block ----
 
@@ -145,9 +158,9 @@ class SessionTransactions:
             # Ctrl-C came when it had just begun, or before it could end: nobody has it any more.
             if self.transaction is not None:
                 self.close(self.transaction.owner)
-        if self.transaction is not None and self.transaction.outcome in ENDED:
+        if self.transaction is not None and self.transaction.outcome in ENDED_OUTCOMES:
             # Its code was cancelled or told InDoubt, and its outcome has come since: it is not the block's.
-            self._end(self.transaction)
+            self._finish_and_clear(self.transaction)
         self._block = ref(block)
 
     def exit_block(self) -> None:
@@ -158,7 +171,7 @@ class SessionTransactions:
         return self._block is not None and self._block() is block
 
     @property
-    def undecided(self) -> TransactionState | None:
+    def undecided_transaction(self) -> TransactionState | None:
         """The transaction whose COMMIT was sent and whose outcome is not known."""
         transaction = self.transaction
         return (
@@ -169,11 +182,11 @@ class SessionTransactions:
 
     # ---- What is in it ----
 
-    def deliver(self, received: Received, link: Link, owner: object) -> None:
+    def deliver(self, received: ReceivedMessage, link: Link, owner: object) -> None:
         """A message is handed out in it."""
-        transaction = self._open(link, owner)
+        transaction = self._get_or_open(link, owner)
         received.transaction = transaction
-        transaction.delivered.append(received)
+        transaction.delivered_messages.append(received)
         if not transaction.is_durable:
             transaction.is_durable = received.persistent and received.subscription.options.destination.startswith(
                 "/queue/"
@@ -184,18 +197,20 @@ class SessionTransactions:
             self._begin(transaction, link)
             self._acknowledge(received, transaction, link)
 
-    def _acknowledge(self, received: Received, transaction: TransactionState, link: Link) -> None:
-        transaction.has_messages = True
-        link.write_tracked(frames.ack_in_transaction(transaction.name, received.ack_id), transaction.frame_handler)
+    def _acknowledge(self, received: ReceivedMessage, transaction: TransactionState, link: Link) -> None:
+        transaction.has_settled_messages = True
+        link.write_tracked(
+            frames.encode_ack_in_transaction(transaction.name, received.ack_id), transaction.answer_handler
+        )
 
-    def _nack(self, messages: Iterable[Received], transaction: TransactionState, link: Link) -> None:
+    def _nack(self, messages: Iterable[ReceivedMessage], transaction: TransactionState, link: Link) -> None:
         """What has failed is refused in it."""
         for received in messages:
             self._begin(transaction, link)
-            transaction.has_messages = True
+            transaction.has_settled_messages = True
             link.write_tracked(
-                frames.frame("NACK", {"id": received.ack_id, "transaction": transaction.name}),
-                transaction.frame_handler,
+                frames.encode_frame("NACK", {"id": received.ack_id, "transaction": transaction.name}),
+                transaction.answer_handler,
             )
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
@@ -204,13 +219,13 @@ class SessionTransactions:
         if ttl_s is not None:
             link.require_truenext("a ttl")
             ttl = ttl_line(ttl_s - (self._client.clock() - called_at))
-        transaction = self._open(link, owner)
+        transaction = self._get_or_open(link, owner)
         self._begin(transaction, link)
         if not transaction.is_durable:
-            transaction.is_durable = _PERSISTENT in head and head.startswith(_TO_QUEUE)
+            transaction.is_durable = _PERSISTENT_LINE in head and head.startswith(_QUEUE_SEND_PREFIX)
         lines = f"{ttl}transaction:{transaction.name}\ncontent-length:{len(body)}\n\n".encode()
         transaction.last_send_frame = link.write_tracked(
-            b"".join((head, lines, body, b"\0")), transaction.frame_handler
+            b"".join((head, lines, body, b"\0")), transaction.answer_handler
         )
 
     def flush(self, deadline: float | None) -> Flow[None]:
@@ -218,12 +233,12 @@ class SessionTransactions:
 
         Raises: RolledBack, with what the broker has refused; TimeoutError
         """
-        self.check()
+        self.check_not_rolled_back()
         transaction, link = self.transaction, self._client.link
         if (
             transaction is None
             or link is None
-            or link.number != transaction.link
+            or link.number != transaction.link_number
             or transaction.last_send_frame not in link.unanswered
         ):
             return
@@ -235,7 +250,7 @@ class SessionTransactions:
         if not in_time:
             raise TimeoutError("the broker has not taken all that was sent in the transaction in time")
 
-    def mark_failed(self, received: Received) -> None:
+    def mark_failed(self, received: ReceivedMessage) -> None:
         """This message made it fail.
 
         Raises: LocalProtocolError if it is not one of the transaction's
@@ -243,7 +258,7 @@ class SessionTransactions:
         transaction = self.transaction
         if transaction is None or received.transaction is not transaction:
             raise LocalProtocolError(f"{received!r} is not a message of this transaction")
-        transaction.failed[received] = None
+        transaction.failed_messages[received] = None
 
     # ---- Commit ----
 
@@ -256,41 +271,41 @@ class SessionTransactions:
         Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
         """
         if transaction.outcome is Outcome.ROLLBACK_ONLY:
-            self._end(transaction)
+            self._finish_and_clear(transaction)
             raise transaction.rolled_back_error()
         if transaction.outcome is Outcome.OPEN:
             self._send_commit(transaction, caller_number)
         yield from self._await_outcome(transaction, deadline)
-        self._end(transaction)
+        self._finish_and_clear(transaction)
         if transaction.outcome is Outcome.ROLLED_BACK:
             raise transaction.rolled_back_error()
         if transaction.outcome is Outcome.UNKNOWN:
-            raise _in_doubt(transaction, "the broker cannot say whether the transaction happened")
+            raise _in_doubt_error(transaction, "the broker cannot say whether the transaction happened")
         return transaction.outcome is Outcome.COMMITTED
 
     def _send_commit(self, transaction: TransactionState, caller_number: CallerNumber | None) -> None:
         client = self._client
         link = client.link
         assert link is not None, "it would be doomed"
-        if transaction.failed:
+        if transaction.failed_messages:
             link.require_truenext("a commit beside a message that has failed")
         if caller_number is not None:
             link.require_truenext("a commit under a number of the caller's own")
         self._begin(transaction, link)
         if self._acknowledges_at_commit:
-            for received in transaction.delivered:
-                received.subscription.held.pop(received.ack_id, None)
-                if received not in transaction.failed:
+            for received in transaction.delivered_messages:
+                received.subscription.held_by_ack_id.pop(received.ack_id, None)
+                if received not in transaction.failed_messages:
                     self._acknowledge(received, transaction, link)
         # What has failed does not happen with the rest of it.
-        self._nack(transaction.failed, transaction, link)
-        if transaction.failed:
+        self._nack(transaction.failed_messages, transaction, link)
+        if transaction.failed_messages:
             # Nothing else may be in it.
             transaction.is_durable = False
         headers = {"transaction": transaction.name}
         if link.is_truenext:
             transaction.caller_number = caller_number
-            name, number = caller_number or self._next_number(transaction, link)
+            name, number = caller_number or self._next_commit_number(transaction, link)
             headers |= {
                 "truenext-producer": name,
                 "truenext-number": str(number),
@@ -298,21 +313,21 @@ class SessionTransactions:
                 # What it turns out to be a repeat of has happened: nobody has failed.
                 "truenext-count-attempts": "nacked",
             }
-        headers["receipt"] = link.receipt
+        headers["receipt"] = link.next_receipt_id
         transaction.outcome = Outcome.COMMITTING
-        link.write_tracked(frames.frame("COMMIT", headers), CommitFrame(transaction))
+        link.write_tracked(frames.encode_frame("COMMIT", headers), CommitAnswerHandler(transaction))
         client.flush()
 
-    def _next_number(self, transaction: TransactionState, link: Link) -> tuple[str, int]:
+    def _next_commit_number(self, transaction: TransactionState, link: Link) -> tuple[str, int]:
         producer = self._producer
-        if producer.is_retired or producer.store not in ("", link.store):
+        if producer.is_retired or producer.store_id not in ("", link.store_id):
             # The first broker knows the numbers that were used there: back with it they would be repeats.
             producer = self._producer = self._client.make_producer()
-        producer.store = link.store
-        producer.link = link.number
+        producer.store_id = link.store_id
+        producer.link_number = link.number
         transaction.producer = producer
-        transaction.number = producer.number = producer.number + 1
-        return producer.name, transaction.number
+        transaction.commit_number = producer.last_number = producer.last_number + 1
+        return producer.name, transaction.commit_number
 
     def _await_outcome(self, transaction: TransactionState, deadline: float | None) -> Flow[None]:
         try:
@@ -323,23 +338,23 @@ class SessionTransactions:
             # The caller wants to end; the outcome is worth a moment all the same, also if the connection was lost and
             # is made anew. A second interruption ends this wait.
             if not transaction.resolved.is_set:
-                self._free_later(transaction)
+                self._finish_when_resolved(transaction)
                 latest = self._client.clock() + CANCELLED_COMMIT_S
                 yield Wait(transaction.resolved, latest if deadline is None else min(latest, deadline))
             if transaction.resolved.is_set:
                 # It may have been settled before the interruption came, too.
-                self._end(transaction)
+                self._finish_and_clear(transaction)
             raise
         if not in_time:
-            self._free_later(transaction)
-            raise _in_doubt(transaction, _TOO_LATE)
+            self._finish_when_resolved(transaction)
+            raise _in_doubt_error(transaction, _OUTCOME_TIMEOUT_TEXT)
         self._check_resolved(transaction)
 
     def _check_resolved(self, transaction: TransactionState) -> None:
         """Raises: InDoubt if the connection has ended for good before the outcome was known"""
         if transaction.outcome is Outcome.IN_DOUBT:
-            self._free_later(transaction)
-            raise _in_doubt(transaction, _TOO_LATE)
+            self._finish_when_resolved(transaction)
+            raise _in_doubt_error(transaction, _OUTCOME_TIMEOUT_TEXT)
 
     # ---- Rollback ----
 
@@ -356,18 +371,18 @@ class SessionTransactions:
             return
         if transaction.outcome in (Outcome.COMMITTING, Outcome.IN_DOUBT):
             raise LocalProtocolError("the transaction is being committed")
-        if transaction.owner is owner or self._client.context.has_ended(transaction.owner):
-            self._end(transaction)
+        if transaction.owner is owner or self._client.context.has_owner_ended(transaction.owner):
+            self._finish_and_clear(transaction)
 
     def _on_aborted(self, transaction: TransactionState, owner: object, reason: str) -> None:
         """By its own code, or by another task."""
-        if transaction.owner is owner or self._client.context.has_ended(transaction.owner):
+        if transaction.owner is owner or self._client.context.has_owner_ended(transaction.owner):
             transaction.outcome = Outcome.ROLLED_BACK
-            self._end(transaction)
+            self._finish_and_clear(transaction)
         else:
             # Its own code does not know yet.
             transaction.outcome = Outcome.ROLLBACK_ONLY
-            transaction.cause = RolledBack(reason)
+            transaction.rollback_cause = RolledBack(reason)
             self._buffer.wake_all()
 
     def mark_rollback_only(self, transaction: TransactionState, reason: str) -> None:
@@ -380,35 +395,35 @@ class SessionTransactions:
         """`releases`: what it was given, and what is buffered."""
         client = self._client
         link = client.link
-        if link is None or link.number != transaction.link:
+        if link is None or link.number != transaction.link_number:
             return
-        counts_all = counted is CountedAttempts.ALL and not transaction.failed
+        counts_all = counted is CountedAttempts.ALL and not transaction.failed_messages
         if link.is_truenext and counted is not CountedAttempts.NONE:
             # What is not acknowledged in it would return without an attempt.
             is_all = counts_all and self._acknowledges_at_commit
-            self._nack(transaction.delivered if is_all else transaction.failed, transaction, link)
+            self._nack(transaction.delivered_messages if is_all else transaction.failed_messages, transaction, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
-        begun = transaction if transaction.has_begun and not transaction.begin_is_refused else None
-        if begun is not None and not transaction.has_messages:
+        begun = transaction if transaction.has_begun and not transaction.is_begin_refused else None
+        if begun is not None and not transaction.has_settled_messages:
             # It may yet be refused that it has begun, for want of room: then there is none to abort.
-            link.write_tracked(frames.frame("ABORT", {"transaction": transaction.name}), IgnoredAnswer())
+            link.write_tracked(frames.encode_frame("ABORT", {"transaction": transaction.name}), NullAnswerHandler())
             begun = None
-        if releases and (subscriptions or transaction.delivered):
+        if releases and (subscriptions or transaction.delivered_messages):
             client.subscriptions.release(
-                subscriptions, returning=transaction.delivered, transaction=begun, counts_all=counts_all
+                subscriptions, returning=transaction.delivered_messages, transaction=begun, counts_all=counts_all
             )
-        for received in transaction.delivered:
-            received.subscription.held.pop(received.ack_id, None)
+        for received in transaction.delivered_messages:
+            received.subscription.held_by_ack_id.pop(received.ack_id, None)
         client.flush()
 
     # ---- What the program says of a message that is not acknowledged yet ----
 
-    def check_may_settle(self, received: Received, disposition: Disposition) -> None:
+    def check_may_settle(self, received: ReceivedMessage, disposition: Disposition) -> None:
         """Raises: LocalProtocolError if it cannot be said of a message of a transaction; RolledBack if another task has
         ended that, and the message with it"""
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
-        if disposition.is_done or not self._acknowledges_at_commit:
+        if disposition.is_acked or not self._acknowledges_at_commit:
             raise LocalProtocolError(
                 f"{received!r} belongs to a transaction: commit or roll back, or name it as failed"
             )
@@ -417,27 +432,27 @@ class SessionTransactions:
         if transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             raise LocalProtocolError(f"{received!r} belongs to a transaction that is being committed")
 
-    def settle(self, received: Received, disposition: Disposition, owner: object) -> None:
+    def settle(self, received: ReceivedMessage, disposition: Disposition, owner: object) -> None:
         """The program says of one message of the transaction that it has failed. The transaction is taken back, and
         nobody is charged with that; what was said counts for this message alone. If the connection was lost, it counts
         when the message comes again."""
         transaction = self.transaction
         assert transaction is not None and transaction is received.transaction, "it was checked"
-        transaction.delivered.remove(received)
-        transaction.failed.pop(received, None)
+        transaction.delivered_messages.remove(received)
+        transaction.failed_messages.pop(received, None)
         received.transaction = None
         is_open = transaction.outcome is Outcome.OPEN
         if is_open:
             # If it had no other, the refusal gives back what has to be.
-            self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.delivered))
+            self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.delivered_messages))
         elif transaction.owner is owner:
-            self._end(transaction)
+            self._finish_and_clear(transaction)
         self._client.subscriptions.settle(received, disposition)
         self._buffer.on_settled((received,))
         if is_open:
             self._on_aborted(transaction, owner, "another task has refused a message of it")
 
-    def release(self, received: Received, owner: object) -> None:
+    def release(self, received: ReceivedMessage, owner: object) -> None:
         """The program did not get to handle a message: the transaction is taken back, and all of it returns."""
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
@@ -449,48 +464,48 @@ class SessionTransactions:
 
     # ---- Its code has ended ----
 
-    def _end(self, transaction: TransactionState) -> None:
-        self._free(transaction)
+    def _finish_and_clear(self, transaction: TransactionState) -> None:
+        self._finish(transaction)
         if self.transaction is transaction:
             self.transaction = None
 
-    def _free_later(self, transaction: TransactionState) -> None:
+    def _finish_when_resolved(self, transaction: TransactionState) -> None:
         """Its code does not wait any more: what it was given is free as soon as its outcome is known, which the next
         call of this session still asks for."""
-        if transaction.outcome in ENDED:
-            self._free(transaction)
+        if transaction.outcome in ENDED_OUTCOMES:
+            self._finish(transaction)
         else:
-            transaction.resolved.add_callback(lambda: self._free(transaction))
+            transaction.resolved.add_callback(lambda: self._finish(transaction))
 
-    def _free(self, transaction: TransactionState) -> None:
+    def _finish(self, transaction: TransactionState) -> None:
         """Nothing of what a unit was given is its own any more."""
         client = self._client
         if transaction not in client.transactions:
             return
-        if isinstance(transaction.cause, Refused) and transaction.cause.code == Code.NO_SPACE:
-            self._retry_at = client.clock() + NO_SPACE_RETRY_S
+        if isinstance(transaction.rollback_cause, Refused) and transaction.rollback_cause.code == Code.NO_SPACE:
+            self._begin_retry_at = client.clock() + NO_SPACE_RETRY_S
         if transaction.outcome is Outcome.ROLLBACK_ONLY:
             # What a lost connection had is with the broker already.
             if (
                 client.link is not None
-                and client.link.number == transaction.link
+                and client.link.number == transaction.link_number
                 and not _was_rolled_back_by_other(transaction)
             ):
                 self._abort(transaction, CountedAttempts.NONE)
             transaction.outcome = Outcome.ROLLED_BACK
-        elif transaction.outcome is Outcome.ROLLED_BACK and transaction.commit_is_refused:
+        elif transaction.outcome is Outcome.ROLLED_BACK and transaction.is_commit_refused:
             self._abort(transaction, CountedAttempts.NONE)
         committed = transaction.outcome is Outcome.COMMITTED
         returning = []
-        for received in transaction.delivered:
-            if committed and received not in transaction.failed:
-                client.subscriptions.forget(received)
-                received.state = ReceivedState.DONE
+        for received in transaction.delivered_messages:
+            if committed and received not in transaction.failed_messages:
+                client.subscriptions.forget_orphaned(received)
+                received.state = ReceivedMessageState.SETTLED
             else:
                 returning.append(received)
         client.subscriptions.drop_unsettled(returning)
-        self._buffer.on_settled(transaction.delivered)
-        self.last = transaction
+        self._buffer.on_settled(transaction.delivered_messages)
+        self.last_ended = transaction
         del client.transactions[transaction]
         client.flush()
 
@@ -502,16 +517,16 @@ class SessionTransactions:
 
     def free_producer(self) -> None:
         """No COMMIT follows; what is in doubt keeps its producer."""
-        if self.undecided is None:
+        if self.undecided_transaction is None:
             self._client.free_producer(self._producer)
 
 
 def _was_rolled_back_by_other(transaction: TransactionState) -> bool:
     """Another task has given them back, and its code does not know yet."""
-    return transaction.outcome is Outcome.ROLLBACK_ONLY and isinstance(transaction.cause, RolledBack)
+    return transaction.outcome is Outcome.ROLLBACK_ONLY and isinstance(transaction.rollback_cause, RolledBack)
 
 
-def _in_doubt(transaction: TransactionState, reason: str) -> InDoubt:
+def _in_doubt_error(transaction: TransactionState, reason: str) -> InDoubt:
     error = InDoubt(reason, transaction.token)
-    error.__cause__ = transaction.cause
+    error.__cause__ = transaction.rollback_cause
     return error

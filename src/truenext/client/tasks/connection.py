@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
 
 from truenext.client import log
 from truenext.client.core import flows
-from truenext.client.core.buffer import Buffer, Received, Subscription
+from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
 from truenext.client.core.consume_call import ConsumeCall, HandlerWorker
 from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.disposition import DONE, Disposition
-from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
-from truenext.client.core.health import Health, health
+from truenext.client.core.disposition import ACKED, Disposition
+from truenext.client.core.flows import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from truenext.client.core.health import Health, make_health
 from truenext.client.core.message import Content
 from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Resource(Protocol):
+class _AsyncClosable(Protocol):
     async def close(self) -> None: ...
 
     async def __aexit__(
@@ -63,28 +63,28 @@ class _Resource(Protocol):
     ) -> None: ...
 
 
-R = TypeVar("R", bound=_Resource)
+R = TypeVar("R", bound=_AsyncClosable)
 
 
 class AwaitableContext(Generic[R]):
     """Something that is to be awaited, or used in an `async with`, which closes it."""
 
     def __init__(self, make: Callable[[], Awaitable[R]]) -> None:
-        self._make = make
-        self._made: R | None = None
+        self._open_resource = make
+        self._resource: R | None = None
 
     def __await__(self) -> Generator[None, None, R]:
-        return cast("Generator[None, None, R]", self._make().__await__())
+        return cast("Generator[None, None, R]", self._open_resource().__await__())
 
     async def __aenter__(self) -> R:
-        self._made = await self._make()
-        return self._made
+        self._resource = await self._open_resource()
+        return self._resource
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._made is not None, "it was entered"
-        await self._made.__aexit__(kind, error, trace)
+        assert self._resource is not None, "it was entered"
+        await self._resource.__aexit__(kind, error, trace)
 
 
 def connect(
@@ -95,7 +95,7 @@ def connect(
     heart_beat: float = 10.0,
     reconnect: bool = True,
     heartbeat_thread: bool = False,
-    timeout: float = CLOSE_S,
+    timeout: float = CLOSE_TIMEOUT_S,
 ) -> AwaitableContext[Connection]:
     """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there. To be
     awaited, or used in an `async with`.
@@ -130,11 +130,11 @@ def connect(
     return AwaitableContext(make)
 
 
-class Message(Received):
+class Message(ReceivedMessage):
     """A message that a consumer was handed."""
 
     __slots__ = ("_session",)
-    _session: _Source
+    _session: _SessionHandle
 
     async def ack(self) -> None:
         """It was handled. If the connection is lost before the broker knows, and the message comes again here, it is
@@ -142,7 +142,7 @@ class Message(Received):
 
         Raises: LocalProtocolError if something was said of it already, or it belongs to a transaction
         """
-        await self._settle(DONE)
+        await self._settle(ACKED)
 
     async def nack(self, *, delay: float | None = None, cause: str = "") -> None:
         """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds. A transaction
@@ -169,14 +169,14 @@ class Message(Received):
         not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
         transaction has acknowledged it."""
         source = self._session
-        await source.driver.run(flows.release(source.core, self, source.driver.current_owner()))
+        await source.driver.run_flow(flows.release(source.core, self, source.driver.current_owner()))
 
     async def _settle(self, disposition: Disposition) -> None:
         source = self._session
         source.driver.check_caller()
         owner = None if self.transaction is None else asyncio.current_task()
         if not source.core.settle(self, disposition, owner):
-            await source.driver.run(source.core.client.wait_until_written())
+            await source.driver.run_flow(source.core.client.wait_until_written())
 
     def process(self) -> Processing:
         """`async with message.process():` says what became of it: acknowledged at the end of the block, failed by an
@@ -198,11 +198,11 @@ class Processing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         source = self._message._session
-        if os.getpid() == source.driver.process:
+        if os.getpid() == source.driver.process_id:
             await source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
 
 
-class _Source:
+class _SessionHandle:
     """What hands out messages: a session and its driver."""
 
     __slots__ = ("core", "driver")
@@ -215,7 +215,7 @@ class _Source:
 class Consumer:
     """Messages of one destination, the true next first."""
 
-    def __init__(self, source: _Source, subscription: Subscription, *, owns_session: bool) -> None:
+    def __init__(self, source: _SessionHandle, subscription: Subscription, *, owns_session: bool) -> None:
         self._source = source
         self._core = source.core
         self._driver = source.driver
@@ -269,7 +269,7 @@ class Consumer:
 
     async def _receive(self, count: int, timeout: float | None) -> list[Message]:
         flow = flows.receive(self._core, self._subscription, count, timeout, self._driver.current_owner())
-        messages = cast("list[Message]", await self._driver.run(flow))
+        messages = cast("list[Message]", await self._driver.run_flow(flow))
         for message in messages:
             message._session = self._source
         return messages
@@ -287,7 +287,7 @@ class Consumer:
     async def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
         owner = self._driver.current_owner()
-        await self._driver.run(
+        await self._driver.run_flow(
             flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
         )
 
@@ -297,7 +297,7 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == self._driver.process:
+        if os.getpid() == self._driver.process_id:
             owner = asyncio.current_task()
             flow = flows.end_consumer_block(
                 self._core, self._subscription, owner, error, owns_session=self._owns_session
@@ -308,7 +308,7 @@ class Consumer:
 class Transaction:
     """The block of `Session.transaction`: all of it happens, or nothing."""
 
-    def __init__(self, source: _Source, timeout: float) -> None:
+    def __init__(self, source: _SessionHandle, timeout: float) -> None:
         """Only by `Session.transaction`."""
         self._driver = source.driver
         self._block = flows.TransactionBlock(source.core, timeout)
@@ -340,7 +340,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == self._driver.process:
+        if os.getpid() == self._driver.process_id:
             await self._driver.exit_block(self._block.exit(error, asyncio.current_task()), error)
 
 
@@ -349,7 +349,7 @@ class Session:
 
     def __init__(self, connection: Connection, core: CoreSession) -> None:
         self._connection = connection
-        self._source = _Source(core, connection._driver)
+        self._source = _SessionHandle(core, connection._driver)
 
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> AwaitableContext[Consumer]:
         """Take messages of a destination; to be awaited, or used in an `async with`.
@@ -359,7 +359,7 @@ class Session:
         parsed = parse_consumer_options(destination, options)
 
         async def make() -> Consumer:
-            subscription = await self._source.driver.run(flows.subscribe(self._source.core, parsed))
+            subscription = await self._source.driver.run_flow(flows.subscribe(self._source.core, parsed))
             return Consumer(self._source, subscription, owns_session=False)
 
         return AwaitableContext(make)
@@ -372,13 +372,13 @@ class Session:
     async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
         """The next messages of all consumers, as `Consumer.receive_many`."""
         flow = flows.receive(self._source.core, None, count, timeout, self._source.driver.current_owner())
-        messages = cast("list[Message]", await self._source.driver.run(flow))
+        messages = cast("list[Message]", await self._source.driver.run_flow(flow))
         for message in messages:
             message._session = self._source
         return messages
 
     async def send(
-        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+        self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
         """Send a message; in a transacted session with its transaction, whose commit says whether the broker took it.
 
@@ -393,13 +393,13 @@ class Session:
         data = encode_body(body)
         owner = asyncio.current_task()
         if not core.try_send(encoded.head, data, encoded.ttl_s, owner):
-            await driver.run(core.send(encoded.head, data, encoded.ttl_s, driver.loop.time() + timeout, owner))
+            await driver.run_flow(core.send(encoded.head, data, encoded.ttl_s, driver.loop.time() + timeout, owner))
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Answer a request, as `send`."""
         await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
-    def transaction(self, *, timeout: float = TIMEOUT_S) -> Transaction:
+    def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
         """`async with session.transaction():` commits at the end of the block, and rolls back if it raises. Of what
         failed says `Message.process` or `Transaction.mark_failed`; if nothing does, all messages of it have.
 
@@ -407,7 +407,7 @@ class Session:
         """
         return Transaction(self._source, timeout)
 
-    async def flush(self, *, timeout: float = TIMEOUT_S) -> None:
+    async def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait until the broker has taken all that was sent in the open transaction. What it refuses of that is known
         then, and not at the commit only. None of it is visible or durable before the commit.
 
@@ -415,9 +415,9 @@ class Session:
         transaction is still open; LocalProtocolError if the session is not transacted
         """
         driver = self._source.driver
-        await driver.run(self._source.core.flush(driver.loop.time() + timeout))
+        await driver.run_flow(self._source.core.flush(driver.loop.time() + timeout))
 
-    async def commit(self, *, timeout: float = TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
+    async def commit(self, *, timeout: float = DEFAULT_TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
         """All of it happens, or nothing. Returns once it is durable.
 
         With a `producer` and a `number` of the program's own, of which the first is 1 and each next one more, it
@@ -428,17 +428,19 @@ class Session:
         found out within `timeout` seconds, and with a number as soon as the connection is lost: say it once more;
         ValueError, LocalProtocolError if the number can be none, or there is nothing in it
         """
-        return await self._source.driver.run(flows.commit(self._source.core, timeout, producer, number))
+        return await self._source.driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
 
     async def rollback(self, *, failed: bool = True) -> None:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
         counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
-        await self._source.driver.run(flows.rollback(self._source.core, self._source.driver.current_owner(), counted))
+        await self._source.driver.run_flow(
+            flows.rollback(self._source.core, self._source.driver.current_owner(), counted)
+        )
 
     async def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        await self._source.driver.run(flows.close_session(self._source.core, self._source.driver.current_owner()))
+        await self._source.driver.run_flow(flows.close_session(self._source.core, self._source.driver.current_owner()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -447,7 +449,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         driver = self._source.driver
-        if os.getpid() == driver.process:
+        if os.getpid() == driver.process_id:
             await driver.exit_block(flows.close_session(self._source.core, asyncio.current_task()), error)
 
 
@@ -466,8 +468,8 @@ class Sent:
         return self._send.is_done
 
     def __await__(self) -> Generator[None, None, None]:
-        flow = flows.await_send(self._connection._driver.client, self._send, None)
-        return cast("Generator[None, None, None]", self._connection._driver.run(flow).__await__())
+        flow = flows.wait_until_send_confirmed(self._connection._driver.client, self._send, None)
+        return cast("Generator[None, None, None]", self._connection._driver.run_flow(flow).__await__())
 
 
 class Connection:
@@ -475,9 +477,9 @@ class Connection:
 
     def __init__(self, options: ConnectOptions) -> None:
         """Only by `connect`."""
-        self._login = options
+        self._options = options
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
-        self._pending = SendBatch()
+        self._nowait_batch = SendBatch()
         """What was sent with `send_nowait`."""
         self._consume_calls: dict[ConsumeCall, set[asyncio.Task[None]]] = {}
         """With the tasks that run handlers."""
@@ -487,9 +489,9 @@ class Connection:
         driver = self._driver
         driver.start()
         try:
-            await driver.run(flows.wait_for_first_connection(driver.client, driver.loop.time() + timeout))
+            await driver.run_flow(flows.wait_for_first_connection(driver.client, driver.loop.time() + timeout))
         except BaseException:
-            driver.client.fail(ClosedError("it was never connected"))
+            driver.client.fail_permanently(ClosedError("it was never connected"))
             await driver.stop()
             raise
 
@@ -501,12 +503,12 @@ class Connection:
 
     def health(self) -> Health:
         """How it is: state, reconnects, consumers."""
-        return health(self._driver.client)
+        return make_health(self._driver.client)
 
     # ---- Sending ----
 
     async def send(
-        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+        self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
         """Send a message. Returns once the broker has it as safe as it will be: durable, if it is persistent.
 
@@ -515,14 +517,14 @@ class Connection:
         """
         driver = self._driver
         prepared = prepare_send(driver.client, destination, body, options)
-        await driver.run(send(driver.client, prepared, driver.loop.time() + timeout))
+        await driver.run_flow(send(driver.client, prepared, driver.loop.time() + timeout))
 
     async def send_many(
         self,
         destination: str,
         messages: Iterable[bytes | str | Outgoing] | AsyncIterable[bytes | str | Outgoing],
         *,
-        timeout: float = TIMEOUT_S,
+        timeout: float = DEFAULT_TIMEOUT_S,
         **options: Unpack[SendOptions],
     ) -> int:
         """Send messages, many at once; how many. Returns once all are as safe as they will be. Each has `options`, but
@@ -542,7 +544,7 @@ class Connection:
             nonlocal count
             prepared = prepare_message(client, destination, message, options)
             while not try_enqueue(client, batch, prepared):
-                await driver.run(await_capacity(client, batch, driver.loop.time() + timeout))
+                await driver.run_flow(await_capacity(client, batch, driver.loop.time() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
@@ -553,7 +555,7 @@ class Connection:
         else:
             for message in messages:
                 await add(message)
-        await driver.run(await_confirmed(client, batch, driver.loop.time() + timeout))
+        await driver.run_flow(await_confirmed(client, batch, driver.loop.time() + timeout))
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
@@ -564,20 +566,20 @@ class Connection:
         self._driver.check_caller()
         client = self._driver.client
         prepared = prepare_send(client, destination, body, options)
-        if not try_enqueue(client, self._pending, prepared):
+        if not try_enqueue(client, self._nowait_batch, prepared):
             raise BlockingIOError("too many messages wait for their confirmation: flush first")
         return Sent(self, prepared)
 
-    async def flush(self, *, timeout: float = TIMEOUT_S) -> None:
+    async def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait until all that was sent with `send_nowait` is confirmed.
 
         Raises: the first error of those; TimeoutError
         """
         driver = self._driver
-        await driver.run(await_confirmed(driver.client, self._pending, driver.loop.time() + timeout))
+        await driver.run_flow(await_confirmed(driver.client, self._nowait_batch, driver.loop.time() + timeout))
 
     async def request(
-        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+        self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> Content:
         """Send a message and wait for the reply to it. It is not persistent unless told: nobody could answer it after a
         crash.
@@ -585,7 +587,9 @@ class Connection:
         Raises: TimeoutError; ConnectionLost, for then a reply has nowhere to go; Refused
         """
         driver = self._driver
-        return await driver.run(flows.request(driver.client, destination, body, options, driver.loop.time() + timeout))
+        return await driver.run_flow(
+            flows.send_request(driver.client, destination, body, options, driver.loop.time() + timeout)
+        )
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Answer a request: `message.reply_to` says where to. Not persistent unless told.
@@ -594,13 +598,17 @@ class Connection:
         """
         await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
-    async def control_request(self, verb: str, arguments: object = None, *, timeout: float = TIMEOUT_S) -> bytes:
+    async def control_request(
+        self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> bytes:
         """The broker's answer to a question, JSON (docs/control.md).
 
         Raises: Refused, TimeoutError, ConnectionLost
         """
         driver = self._driver
-        return await driver.run(flows.control_request(driver.client, verb, arguments, driver.loop.time() + timeout))
+        return await driver.run_flow(
+            flows.send_control_request(driver.client, verb, arguments, driver.loop.time() + timeout)
+        )
 
     # ---- Receiving ----
 
@@ -635,9 +643,9 @@ class Connection:
         parsed = parse_consumer_options(destination, options)
 
         async def make() -> Consumer:
-            core = CoreSession(self._driver.client, mode, Buffer())
-            subscription = await self._driver.run(flows.subscribe(core, parsed))
-            return Consumer(_Source(core, self._driver), subscription, owns_session=True)
+            core = CoreSession(self._driver.client, mode, ReceiveBuffer())
+            subscription = await self._driver.run_flow(flows.subscribe(core, parsed))
+            return Consumer(_SessionHandle(core, self._driver), subscription, owns_session=True)
 
         return AwaitableContext(make)
 
@@ -680,14 +688,14 @@ class Connection:
             return call.is_stopped or caller.cancelling() > cancelled
 
         try:
-            await driver.run(call.subscribe(parsed))
+            await driver.run_flow(call.subscribe(parsed))
             for _ in range(concurrency):
-                tasks.add(driver.loop.create_task(self._work(call.make_worker(), handler, is_stopped)))
-            await driver.run(call.wait_until_stopped())
+                tasks.add(driver.loop.create_task(self._run_worker(call.make_worker(), handler, is_stopped)))
+            await driver.run_flow(call.wait_until_stopped())
         finally:
             call.stop()
             try:
-                await driver.run(call.wait_until_handled())
+                await driver.run_flow(call.wait_until_handled())
             finally:
                 for task in tasks:
                     task.cancel()
@@ -695,12 +703,12 @@ class Connection:
                     if tasks:
                         await asyncio.wait(tasks)
                 finally:
-                    call.abandon()
+                    call.abandon_handlers()
                     del self._consume_calls[call]
-        if call.error is not None:
-            raise call.error
+        if call.first_error is not None:
+            raise call.first_error
 
-    async def _work(
+    async def _run_worker(
         self,
         worker: HandlerWorker,
         handler: Callable[[Message, Session], Awaitable[None]],
@@ -712,28 +720,28 @@ class Connection:
         owner = asyncio.current_task()
         ended: BaseException | None = None
         try:
-            while (messages := await driver.run(worker.next(owner))) is not None:
+            while (messages := await driver.run_flow(worker.next_message(owner))) is not None:
                 if session._source.core is not worker.session:
                     session = Session(self, worker.session)
                 message = cast("Message", messages)
                 message._session = session._source
                 try:
                     await handler(message, session)
-                    await driver.run(worker.handled(message))
+                    await driver.run_flow(worker.on_handled(message))
                 except Exception as error:
-                    worker.failed(message, error)
-                    if worker.is_failure(error):
-                        log.handler_failed(message, error)
+                    worker.on_handler_failed(message, error)
+                    if worker.is_handler_failure(error):
+                        log.log_handler_failed(message, error)
                 except asyncio.CancelledError as error:
-                    worker.failed(message, error)
+                    worker.on_handler_failed(message, error)
                     if is_stopped():
                         raise
                     # Nobody else has cancelled the handlers: this one has cancelled itself, or what it has waited for.
-                    log.handler_failed(message, error)
+                    log.log_handler_failed(message, error)
                     while owner is not None and owner.uncancel():
                         pass
                 except BaseException as error:
-                    worker.failed(message, error)
+                    worker.on_handler_failed(message, error)
                     raise
         except asyncio.CancelledError:
             raise
@@ -741,7 +749,7 @@ class Connection:
             # Whoever has called `consume` gets it.
             ended = error
         finally:
-            worker.ended(ended)
+            worker.on_ended(ended)
 
     def browse(self, destination: str, *, selector: str | None = None) -> AsyncIterator[Content]:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
@@ -754,26 +762,26 @@ class Connection:
     async def _browse(self, destination: str, selector: str | None) -> AsyncIterator[Content]:
         self._driver.check_caller()
         self._driver.client.check_open()
-        async with connect_with(self._login) as other:
+        async with connect_with_options(self._options) as other:
             self._browse_connections.add(other)
             driver = other._driver
             try:
                 browser = QueueBrowser(driver.client, destination, selector)
-                while (content := await driver.run(browser.next())) is not None:
+                while (content := await driver.run_flow(browser.next_message())) is not None:
                     driver.resume_reading()
                     yield content
             finally:
                 self._browse_connections.discard(other)
 
-    async def unsubscribe(self, name: str, *, timeout: float = TIMEOUT_S) -> None:
+    async def unsubscribe(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """End a durable subscription that nobody uses: what waits in it goes.
 
         Raises: Refused, TimeoutError
         """
         driver = self._driver
-        await driver.run(driver.client.end_durable(name, driver.loop.time() + timeout))
+        await driver.run_flow(driver.client.end_durable_subscription(name, driver.loop.time() + timeout))
 
-    async def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> str:
+    async def outcome(self, doubt: InDoubt | str, *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
         """What became of a transaction that was in doubt, by its error or the token of that: "committed", "rolled back"
         or "unknown". What has not happened by now never will. The error of another broker has an empty token, and is
         "unknown".
@@ -781,18 +789,18 @@ class Connection:
         Raises: TimeoutError, ConnectionLost; ValueError if the text is no token; TypeError
         """
         driver = self._driver
-        return await driver.run(flows.outcome(driver.client, doubt, driver.loop.time() + timeout))
+        return await driver.run_flow(flows.resolve_outcome(driver.client, doubt, driver.loop.time() + timeout))
 
     # ---- The end ----
 
-    async def close(self, *, timeout: float = CLOSE_S) -> None:
+    async def close(self, *, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Hand out no more, give back at once what is buffered, wait `timeout` seconds for handlers of `consume` and
         until what was sent is confirmed, and take leave. A handler may call it: it does not wait for itself.
 
         Raises: of what was sent with `send_nowait` and nobody has asked for: the first error; TimeoutError
         """
         await self._close(timeout)
-        check_confirmed(self._pending)
+        check_confirmed(self._nowait_batch)
 
     async def _close(self, timeout: float) -> None:
         driver = self._driver
@@ -800,16 +808,16 @@ class Connection:
         client = driver.client
         deadline = driver.loop.time() + timeout
         for other in list(self._browse_connections):
-            other._driver.client.fail(ClosedError("the connection is closed"))
+            other._driver.client.fail_permanently(ClosedError("the connection is closed"))
         current = asyncio.current_task()
         for call in self._consume_calls:
             call.stop()
         try:
             for call, tasks in list(self._consume_calls.items()):
-                if not await driver.run(call.wait_until_handled(deadline, current)):
+                if not await driver.run_flow(call.wait_until_handled(deadline, current)):
                     for task in tasks - {current}:
                         task.cancel()
-            await driver.run(client.close(deadline))
+            await driver.run_flow(client.close(deadline))
         except BaseException:
             driver.disconnect_nowait()
             raise
@@ -822,7 +830,7 @@ class Connection:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._driver.process:
+        if os.getpid() != self._driver.process_id:
             return
         if error is None:
             await self.close()
@@ -831,15 +839,15 @@ class Connection:
             await self._close(0.0)
         except Exception as exit_error:
             # The program's exception leaves the block, whatever its end says.
-            flows.note_exit_failure(error, exit_error)
+            flows.add_exit_failure_note(error, exit_error)
 
 
-def connect_with(options: ConnectOptions) -> AwaitableContext[Connection]:
+def connect_with_options(options: ConnectOptions) -> AwaitableContext[Connection]:
     """Another connection of the same kind."""
 
     async def make() -> Connection:
         connection = Connection(options)
-        await connection._open(CLOSE_S)
+        await connection._open(CLOSE_TIMEOUT_S)
         return connection
 
     return AwaitableContext(make)

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from truenext.client import log
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
-from truenext.client.core.flows import note_exit_failure
+from truenext.client.core.flows import add_exit_failure_note
 from truenext.client.core.isolation import HandlerIsolation
 from truenext.client.core.link import HEART_BEAT
 from truenext.client.tasks.heartbeat_thread import HeartbeatThread
@@ -34,14 +34,14 @@ from truenext.limits import READ_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.client.core.buffer import Received
+    from truenext.client.core.buffer import ReceivedMessage
     from truenext.client.core.link import Link
     from truenext.client.core.waiting import Flow, Wait
     from truenext.url import Address
 
-CONNECT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 """Until a broker has taken a connection."""
-BLOCKED_S = 1.0
+LOOP_BLOCKED_S = 1.0
 """A timer that is so late says that something blocks the event loop."""
 
 STOPPED_CLOCK_S = 0.001
@@ -57,18 +57,18 @@ _drivers: WeakSet[Driver] = WeakSet()
 def _at_exit() -> None:
     """No event loop runs any more that could wait for a confirmation."""
     for driver in list(_drivers):
-        driver.check_confirmed()
+        driver.warn_if_unconfirmed()
 
 
 _isolations: WeakKeyDictionary[asyncio.AbstractEventLoop, HandlerIsolation] = WeakKeyDictionary()
 
 
 class Driver:
-    def __init__(self, options: ConnectOptions, name: str, make_message: type[Received]) -> None:
+    def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
         """To be made in the loop that it is to run in. Raises: ConfigurationError if that loop's time stands still"""
         self.loop = loop = asyncio.get_running_loop()
         check_clock_runs(loop)
-        self.process = os.getpid()
+        self.process_id = os.getpid()
         self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
         """Of all connections in this loop."""
         context = ClientContext(
@@ -78,7 +78,7 @@ class Driver:
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=log.report,
-            has_ended=_has_ended,
+            has_owner_ended=_has_ended,
         )
         self.client = Client(options, name, context, make_message)
         self._heartbeat_thread: HeartbeatThread | None = None
@@ -97,11 +97,11 @@ class Driver:
         """When it is due. uvloop does not say that of one that was due when it was made."""
         self._socket_closed: asyncio.Future[None] | None = None
         """Done when the socket is of no further use."""
-        self._connecting: asyncio.Task[None] | None = None
+        self._connect_task: asyncio.Task[None] | None = None
         self._is_confirmation_checked = False
         _drivers.add(self)
 
-    def check_confirmed(self, warn: Callable[[Client], None] = log.warn_unconfirmed) -> None:
+    def warn_if_unconfirmed(self, warn: Callable[[Client], None] = log.warn_unconfirmed) -> None:
         """Warn once if sends are lost with the program, or with its event loop."""
         if not self._is_confirmation_checked and not self._is_forked:
             self._is_confirmation_checked = True
@@ -110,10 +110,10 @@ class Driver:
     def __del__(self) -> None:
         # The event loop has gone, and nobody has closed the connection. One that was not made has no client.
         if hasattr(self, "_is_confirmation_checked"):
-            self.check_confirmed()
+            self.warn_if_unconfirmed()
 
     def start(self) -> None:
-        self._connecting = self.loop.create_task(self._connect_loop(), name="truenext connection")
+        self._connect_task = self.loop.create_task(self._connect_loop(), name="truenext connection")
         options = self.client.options
         if options.heartbeat_thread and options.heart_beat_s:
             self._heartbeat_thread = HeartbeatThread(self, options.heart_beat_s)
@@ -129,7 +129,7 @@ class Driver:
                 return
         except RuntimeError:
             pass
-        if os.getpid() != self.process:
+        if os.getpid() != self.process_id:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
         raise ClosedError("the connection belongs to another event loop: make a new one here")
 
@@ -138,7 +138,7 @@ class Driver:
         self.check_caller()
         return asyncio.current_task()
 
-    async def run(self, flow: Flow[T]) -> T:
+    async def run_flow(self, flow: Flow[T]) -> T:
         """Drive a flow to its end."""
         self.check_caller()
         try:
@@ -160,11 +160,11 @@ class Driver:
     async def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
         """Drive the flow that ends a block. An exception of the program leaves the block, whatever its end says."""
         try:
-            await self.run(flow)
+            await self.run_flow(flow)
         except Exception as exit_error:
             if error is None:
                 raise
-            note_exit_failure(error, exit_error)
+            add_exit_failure_note(error, exit_error)
 
     async def _wait(self, wait: Wait) -> bool:
         signal, deadline = wait
@@ -196,22 +196,22 @@ class Driver:
         client = self.client
         try:
             while client.error is None:
-                address, delay = client.backoff.next()
+                address, delay = client.connect_backoff.next_address_and_delay()
                 if delay:
                     await asyncio.sleep(delay)
                 try:
-                    async with asyncio.timeout(CONNECT_S):
+                    async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         sock = await self._connect(address)
                 except (OSError, UnicodeError) as error:
                     # A name that cannot be one of a host is as good as one that is not known.
                     is_own_timeout = type(error) is TimeoutError and error.errno is None
-                    client.connect_failed(_connect_timeout_error() if is_own_timeout else error)
+                    client.on_connect_failed(_connect_timeout_error() if is_own_timeout else error)
                     continue
                 self._start_link(sock, address)
                 assert self._socket_closed is not None, "it has begun"
                 await self._socket_closed
         except Exception as error:
-            self._fail(error)
+            self._fail_internally(error)
 
     async def _connect(self, address: Address) -> socket.socket:
         infos = await self.loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
@@ -241,7 +241,7 @@ class Driver:
         self._write_error = None
         self._socket_closed = self.loop.create_future()
         self.loop.add_reader(sock, self._on_readable)
-        self.client.opened(address)
+        self.client.on_socket_connected(address)
         self._link = self.client.link
         self._after_step()
 
@@ -279,14 +279,14 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._connecting is not None and self._connecting is not asyncio.current_task():
-            self._connecting.cancel()
+        if self._connect_task is not None and self._connect_task is not asyncio.current_task():
+            self._connect_task.cancel()
             # Not awaited itself: its cancellation is not that of whoever waits here.
-            await asyncio.wait({self._connecting})
+            await asyncio.wait({self._connect_task})
 
-    def _fail(self, error: Exception) -> None:
+    def _fail_internally(self, error: Exception) -> None:
         """An error of our own: whoever waits gets it."""
-        self.client.fail(log.internal_error(error))
+        self.client.fail_permanently(log.log_internal_error(error))
         self._close_socket()
 
     # ---- Reading and writing ----
@@ -294,7 +294,7 @@ class Driver:
     @property
     def _is_forked(self) -> bool:
         """This is a forked child, whose copy of the loop still runs: the socket is its parent's."""
-        return os.getpid() != self.process
+        return os.getpid() != self.process_id
 
     def _on_readable(self) -> None:
         if self._is_forked:
@@ -305,17 +305,17 @@ class Driver:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lost(error)
+            self._on_socket_lost(error)
             return
         if not data:
-            self._lost(ConnectionLost("the broker has closed it"))
+            self._on_socket_lost(ConnectionLost("the broker has closed it"))
             return
         try:
             self.client.receive_data(data)
             self._after_step()
         except Exception as error:
-            self._fail(error)
-        if self.client.is_full and self._sock is not None:
+            self._fail_internally(error)
+        if self.client.is_read_buffer_full and self._sock is not None:
             self.loop.remove_reader(self._sock)
             self._is_reading = False
 
@@ -326,13 +326,13 @@ class Driver:
 
     def resume_reading(self) -> None:
         """If nothing was read any more, for enough was here."""
-        if not (self._is_reading or self.client.is_full) and self._sock is not None:
+        if not (self._is_reading or self.client.is_read_buffer_full) and self._sock is not None:
             self._is_reading = True
             self.loop.add_reader(self._sock, self._on_readable)
 
-    def _lost(self, error: Exception) -> None:
+    def _on_socket_lost(self, error: Exception) -> None:
         if self.client.link is self._link:
-            self.client.lost(error)
+            self.client.on_connection_lost(error)
         self._after_step()
 
     def flush(self) -> bool:
@@ -360,7 +360,7 @@ class Driver:
         self.loop.add_writer(sock, self._on_writable)
         return False
 
-    def beat(self, last_written_at: float) -> float:
+    def send_heart_beat_if_idle(self, last_written_at: float) -> float:
         """Called by another thread: if nothing was written since `last_written_at`, write what is left over, or a
         heart-beat. Returns what to say the next time."""
         with self._write_lock:
@@ -384,7 +384,7 @@ class Driver:
 
     def _on_write_error(self, sock: socket.socket) -> None:
         if self._sock is sock and self._write_error is not None:
-            self._lost(self._write_error)
+            self._on_socket_lost(self._write_error)
 
     def _on_writable(self) -> None:
         if self._is_forked:
@@ -398,7 +398,7 @@ class Driver:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._lost(error)
+            self._on_socket_lost(error)
             return
         if self._unwritten is not None:
             return
@@ -407,7 +407,7 @@ class Driver:
             if self.flush():
                 self.client.on_drained()
         except Exception as error:
-            self._fail(error)
+            self._fail_internally(error)
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due:
@@ -421,7 +421,7 @@ class Driver:
         try:
             self.flush()
         except Exception as error:
-            self._fail(error)
+            self._fail_internally(error)
 
     # ---- Time ----
 
@@ -432,29 +432,29 @@ class Driver:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        due = self.client.delayed_calls.next_at
+        due = self.client.delayed_calls.next_due_at
         timer = self._timer
         if due is None or self.client.error is not None:
             return
         if timer is None or due < self._timer_at:
             if timer is not None:
                 timer.cancel()
-            self._timer = self.loop.call_at(due, self._tick)
+            self._timer = self.loop.call_at(due, self._on_timer)
             self._timer_at = due
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         if self._is_forked:
             return
         self._timer = None
         late_s = self.loop.time() - self._timer_at
-        if late_s > BLOCKED_S:
+        if late_s > LOOP_BLOCKED_S:
             log.report("the event loop was blocked for %(seconds)s seconds", {"seconds": round(late_s, 1)})
         self._read_available()
         try:
-            self.client.tick()
+            self.client.run_due_calls()
             self._after_step()
         except Exception as error:
-            self._fail(error)
+            self._fail_internally(error)
 
 
 def check_clock_runs(loop: asyncio.AbstractEventLoop) -> None:
@@ -475,7 +475,7 @@ def check_clock_runs(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _connect_timeout_error() -> TimeoutError:
-    return TimeoutError(f"no answer within {CONNECT_S:g} seconds")
+    return TimeoutError(f"no answer within {CONNECT_TIMEOUT_S:g} seconds")
 
 
 def _has_ended(owner: object) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CHECKS_PER_INTERVAL = 2
 """In each interval: then it is never longer than the interval from one byte to the next."""
-STOP_S = 1.0
+STOP_TIMEOUT_S = 1.0
 """Seconds that the end waits for the thread, which does nothing that waits."""
 
 
@@ -25,7 +25,7 @@ class HeartbeatTarget(Protocol):
 
     loop: AbstractEventLoop
 
-    def beat(self, last_written_at: float) -> float:
+    def send_heart_beat_if_idle(self, last_written_at: float) -> float:
         """If nothing was written since `last_written_at`, beat. Returns what to say the next time."""
 
 
@@ -40,7 +40,7 @@ class HeartbeatThread:
 
     def stop(self) -> None:
         self._is_stopped.set()
-        self._thread.join(STOP_S)
+        self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
         last_written_at = 0.0
@@ -48,5 +48,5 @@ class HeartbeatThread:
             driver = self._driver()
             if driver is None or driver.loop.is_closed():
                 return
-            last_written_at = driver.beat(last_written_at)
+            last_written_at = driver.send_heart_beat_if_idle(last_written_at)
             del driver

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Unpack, cast
 
 from truenext.client import log
 from truenext.client.core import flows
-from truenext.client.core.buffer import Buffer, Received, Subscription
+from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
 from truenext.client.core.consume_call import ConsumeCall, HandlerWorker
 from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.disposition import DONE, Disposition
-from truenext.client.core.flows import CLOSE_S, TIMEOUT_S
-from truenext.client.core.health import Health, health
+from truenext.client.core.disposition import ACKED, Disposition
+from truenext.client.core.flows import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
+from truenext.client.core.health import Health, make_health
 from truenext.client.core.message import Content
 from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
@@ -55,7 +55,7 @@ def connect(
     client_id: str | None = None,
     heart_beat: float = 10.0,
     reconnect: bool = True,
-    timeout: float = CLOSE_S,
+    timeout: float = CLOSE_TIMEOUT_S,
 ) -> Connection:
     """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there. To be
     used in a `with`, or closed.
@@ -81,11 +81,11 @@ def connect(
     return connection
 
 
-class Message(Received):
+class Message(ReceivedMessage):
     """A message that a consumer was handed."""
 
     __slots__ = ("_session",)
-    _session: _Source
+    _session: _SessionHandle
 
     def ack(self) -> None:
         """It was handled. If the connection is lost before the broker knows, and the message comes again here, it is
@@ -93,7 +93,7 @@ class Message(Received):
 
         Raises: LocalProtocolError if something was said of it already, or it belongs to a transaction
         """
-        self._settle(DONE)
+        self._settle(ACKED)
 
     def nack(self, *, delay: float | None = None, cause: str = "") -> None:
         """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds. A transaction
@@ -120,11 +120,11 @@ class Message(Received):
         not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
         transaction has acknowledged it."""
         source = self._session
-        source.driver.run(flows.release(source.core, self, current_thread()))
+        source.driver.run_flow(flows.release(source.core, self, current_thread()))
 
     def _settle(self, disposition: Disposition) -> None:
         source = self._session
-        source.driver.run(flows.settle(source.core, self, disposition, current_thread()))
+        source.driver.run_flow(flows.settle(source.core, self, disposition, current_thread()))
 
     def process(self) -> Processing:
         """`with message.process():` says what became of it: acknowledged at the end of the block, failed by an
@@ -146,11 +146,11 @@ class Processing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         source = self._message._session
-        if os.getpid() == source.driver.process:
+        if os.getpid() == source.driver.process_id:
             source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
 
 
-class _Source:
+class _SessionHandle:
     """What hands out messages: a session and its driver."""
 
     __slots__ = ("core", "driver")
@@ -162,11 +162,11 @@ class _Source:
     def receive(self, subscription: Subscription | None, count: int, timeout: float | None) -> list[Message]:
         core = self.core
 
-        def on_interrupted(messages: list[Received]) -> None:
-            core.receive_interrupted(subscription, messages)
+        def on_interrupted(messages: list[ReceivedMessage]) -> None:
+            core.on_receive_interrupted(subscription, messages)
 
         flow = flows.receive(core, subscription, count, timeout, current_thread())
-        messages = cast("list[Message]", self.driver.run(flow, on_interrupted))
+        messages = cast("list[Message]", self.driver.run_flow(flow, on_interrupted))
         for message in messages:
             message._session = self
         return messages
@@ -175,7 +175,7 @@ class _Source:
 class Consumer:
     """Messages of one destination, the true next first."""
 
-    def __init__(self, source: _Source, subscription: Subscription, *, owns_session: bool) -> None:
+    def __init__(self, source: _SessionHandle, subscription: Subscription, *, owns_session: bool) -> None:
         self._source = source
         self._core = source.core
         self._driver = source.driver
@@ -232,17 +232,17 @@ class Consumer:
 
     def pause(self) -> None:
         """Take nothing until `resume`: what is buffered goes back to others."""
-        self._driver.call(self._core.client.subscriptions.pause, self._subscription)
+        self._driver.run_step(self._core.client.subscriptions.pause, self._subscription)
 
     def resume(self) -> None:
         """Go on."""
-        self._driver.call(self._core.client.subscriptions.resume, self._subscription)
+        self._driver.run_step(self._core.client.subscriptions.resume, self._subscription)
 
     def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
         owner = current_thread()
         if not self._driver.is_finalizing:
-            self._driver.run(
+            self._driver.run_flow(
                 flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
             )
 
@@ -252,7 +252,7 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == self._driver.process:
+        if os.getpid() == self._driver.process_id:
             owner = current_thread()
             flow = flows.end_consumer_block(
                 self._core, self._subscription, owner, error, owns_session=self._owns_session
@@ -263,7 +263,7 @@ class Consumer:
 class Transaction:
     """The block of `Session.transaction`: all of it happens, or nothing."""
 
-    def __init__(self, source: _Source, timeout: float) -> None:
+    def __init__(self, source: _SessionHandle, timeout: float) -> None:
         """Only by `Session.transaction`."""
         self._driver = source.driver
         self._block = flows.TransactionBlock(source.core, timeout)
@@ -284,16 +284,16 @@ class Transaction:
 
         Raises: LocalProtocolError if the message is not one of the transaction's, or outside the block
         """
-        self._driver.call(self._block.mark_failed, message)
+        self._driver.run_step(self._block.mark_failed, message)
 
     def __enter__(self) -> Self:
-        self._driver.call(self._block.enter)
+        self._driver.run_step(self._block.enter)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() == self._driver.process:
+        if os.getpid() == self._driver.process_id:
             self._driver.exit_block(self._block.exit(error, current_thread()), error)
 
 
@@ -302,7 +302,7 @@ class Session:
 
     def __init__(self, connection: Connection, core: CoreSession) -> None:
         self._connection = connection
-        self._source = _Source(core, connection._driver)
+        self._source = _SessionHandle(core, connection._driver)
 
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> Consumer:
         """Take messages of a destination; to be used in a `with`, or closed.
@@ -310,7 +310,7 @@ class Session:
         Raises: Refused, TimeoutError, ValueError
         """
         parsed = parse_consumer_options(destination, options)
-        subscription = self._source.driver.run(flows.subscribe(self._source.core, parsed))
+        subscription = self._source.driver.run_flow(flows.subscribe(self._source.core, parsed))
         return Consumer(self._source, subscription, owns_session=False)
 
     def receive(self, timeout: float | None = None) -> Message | None:
@@ -323,7 +323,7 @@ class Session:
         return self._source.receive(None, count, timeout)
 
     def send(
-        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+        self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
         """Send a message; in a transacted session with its transaction, whose commit says whether the broker took it.
 
@@ -336,14 +336,14 @@ class Session:
         encoded = flows.encode_send_in_transaction(destination, options)
         data = encode_body(body)
         owner = current_thread()
-        if not driver.call_many(core.try_send, encoded.head, data, encoded.ttl_s, owner):
-            driver.run(core.send(encoded.head, data, encoded.ttl_s, monotonic() + timeout, owner))
+        if not driver.run_step_of_many(core.try_send, encoded.head, data, encoded.ttl_s, owner):
+            driver.run_flow(core.send(encoded.head, data, encoded.ttl_s, monotonic() + timeout, owner))
 
     def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Answer a request, as `send`."""
         self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
-    def transaction(self, *, timeout: float = TIMEOUT_S) -> Transaction:
+    def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
         """`with session.transaction():` commits at the end of the block, and rolls back if it raises. Of what
         failed says `Message.process` or `Transaction.mark_failed`; if nothing does, all messages of it have.
 
@@ -351,16 +351,16 @@ class Session:
         """
         return Transaction(self._source, timeout)
 
-    def flush(self, *, timeout: float = TIMEOUT_S) -> None:
+    def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait until the broker has taken all that was sent in the open transaction. What it refuses of that is known
         then, and not at the commit only. None of it is visible or durable before the commit.
 
         Raises: RolledBack, whose cause says what was refused, or that the connection was lost; TimeoutError, and the
         transaction is still open; LocalProtocolError if the session is not transacted
         """
-        self._source.driver.run(self._source.core.flush(monotonic() + timeout))
+        self._source.driver.run_flow(self._source.core.flush(monotonic() + timeout))
 
-    def commit(self, *, timeout: float = TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
+    def commit(self, *, timeout: float = DEFAULT_TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
         """All of it happens, or nothing. Returns once it is durable.
 
         With a `producer` and a `number` of the program's own, of which the first is 1 and each next one more, it
@@ -371,18 +371,18 @@ class Session:
         found out within `timeout` seconds, and with a number as soon as the connection is lost: say it once more;
         ValueError, LocalProtocolError if the number can be none, or there is nothing in it
         """
-        return self._source.driver.run(flows.commit(self._source.core, timeout, producer, number))
+        return self._source.driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
 
     def rollback(self, *, failed: bool = True) -> None:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
         counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
-        self._source.driver.run(flows.rollback(self._source.core, current_thread(), counted))
+        self._source.driver.run_flow(flows.rollback(self._source.core, current_thread(), counted))
 
     def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
         if not self._source.driver.is_finalizing:
-            self._source.driver.run(flows.close_session(self._source.core, current_thread()))
+            self._source.driver.run_flow(flows.close_session(self._source.core, current_thread()))
 
     def __enter__(self) -> Self:
         return self
@@ -391,7 +391,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         driver = self._source.driver
-        if os.getpid() == driver.process:
+        if os.getpid() == driver.process_id:
             driver.exit_block(flows.close_session(self._source.core, current_thread()), error)
 
 
@@ -415,7 +415,7 @@ class Sent:
         Raises: as `Connection.send`
         """
         driver = self._connection._driver
-        driver.run(flows.await_send(driver.client, self._send, None))
+        driver.run_flow(flows.wait_until_send_confirmed(driver.client, self._send, None))
 
 
 class Connection:
@@ -423,9 +423,9 @@ class Connection:
 
     def __init__(self, options: ConnectOptions) -> None:
         """Only by `connect`."""
-        self._login = options
+        self._options = options
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
-        self._pending = SendBatch()
+        self._nowait_batch = SendBatch()
         """What was sent with `send_nowait`."""
         self._consume_calls: set[ConsumeCall] = set()
         self._browse_connections: set[Connection] = set()
@@ -434,9 +434,9 @@ class Connection:
         driver = self._driver
         driver.start()
         try:
-            driver.run(flows.wait_for_first_connection(driver.client, monotonic() + timeout))
+            driver.run_flow(flows.wait_for_first_connection(driver.client, monotonic() + timeout))
         except BaseException:
-            driver.fail(ClosedError("it was never connected"))
+            driver.fail_client(ClosedError("it was never connected"))
             driver.stop()
             raise
 
@@ -448,12 +448,12 @@ class Connection:
 
     def health(self) -> Health:
         """How it is: state, reconnects, consumers."""
-        return self._driver.call(health, self._driver.client)
+        return self._driver.run_step(make_health, self._driver.client)
 
     # ---- Sending ----
 
     def send(
-        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+        self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
         """Send a message. Returns once the broker has it as safe as it will be: durable, if it is persistent.
 
@@ -462,14 +462,14 @@ class Connection:
         """
         driver = self._driver
         prepared = prepare_send(driver.client, destination, body, options)
-        driver.run(send(driver.client, prepared, monotonic() + timeout))
+        driver.run_flow(send(driver.client, prepared, monotonic() + timeout))
 
     def send_many(
         self,
         destination: str,
         messages: Iterable[bytes | str | Outgoing],
         *,
-        timeout: float = TIMEOUT_S,
+        timeout: float = DEFAULT_TIMEOUT_S,
         **options: Unpack[SendOptions],
     ) -> int:
         """Send messages, many at once; how many. Returns once all are as safe as they will be. Each has `options`, but
@@ -486,12 +486,12 @@ class Connection:
         count = 0
         for message in messages:
             prepared = prepare_message(client, destination, message, options)
-            while not driver.call_many(try_enqueue, client, batch, prepared):
-                driver.run(await_capacity(client, batch, monotonic() + timeout))
+            while not driver.run_step_of_many(try_enqueue, client, batch, prepared):
+                driver.run_flow(await_capacity(client, batch, monotonic() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
-        driver.run(await_confirmed(client, batch, monotonic() + timeout))
+        driver.run_flow(await_confirmed(client, batch, monotonic() + timeout))
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
@@ -501,20 +501,20 @@ class Connection:
         """
         driver = self._driver
         prepared = prepare_send(driver.client, destination, body, options)
-        if not driver.call_many(try_enqueue, driver.client, self._pending, prepared):
+        if not driver.run_step_of_many(try_enqueue, driver.client, self._nowait_batch, prepared):
             raise BlockingIOError("too many messages wait for their confirmation: flush first")
         return Sent(self, prepared)
 
-    def flush(self, *, timeout: float = TIMEOUT_S) -> None:
+    def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """Wait until all that was sent with `send_nowait` is confirmed.
 
         Raises: the first error of those; TimeoutError
         """
         driver = self._driver
-        driver.run(await_confirmed(driver.client, self._pending, monotonic() + timeout))
+        driver.run_flow(await_confirmed(driver.client, self._nowait_batch, monotonic() + timeout))
 
     def request(
-        self, destination: str, body: bytes | str, *, timeout: float = TIMEOUT_S, **options: Unpack[SendOptions]
+        self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> Content:
         """Send a message and wait for the reply to it. It is not persistent unless told: nobody could answer it after a
         crash.
@@ -522,7 +522,7 @@ class Connection:
         Raises: TimeoutError; ConnectionLost, for then a reply has nowhere to go; Refused
         """
         driver = self._driver
-        return driver.run(flows.request(driver.client, destination, body, options, monotonic() + timeout))
+        return driver.run_flow(flows.send_request(driver.client, destination, body, options, monotonic() + timeout))
 
     def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
         """Answer a request: `message.reply_to` says where to. Not persistent unless told.
@@ -531,13 +531,13 @@ class Connection:
         """
         self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
-    def control_request(self, verb: str, arguments: object = None, *, timeout: float = TIMEOUT_S) -> bytes:
+    def control_request(self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> bytes:
         """The broker's answer to a question, JSON (docs/control.md).
 
         Raises: Refused, TimeoutError, ConnectionLost
         """
         driver = self._driver
-        return driver.run(flows.control_request(driver.client, verb, arguments, monotonic() + timeout))
+        return driver.run_flow(flows.send_control_request(driver.client, verb, arguments, monotonic() + timeout))
 
     # ---- Receiving ----
 
@@ -551,7 +551,7 @@ class Connection:
         Raises: ValueError
         """
         mode = flows.parse_session_mode(ack, transacted=transacted)
-        core = self._driver.call(flows.open_session, self._driver.client, mode)
+        core = self._driver.run_step(flows.open_session, self._driver.client, mode)
         return Session(self, core)
 
     def consumer(self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]) -> Consumer:
@@ -564,9 +564,9 @@ class Connection:
         """
         mode = flows.parse_consumer_mode(ack)
         parsed = parse_consumer_options(destination, options)
-        core = CoreSession(self._driver.client, mode, Buffer())
-        subscription = self._driver.run(flows.subscribe(core, parsed))
-        return Consumer(_Source(core, self._driver), subscription, owns_session=True)
+        core = CoreSession(self._driver.client, mode, ReceiveBuffer())
+        subscription = self._driver.run_flow(flows.subscribe(core, parsed))
+        return Consumer(_SessionHandle(core, self._driver), subscription, owns_session=True)
 
     def consume(
         self,
@@ -599,48 +599,48 @@ class Connection:
         parsed = parse_consumer_options(destination, options)
         self._consume_calls.add(call)
         try:
-            driver.run(call.subscribe(parsed))
+            driver.run_flow(call.subscribe(parsed))
             for number in range(concurrency):
-                worker = driver.call(call.make_worker)
+                worker = driver.run_step(call.make_worker)
                 name = f"truenext handler {number}"
                 # Those that run when the program ends do not keep it.
-                Thread(target=self._work, args=(worker, handler), name=name, daemon=True).start()
-            driver.run(call.wait_until_stopped())
+                Thread(target=self._run_worker, args=(worker, handler), name=name, daemon=True).start()
+            driver.run_flow(call.wait_until_stopped())
         finally:
             try:
-                driver.call(call.stop)
-                driver.run(call.wait_until_handled())
+                driver.run_step(call.stop)
+                driver.run_flow(call.wait_until_handled())
             finally:
-                driver.call(call.abandon)
+                driver.run_step(call.abandon_handlers)
                 self._consume_calls.discard(call)
-        if call.error is not None:
-            raise call.error
+        if call.first_error is not None:
+            raise call.first_error
 
-    def _work(self, worker: HandlerWorker, handler: Callable[[Message, Session], None]) -> None:
+    def _run_worker(self, worker: HandlerWorker, handler: Callable[[Message, Session], None]) -> None:
         driver = self._driver
         session = Session(self, worker.session)
         owner = current_thread()
         ended: BaseException | None = None
         try:
-            while (messages := driver.run(worker.next(owner))) is not None:
+            while (messages := driver.run_flow(worker.next_message(owner))) is not None:
                 if session._source.core is not worker.session:
                     session = Session(self, worker.session)
                 message = cast("Message", messages)
                 message._session = session._source
                 try:
                     handler(message, session)
-                    driver.run(worker.handled(message))
+                    driver.run_flow(worker.on_handled(message))
                 except BaseException as error:
-                    driver.call(worker.failed, message, error)
+                    driver.run_step(worker.on_handler_failed, message, error)
                     if not isinstance(error, Exception):
                         raise
-                    if worker.is_failure(error):
-                        log.handler_failed(message, error)
+                    if worker.is_handler_failure(error):
+                        log.log_handler_failed(message, error)
         except BaseException as error:
             # Whoever consumes raises it.
             ended = error
         finally:
-            driver.call(worker.ended, ended)
+            driver.run_step(worker.on_ended, ended)
 
     def browse(self, destination: str, *, selector: str | None = None) -> Iterator[Content]:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
@@ -653,25 +653,25 @@ class Connection:
     def _browse(self, destination: str, selector: str | None) -> Iterator[Content]:
         self._driver.check_caller()
         self._driver.client.check_open()
-        with connect_with(self._login) as other:
+        with connect_with_options(self._options) as other:
             self._browse_connections.add(other)
             driver = other._driver
             try:
                 browser = QueueBrowser(driver.client, destination, selector)
-                while (content := driver.run(browser.next())) is not None:
+                while (content := driver.run_flow(browser.next_message())) is not None:
                     yield content
             finally:
                 self._browse_connections.discard(other)
 
-    def unsubscribe(self, name: str, *, timeout: float = TIMEOUT_S) -> None:
+    def unsubscribe(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """End a durable subscription that nobody uses: what waits in it goes.
 
         Raises: Refused, TimeoutError
         """
         driver = self._driver
-        driver.run(driver.client.end_durable(name, monotonic() + timeout))
+        driver.run_flow(driver.client.end_durable_subscription(name, monotonic() + timeout))
 
-    def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> str:
+    def outcome(self, doubt: InDoubt | str, *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
         """What became of a transaction that was in doubt, by its error or the token of that: "committed", "rolled back"
         or "unknown". What has not happened by now never will. The error of another broker has an empty token, and is
         "unknown".
@@ -679,18 +679,18 @@ class Connection:
         Raises: TimeoutError, ConnectionLost; ValueError if the text is no token; TypeError
         """
         driver = self._driver
-        return driver.run(flows.outcome(driver.client, doubt, monotonic() + timeout))
+        return driver.run_flow(flows.resolve_outcome(driver.client, doubt, monotonic() + timeout))
 
     # ---- The end ----
 
-    def close(self, *, timeout: float = CLOSE_S) -> None:
+    def close(self, *, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Hand out no more, give back at once what is buffered, wait `timeout` seconds for handlers of `consume` and
         until what was sent is confirmed, and take leave. A handler may call it: it does not wait for itself.
 
         Raises: of what was sent with `send_nowait` and nobody has asked for: the first error; TimeoutError
         """
         self._close(timeout)
-        check_confirmed(self._pending)
+        check_confirmed(self._nowait_batch)
 
     def _close(self, timeout: float) -> None:
         driver = self._driver
@@ -700,18 +700,18 @@ class Connection:
         client = driver.client
         deadline = monotonic() + timeout
         for other in list(self._browse_connections):
-            other._driver.fail(ClosedError("the connection is closed"))
+            other._driver.fail_client(ClosedError("the connection is closed"))
         current = current_thread()
         for call in list(self._consume_calls):
-            driver.call(call.stop)
+            driver.run_step(call.stop)
         try:
             for call in list(self._consume_calls):
-                if not driver.run(call.wait_until_handled(deadline, current)):
-                    driver.call(call.abandon)
-            driver.run(client.close(deadline))
+                if not driver.run_flow(call.wait_until_handled(deadline, current)):
+                    driver.run_step(call.abandon_handlers)
+            driver.run_flow(client.close(deadline))
         except BaseException:
             for call in list(self._consume_calls):
-                driver.call(call.abandon)
+                driver.run_step(call.abandon_handlers)
             driver.disconnect_nowait()
             raise
         finally:
@@ -723,7 +723,7 @@ class Connection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if os.getpid() != self._driver.process:
+        if os.getpid() != self._driver.process_id:
             return
         if error is None:
             self.close()
@@ -732,11 +732,11 @@ class Connection:
             self._close(0.0)
         except Exception as exit_error:
             # The program's exception leaves the block, whatever its end says.
-            flows.note_exit_failure(error, exit_error)
+            flows.add_exit_failure_note(error, exit_error)
 
 
-def connect_with(options: ConnectOptions) -> Connection:
+def connect_with_options(options: ConnectOptions) -> Connection:
     """Another connection of the same kind."""
     connection = Connection(options)
-    connection._open(CLOSE_S)
+    connection._open(CLOSE_TIMEOUT_S)
     return connection

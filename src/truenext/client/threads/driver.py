@@ -27,7 +27,7 @@ from weakref import WeakSet
 from truenext.client import log
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
-from truenext.client.core.flows import note_exit_failure
+from truenext.client.core.flows import add_exit_failure_note
 from truenext.client.core.isolation import HandlerIsolation
 from truenext.client.threads.interrupts import SignalSafeLock
 from truenext.clock import monotonic
@@ -37,21 +37,21 @@ from truenext.limits import READ_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.client.core.buffer import Received, Subscription
+    from truenext.client.core.buffer import ReceivedMessage, Subscription
     from truenext.client.core.link import Link
     from truenext.client.core.session import SessionCore
     from truenext.client.core.waiting import Flow, Wait
     from truenext.errors import TruenextError
     from truenext.url import Address
 
-CONNECT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
 """Until a broker has taken a connection."""
-STOP_S = 1.0
+STOP_TIMEOUT_S = 1.0
 """Seconds that the end waits for the thread, which may be asking for the address of a host."""
 
-EXIT_S = 10.0
+EXIT_TIMEOUT_S = 10.0
 """Seconds for which the end of the program waits until what was sent is confirmed, as the end of a `with` does."""
-_PROGRAM_ENDS = "the program ends, and the connection with it"
+_PROGRAM_ENDS_TEXT = "the program ends, and the connection with it"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +66,7 @@ _drivers_lock = threading.Lock()
 def _at_exit() -> None:
     """Wait for confirmations while the threads of connections still run: a moment later they would lose messages of
     `send_nowait`."""
-    deadline = monotonic() + EXIT_S
+    deadline = monotonic() + EXIT_TIMEOUT_S
     with _drivers_lock:
         drivers = list(_drivers)
     for driver in drivers:
@@ -74,8 +74,8 @@ def _at_exit() -> None:
 
 
 class Driver:
-    def __init__(self, options: ConnectOptions, name: str, make_message: type[Received]) -> None:
-        self.process = os.getpid()
+    def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
+        self.process_id = os.getpid()
         self.isolation = HandlerIsolation()
         """Of this connection: its lock guards no other."""
         context = ClientContext(
@@ -84,11 +84,11 @@ class Driver:
             flush=self.flush,
             flush_soon=self._flush_soon,
             report=self._report,
-            has_ended=_has_ended,
+            has_owner_ended=_has_ended,
         )
         self.client = Client(options, name, context, make_message)
         self._lock = threading.Lock()
-        self._main = threading.main_thread().ident
+        self._main_thread_id = threading.main_thread().ident
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
         self._sock: socket.socket | None = None
         self._link: Link | None = None
@@ -97,12 +97,12 @@ class Driver:
         """What the socket did not take yet."""
         self._write_error: OSError | None = None
         self._is_flush_due = False
-        self._reports: deque[tuple[str, dict[str, object]]] = deque()
+        self._pending_reports: deque[tuple[str, dict[str, object]]] = deque()
         """For the log, which is written without the lock."""
         # How the thread waits: what is registered, until when, and how it is woken.
         self._selector = selectors.DefaultSelector()
         self._registered: tuple[socket.socket | None, int] = (None, 0)
-        self._events = 0
+        self._awaited_events = 0
         """What the thread waits for at the socket."""
         self._wakes_at = inf
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -121,17 +121,21 @@ class Driver:
     def wait_until_confirmed(self, deadline: float) -> None:
         """Wait until the broker has confirmed what was sent; warn if it has not in time."""
         client = self.client
-        if os.getpid() == self.process and client.unconfirmed and self.run(client.wait_until_confirmed(deadline)):
-            self._log()
+        if (
+            os.getpid() == self.process_id
+            and client.unconfirmed_count
+            and self.run_flow(client.wait_until_confirmed(deadline))
+        ):
+            self._write_reports()
             log.warn_unconfirmed(client)
 
     def stop(self) -> None:
         """Nothing is left of it: neither socket nor thread. Only once the client has ended."""
         with self.state_lock():
-            self._wake()
+            self._wake_thread()
         if threading.get_ident() != self._thread.ident:
-            self._thread.join(STOP_S)
-        self._log()
+            self._thread.join(STOP_TIMEOUT_S)
+        self._write_reports()
 
     # ---- Callers ----
 
@@ -142,8 +146,8 @@ class Driver:
         """
         # As `is_finalizing`, without its call: this is asked for each message.
         if sys.is_finalizing():
-            raise ClosedError(_PROGRAM_ENDS)
-        if os.getpid() != self.process:
+            raise ClosedError(_PROGRAM_ENDS_TEXT)
+        if os.getpid() != self.process_id:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
 
     @property
@@ -154,9 +158,9 @@ class Driver:
 
     def state_lock(self) -> threading.Lock | SignalSafeLock:
         """The lock, for a `with` block in which nothing is waited for."""
-        return SignalSafeLock(self._lock) if threading.get_ident() == self._main else self._lock
+        return SignalSafeLock(self._lock) if threading.get_ident() == self._main_thread_id else self._lock
 
-    def call(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def run_step(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something that waits for nothing."""
         self.check_caller()
         with self.state_lock():
@@ -165,16 +169,16 @@ class Driver:
             finally:
                 self._after_step()
 
-    def call_many(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `call`, for one of many that follow each other: the thread writes what they want written, together."""
+    def run_step_of_many(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `run_step`, for one of many that follow each other: the thread writes what they want written, together."""
         self.check_caller()
         with self.state_lock():
             try:
                 return step(*args, **kwargs)
             finally:
-                self._wake()
+                self._wake_thread()
 
-    def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> Received | None:
+    def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
         """What is next, if it is here: the short way of receiving."""
         self.check_caller()
         lock = self.state_lock()
@@ -185,13 +189,13 @@ class Driver:
                     if isinstance(lock, SignalSafeLock):
                         lock.run_due_handlers()
                 except BaseException:
-                    session.receive_interrupted(subscription, [received])
+                    session.on_receive_interrupted(subscription, [received])
                     raise
                 finally:
                     self._after_step()
             return received
 
-    def run(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
+    def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
         """Drive a flow to its end; `on_interrupted` gets what comes of it if the caller does not, who was
         interrupted."""
         self.check_caller()
@@ -222,11 +226,11 @@ class Driver:
     def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
         """Drive the flow that ends a block. An exception of the program leaves the block, whatever its end says."""
         try:
-            self.run(flow)
+            self.run_flow(flow)
         except Exception as exit_error:
             if error is None:
                 raise
-            note_exit_failure(error, exit_error)
+            add_exit_failure_note(error, exit_error)
 
     def _wait(self, wait: Wait, lock: threading.Lock | SignalSafeLock) -> bool:
         signal, deadline = wait
@@ -254,7 +258,7 @@ class Driver:
 
     def disconnect_nowait(self) -> None:
         """Take leave, and wait for nothing."""
-        self.call(self._disconnect_nowait)
+        self.run_step(self._disconnect_nowait)
 
     def _disconnect_nowait(self) -> None:
         flow = self.client.close(None)
@@ -262,29 +266,29 @@ class Driver:
             self.flush()
             flow.close()
 
-    def fail(self, error: TruenextError) -> None:
+    def fail_client(self, error: TruenextError) -> None:
         """There will be no connection any more."""
-        self.call(self.client.fail, error)
+        self.run_step(self.client.fail_permanently, error)
 
     def _after_step(self) -> None:
         """A caller has done something: write what is due, and see whether the thread has something to do at once."""
         if self._is_flush_due:
             self.flush()
-        due = self.client.delayed_calls.next_at
+        due = self.client.delayed_calls.next_due_at
         if (
             self.client.link is not self._link
             or (due is not None and due < self._wakes_at)
-            or (self._sock is not None and self._events_needed() != self._events)
-            or self._reports
+            or (self._sock is not None and self._events_needed() != self._awaited_events)
+            or self._pending_reports
         ):
-            self._wake()
+            self._wake_thread()
 
     def _events_needed(self) -> int:
         """What is to be waited for at the socket."""
-        reads = 0 if self.client.is_full else selectors.EVENT_READ
+        reads = 0 if self.client.is_read_buffer_full else selectors.EVENT_READ
         return reads | (0 if self._unwritten is None else selectors.EVENT_WRITE)
 
-    def _wake(self) -> None:
+    def _wake_thread(self) -> None:
         if not self._is_woken and not self._is_stopped:
             self._is_woken = True
             self._wake_writer.send(b"\0")
@@ -298,9 +302,9 @@ class Driver:
                 while self._sock is not None:
                     self._run_once()
         except Exception as error:
-            exit_error = log.internal_error(error)
+            exit_error = log.log_internal_error(error)
             with self._lock:
-                self.client.fail(exit_error)
+                self.client.fail_permanently(exit_error)
         finally:
             with self._lock:
                 self._is_stopped = True
@@ -308,12 +312,12 @@ class Driver:
                 self._selector.close()
                 self._wake_reader.close()
                 self._wake_writer.close()
-            self._log()
+            self._write_reports()
 
     def _connect_once(self) -> None:
         client = self.client
         with self._lock:
-            address, delay = client.backoff.next()
+            address, delay = client.connect_backoff.next_address_and_delay()
         deadline = monotonic() + delay
         while client.error is None and (now := monotonic()) < deadline:
             self._select(None, 0, deadline - now)
@@ -321,7 +325,7 @@ class Driver:
             sock = self._connect(address)
         except (OSError, UnicodeError) as error:
             with self._lock:
-                client.connect_failed(error)
+                client.on_connect_failed(error)
             return
         if sock is None:
             return
@@ -332,12 +336,12 @@ class Driver:
             self._sock = sock
             self._unwritten = None
             self._write_error = None
-            client.opened(address)
+            client.on_socket_connected(address)
             self._link = client.link
 
     def _connect(self, address: Address) -> socket.socket | None:
         """None if there is to be no connection any more. Raises: OSError if nobody is there"""
-        deadline = monotonic() + CONNECT_S
+        deadline = monotonic() + CONNECT_TIMEOUT_S
         errors: list[OSError] = []
         for family, kind, protocol, _, sockaddr in socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM
@@ -351,7 +355,7 @@ class Driver:
                 code = sock.connect_ex(sockaddr)
                 while code in _IN_PROGRESS and self.client.error is None:
                     if (left_s := deadline - monotonic()) <= 0:
-                        raise TimeoutError(f"no answer within {CONNECT_S:g} seconds")
+                        raise TimeoutError(f"no answer within {CONNECT_TIMEOUT_S:g} seconds")
                     if self._select(sock, selectors.EVENT_WRITE, left_s):
                         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code and code not in _IN_PROGRESS:
@@ -371,8 +375,8 @@ class Driver:
         with self._lock:
             sock = self._sock
             assert sock is not None, "it is there"
-            self._events = self._events_needed()
-        ready = self._select(sock, self._events)
+            self._awaited_events = self._events_needed()
+        ready = self._select(sock, self._awaited_events)
         data: bytes | None = None
         error: Exception | None = None
         if ready & selectors.EVENT_READ:
@@ -393,14 +397,14 @@ class Driver:
                 self.flush()
             error = error or self._write_error
             if error is not None and self.client.link is self._link:
-                self.client.lost(error)
+                self.client.on_connection_lost(error)
             if self.client.link is not self._link:
                 self._close_socket()
 
     def _select(self, sock: socket.socket | None, events: int, max_wait_s: float = inf) -> int:
         """Wait for the socket, or until somebody wakes the thread; run the timers. What the socket is ready for."""
         with self._lock:
-            due = self.client.delayed_calls.next_at
+            due = self.client.delayed_calls.next_due_at
             wakes_at = monotonic() + max_wait_s
             self._wakes_at = wakes_at = wakes_at if due is None else min(due, wakes_at)
         self._register(sock, events)
@@ -416,8 +420,8 @@ class Driver:
             if woken:
                 self._wake_reader.recv(1)
                 self._is_woken = False
-            self.client.tick()
-        self._log()
+            self.client.run_due_calls()
+        self._write_reports()
         return ready
 
     def _register(self, sock: socket.socket | None, events: int) -> None:
@@ -461,7 +465,7 @@ class Driver:
         except OSError as error:
             # Whoever writes is in the middle of something.
             self._write_error = error
-            self._wake()
+            self._wake_thread()
             return False
         if written == len(data):
             return True
@@ -492,11 +496,11 @@ class Driver:
     # ---- The log ----
 
     def _report(self, text: str, fields: dict[str, object]) -> None:
-        self._reports.append((text, fields))
+        self._pending_reports.append((text, fields))
 
-    def _log(self) -> None:
-        while self._reports:
-            log.report(*self._reports.popleft())
+    def _write_reports(self) -> None:
+        while self._pending_reports:
+            log.report(*self._pending_reports.popleft())
 
 
 def _has_ended(owner: object) -> bool:

@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 
     Handler = Callable[[int, FrameType | None], object]
 
-SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
+DEFERRED_SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
 """Those that a program handles by ending."""
 
 # What `signal` is made of: its own functions take ten times as long, to make enumeration members.
-_raw = importlib.import_module("_signal")
-_set_handler = cast("Callable[[int, Handler], object]", _raw.signal)
-_handler = cast("Callable[[int], object]", _raw.getsignal)
+_signal_module = importlib.import_module("_signal")
+_set_handler = cast("Callable[[int, Handler], object]", _signal_module.signal)
+_get_handler = cast("Callable[[int], object]", _signal_module.getsignal)
 
 
 class SignalSafeLock:
     """The lock of a connection, for the main thread. For one `with` block."""
 
-    __slots__ = ("_deferred", "_handlers", "_is_waiting", "_lock")
+    __slots__ = ("_deferred_signals", "_handlers", "_is_waiting", "_lock")
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._handlers: dict[int, Handler] = {}
         """Those that were replaced."""
         self._is_waiting = False
-        self._deferred: list[int] = []
+        self._deferred_signals: list[int] = []
 
     def __enter__(self) -> None:
         defer = self._on_signal
         try:
-            for number in SIGNALS:
-                handler = _handler(number)
+            for number in DEFERRED_SIGNALS:
+                handler = _get_handler(number)
                 # One that was set in C, or is none, does not run between two steps.
                 if callable(handler):
                     self._handlers[number] = cast("Handler", handler)
                     _set_handler(number, defer)
         except BaseException:
             # A handler that was not replaced yet.
-            self._restore()
+            self._restore_handlers()
             raise
         self._lock.acquire()
 
@@ -60,16 +60,16 @@ class SignalSafeLock:
     ) -> None:
         self._lock.release()
         try:
-            self._restore()
+            self._restore_handlers()
         except BaseException:
             # A handler that is back already.
-            self._restore()
+            self._restore_handlers()
             raise
-        self._run_deferred()
+        self._run_deferred_handlers()
 
-    def _restore(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._handlers.items():
-            if _handler(number) == self._on_signal:
+            if _get_handler(number) == self._on_signal:
                 _set_handler(number, handler)
 
     def wait(self, waiter: Lock, timeout: float) -> None:
@@ -77,7 +77,7 @@ class SignalSafeLock:
         self._lock.release()
         try:
             self._is_waiting = True
-            self._run_deferred()
+            self._run_deferred_handlers()
             waiter.acquire(True, timeout)
         finally:
             self._is_waiting = False
@@ -85,22 +85,22 @@ class SignalSafeLock:
 
     def run_due_handlers(self) -> None:
         """Run the handlers that are due, without the lock. They may raise."""
-        if self._deferred:
+        if self._deferred_signals:
             self._lock.release()
             try:
                 self._is_waiting = True
-                self._run_deferred()
+                self._run_deferred_handlers()
             finally:
                 self._is_waiting = False
                 self._lock.acquire()
 
-    def _run_deferred(self) -> None:
-        while self._deferred:
-            number = self._deferred.pop(0)
+    def _run_deferred_handlers(self) -> None:
+        while self._deferred_signals:
+            number = self._deferred_signals.pop(0)
             self._handlers[number](number, None)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._is_waiting:
             self._handlers[number](number, frame)
         else:
-            self._deferred.append(number)
+            self._deferred_signals.append(number)
