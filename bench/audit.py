@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from truenext.spark.audit.command import run
+from truenext.spark.audit.command import run_audit
 
 _WINDOW = 64
 """Messages that are accepted before the first of them is dispatched."""
@@ -42,7 +42,7 @@ def main() -> None:
             write_history(folder, options.events, options.queues, options.skew, options.seed)
             print(f"history written in {time.perf_counter() - started:.1f} s", flush=True)
         started = time.perf_counter()
-        run([folder], master=options.master, out=Path(temporary) / "out")
+        run_audit([folder], master=options.master, out=Path(temporary) / "out")
         print(f"{time.perf_counter() - started:.1f} s in all, start of Spark and report included")
         print(f"peak memory: {peak_memory() / 1024:,.0f} MiB of all processes together", flush=True)
 

@@ -44,9 +44,9 @@ from bench.options import positive
 from truenext.answers import Receipt
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
-from truenext.commands import Ack, Confirm, Send
+from truenext.commands import Ack, ReceiptRequest, Send
 from truenext.engine.engine import Engine
-from truenext.history.writer import History
+from truenext.history.writer import HistoryWriter
 from truenext.limits import READ_BYTES
 from truenext.policy import Policies
 from truenext.server.listener import Listener
@@ -54,7 +54,7 @@ from truenext.store import folder as disk
 from truenext.store import journal
 from truenext.store.embedded import EmbeddedStore
 from truenext.url import parse_url
-from truenext.wire.stomp.server import StompServer
+from truenext.wire.stomp.server import StompSession
 
 STAGES = ("parse", "send", "journal", "disk", "dispatch", "encode", "taken", "sockets")
 QUEUE = "/queue/bench.stages"
@@ -109,7 +109,7 @@ class _Path:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._store = EmbeddedStore(data)
         self._opened.callback(self._store.close)
-        self._history = History(data / "history")
+        self._history = HistoryWriter(data / "history")
         self._opened.callback(self._history.close)
         self._engine, _ = recover(self._store, Policies(), history=self._history)
         self._tick()
@@ -119,7 +119,7 @@ class _Path:
         self._consumer = self._engine.connect("consumer")
         self._from_producer, self._from_consumer = _connected(), _connected()
         for command in self._from_consumer.receive(frames.subscribe(QUEUE, individual, "r")):
-            if not isinstance(command, Confirm):
+            if not isinstance(command, ReceiptRequest):
                 self._engine.subscribe(self._consumer, command)  # type: ignore[arg-type]
         self._near, self._far = _pair()
         self._opened.callback(self._near.close)
@@ -156,7 +156,7 @@ class _Path:
         for command in commands:
             if type(command) is Send:
                 engine.send(self._producer, command)
-            elif type(command) is Confirm:
+            elif type(command) is ReceiptRequest:
                 engine.answer(self._producer, Receipt(command.receipt))
         seconds["send"] += now() - at
         if engine.is_batch_awaited:
@@ -219,8 +219,8 @@ class _Path:
                 sent -= len(self._far.recv(READ_BYTES))
 
 
-def _connected() -> StompServer:
-    server = StompServer(session_id="s", identity="00000000", server_name="truenext")
+def _connected() -> StompSession:
+    server = StompSession(session_id="s", identity="00000000", server_name="truenext")
     for _ in server.receive(frames.connect()):
         pass
     return server
@@ -248,7 +248,7 @@ def count_calls(data: Path, messages: int) -> tuple[float, dict[str, float]]:
     with ExitStack() as opened:
         store = EmbeddedStore(data)
         opened.callback(store.close)
-        history = History(data / "history")
+        history = HistoryWriter(data / "history")
         opened.callback(history.close)
         engine, recovered = recover(store, Policies(), history=history)
         runner = opened.enter_context(asyncio.Runner(loop_factory=new_event_loop))
@@ -260,7 +260,7 @@ def count_calls(data: Path, messages: int) -> tuple[float, dict[str, float]]:
 async def _serve(
     engine: Engine,
     store: EmbeddedStore,
-    history: History,
+    history: HistoryWriter,
     identity: str,
     messages: int,
     note: Callable[[FrameType, str, Any], None],

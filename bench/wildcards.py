@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from bench.options import positive
 from truenext.commands import Ack, AckMode, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.message import SentMessage
@@ -34,12 +34,12 @@ def measure(count: int, queues: int, wildcards: int, window: int, in_a_turn: int
     assert batch is not None
     engine.committed(batch)
     sender, receiver = engine.connect("sender"), engine.connect("receiver")
-    destinations = [parse(f"/queue/q.{number}", "sender") for number in range(queues)]
+    destinations = [parse_address(f"/queue/q.{number}", "sender") for number in range(queues)]
     for destination in destinations:
         engine.send(sender, Send(destination, SentMessage(4, False, 0, HEADER, b"x")))
     started = time.perf_counter()
     for number in range(wildcards):
-        engine.subscribe(receiver, Subscribe(f"w{number}", parse("/queue/q.*", ""), AckMode.INDIVIDUAL, window))
+        engine.subscribe(receiver, Subscribe(f"w{number}", parse_address("/queue/q.*", ""), AckMode.INDIVIDUAL, window))
     subscribing = time.perf_counter() - started
     _drain(engine, receiver)
     messages = [SentMessage(number % 10, False, 0, HEADER, b"x") for number in range(count)]

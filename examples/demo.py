@@ -308,9 +308,9 @@ def audit_passes(data: Path, console: Console) -> bool:
     truenext, activemq = audited = audit_all([data, ACTIVEMQ], out=REPORT)
     title = "The production case that broke ActiveMQ's order, on truenext and on ActiveMQ 5.17.2"
     write_page(audited, REPORT, title=title)
-    if activemq.verdict.is_held:
+    if activemq.verdict.has_contract_held:
         console.print("[bold red]The audit finds no fault in the recording of ActiveMQ: it proves nothing.[/bold red]")
-    return truenext.verdict.is_held and not activemq.verdict.is_held
+    return truenext.verdict.has_contract_held and not activemq.verdict.has_contract_held
 
 
 def summary(results: list[Result]) -> Table:

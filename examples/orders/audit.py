@@ -128,7 +128,7 @@ def judge(result: RunResult, out: Path) -> OrdersVerdict:
         dead_letters_table(spark, result.dead_letters),
         killed > 0,
     )
-    verdict = evaluate(records, result.waiting, killed, contract_held=audited.verdict.is_held)
+    verdict = evaluate(records, result.waiting, killed, contract_held=audited.verdict.has_contract_held)
     (out / VERDICT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(verdict)))
     write_page([audited], out, title=TITLE, sections=sections(verdict, result))
     return verdict

@@ -15,7 +15,7 @@ class Receipt(msgspec.Struct, gc=False):
     """... and whether its number was ever used is not known."""
 
 
-class Fault(msgspec.Struct, gc=False):
+class ErrorAnswer(msgspec.Struct, gc=False):
     """The peer's last frame was refused; its connection ends behind this."""
 
     summary: str
@@ -23,7 +23,7 @@ class Fault(msgspec.Struct, gc=False):
     detail: str = ""
     receipt: str | None = None
     """The receipt that the refused frame asked for."""
-    frame: int = 0
+    frame_number: int = 0
     """Which frame it was, counted from the first of its connection; 0 is not said: then the connection ends."""
 
 
@@ -31,4 +31,4 @@ class CloseConnection(msgspec.Struct, gc=False):
     """Nothing follows: the connection closes once everything before has left."""
 
 
-Answer = Receipt | Fault | CloseConnection
+Answer = Receipt | ErrorAnswer | CloseConnection

@@ -9,7 +9,7 @@ from truenext.errors import Code, RemoteProtocolError
 _Value = TypeVar("_Value")
 
 
-def read_json(what: str, body: bytes | str, shape: type[_Value], code: Code = Code.CONTROL_REQUEST) -> _Value:
+def decode_client_json(what: str, body: bytes | str, shape: type[_Value], code: Code = Code.CONTROL_REQUEST) -> _Value:
     """`body` as one of these; `what` is named where it is none.
 
     Raises: RemoteProtocolError

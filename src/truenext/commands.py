@@ -197,11 +197,11 @@ class Disconnect(msgspec.Struct, gc=False):
     """Producers that are to be forgotten."""
 
 
-class Confirm(msgspec.Struct, gc=False):
+class ReceiptRequest(msgspec.Struct, gc=False):
     """Answer once everything this connection asked for so far is as durable as it is going to be."""
 
     receipt: str
-    numbered: Send | Commit | None = None
+    numbered_command: Send | Commit | None = None
     """What it is about, if that can be a repeat; the answer says whether it was."""
 
 
@@ -242,6 +242,6 @@ Command = (
     | Commit
     | Abort
     | Disconnect
-    | Confirm
+    | ReceiptRequest
     | ControlRequest
 )

@@ -125,8 +125,8 @@ class SelectorError(Exception):
         self.reason = reason
 
 
-class Part(NamedTuple):
-    at: int
+class Expression(NamedTuple):
+    position: int
     """Characters of the selector before it."""
     kind: str
     """"truth", "number" or "text" where that is known before any message is; else "property"."""
@@ -135,7 +135,7 @@ class Part(NamedTuple):
     """Of the properties that it asks for."""
     is_name: bool = False
     """It is a property's name and nothing more."""
-    conjuncts: tuple[Part, ...] = ()
+    conjuncts: tuple[Expression, ...] = ()
     """It is true only if all of these are."""
     one_of: tuple[str, frozenset[str]] | None = None
     """It is true only if the property of this name is one of these texts."""
@@ -145,7 +145,7 @@ class Part(NamedTuple):
     """The same for all spellings of the part: blanks, capitals of keywords, numbers, parentheses."""
 
 
-def compile_condition(text: str) -> Part:
+def compile_condition(text: str) -> Expression:
     """
     >>> compile_condition("weight > 2").test({"weight": "3"})
     True
@@ -154,7 +154,7 @@ def compile_condition(text: str) -> Part:
     """
     try:
         _check_depth(text)
-        prefix = prefix_of(text)
+        prefix = activemq_prefixes(text)
         # Blanks in place of the prefix, so that a fault is at its place.
         blank = " " * len(prefix) + text[len(prefix) :]
         return _condition(_parser(is_hyphenated=HYPHENATED in prefix).parse(blank))
@@ -164,14 +164,14 @@ def compile_condition(text: str) -> Part:
         raise SelectorError(at, "is not understood") from error
 
 
-def prefix_of(text: str) -> str:
+def activemq_prefixes(text: str) -> str:
     """Return the prefixes of ActiveMQ with which a selector begins, or an empty text."""
     match = _PREFIXES.match(text)
     assert match is not None, "it may be empty"
     return match.group()
 
 
-def conjuncts(part: Part) -> tuple[Part, ...]:
+def conjuncts(part: Expression) -> tuple[Expression, ...]:
     """It is true only if all of these are."""
     return part.conjuncts or (part,)
 
@@ -197,7 +197,7 @@ class _Compiler(Transformer[Token, Any]):
 
     # ---- Conditions ----
 
-    def either(self, *parts: Part) -> Part:
+    def either(self, *parts: Expression) -> Expression:
         conditions = [_condition(part) for part in parts]
         tests = [condition.test for condition in conditions]
 
@@ -213,7 +213,7 @@ class _Compiler(Transformer[Token, Any]):
 
         return _combine(conditions, "truth", test, _form("OR", conditions))
 
-    def both(self, *parts: Part) -> Part:
+    def both(self, *parts: Expression) -> Expression:
         conditions = [_condition(part) for part in parts]
         tests = [condition.test for condition in conditions]
 
@@ -230,20 +230,20 @@ class _Compiler(Transformer[Token, Any]):
         conjuncts = tuple(one for condition in conditions for one in condition.conjuncts or (condition,))
         return _combine(conditions, "truth", test, _form("AND", conditions))._replace(conjuncts=conjuncts)
 
-    def negation(self, *parts: Any) -> Part:
+    def negation(self, *parts: Any) -> Expression:
         *signs, part = parts
         condition = _condition(part)
         return _negate(condition) if len(signs) % 2 else condition
 
-    def comparison(self, left: Part, sign: Token, right: Part) -> Part:
+    def comparison(self, left: Expression, sign: Token, right: Expression) -> Expression:
         return _comparison(left, sign, right, _at(sign))
 
-    def between(self, part: Part, is_not: Token | None, least: Part, most: Part) -> Part:
-        at_least = _comparison(part, ">=", least, least.at)
-        at_most = _comparison(part, "<=", most, most.at)
+    def between(self, part: Expression, is_not: Token | None, least: Expression, most: Expression) -> Expression:
+        at_least = _comparison(part, ">=", least, least.position)
+        at_most = _comparison(part, "<=", most, most.position)
         return _negate_if(self.both(at_least, at_most), is_not)
 
-    def among(self, part: Part, is_not: Token | None, *texts: Token) -> Part:
+    def among(self, part: Expression, is_not: Token | None, *texts: Token) -> Expression:
         _expect_name(part, "IN")
         choices = frozenset(_unquote(token) for token in texts)
         evaluate = part.test
@@ -257,7 +257,7 @@ class _Compiler(Transformer[Token, Any]):
         form = ("IN", part.form, *sorted(choices))
         return _negate_if(_combine([part], "truth", test, form)._replace(one_of=one_of), is_not)
 
-    def like(self, part: Part, is_not: Token | None, pattern: Token, escape: Token | None) -> Part:
+    def like(self, part: Expression, is_not: Token | None, pattern: Token, escape: Token | None) -> Expression:
         _expect_name(part, "LIKE")
         matches, scan = _compile_like(pattern, escape)
         evaluate = part.test
@@ -269,9 +269,9 @@ class _Compiler(Transformer[Token, Any]):
         form = ("LIKE", part.form, _unquote(pattern), escape and _unquote(escape))
         return _negate_if(_combine([part], "truth", test, form)._replace(scan=scan), is_not)
 
-    def is_null(self, part: Part, is_not: Token | None) -> Part:
+    def is_null(self, part: Expression, is_not: Token | None) -> Expression:
         if not part.is_name:
-            raise SelectorError(part.at, "IS NULL is for a property's name, which must stand before it,")
+            raise SelectorError(part.position, "IS NULL is for a property's name, which must stand before it,")
         evaluate = part.test
         if is_not is not None:
             return _combine([part], "truth", lambda values: evaluate(values) is not None, ("IS NOT NULL", part.form))
@@ -279,7 +279,7 @@ class _Compiler(Transformer[Token, Any]):
 
     # ---- Values ----
 
-    def arithmetic(self, *parts: Any) -> Part:
+    def arithmetic(self, *parts: Any) -> Expression:
         operands, signs = parts[::2], parts[1::2]
         for part in operands:
             _expect_number(part)
@@ -304,45 +304,45 @@ class _Compiler(Transformer[Token, Any]):
             form = (*form, str(sign), operand.form)
         return _combine(operands, "number", test, form)
 
-    def signed(self, *parts: Any) -> Part:
+    def signed(self, *parts: Any) -> Expression:
         *signs, part = parts
         _expect_number(part)
         evaluate = _numeric(part)
         form = part.form if part.kind == "number" else ("+", part.form)
         if signs.count("-") % 2 == 0:
-            return _combine([part], "number", evaluate, form)._replace(at=_at(signs[0]))
+            return _combine([part], "number", evaluate, form)._replace(position=_at(signs[0]))
 
         def test(values: Values) -> Value:
             value = evaluate(values)
             return None if value is None else _calculate_or_none(operator.mul, value, -1)
 
         form = form[1] if isinstance(form, tuple) and form[0] == "-" else ("-", form)
-        return _combine([part], "number", test, form)._replace(at=_at(signs[0]))
+        return _combine([part], "number", test, form)._replace(position=_at(signs[0]))
 
-    def parentheses(self, part: Part) -> Part:
+    def parentheses(self, part: Expression) -> Expression:
         return part._replace(is_name=False)
 
-    def name(self, token: Token) -> Part:
+    def name(self, token: Token) -> Expression:
         name = str(token)
         kind = MESSAGE_PROPERTIES.get(name, "property")
         is_known = kind != "property" or name in HEADER_PROPERTIES or name.startswith(_JMS_PREFIXES)
         if name.startswith("JMS") and not is_known:
             raise SelectorError(_at(token), f"messages cannot be selected by {name},")
-        return Part(_at(token), kind, lambda values: values.get(name), frozenset([name]), is_name=True, form=name)
+        return Expression(_at(token), kind, lambda values: values.get(name), frozenset([name]), is_name=True, form=name)
 
-    def text(self, token: Token) -> Part:
+    def text(self, token: Token) -> Expression:
         return _constant(token, "text", _unquote(token))
 
-    def approximate(self, token: Token) -> Part:
+    def approximate(self, token: Token) -> Expression:
         value = float(token.rstrip("fFdD"))
         if value in (float("inf"), float("-inf")):
             raise SelectorError(_at(token), "a number too large for 64 bits")
         return _constant(token, "number", value)
 
-    def exact(self, token: Token) -> Part:
+    def exact(self, token: Token) -> Expression:
         return _constant(token, "number", _parse_exact(token))
 
-    def truth(self, token: Token) -> Part:
+    def truth(self, token: Token) -> Expression:
         return _constant(token, "truth", _BOOLEANS[token.lower()])
 
 
@@ -354,14 +354,14 @@ def _at(token: Token) -> int:
     return token.start_pos
 
 
-def _combine(parts: Iterable[Part], kind: str, test: Test, form: Form) -> Part:
+def _combine(parts: Iterable[Expression], kind: str, test: Test, form: Form) -> Expression:
     """Make a part of these parts, without its conjuncts."""
     parts = list(parts)
     names = frozenset().union(*(part.names for part in parts))
-    return Part(parts[0].at, kind, test, names, scan=sum(part.scan for part in parts), form=form)
+    return Expression(parts[0].position, kind, test, names, scan=sum(part.scan for part in parts), form=form)
 
 
-def _form(operator: str, parts: list[Part]) -> Form:
+def _form(operator: str, parts: list[Expression]) -> Form:
     """Return the form of a chain of ANDs or ORs: parentheses within such a chain change nothing."""
     operands: list[Form] = []
     for part in parts:
@@ -373,27 +373,27 @@ def _form(operator: str, parts: list[Part]) -> Form:
     return (operator, *operands)
 
 
-def _operand_form(part: Part) -> Form:
+def _operand_form(part: Expression) -> Form:
     """Return the form of an operand of a comparison: numbers are compared by their values, so 1 is 1.0."""
     value = part.test({}) if part.kind == "number" and not part.names else None
     return part.form if value is None else value
 
 
-def _constant(token: Token, kind: str, value: Value) -> Part:
-    return Part(_at(token), kind, lambda values: value, form=repr(value))
+def _constant(token: Token, kind: str, value: Value) -> Expression:
+    return Expression(_at(token), kind, lambda values: value, form=repr(value))
 
 
-def _condition(part: Part) -> Part:
+def _condition(part: Expression) -> Expression:
     """A part that is true, false or unknown; a property stands for its own truth."""
     if part.kind == "truth":
         return part
     if part.kind != "property":
-        raise SelectorError(part.at, f"a {part.kind} is neither true nor false")
+        raise SelectorError(part.position, f"a {part.kind} is neither true nor false")
     evaluate = part.test
     return _combine([part], "truth", lambda values: _boolean(evaluate(values)), part.form)
 
 
-def _negate(part: Part) -> Part:
+def _negate(part: Expression) -> Expression:
     evaluate, inner = part.test, part.form
 
     def test(values: Values) -> bool | None:
@@ -404,27 +404,27 @@ def _negate(part: Part) -> Part:
     return _combine([part], "truth", test, form)
 
 
-def _negate_if(part: Part, is_not: Token | None) -> Part:
+def _negate_if(part: Expression, is_not: Token | None) -> Expression:
     return part if is_not is None else _negate(part)
 
 
-def _expect_name(part: Part, what: str) -> None:
+def _expect_name(part: Expression, what: str) -> None:
     if not part.is_name or part.kind == "number":
-        raise SelectorError(part.at, f"{what} is for a property that is text, whose name must stand before it,")
+        raise SelectorError(part.position, f"{what} is for a property that is text, whose name must stand before it,")
 
 
-def _expect_number(part: Part) -> None:
+def _expect_number(part: Expression) -> None:
     if part.kind not in ("number", "property"):
-        raise SelectorError(part.at, f"a {part.kind} is no number")
+        raise SelectorError(part.position, f"a {part.kind} is no number")
 
 
-def _numeric(part: Part) -> Test:
+def _numeric(part: Expression) -> Test:
     """As a number; what is none is unknown."""
     evaluate = part.test
     return evaluate if part.kind == "number" else lambda values: _number(evaluate(values))
 
 
-def _comparison(left: Part, sign: str, right: Part, at: int) -> Part:
+def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expression:
     """`at` is the place that a refusal names. What cannot be compared is false, also for <>."""
     is_equality = sign in ("=", "<>")
     kinds = {left.kind, right.kind} - {"property"}

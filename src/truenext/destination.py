@@ -70,9 +70,9 @@ class DestinationKind(Enum):
     TEMPORARY = "temporary queue"
     """Also what waits for a subscriber to a topic whose subscription ends with its connection."""
     TOPIC = "topic"
-    PATTERN = "topics"
+    TOPIC_PATTERN = "topics"
     """All topics whose names match a pattern; only to subscribe to."""
-    QUEUES = "queues"
+    QUEUE_PATTERN = "queues"
     """All queues whose names match a pattern; only to subscribe to."""
     COMPOSITE = "composite"
     """Several of the others; only to send to."""
@@ -81,7 +81,7 @@ class DestinationKind(Enum):
     CONTROL = "control"
 
 
-_SINGULAR = {DestinationKind.PATTERN: DestinationKind.TOPIC, DestinationKind.QUEUES: DestinationKind.QUEUE}
+_SINGULAR = {DestinationKind.TOPIC_PATTERN: DestinationKind.TOPIC, DestinationKind.QUEUE_PATTERN: DestinationKind.QUEUE}
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
@@ -155,12 +155,12 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
 
 
 @lru_cache(maxsize=4096)
-def parse(address: str, session: str) -> Destination:
+def parse_address(address: str, session: str) -> Destination:
     """The destination a client of `session` means.
 
-    >>> parse("/queue/orders", "s1").name
+    >>> parse_address("/queue/orders", "s1").name
     'orders'
-    >>> parse("/temp-queue/replies", "s1").address
+    >>> parse_address("/temp-queue/replies", "s1").address
     '/remote-temp-queue/s1/replies'
 
     Raises: RemoteProtocolError if there is no such destination, or none yet.
@@ -192,12 +192,12 @@ def _parse(address: str, session: str) -> Destination:
     if address.startswith("/queue/"):
         name = address[7:]
         if is_pattern(name):
-            return Destination(DestinationKind.QUEUES, _check_pattern(name, address))
+            return Destination(DestinationKind.QUEUE_PATTERN, _check_pattern(name, address))
         return Destination(DestinationKind.QUEUE, _check_name(name, address))
     if address.startswith("/topic/"):
         name = address[7:]
         if is_pattern(name):
-            return Destination(DestinationKind.PATTERN, _check_pattern(name, address))
+            return Destination(DestinationKind.TOPIC_PATTERN, _check_pattern(name, address))
         return Destination(DestinationKind.TOPIC, _check_name(name, address))
     if address.startswith(TEMPORARY_PREFIX):
         name = _check_name(address[len(TEMPORARY_PREFIX) :], address)
@@ -236,7 +236,7 @@ def parse_queue_name(name: str) -> Destination:
         raise RemoteProtocolError(f"{address!r} is no queue: its name has a comma", Code.DESTINATION)
     if is_pattern(name):
         raise RemoteProtocolError(f"{address!r} is a pattern: it can only be subscribed to", Code.DESTINATION)
-    return parse(address, "")
+    return parse_address(address, "")
 
 
 def _parse_composite(address: str, session: str) -> Destination:
@@ -259,7 +259,7 @@ def _parse_composite(address: str, session: str) -> Destination:
             raise RemoteProtocolError(
                 f"{part.address} is for questions; it cannot be part of a composite destination", Code.DESTINATION
             )
-        if part.kind is DestinationKind.PATTERN or part.kind is DestinationKind.QUEUES:
+        if part.kind is DestinationKind.TOPIC_PATTERN or part.kind is DestinationKind.QUEUE_PATTERN:
             raise RemoteProtocolError(f"{part.address} is a pattern: it can only be subscribed to", Code.DESTINATION)
     return Destination(DestinationKind.COMPOSITE, address, session, parts)
 
@@ -318,10 +318,10 @@ def durable_subscription(key: str, topic: str, selector: str = "") -> Destinatio
     )
 
 
-def stored_queue(name: str) -> Destination:
+def parse_stored_queue_name(name: str) -> Destination:
     """The queue that the store knows by a name, without the prefix of an ended subscription.
 
-    >>> stored_queue("/1a2b,77").kind
+    >>> parse_stored_queue_name("/1a2b,77").kind
     <Kind.TEMPORARY: 'temporary queue'>
     """
     if name.startswith("/"):

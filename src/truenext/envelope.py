@@ -75,7 +75,7 @@ def unescape(text: str) -> str:
     return _ESCAPED.sub(lambda match: _UNESCAPES[match.group()], text)
 
 
-def write_header(headers: dict[str, str]) -> bytes:
+def encode_header_lines(headers: dict[str, str]) -> bytes:
     """Header lines of a message."""
     return "".join(f"{escape(name)}:{escape(value)}\n" for name, value in headers.items()).encode()
 
@@ -116,7 +116,7 @@ def _value(header: bytes, start: bytes) -> str:
     return unescape(value) if "\\" in value else value
 
 
-def read_header(header: bytes) -> dict[str, str]:
+def decode_header_lines(header: bytes) -> dict[str, str]:
     """Names and values; where a name is repeated the first counts (STOMP 1.2, "Repeated Header Entries")."""
     headers: dict[str, str] = {}
     for line in header.decode().split("\n"):

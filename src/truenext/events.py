@@ -122,7 +122,7 @@ REASONS = (
 _ACK_MODES = ("auto", "client", "client-individual")
 WITH_SELECTOR, WITH_EXPRESS, WITH_STARTED, PULLING = " with selector", " with express", " with started", " pulling"
 EXCLUSIVE = " exclusive"
-MODES = tuple(
+SUBSCRIPTION_MODES = tuple(
     ack_mode + selector + express + started + pulling + exclusive
     for exclusive, pulling, started, express, selector, ack_mode in product(
         ("", EXCLUSIVE), ("", PULLING), ("", WITH_STARTED), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _ACK_MODES
@@ -149,7 +149,7 @@ def group_number(group: str) -> int:
     return int.from_bytes(blake2b(group.encode(), digest_size=8).digest(), "big") >> 1 or 1
 
 
-def width(kind: int) -> int:
+def event_bytes(kind: int) -> int:
     """Bytes of the columns of one event of this kind."""
     return _WIDTHS[kind]
 

@@ -33,7 +33,7 @@ class WhenFull(Enum):
     """Its next send is answered with an ERROR."""
 
 
-class Expired(Enum):
+class ExpiryAction(Enum):
     """What becomes of a message when its time has come."""
 
     DROP = "drop"
@@ -50,7 +50,7 @@ class WhileWaiting(Enum):
     """What stands behind the failed message waits as well: the order is kept."""
 
 
-INDIVIDUAL = "individual"
+INDIVIDUAL_DEAD_LETTERS = "individual"
 """Each queue has a dead-letter queue of its own."""
 
 
@@ -114,7 +114,7 @@ class Policy:
         reason="One message that fails need not hold back those that do not.",
     )
     dead_letters: str = setting(
-        INDIVIDUAL,
+        INDIVIDUAL_DEAD_LETTERS,
         'Where what is given up goes: "individual" is DLQ. + the name of its queue, anything else the name of a queue. '
         "A change holds for what is given up from then on.",
         reason="Whoever looks after a queue finds its failures, and nobody else's.",
@@ -151,8 +151,8 @@ class Policy:
         "change holds for what is sent from then on.",
         reason="What a consumer saw is then still there after a crash.",
     )
-    expired: Expired = setting(
-        Expired.DROP,
+    expired: ExpiryAction = setting(
+        ExpiryAction.DROP,
         'A message whose time has come is dropped ("drop"), or moves to the dead-letter queue ("dead-letter"). A '
         "change holds for what expires from then on.",
         reason="Whoever says how long a message is good for has no use for it afterwards.",
@@ -176,7 +176,7 @@ class Policies:
         )
         policies = (default, *self.by_pattern.values())
         self._shared_dead_letter_queues = {
-            policy.dead_letters for policy in policies if policy.dead_letters != INDIVIDUAL
+            policy.dead_letters for policy in policies if policy.dead_letters != INDIVIDUAL_DEAD_LETTERS
         }
 
     def holds_dead_letters(self, name: str) -> bool:

@@ -124,7 +124,7 @@ def content_key(number: int) -> bytes:
     return CONTENTS_LANE_KEY + _SEQUENCE.pack(number)
 
 
-def timer(due_ms: int, lane: bytes, sequence: int) -> bytes:
+def timer_key(due_ms: int, lane: bytes, sequence: int) -> bytes:
     """At `due_ms` the block in which `sequence` stands is to be looked at."""
     return _TIMER.pack(due_ms, lane, sequence >> BLOCK_BITS)
 
@@ -135,7 +135,7 @@ def split_timer(timer: bytes) -> tuple[int, bytes, int]:
     return due_ms, lane, block << BLOCK_BITS
 
 
-def scheduled_timer(due_ms: int, number: int, lane: bytes) -> bytes:
+def scheduled_timer_key(due_ms: int, number: int, lane: bytes) -> bytes:
     """At `due_ms` the scheduled send of this number is due."""
     return _SCHEDULED_TIMER.pack(due_ms | _SCHEDULED_BIT, number, lane)
 
@@ -146,7 +146,7 @@ def split_scheduled_timer(timer: bytes) -> tuple[int, int, bytes]:
     return due ^ _SCHEDULED_BIT, number, lane
 
 
-def encode(key: bytes, message: SentMessage) -> bytes:
+def encode_record(key: bytes, message: SentMessage) -> bytes:
     """The record of `message` under `key`."""
     version, header = RECORD_VERSION, message.header
     if message.redrive_queue:
@@ -171,7 +171,7 @@ def encode_reference(key: bytes, content: int, *, persistent: bool = True) -> by
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
 
-def reference_of(record: bytes) -> int:
+def referenced_content(record: bytes) -> int:
     """The number of the content that a record refers to; 0 if it has its own."""
     if len(record) != REFERENCE_SIZE or not record.startswith(_REFERENCE_STARTS, _CHECKSUM.size):
         return 0
@@ -179,17 +179,17 @@ def reference_of(record: bytes) -> int:
     return number
 
 
-def decode(key: bytes, record: bytes, content: bytes = b"") -> SentMessage:
+def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessage:
     """The message that stands under `key`; `content` is the record of what it refers to, if it does.
 
     Raises: DamagedRecord if any bit of key or record is not as written, or a later version wrote it, or its content is
     missing.
     """
-    verify(key, record)
+    verify_record(key, record)
     version, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
     priority = PRIORITY_MAX - _KEY.unpack(key)[1]
     if flags & _REFERENCE:
-        return _decode_referenced(priority, reference_of(record), content)
+        return _decode_referenced(priority, referenced_content(record), content)
     body_at = _HEADER_AT + header_length
     header = record[_HEADER_AT:body_at]
     redrive_queue = b""
@@ -207,7 +207,7 @@ def decode(key: bytes, record: bytes, content: bytes = b"") -> SentMessage:
     )
 
 
-def verify(key: bytes, record: bytes) -> None:
+def verify_record(key: bytes, record: bytes) -> None:
     """Raises: DamagedRecord if any bit of key or record is not as written, or another version wrote it."""
     if len(record) < _HEADER_AT:
         raise DamagedRecord(f"record of {len(record)} bytes is cut short")
@@ -223,7 +223,7 @@ def _decode_referenced(priority: int, number: int, content: bytes) -> SentMessag
     if not content:
         raise DamagedRecord(f"its content, number {number}, is missing")
     try:
-        message = decode(content_key(number), content)
+        message = decode_record(content_key(number), content)
     except DamagedRecord as error:
         raise DamagedRecord(f"its content, number {number}, is damaged: {error}") from error
     message.priority = priority

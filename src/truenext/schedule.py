@@ -65,11 +65,11 @@ def start_schedule(schedule: Schedule, now_ms: int) -> Schedule | None:
     return None if due_ms is None else replace(schedule, due_ms=due_ms)
 
 
-def fire(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
+def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
     """Whether a message is sent when this is due, and what waits from then on. What was missed meanwhile is not made
     up for.
 
-    >>> fire(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
+    >>> fire_schedule(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
     (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', ttl_ms=0, due_ms=140, number=0)])
     """
     following: list[Schedule] = []

@@ -21,11 +21,11 @@ from truenext.condition import (
     MESSAGE_PROPERTIES,
     PRIORITY,
     SelectorError,
+    activemq_prefixes,
     compile_condition,
     conjuncts,
-    prefix_of,
 )
-from truenext.envelope import HOP_BY_HOP_HEADERS, read_header, unescape
+from truenext.envelope import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
 from truenext.order import PRIORITY_MAX, RANKS
@@ -33,7 +33,7 @@ from truenext.order import PRIORITY_MAX, RANKS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.condition import Part, Value
+    from truenext.condition import Expression, Value
     from truenext.message import SentMessage
 
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
@@ -67,17 +67,17 @@ _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
 """Texts, and names with all that hyphens join to them."""
 
 
-class Property(NamedTuple):
+class HeaderProperty(NamedTuple):
     """A property in the header lines, by the bytes with which its line begins: names need no escape."""
 
     first_start: bytes
     """On the first line."""
     line_start: bytes
-    fallback: Property | None = None
+    fallback: HeaderProperty | None = None
     """The property of messages that do not have this one: with hyphens in place of underscores."""
 
     @classmethod
-    def named(cls, name: str) -> Property:
+    def named(cls, name: str) -> HeaderProperty:
         """Return the property that has this name in a selector."""
         header_name = HEADER_PROPERTIES.get(name, name)
         fallback = cls.named(_with_hyphens(header_name)) if "_" in header_name else None
@@ -115,20 +115,20 @@ class Selector:
         "text",
     )
 
-    def __init__(self, text: str, part: Part) -> None:
+    def __init__(self, text: str, part: Expression) -> None:
         self.text = text
         self._test = part.test
         self._accessors = [(name, _MESSAGE_ACCESSORS[name]) for name in part.names if name in _MESSAGE_ACCESSORS]
         self._header_names = {
             name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_ACCESSORS
         }
-        self._lookups: list[tuple[str, Property]] = []
+        self._lookups: list[tuple[str, HeaderProperty]] = []
         if len(self._header_names) <= _LOOKUPS_MAX:
-            self._lookups = [(name, Property.named(name)) for name in self._header_names]
+            self._lookups = [(name, HeaderProperty.named(name)) for name in self._header_names]
         self.ranks = _ranks(part)
         """Of the messages that can match; what has another rank need not be tested."""
         one_of = next((one.one_of for one in conjuncts(part) if one.one_of is not None), None)
-        self.required = None if one_of is None else (Property.named(one_of[0]), one_of[1])
+        self.required = None if one_of is None else (HeaderProperty.named(one_of[0]), one_of[1])
         """A property, and the texts of which it has to be one; None if no such thing is known."""
         self.size = getsizeof(self) + _size(
             text, self._test, self._accessors, self._header_names, self._lookups, self.ranks, self.required
@@ -143,7 +143,7 @@ class Selector:
         for name, lookup in self._lookups:
             values[name] = lookup.value_in(header)
         if not self._lookups and self._header_names:
-            headers = read_header(header)
+            headers = decode_header_lines(header)
             for name, header_name in self._header_names.items():
                 value = headers.get(header_name)
                 values[name] = (
@@ -152,7 +152,7 @@ class Selector:
         return self._test(values) is True
 
 
-def _ranks(part: Part) -> frozenset[int]:
+def _ranks(part: Expression) -> frozenset[int]:
     tests = [one.test for one in conjuncts(part) if one.names <= {PRIORITY}]
     return frozenset(rank for rank in RANKS if all(test({PRIORITY: PRIORITY_MAX - rank}) is True for test in tests))
 
@@ -222,7 +222,7 @@ def are_equivalent(one: str, other: str) -> bool:
 
 def _check_names(text: str) -> None:
     """Raises: SelectorError at a name that spells a header which the selector cannot reach"""
-    prefix = prefix_of(text)
+    prefix = activemq_prefixes(text)
     is_hyphenated = HYPHENATED in prefix
     for name in _NAMES.finditer(text, len(prefix)):
         spelled = name.group()

@@ -29,7 +29,7 @@ from truenext.store.memory import MemoryStore
 from truenext.url import Address
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.shapes import FRAMES
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -202,7 +202,7 @@ class Pager:
         self._on_page(read, _decode_page(read, read_page(self._store, read)))
 
     def read_timers(self, read: Any) -> None:
-        found = self._store.timers(read.after, read.limit)
+        found = self._store.read_timers(read.after, read.limit)
         self._loop.call_soon(self._on_timers, read, TimersResult(found.timers, found.as_of, found.is_end))
 
     def close(self) -> None:
@@ -213,7 +213,7 @@ class Tap:
     """Reads what passes, and knows nothing else."""
 
     def __init__(self) -> None:
-        self._decoder: Decoder[Frame] = Decoder(FRAMES)
+        self._decoder: Decoder[Frame] = Decoder(FRAME_SHAPES)
 
     def frames(self, data: bytes) -> list[Frame]:
         frames: list[Frame] = []

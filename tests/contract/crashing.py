@@ -33,7 +33,7 @@ from tests.contract.test_store import Model, Shared
 from truenext.batch import Batch, Causes, Mark, ProducerState
 from truenext.errors import StoreError
 from truenext.events import CHUNK, FROM_BATCH, chunk_position
-from truenext.record import message_key, timer
+from truenext.record import message_key, timer_key
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Recovered
 
@@ -231,8 +231,8 @@ def assert_nothing_after_last_frame(store: EmbeddedStore, disk: Disk) -> None:
     """What a crash left of a batch never meets a batch to come."""
     journal = store._journal
     # A segment that recovery itself began may hold its earlier life.
-    if disk.shown().names.get(f"journal/{journal.newest:016x}.journal") is not None:
-        rest = os.pread(journal._files[journal.newest], journal._size, journal._end)
+    if disk.shown().names.get(f"journal/{journal.newest_segment:016x}.journal") is not None:
+        rest = os.pread(journal._files[journal.newest_segment], journal._size, journal._end)
         assert rest.strip(b"\0") == b""
 
 
@@ -264,7 +264,7 @@ def chunk(event: int) -> bytes:
 
 
 def random_timer(rng: random.Random) -> bytes:
-    return timer(rng.randrange(20), rng.choice((LANE, NEXT_QUEUE)), 0)
+    return timer_key(rng.randrange(20), rng.choice((LANE, NEXT_QUEUE)), 0)
 
 
 def random_changes(model: Held, rng: random.Random, growth: float = 0) -> dict[str, Any]:

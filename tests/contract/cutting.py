@@ -18,7 +18,7 @@ from tests.contract.disk import Disk, key
 from truenext.errors import StoreError
 from truenext.events import chunk_position
 from truenext.message import SentMessage
-from truenext.record import encode
+from truenext.record import encode_record
 from truenext.store import export as export_module
 from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint
@@ -55,7 +55,7 @@ def send(disk: Disk, *sequences: int, history: bool = False) -> None:
     """A batch for each; the fifth is larger than a segment."""
     for sequence in sequences:
         body = b"x" * (3 * SEGMENT_BYTES if sequence % 10 == 5 else 300)
-        record = encode(key(sequence), SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body))
+        record = encode_record(key(sequence), SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body))
         disk.apply(puts={key(sequence): record}, history=chunk(sequence) if history else b"")
 
 
@@ -172,14 +172,14 @@ def a_clean_stop_during_a_checkpoint(folder: Path) -> None:
     send(disk, *range(1, 9))
     store = disk.store
     assert isinstance(store, EmbeddedStore)
-    finish = Checkpoint.finish
+    finish = Checkpoint.finish_checkpoint
 
     def late(one: Checkpoint, *arguments: Any) -> None:
-        if arguments[-1].segment == store._journal.newest - 1:
+        if arguments[-1].segment == store._journal.newest_segment - 1:
             disk.apply(clean_stop=True)
         finish(one, *arguments)
 
-    with mock.patch.object(Checkpoint, "finish", late):
+    with mock.patch.object(Checkpoint, "finish_checkpoint", late):
         checkpoint_all(store)
     store.close()
     try_losses(folder, missed=range(1, 11))

@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 from truenext.batch import NO_MARK, Batch, Mark, ProducerState
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import TruenextError
-from truenext.history.writer import History
+from truenext.history.writer import HistoryWriter
 from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX
 from truenext.record import (
     DamagedRecord,
     content_key,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
     encode_reference,
     lane_key,
     message_key,
-    reference_of,
+    referenced_content,
     sequence_of,
     split_lane_key,
-    timer,
+    timer_key,
 )
 from truenext.store.embedded import EmbeddedStore
 
@@ -143,12 +143,14 @@ class Writer:
         batch.cleared_timers = [one for one in sorted(self.timers) if seed.random() < 0.003]
         self.timers.difference_update(batch.cleared_timers)
         for _ in range(seed.randrange(4)):
-            batch.timers[timer(seed.randrange(10**9), lane_key(seed.choice(list(QUEUES)), 5), self._sequence)] = None
+            batch.timers[timer_key(seed.randrange(10**9), lane_key(seed.choice(list(QUEUES)), 5), self._sequence)] = (
+                None
+            )
         self.timers.update(batch.timers)
 
     def put(self, batch: Batch, key: bytes, *, is_transient: bool) -> None:
         message = message_of(key, self._seed, persistent=not is_transient)
-        (batch.transient_puts if is_transient else batch.puts)[key] = encode(key, message)
+        (batch.transient_puts if is_transient else batch.puts)[key] = encode_record(key, message)
         self.shelf[key[:5]][sequence_of(key)] = Shown(message, NO_MARK)
 
     def share(self, batch: Batch) -> None:
@@ -158,7 +160,7 @@ class Writer:
         message.priority = 4
         copies = self._seed.randrange(2, 6)
         puts = batch.puts if persistent else batch.transient_puts
-        puts[content_key(number)] = encode(content_key(number), message)
+        puts[content_key(number)] = encode_record(content_key(number), message)
         batch.marks[content_key(number)] = Mark(copies, 0)
         for _ in range(copies):
             self._sequence += 1
@@ -195,17 +197,17 @@ def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
         shelf[lane] = {}
         horizon, unread, is_end = 0, count, False
         while not is_end:
-            page = store.page(lane, horizon, limit)
+            page = store.read_page(lane, horizon, limit)
             if not (page.messages or page.is_end):
                 raise TruenextError("a page is empty, but not the last")
             for stored in page.messages:
                 if sequence_of(stored.key) <= horizon:
                     raise TruenextError("a page begins before its beginning")
                 try:
-                    message = decode(stored.key, stored.record, stored.content)
+                    message = decode_record(stored.key, stored.record, stored.content)
                 except DamagedRecord:
                     message = None
-                shelf[lane][sequence_of(stored.key)] = Shown(message, stored.mark, reference_of(stored.record))
+                shelf[lane][sequence_of(stored.key)] = Shown(message, stored.mark, referenced_content(stored.record))
             unread -= len(page.messages)
             horizon = sequence_of(page.messages[-1].key) if page.messages else horizon
             is_end = page.is_end
@@ -218,7 +220,7 @@ def _read_timers(store: EmbeddedStore, limit: int) -> frozenset[bytes]:
     timers: list[bytes] = []
     is_end = False
     while not is_end:
-        page = store.timers(timers[-1] if timers else b"", limit)
+        page = store.read_timers(timers[-1] if timers else b"", limit)
         timers += page.timers
         is_end = page.is_end
     if timers != sorted(set(timers)):
@@ -276,7 +278,7 @@ def _work(folder: Path, sender: Connection) -> None:
 
 
 def _open_history(folder: Path) -> None:
-    history = History(folder / "history")
+    history = HistoryWriter(folder / "history")
     history.start_run(after_clean_stop=True)
     history.close()
 
@@ -290,7 +292,7 @@ def _acknowledge_and_send(store: EmbeddedStore, content: Content) -> None:
             message = shown.message
             assert message is not None, "what is damaged is left alone"
             if sequence_of(key) >= FIRST_SENT:
-                batch.puts[key] = encode(key, message)
+                batch.puts[key] = encode_record(key, message)
             else:
                 (batch.removes if message.persistent else batch.transient_removes).append(key)
                 batch.unmarks += [key] if shown.mark != NO_MARK else []
@@ -322,7 +324,7 @@ FIRST_SENT = 10_000
 """Sequence of the first message that `work_on` sends."""
 
 
-NEW_TIMERS = {timer(ms, lane_key(1, 5), FIRST_SENT): None for ms in (1, 10**8, 2**60)}
+NEW_TIMERS = {timer_key(ms, lane_key(1, 5), FIRST_SENT): None for ms in (1, 10**8, 2**60)}
 """Set at the end of the work."""
 
 
@@ -364,7 +366,7 @@ def worked_on(content: Content) -> Content:
 def write_history(folder: Path) -> None:
     """Two files, as two runs leave them."""
     for _ in range(2):
-        history = History(folder / "history")
+        history = HistoryWriter(folder / "history")
         run, first_event = history.start_run(after_clean_stop=True)
         event_log = EventLog(run=run, first_event=first_event)
         event_log.run_started(after_clean_stop=True)

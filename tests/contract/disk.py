@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from truenext.batch import Batch, Causes, Mark
-from truenext.record import lane_key, message_key, sequence_of, timer
+from truenext.record import lane_key, message_key, sequence_of, timer_key
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store
@@ -76,14 +76,14 @@ def put(*sequences: int, lane: bytes = LANE) -> dict[bytes, bytes]:
 
 
 def timers(*due_ms: int, lane: bytes = LANE) -> dict[bytes, None]:
-    return {timer(ms, lane, 0): None for ms in due_ms}
+    return {timer_key(ms, lane, 0): None for ms in due_ms}
 
 
 def all_timers(store: Store, limit: int = 1000) -> list[bytes]:
     """Page by page."""
     found: list[bytes] = []
     while True:
-        page = store.timers(found[-1] if found else b"", limit)
+        page = store.read_timers(found[-1] if found else b"", limit)
         assert len(page.timers) <= limit
         assert page.timers or page.is_end
         found += page.timers
@@ -92,4 +92,4 @@ def all_timers(store: Store, limit: int = 1000) -> list[bytes]:
 
 
 def sequences(store: Store, lane: bytes = LANE, after: int = 0, limit: int = 1000) -> list[int]:
-    return [sequence_of(message.key) for message in store.page(lane, after, limit).messages]
+    return [sequence_of(message.key) for message in store.read_page(lane, after, limit).messages]

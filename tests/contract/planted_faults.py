@@ -20,9 +20,9 @@ from truenext.errors import StoreError
 from truenext.events import chunk_position
 from truenext.record import CONTENTS_LANE_KEY
 from truenext.store import checkpoint, embedded, folder, frame, journal, lost_tail, message_tables, views
-from truenext.store.changes import Changes, RareChanges, causes_of, decode
+from truenext.store.changes import Changes, RareChanges, causes_of, decode_changes
 from truenext.store.checkpoint import Checkpoint
-from truenext.store.checkpoint_format import NUMBER, Position, decode_mark
+from truenext.store.checkpoint_format import NUMBER, CheckpointPosition, decode_mark
 from truenext.store.contents import dereference_contents
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME
@@ -86,19 +86,19 @@ def the_end_is_written_down_before_it_is_durable(patch: "MonkeyPatch") -> None:
     append = EmbeddedStore._append
 
     def faulty(one: EmbeddedStore, parts: list[bytes], records: int) -> tuple[int, int]:
-        one._checkpoint.save_journal_end(one._journal.number + 1, 0)
+        one._checkpoint.save_journal_end(one._journal.last_frame_number + 1, 0)
         return append(one, parts, records)
 
     patch.setattr(EmbeddedStore, "_append", faulty)
 
 
 def a_move_writes_down_more_than_was_written(patch: "MonkeyPatch") -> None:
-    finish = Checkpoint.finish
+    finish = Checkpoint.finish_checkpoint
 
-    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
-        finish(one, indexes, marks, Position(position.segment, position.frame, position.durable_frame + 1))
+    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: CheckpointPosition) -> None:
+        finish(one, indexes, marks, CheckpointPosition(position.segment, position.frame, position.durable_frame + 1))
 
-    patch.setattr(Checkpoint, "finish", faulty)
+    patch.setattr(Checkpoint, "finish_checkpoint", faulty)
 
 
 def the_end_of_a_run_is_not_written_down(patch: "MonkeyPatch") -> None:
@@ -133,12 +133,12 @@ def a_block_of_sequences_is_not_written_down(patch: "MonkeyPatch") -> None:
 
 
 def a_move_does_not_write_down_the_end(patch: "MonkeyPatch") -> None:
-    finish = Checkpoint.finish
+    finish = Checkpoint.finish_checkpoint
 
-    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
-        finish(one, indexes, marks, Position(position.segment, position.frame))
+    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: CheckpointPosition) -> None:
+        finish(one, indexes, marks, CheckpointPosition(position.segment, position.frame))
 
-    patch.setattr(Checkpoint, "finish", faulty)
+    patch.setattr(Checkpoint, "finish_checkpoint", faulty)
 
 
 def a_move_forgets_the_end_that_was_written_down(patch: "MonkeyPatch") -> None:
@@ -149,11 +149,11 @@ def a_move_forgets_the_end_that_was_written_down(patch: "MonkeyPatch") -> None:
 
 
 def what_was_written_down_is_not_missed(patch: "MonkeyPatch") -> None:
-    patch.setattr(embedded, "lost_tail", lambda *_: "")
+    patch.setattr(embedded, "describe_lost_tail", lambda *_: "")
 
 
 def what_was_written_down_is_not_missed_by_a_check(patch: "MonkeyPatch") -> None:
-    patch.setattr(salvaged_journal, "lost_tail", lambda *_: "")
+    patch.setattr(salvaged_journal, "describe_lost_tail", lambda *_: "")
 
 
 def what_the_history_tells_of_is_not_missed(patch: "MonkeyPatch") -> None:
@@ -176,7 +176,7 @@ def the_tail_is_cleared_before_it_is_looked_at(patch: "MonkeyPatch") -> None:
 
     def faulty(one: Journal, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
         yield from replay(one, after_segment, after_number)
-        one.accept_replayed()
+        one.finish_replay()
 
     patch.setattr(Journal, "replay", faulty)
 
@@ -193,7 +193,7 @@ def a_segment_of_any_size_passes_a_check(patch: "MonkeyPatch") -> None:
 
 
 def the_position_moves_before_the_records_do(patch: "MonkeyPatch") -> None:
-    put, finish = Checkpoint.put, Checkpoint.finish
+    put, finish = Checkpoint.put_messages, Checkpoint.finish_checkpoint
     late: WeakKeyDictionary[Checkpoint, list[Callable[[], None]]] = WeakKeyDictionary()
 
     def faulty_put(one: Checkpoint, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
@@ -204,12 +204,12 @@ def the_position_moves_before_the_records_do(patch: "MonkeyPatch") -> None:
         for action in late.pop(one, []):
             action()
 
-    patch.setattr(Checkpoint, "put", faulty_put)
-    patch.setattr(Checkpoint, "finish", faulty_finish)
+    patch.setattr(Checkpoint, "put_messages", faulty_put)
+    patch.setattr(Checkpoint, "finish_checkpoint", faulty_finish)
 
 
 def a_segment_is_released_before_its_move_is_durable(patch: "MonkeyPatch") -> None:
-    finish, free = Checkpoint.finish, Journal.free
+    finish, free = Checkpoint.finish_checkpoint, Journal.free
     late: list[Callable[[], None]] = []
 
     def faulty(one: Journal, segment: int) -> None:
@@ -217,7 +217,7 @@ def a_segment_is_released_before_its_move_is_durable(patch: "MonkeyPatch") -> No
         while late:
             late.pop()()
 
-    patch.setattr(Checkpoint, "finish", lambda *all_: late.append(partial(finish, *all_)))
+    patch.setattr(Checkpoint, "finish_checkpoint", lambda *all_: late.append(partial(finish, *all_)))
     patch.setattr(Journal, "free", faulty)
 
 
@@ -237,8 +237,10 @@ def a_message_is_in_both_when_a_move_is_interrupted(patch: "MonkeyPatch") -> Non
 
 
 def a_mark_does_not_move(patch: "MonkeyPatch") -> None:
-    finish = Checkpoint.finish
-    patch.setattr(Checkpoint, "finish", lambda one, indexes, marks, position: finish(one, indexes, {}, position))
+    finish = Checkpoint.finish_checkpoint
+    patch.setattr(
+        Checkpoint, "finish_checkpoint", lambda one, indexes, marks, position: finish(one, indexes, {}, position)
+    )
 
 
 def causes_do_not_move(patch: "MonkeyPatch") -> None:
@@ -265,12 +267,12 @@ def the_last_cause_of_a_segment_takes_the_place_of_the_first(patch: "MonkeyPatch
 
 def causes_are_not_replayed(patch: "MonkeyPatch") -> None:
     def faulty(payload: memoryview) -> Changes:
-        done = decode(payload)
+        done = decode_changes(payload)
         if done.rare is not None:
             done.rare.causes.clear()
         return done
 
-    patch.setattr(embedded, "decode", faulty)
+    patch.setattr(embedded, "decode_changes", faulty)
 
 
 def what_a_segment_says_of_producers_and_sequences_does_not_move(patch: "MonkeyPatch") -> None:
@@ -346,34 +348,34 @@ def the_count_of_references_is_not_replayed(patch: "MonkeyPatch") -> None:
     """Only that which came with the content."""
 
     def faulty(payload: memoryview) -> Changes:
-        done = decode(payload)
+        done = decode_changes(payload)
         if done.rare is not None:
             put = {key for key, _ in done.puts}
             for key in [key for key in done.rare.marks if key.startswith(CONTENTS_LANE_KEY) and key not in put]:
                 del done.rare.marks[key]
         return done
 
-    patch.setattr(embedded, "decode", faulty)
+    patch.setattr(embedded, "decode_changes", faulty)
 
 
 def the_count_of_references_does_not_move(patch: "MonkeyPatch") -> None:
-    finish = Checkpoint.finish
+    finish = Checkpoint.finish_checkpoint
 
-    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
+    def faulty(one: Checkpoint, indexes: Iterable[SegmentIndex], marks: Marks, position: CheckpointPosition) -> None:
         finish(
             one, indexes, {key: mark for key, mark in marks.items() if not key.startswith(CONTENTS_LANE_KEY)}, position
         )
 
-    patch.setattr(Checkpoint, "finish", faulty)
+    patch.setattr(Checkpoint, "finish_checkpoint", faulty)
 
 
 def a_reference_moves_without_its_content(patch: "MonkeyPatch") -> None:
-    put = Checkpoint.put
+    put = Checkpoint.put_messages
 
     def faulty(one: Checkpoint, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
         put(one, [pair for pair in messages if not pair[0].startswith(CONTENTS_LANE_KEY)], are_transient=are_transient)
 
-    patch.setattr(Checkpoint, "put", faulty)
+    patch.setattr(Checkpoint, "put_messages", faulty)
 
 
 def the_removal_of_a_reference_is_in_a_batch_of_its_own(patch: "MonkeyPatch") -> None:

@@ -34,8 +34,8 @@ from truenext.record import (
     CONTENTS_LANE_KEY,
     DamagedRecord,
     content_key,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
     encode_reference,
     lane_key,
     sequence_of,
@@ -204,13 +204,13 @@ def test_a_batch_with_a_field_of_another_format_is_no_batch() -> None:
     rest = msgspec.msgpack.encode({"numbers": {"p": ProducerState(1, 2)}})
     payload = struct.pack("<IIIIII", 0, 0, 0, 0, len(rest), 0) + rest
     with pytest.raises(ValueError, match="not a batch: Object contains unknown field `numbers`"):
-        changes.decode(memoryview(payload))
+        changes.decode_changes(memoryview(payload))
 
 
 def test_producers_stand_in_a_batch_by_their_name() -> None:
     batch = Batch(1)
     batch.producers = {"p": ProducerState(7, 8, True, 5, 3, True, (2, 4))}
-    parts = b"".join(changes.encode(batch, changes.changes_of(batch).rare))
+    parts = b"".join(changes.encode_batch(batch, changes.changes_of(batch).rare))
     assert msgspec.msgpack.decode(parts[changes.PUTS_OFFSET :]) == {
         "producers": {"p": [7, 8, True, 5, 3, True, [2, 4]]}
     }
@@ -219,7 +219,7 @@ def test_producers_stand_in_a_batch_by_their_name() -> None:
 def test_causes_of_a_damaged_folder_are_saved(tmp_path: Path) -> None:
     disk = Disk("checkpointing", tmp_path / "data")
     causes = {key(n): (f"first {n}", f"last {n}" * 50) for n in (1, 2)}
-    records = {key(n): encode(key(n), SentMessage(4, True, 0, b"", b"body")) for n in range(1, 30)}
+    records = {key(n): encode_record(key(n), SentMessage(4, True, 0, b"", b"body")) for n in range(1, 30)}
     disk.apply(
         puts=records, queues={1: "orders"}, sequence_limit=99, marks=dict.fromkeys(causes, (2, 2)), causes=causes
     )
@@ -230,7 +230,7 @@ def test_causes_of_a_damaged_folder_are_saved(tmp_path: Path) -> None:
     export(tmp_path / "data", tmp_path / "new", lambda finding: None, lambda *_: None)
     saved = EmbeddedStore(tmp_path / "new")
     saved.recover()
-    assert [m.causes for m in saved.page(LANE, 0, 3).messages] == [
+    assert [m.causes for m in saved.read_page(LANE, 0, 3).messages] == [
         ("first 1", "last 1" * 50),
         ("first 2", "the last"),
         ("", ""),
@@ -256,7 +256,7 @@ def test_many_long_causes_move_in_pieces(tmp_path: Path, monkeypatch: pytest.Mon
     until(lambda: len(journal_files(tmp_path)) == 1)
     assert sum(pieces) == 3000 * 8000 and max(pieces) <= 4 * 1024 * 1024 + 8000
     disk.crash()
-    messages = disk.store.page(LANE, 0, 5000, 1 << 40).messages
+    messages = disk.store.read_page(LANE, 0, 5000, 1 << 40).messages
     assert {m.causes for m in messages[:3000]} == {("f" * 4000, "l" * 4000)}
     disk.store.close()
 
@@ -272,7 +272,7 @@ def test_the_environment_does_not_choose_the_format_of_a_new_store(tmp_path: Pat
 def test_a_page_of_a_closed_store_is_a_store_error(embedded_disk: Disk) -> None:
     embedded_disk.store.close()
     with pytest.raises(StoreError, match="cannot read the store"):
-        embedded_disk.store.page(LANE, 0, 1)
+        embedded_disk.store.read_page(LANE, 0, 1)
 
 
 # Durability
@@ -316,7 +316,7 @@ def test_a_segment_is_allocated_and_synced_before_it_gets_its_name(
     (tmp_path / "j").mkdir()
     one = Journal(tmp_path / "j", salt=1, segment_bytes=1000)
     assert list(one.replay(0, 0)) == []
-    one.roll(10)
+    one.start_segment(10)
     assert events == ["sync new", "new becomes 0000000000000001.journal", "sync j"]
     assert (tmp_path / "j/0000000000000001.journal").read_bytes() == bytes(1000)
     one.close()
@@ -357,7 +357,7 @@ def test_everything_applied_is_there_after_kill_9(tmp_path: Path, segment_bytes:
         applied = [least, *map(int, process.stdout.read().split())][-1]
     store = EmbeddedStore(tmp_path)
     recovered = store.recover()
-    messages = store.page(LANE, 0, 10_000).messages
+    messages = store.read_page(LANE, 0, 10_000).messages
     store.close()
     # The batch under way at the kill may be there as well, but only as a whole.
     assert applied <= len(messages) <= applied + 1
@@ -408,7 +408,7 @@ def test_what_was_consumed_never_reaches_the_checkpoint(tmp_path: Path, monkeypa
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("a message was moved")
 
-    monkeypatch.setattr(Checkpoint, "put", unexpected)
+    monkeypatch.setattr(Checkpoint, "put_messages", unexpected)
     store = EmbeddedStore(tmp_path, segment_bytes=200)
     store.recover()
     for n in range(1, 200):
@@ -465,7 +465,7 @@ def test_a_batch_larger_than_a_segment_gets_one_of_its_own_size(tmp_path: Path) 
     disk.apply(puts={key(1): bytes(50_000)})
     disk.apply(puts=put(2))
     disk.crash()
-    assert [len(m.record) for m in disk.store.page(LANE, 0, 9).messages] == [50_000, 8]
+    assert [len(m.record) for m in disk.store.read_page(LANE, 0, 9).messages] == [50_000, 8]
     for n in range(3, 30):
         disk.apply(puts=put(n))
     until(lambda: all(size < 1000 for size in sizes(tmp_path / "journal")))
@@ -476,13 +476,13 @@ def test_batches_wait_when_the_journal_is_too_far_ahead_of_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_continue = threading.Event()
-    finish = Checkpoint.finish
+    finish = Checkpoint.finish_checkpoint
 
     def held(self: Checkpoint, *rest: Any) -> None:
         assert may_continue.wait(10)
         finish(self, *rest)
 
-    monkeypatch.setattr(Checkpoint, "finish", held)
+    monkeypatch.setattr(Checkpoint, "finish_checkpoint", held)
     disk = Disk("checkpointing", tmp_path)
 
     def apply_many() -> None:
@@ -596,7 +596,7 @@ def interrupt(store: EmbeddedStore, calls: int, data: st.DataObject) -> None:
         return call
 
     checkpoint: Any = store._checkpoint
-    for name in ("delete", "put", "finish", "delete_old_transients"):
+    for name in ("delete_messages", "put_messages", "finish_checkpoint", "delete_old_transients"):
         setattr(checkpoint, name, counted(getattr(checkpoint, name)))
 
 
@@ -782,8 +782,8 @@ def test_a_flipped_bit_in_a_small_value_is_never_believed(tmp_path: Path, databa
             StoreError, match=f"damaged: .*{shown} .*(in {database}|has a mark, and is missing).*{hint}"
         ):
             disk.open()
-            disk.store.page(LANE, 0, 10)
-            disk.store.timers(b"", 10)
+            disk.store.read_page(LANE, 0, 10)
+            disk.store.read_timers(b"", 10)
         disk.store.close()
 
     for name, value in values.items():
@@ -881,17 +881,17 @@ def test_a_page_read_in_the_middle_of_a_write_shows_nothing_of_it(
     thread = threading.Thread(target=embedded_disk.store.apply, args=(batch,))
     thread.start()
     assert half_done.wait(10)
-    page = embedded_disk.store.page(LANE, 0, 10)
+    page = embedded_disk.store.read_page(LANE, 0, 10)
     may_continue.set()
     thread.join()
     assert [(sequence_of(m.key), m.mark.attempts) for m in page.messages] == [(1, 0), (2, 1)]
     assert page.as_of == 1
-    page = embedded_disk.store.page(LANE, 0, 10)
+    page = embedded_disk.store.read_page(LANE, 0, 10)
     assert [(sequence_of(m.key), m.mark.attempts) for m in page.messages] == [(2, 2), (3, 0), (4, 0), (5, 0), (6, 0)]
     assert page.as_of == 2
 
 
-@pytest.mark.parametrize("call", ["delete", "put", "finish"])
+@pytest.mark.parametrize("call", ["delete_messages", "put_messages", "finish_checkpoint"])
 def test_a_page_read_in_the_middle_of_a_move_shows_every_message_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -914,7 +914,7 @@ def test_a_page_read_in_the_middle_of_a_move_shows_every_message_once(
     disk.apply(puts=put(20))
     assert moving.wait(10)
     disk.apply(removes=[key(4), key(11)])
-    messages = disk.store.page(LANE, 0, 100).messages
+    messages = disk.store.read_page(LANE, 0, 100).messages
     may_continue.set()
     assert [(sequence_of(m.key), m.mark.attempts, m.record) for m in messages] == [
         (n, {2: 1, 3: 3}.get(n, 0), b"record %d" % n) for n in (2, 3, 5, 6, 7, 8, 10, 20)
@@ -944,10 +944,10 @@ def test_a_page_that_is_being_read_keeps_the_contents_that_go_or_move_meanwhile(
         return page(self, *args)
 
     monkeypatch.setattr(Checkpoint, "page", late)
-    found = disk.store.page(lane, 0, 100).messages
+    found = disk.store.read_page(lane, 0, 100).messages
     assert [(sequence_of(m.key), m.content) for m in found] == [(n, b"content %d" % n) for n in (1, 2, 3)]
     monkeypatch.undo()
-    found = disk.store.page(lane, 0, 100).messages
+    found = disk.store.read_page(lane, 0, 100).messages
     assert [(sequence_of(m.key), m.content) for m in found] == [(n, b"content %d" % n) for n in (1, 3)]
     disk.store.close()
 
@@ -974,10 +974,10 @@ def test_what_many_queues_have_is_written_once_and_its_room_is_used_again(tmp_pa
 def test_a_message_whose_content_is_missing_comes_without_it(tmp_path: Path) -> None:
     disk = Disk("checkpointing", tmp_path)
     disk.apply(puts={key(1): encode_reference(key(1), 1)})
-    (message,) = disk.store.page(LANE, 0, 10).messages
+    (message,) = disk.store.read_page(LANE, 0, 10).messages
     assert message.content == b""
     with pytest.raises(DamagedRecord, match="its content, number 1, is missing"):
-        decode(message.key, message.record, message.content)
+        decode_record(message.key, message.record, message.content)
     disk.store.close()
 
 
@@ -1000,7 +1000,7 @@ def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it
     disk.apply(puts={one: b"record %3d" % sequence_of(one) for one in keys})
     disk.apply(puts=put(*range(100, 130)))
     until(lambda: len(journal_files(tmp_path)) == 1)
-    assert [each.key for each in disk.store.messages([*keys, key(77)]).messages] == keys
+    assert [each.key for each in disk.store.read_messages([*keys, key(77)]).messages] == keys
     disk.store.close()
     path = tmp_path / "lmdb" / "data.mdb"
     written = key(20) + b"record  20"
@@ -1011,12 +1011,12 @@ def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it
         store.recover()
         for one in keys:
             try:
-                there = [each.key for each in store.messages([one]).messages]
+                there = [each.key for each in store.read_messages([one]).messages]
             except StoreError as error:
                 assert "is damaged" in str(error)
                 continue
             assert (one, there) == (one, [one])
         with pytest.raises(StoreError, match="is damaged"):
-            store.messages(keys)
+            store.read_messages(keys)
     finally:
         store.close()

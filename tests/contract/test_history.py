@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.naive_history import read, read_folder, read_parquet
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, DestinationKind, parse
+from truenext.destination import Destination, DestinationKind, parse_address
 from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
@@ -23,14 +23,14 @@ from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
-from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, MODES, chunk_position
+from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, SUBSCRIPTION_MODES, chunk_position
 from truenext.events import EventKind as EventKind
 from truenext.history import export
-from truenext.history.check import find_damage, last_batch
-from truenext.history.export import EVENTS_FOLDER, can_write_parquet, delete_old_files, export_all, export_ended
-from truenext.history.exporter import Exporter
+from truenext.history.check import find_damage, last_batch_chunk
+from truenext.history.export import EVENTS_FOLDER, can_write_parquet, delete_old_files, export_all, export_closed_files
+from truenext.history.exporter import HistoryExporter
 from truenext.history.files import chunk_at, chunks_of_file, history_files
-from truenext.history.writer import History
+from truenext.history.writer import HistoryWriter
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
 
@@ -344,7 +344,7 @@ def test_an_expired_message_is_told() -> None:
 def test_a_durable_subscription_is_told_to_end_behind_what_it_did_and_before_what_the_next_of_its_name_does() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
-    news = parse("/topic/news", "x")
+    news = parse_address("/topic/news", "x")
     durable = Subscribe("s", news, AckMode.INDIVIDUAL, 1, durable="me,s")
     recorded.engine.subscribe(session, durable)
     for persistent in (True, True, False):
@@ -398,7 +398,7 @@ def test_a_start_counts_what_of_ended_subscriptions_is_left_with_what_is_in_the_
 def test_the_end_of_a_subscription_that_goes_with_its_connection_is_not_told() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
-    news = parse("/topic/news", "x")
+    news = parse_address("/topic/news", "x")
     for subscription in ("s", "t"):
         recorded.engine.subscribe(session, Subscribe(subscription, news, AckMode.INDIVIDUAL, 1))
     recorded.send(session, destination=news)
@@ -440,8 +440,8 @@ def test_what_many_consumers_begin_in_many_queues_is_each_ones_own() -> None:
     held: list[tuple[Entry, BrokerConsumer]] = []
     for number, address in enumerate(("/queue/a", "/queue/a", "/queue/b"), 1):
         session = recorded.session(str(number))
-        recorded.subscribe(session, destination=parse(address, ""), window=1)
-        recorded.send(session, persistent=False, destination=parse(address, ""))
+        recorded.subscribe(session, destination=parse_address(address, ""), window=1)
+        recorded.send(session, persistent=False, destination=parse_address(address, ""))
         recorded.commit()
         (consumer,) = session.consumers.values()
         held += [(entry, consumer) for entry in consumer.held.values()]
@@ -500,7 +500,7 @@ def test_of_a_consumer_of_a_pattern_that_rests_when_a_queue_is_made_a_window_of_
     recorded = RecordedEngine()
     session = recorded.session()
     session.has_rounds = True
-    recorded.subscribe(session, destination=parse("/queue/>", ""))
+    recorded.subscribe(session, destination=parse_address("/queue/>", ""))
     recorded.engine.release(session, Release(["s"], [], suspends=True))
     recorded.send(session)
     subscribed = [event for event in recorded.events() if event["kind"] == "subscribed"]
@@ -509,8 +509,8 @@ def test_of_a_consumer_of_a_pattern_that_rests_when_a_queue_is_made_a_window_of_
 
 def test_modes_of_before_keep_their_codes() -> None:
     before = ["auto", "client", "client-individual"]
-    assert [*MODES[:6]] == before + [f"{way} with selector" for way in before]
-    assert len(set(MODES)) == len(MODES) == 96
+    assert [*SUBSCRIPTION_MODES[:6]] == before + [f"{way} with selector" for way in before]
+    assert len(set(SUBSCRIPTION_MODES)) == len(SUBSCRIPTION_MODES) == 96
 
 
 def test_without_history_nothing_of_a_client_is_told() -> None:
@@ -599,7 +599,7 @@ def busy(
 
     def joined(number: int) -> ConnectionState:
         session = recorded.session(str(number))
-        destination = parse(addresses[number % len(addresses)], "")
+        destination = parse_address(addresses[number % len(addresses)], "")
         recorded.subscribe(session, rng.choice(list(AckMode)), window=rng.randrange(1, 6), destination=destination)
         return session
 
@@ -611,7 +611,7 @@ def busy(
         match rng.randrange(10):
             case 0 | 1:
                 group = rng.choice(groups)
-                destination = parse(sent_to[step % len(sent_to)], "")
+                destination = parse_address(sent_to[step % len(sent_to)], "")
                 recorded.send(
                     session, rng.randrange(10), persistent=rng.random() < 0.5, group=group, destination=destination
                 )
@@ -645,8 +645,8 @@ def busy(
 # Files
 
 
-def write(folder: Path, recorded: RecordedEngine) -> History:
-    history = History(folder)
+def write(folder: Path, recorded: RecordedEngine) -> HistoryWriter:
+    history = HistoryWriter(folder)
     for chunk in recorded.chunks:
         history.append(chunk)
     return history
@@ -660,7 +660,7 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
 
 def test_what_was_appended_can_be_read_once_it_is_flushed_or_synced_or_much(tmp_path: Path) -> None:
     recorded = busy(random.Random(1))
-    history = History(tmp_path)
+    history = HistoryWriter(tmp_path)
     history.append(recorded.chunks[0])
     history.append(recorded.chunks[1])
     assert read_folder(tmp_path) == []
@@ -684,7 +684,7 @@ def test_what_was_appended_can_be_read_once_it_is_flushed_or_synced_or_much(tmp_
 def test_a_run_begins_a_file_and_goes_on_counting(tmp_path: Path) -> None:
     first = busy(random.Random(1))
     write(tmp_path, first).close()
-    history = History(tmp_path)
+    history = HistoryWriter(tmp_path)
     run, event = history.start_run(after_clean_stop=True)
     assert (run, event) == (2, len(first.events()) + 1)
     second = busy(random.Random(2), run=run, first_event=event)
@@ -698,7 +698,7 @@ def test_a_run_begins_a_file_and_goes_on_counting(tmp_path: Path) -> None:
 def test_a_crash_leaves_numbers_out(tmp_path: Path) -> None:
     first = busy(random.Random(1))
     write(tmp_path, first).close()
-    assert History(tmp_path).start_run(after_clean_stop=False) == (2, len(first.events()) + 1 + GAP_EVENTS)
+    assert HistoryWriter(tmp_path).start_run(after_clean_stop=False) == (2, len(first.events()) + 1 + GAP_EVENTS)
 
 
 def test_a_long_history_has_many_files_and_each_names_its_queues(
@@ -718,7 +718,7 @@ def test_a_torn_chunk_is_cut_wherever_it_tears_and_the_store_brings_it_back(tmp_
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
-        history = History(tmp_path)
+        history = HistoryWriter(tmp_path)
         kept = read_folder(tmp_path)
         assert kept == recorded.events()[: len(kept)]
         history.restore(recorded.chunks)
@@ -736,7 +736,7 @@ def test_what_the_files_have_is_not_restored_twice(tmp_path: Path) -> None:
 
 def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(tmp_path: Path) -> None:
     event_log = EventLog(run=3, first_event=7)
-    history = History(tmp_path)
+    history = HistoryWriter(tmp_path)
     chunks = []
     for of_batch in (True, True, False):
         event_log.committed(1)
@@ -760,23 +760,23 @@ def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(t
 
 def last_batch_of(folder: Path) -> tuple[int, int] | None:
     """As `truenext store` and a start find it."""
-    found = last_batch(folder)
-    history = History(folder)
+    found = last_batch_chunk(folder)
+    history = HistoryWriter(folder)
     history.close()
-    assert history.last_batch == found
+    assert history.last_batch_chunk == found
     return found
 
 
 def test_a_history_that_cannot_be_read_tells_a_check_of_no_batch(tmp_path: Path) -> None:
     (tmp_path / "0000000000000001.history").write_bytes(b"something else")
-    assert last_batch(tmp_path) is None
-    assert last_batch(tmp_path / "missing") is None
+    assert last_batch_chunk(tmp_path) is None
+    assert last_batch_chunk(tmp_path / "missing") is None
 
 
 def test_a_file_that_is_no_history_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "0000000000000001.history").write_bytes(b"something else")
     with pytest.raises(HistoryError, match=r"0001\.history is no history"):
-        History(tmp_path)
+        HistoryWriter(tmp_path)
 
 
 def of_version(path: Path, version: int) -> None:
@@ -793,13 +793,13 @@ def test_a_history_of_another_version_is_refused_by_name(tmp_path: Path, version
     of_version(path, version)
     why = rf"{path} has history version {version}; this truenext reads {HISTORY_VERSION}: use the truenext that wrote"
     with pytest.raises(HistoryError, match=why):
-        History(tmp_path)
+        HistoryWriter(tmp_path)
     assert [(name, reason.startswith(why)) for name, reason in find_damage(tmp_path)] == [(path.name, True)]
-    assert last_batch(tmp_path) is None
+    assert last_batch_chunk(tmp_path) is None
     (tmp_path / "0000000000001000.history").touch()
     if can_write_parquet():
         with pytest.raises(HistoryError, match=why):
-            list(export_ended(tmp_path))
+            list(export_closed_files(tmp_path))
     assert path.exists()
 
 
@@ -839,7 +839,7 @@ def test_a_history_that_finds_the_disk_full_goes_on_with_the_space_it_is_given(
 
     monkeypatch.setattr(os, "write", write_some)
     monkeypatch.setattr(os, "open", open_some)
-    history = History(tmp_path, on_write_error=refused.append)
+    history = HistoryWriter(tmp_path, on_write_error=refused.append)
     for chunk in recorded.chunks:
         history.append(chunk)
     history.close()
@@ -858,7 +858,7 @@ def test_a_history_that_is_given_no_space_ends_with_the_full_disk_named(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "write", full)
-    history = History(tmp_path, on_write_error=lambda _: None)
+    history = HistoryWriter(tmp_path, on_write_error=lambda _: None)
     with pytest.raises(HistoryError, match=r"cannot write the history in .*No space left on device"):
         for chunk in busy(random.Random(1), steps=3).chunks:
             history.append(chunk)
@@ -881,7 +881,7 @@ def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedEng
 
 def test_parquet_says_what_the_files_said(long_history: RecordedEngine, tmp_path: Path) -> None:
     *_, growing = history_files(tmp_path)
-    assert len(list(export_ended(tmp_path))) > 1
+    assert len(list(export_closed_files(tmp_path))) > 1
     assert history_files(tmp_path) == [growing]
     exported = read_parquet(tmp_path / EVENTS_FOLDER)
     assert exported == long_history.events()[: len(exported)]
@@ -895,7 +895,7 @@ def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> No
     recorded.commit()
     write(tmp_path, recorded).close()
     (tmp_path / "0000000000001000.history").touch()
-    list(export_ended(tmp_path))
+    list(export_closed_files(tmp_path))
     exported = read_parquet(tmp_path / EVENTS_FOLDER)
     assert exported == recorded.events()
     assert Counter(event["kind"] for event in exported)["started"] == 4
@@ -911,7 +911,7 @@ def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -
     recorded.commit()
     write(tmp_path, recorded).close()
     (tmp_path / "0000000000001000.history").touch()
-    list(export_ended(tmp_path))
+    list(export_closed_files(tmp_path))
     exported = read_parquet(tmp_path / EVENTS_FOLDER)
     assert exported == recorded.events()
     found = [(event["mode"], event.get("priority")) for event in exported if event["kind"] == "subscribed"]
@@ -919,7 +919,7 @@ def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -
 
 
 def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: RecordedEngine, tmp_path: Path) -> None:
-    next(iter(export_ended(tmp_path)))
+    next(iter(export_closed_files(tmp_path)))
     before = history_files(tmp_path)
     files = export_all(tmp_path, tmp_path / "rest")
     assert history_files(tmp_path) == before
@@ -933,8 +933,8 @@ def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            list(export_ended(tmp_path))
-    list(export_ended(tmp_path))
+            list(export_closed_files(tmp_path))
+    list(export_closed_files(tmp_path))
     assert read_parquet(tmp_path / EVENTS_FOLDER) + read_folder(tmp_path) == long_history.events()
 
 
@@ -948,7 +948,7 @@ def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
         recorded.send(session)
         recorded.commit()
     write(tmp_path, recorded).close()
-    list(export_ended(tmp_path))
+    list(export_closed_files(tmp_path))
     folders = sorted(path.name for path in (tmp_path / EVENTS_FOLDER).iterdir())
     assert folders[:3] == ["date=1970-01-01", "date=1970-01-02", "date=1970-01-03"]
     exported = read_parquet(tmp_path / EVENTS_FOLDER)
@@ -956,7 +956,7 @@ def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_old_history_goes_first_by_age_then_by_size(long_history: RecordedEngine, tmp_path: Path) -> None:
-    list(export_ended(tmp_path))
+    list(export_closed_files(tmp_path))
     files = sorted((tmp_path / EVENTS_FOLDER).glob("date=*/*.parquet"))
     day = tmp_path / EVENTS_FOLDER / "date=2999-01-01"
     day.mkdir()
@@ -994,7 +994,7 @@ def test_history_without_pyarrow_stays_as_it_is_within_its_limits_and_nothing_is
 @pytest.mark.usefixtures("no_pyarrow")
 def test_history_without_pyarrow_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    exporter = Exporter(tmp_path)
+    exporter = HistoryExporter(tmp_path)
     exporter.start()
     exporter.close()
     (record,) = caplog.records
@@ -1015,7 +1015,7 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
 
 def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> None:
     write(tmp_path, busy(random.Random(1))).close()
-    assert list(export_ended(tmp_path)) == []
+    assert list(export_closed_files(tmp_path)) == []
     assert delete_old_files(tmp_path, bytes_max=0, days_max=0) == []
     (path,) = history_files(tmp_path)
     assert sum(1 for _ in chunks_of_file(path)) > 3
@@ -1023,7 +1023,7 @@ def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> 
 
 def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Path) -> None:
     """Not when the broker starts again on it either, which cuts only what a crash left."""
-    history = History(tmp_path)
+    history = HistoryWriter(tmp_path)
     _, first_event = history.start_run(after_clean_stop=True)
     event_log = EventLog(run=1, first_event=first_event)
     for batch in range(1, 11):
@@ -1037,7 +1037,7 @@ def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Pa
     path.write_bytes(content)
     capacity = [1, 2, 3, 4, 6, 7, 8, 9, 10]
     assert [chunk.first_event for chunk in chunks_of_file(path)] == capacity
-    history = History(tmp_path)
+    history = HistoryWriter(tmp_path)
     assert history.start_run(after_clean_stop=True) == (2, 11)
     history.append(event_log.close_chunk())
     history.close()

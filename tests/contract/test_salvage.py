@@ -37,14 +37,14 @@ from truenext.cli.main import main
 from truenext.errors import StoreError
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.policy import Policies
-from truenext.record import encode, lane_key, message_key, sequence_of
+from truenext.record import encode_record, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION
 from truenext.store.checkpointer import Checkpointer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME, SECTOR, has_flipped_bit
-from truenext.store.lmdb_file import LmdbFile, Tree, read_metas
+from truenext.store.lmdb_file import LmdbFile, LmdbTree, read_metas
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
 
@@ -196,7 +196,7 @@ def test_the_store_goes_on_where_it_was_exported(data: Path) -> None:
     disk.apply(puts=put(SEQUENCE_LIMIT + 1))
     for n in range(2, 20):
         disk.apply(puts=put(SEQUENCE_LIMIT + n), removes=[key(SEQUENCE_LIMIT + n - 1)])
-    assert key(SEQUENCE_LIMIT + 19) in [m.key for m in disk.store.page(LANE, SEQUENCE_LIMIT, 100).messages]
+    assert key(SEQUENCE_LIMIT + 19) in [m.key for m in disk.store.read_page(LANE, SEQUENCE_LIMIT, 100).messages]
     disk.store.close()
 
 
@@ -346,7 +346,7 @@ def records(*sequences: int) -> dict[bytes, bytes]:
     seed = random.Random(1)
     found = {}
     for sequence in sequences:
-        found[key(sequence)] = encode(key(sequence), message_of(key(sequence), seed, persistent=True))
+        found[key(sequence)] = encode_record(key(sequence), message_of(key(sequence), seed, persistent=True))
     return found
 
 
@@ -540,7 +540,7 @@ def pages_of(data: Path, database: bytes) -> tuple[int, list[int]]:
     """Root and leaves."""
     path = data / "lmdb/data.mdb"
     file = LmdbFile(path, read_metas(path)[0][0], pytest.fail)
-    tree = next(Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main") if leaf.key == database)
+    tree = next(LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main") if leaf.key == database)
     leaves = list(dict.fromkeys(leaf.page for leaf in file.walk(tree, "")))
     file.close()
     return tree.root, leaves
@@ -568,7 +568,7 @@ def test_lmdb_reads_the_same(data: Path) -> None:
     assert not what
     file = LmdbFile(path, states[0], pytest.fail)
     file.read_free_pages()
-    trees = {leaf.key: Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
+    trees = {leaf.key: LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
     assert trees[b"messages"].depth == 3
     assert trees[b"messages"].overflows
     with lmdb.open(str(data / "lmdb"), max_dbs=DATABASES_MAX, readonly=True, lock=False) as env, env.begin() as txn:
@@ -587,14 +587,16 @@ def test_no_page_is_neither_free_nor_in_use(tmp_path: Path) -> None:
     there: list[bytes] = []
     for sequence in range(30):
         names = [message_key(lane_key(seed.randrange(5), 4), sequence * 100 + n) for n in range(20)]
-        checkpoint.put(sorted((name, seed.randbytes(seed.randrange(5000))) for name in names), are_transient=False)
+        checkpoint.put_messages(
+            sorted((name, seed.randbytes(seed.randrange(5000))) for name in names), are_transient=False
+        )
         there += names
         seed.shuffle(there)
         removed = [there.pop() for _ in range(seed.randrange(len(there)))]
-        checkpoint.delete((name, False) for name in removed)
+        checkpoint.delete_messages((name, False) for name in removed)
         file = LmdbFile(tmp_path / "data.mdb", read_metas(tmp_path / "data.mdb")[0][0], pytest.fail)
         file.read_free_pages()
-        trees = [Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")]
+        trees = [LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")]
         assert sum(1 for tree in trees for _ in file.walk(tree, "")) >= len(there)
         assert (file.unreached_pages, file.pages_seen) == (0, file.pages - 2)
         file.close()
@@ -668,7 +670,7 @@ def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, con
     name = message_key(lane_key(1, 5), SEQUENCE_LIMIT)
     checkpoint = Checkpoint(data / "lmdb")
     message = message_of(name, random.Random(1), persistent=True)
-    checkpoint.put([(name, encode(name, message))], are_transient=False)
+    checkpoint.put_messages([(name, encode_record(name, message))], are_transient=False)
     checkpoint.close()
     assert check(data) == [
         f"lmdb/data.mdb: message {SEQUENCE_LIMIT} is not below the limit {SEQUENCE_LIMIT}",
@@ -719,7 +721,7 @@ def names_on(data: Path, page: int) -> list[bytes]:
     """Keys of messages on a leaf."""
     path = data / "lmdb/data.mdb"
     file = LmdbFile(path, read_metas(path)[0][0], pytest.fail)
-    trees = {leaf.key: Tree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
+    trees = {leaf.key: LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
     found = [leaf.key for leaf in file.walk(trees[b"messages"], "") if leaf.page == page]
     file.close()
     return found
@@ -780,7 +782,7 @@ def test_transients_are_saved_after_an_unclean_stop_too(tmp_path: Path) -> None:
     for n in range(1, 6):
         message = message_of(key(n), random.Random(n), persistent=False)
         transients[n] = Shown(message, NO_MARK)
-        disk.apply(transient_puts={key(n): encode(key(n), message)})
+        disk.apply(transient_puts={key(n): encode_record(key(n), message)})
     disk.store.close()
     assert "the next start drops 5 transients" in truenext("check", tmp_path / "data").stdout
     assert export(tmp_path / "data").shelf[LANE] == transients
@@ -795,7 +797,7 @@ def test_transients_that_a_start_has_dropped_stay_dropped(tmp_path: Path) -> Non
         disk.apply(queues={1: "orders"}, sequence_limit=100, clean_stop=False)
         for n in range(1, 6):
             message = message_of(key(n), random.Random(n), persistent=False)
-            disk.apply(transient_puts={key(n): encode(key(n), message)})
+            disk.apply(transient_puts={key(n): encode_record(key(n), message)})
         disk.crash()
         disk.apply(clean_stop=True)
         disk.store.close()
@@ -822,7 +824,7 @@ def test_an_export_that_fails_leaves_nothing(data: Path, tmp_path: Path, monkeyp
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Checkpoint, "put", full)
+    monkeypatch.setattr(Checkpoint, "put_messages", full)
     result = truenext("export", data, tmp_path / "new")
     assert result.exit_code == 2
     assert "the disk is full" in result.stderr
@@ -966,7 +968,7 @@ def test_a_queue_without_a_name_is_missed(data: Path) -> None:
 def test_messages_out_of_order_are_not_shown(tmp_path: Path) -> None:
     """As LMDB shows them after a flipped bit in a key, within a lane and behind its end."""
     checkpoint = Checkpoint(tmp_path / "lmdb")
-    checkpoint.put([(key(sequence), b"record") for sequence in range(1, 10)], are_transient=False)
+    checkpoint.put_messages([(key(sequence), b"record") for sequence in range(1, 10)], are_transient=False)
     checkpoint.close()
     path = tmp_path / "lmdb/data.mdb"
     root, _ = pages_of(tmp_path, b"messages")
@@ -994,7 +996,7 @@ def test_a_mark_that_stands_where_no_message_does_is_not_passed_over(data: Path)
 
 def test_a_key_of_another_length_is_no_message(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "lmdb")
-    checkpoint.put([(key(1), b"record"), (key(1) + b"1", b"record")], are_transient=False)
+    checkpoint.put_messages([(key(1), b"record"), (key(1) + b"1", b"record")], are_transient=False)
     with checkpoint.snapshot() as snapshot, pytest.raises(StoreError, match="is damaged"):
         list(checkpoint.page(snapshot, LANE, 0))
     checkpoint.close()
@@ -1005,7 +1007,7 @@ def test_a_message_that_a_branch_hides_is_not_taken_for_gone(tmp_path: Path, is_
     """A flipped bit there makes LMDB look on a page beside the right one."""
     checkpoint = Checkpoint(tmp_path / "lmdb")
     names = [key(sequence) for sequence in range(0, 400, 2)]
-    checkpoint.put([(name, bytes(500)) for name in names], are_transient=False)
+    checkpoint.put_messages([(name, bytes(500)) for name in names], are_transient=False)
     checkpoint.close()
     root, leaves = pages_of(tmp_path, b"messages")
     before, page, *_ = (names_on(tmp_path, number) for number in leaves[2:])
@@ -1017,9 +1019,9 @@ def test_a_message_that_a_branch_hides_is_not_taken_for_gone(tmp_path: Path, is_
     checkpoint = Checkpoint(tmp_path / "lmdb")
     hidden = page[1] if is_later else before[3]
     with pytest.raises(StoreError, match=r"the keys around [0-9a-f]+ are out of order"):
-        checkpoint.kinds([hidden])
+        checkpoint.transient_by_key([hidden])
     missing = key(sequence_of(names[0]) + 1)
-    assert checkpoint.kinds([names[0], missing, names[-1], key(1000)]) == {names[0]: False, names[-1]: False}
+    assert checkpoint.transient_by_key([names[0], missing, names[-1], key(1000)]) == {names[0]: False, names[-1]: False}
     checkpoint.close()
 
 
@@ -1031,7 +1033,7 @@ def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path:
     store = disk.store
     assert isinstance(store, EmbeddedStore)
     wait_for_checkpoints(store)
-    with mock.patch.object(Checkpoint, "kinds", lambda _, keys: dict.fromkeys(keys, False)):
+    with mock.patch.object(Checkpoint, "transient_by_key", lambda _, keys: dict.fromkeys(keys, False)):
         disk.apply(removes=[key(1)])
     with store._checkpoint._env.begin(write=True) as txn:
         txn.delete(key(1), db=store._checkpoint._persistent.messages)

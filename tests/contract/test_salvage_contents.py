@@ -15,8 +15,8 @@ from truenext.message import SentMessage
 from truenext.record import (
     CONTENTS_LANE_KEY,
     content_key,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
     encode_reference,
     lane_key,
     message_key,
@@ -45,7 +45,7 @@ def data(tmp_path: Path) -> Path:
     disk = Disk("checkpointing", folder)
     disk.apply(queues={1: "a", 2: "b", 3: "c"}, sequence_limit=1000)
     for number in NUMBERS:
-        record = encode(content_key(number), content_of(number))
+        record = encode_record(content_key(number), content_of(number))
         puts = {one: encode_reference(one, number, persistent=number not in TRANSIENT) for one in copies(number)}
         kind = "transient_" * (number in TRANSIENT)
         disk.apply(**{f"{kind}puts": {content_key(number): record} | puts}, marks={content_key(number): (3, 0)})
@@ -71,9 +71,9 @@ def is_checkpointed(disk: Disk) -> bool:
 def shown(data: Path) -> dict[bytes, SentMessage]:
     store = EmbeddedStore(data)
     store.recover()
-    found = [each for lane in LANES for each in store.page(lane, 0, 100).messages]
+    found = [each for lane in LANES for each in store.read_page(lane, 0, 100).messages]
     store.close()
-    return {each.key: decode(each.key, each.record, each.content) for each in found}
+    return {each.key: decode_record(each.key, each.record, each.content) for each in found}
 
 
 def remaining() -> dict[bytes, SentMessage]:
@@ -94,7 +94,7 @@ def exported(data: Path) -> dict[bytes, SentMessage]:
         (number,) = (number for number in NUMBERS if one in copies(number))
         kind = "transient_" * (number in TRANSIENT)
         disk.apply(**{f"{kind}removes": [one], f"{kind}dereferenced": [content_key(number)]})
-    assert disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages == []
+    assert disk.store.read_page(CONTENTS_LANE_KEY, 0, 10).messages == []
     disk.store.close()
     return found
 
@@ -113,7 +113,7 @@ def test_a_sound_folder_is_sound_and_every_copy_is_exported(data: Path) -> None:
 
 def test_copies_whose_content_is_missing_are_named_and_left_out(data: Path) -> None:
     checkpoint = checkpoint_of(data)
-    checkpoint.delete([(content_key(1), False)])
+    checkpoint.delete_messages([(content_key(1), False)])
     checkpoint.close()
     assert check(data) == [
         f"lmdb/data.mdb: message {number} of queue {name}, priority 4 is damaged: its content, number 1, is missing or "
@@ -137,7 +137,7 @@ def test_a_damaged_content_costs_its_copies_and_no_others(data: Path) -> None:
 
 def test_a_content_that_nobody_refers_to_is_named_and_left_out(data: Path) -> None:
     checkpoint = checkpoint_of(data)
-    checkpoint.delete([(one, True) for one in copies(4)[1:]])
+    checkpoint.delete_messages([(one, True) for one in copies(4)[1:]])
     checkpoint.close()
     assert check(data) == ["contents: content 4 has 0 references, 2 are counted"]
     assert exported(data) == {one: message for one, message in remaining().items() if one not in copies(4)}
@@ -166,7 +166,7 @@ def test_what_a_lost_batch_had_removed_is_counted_again(data: Path) -> None:
 def test_a_copy_that_stands_on_a_lost_page_is_missed_by_its_content(data: Path) -> None:
     """Where no count of messages tells."""
     checkpoint = checkpoint_of(data)
-    checkpoint.delete([(copies(1)[1], False)])
+    checkpoint.delete_messages([(copies(1)[1], False)])
     checkpoint.close()
     assert check(data) == ["contents: content 1 has 1 references, 2 are counted"]
     assert exported(data) == {one: message for one, message in remaining().items() if one != copies(1)[1]}

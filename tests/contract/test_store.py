@@ -41,14 +41,14 @@ from truenext.record import (
     encode_reference,
     lane_key,
     message_key,
-    reference_of,
+    referenced_content,
     sequence_of,
     split_lane_key,
     split_timer,
-    timer,
+    timer_key,
 )
 from truenext.store.changes import causes_of as causes_of_rare
-from truenext.store.changes import changes_of, decode, encode
+from truenext.store.changes import changes_of, decode_changes, encode_batch
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store, StoredMessage, TimerPage
 
@@ -70,7 +70,7 @@ def test_a_new_store_is_empty_and_counts_as_cleanly_stopped(disk: Disk) -> None:
     recovered = disk.crash()
     assert recovered == Recovered(identity=recovered.identity, clean_stop=True)
     assert recovered.sequence_limit == 1
-    assert disk.store.page(LANE, 0, 10).messages == []
+    assert disk.store.read_page(LANE, 0, 10).messages == []
 
 
 def test_the_identity_is_eight_hexadecimal_digits_and_never_changes(disk: Disk, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
         counts={LANE: 2},
         producers={"p": producer},
     )
-    messages = disk.store.page(LANE, 0, 10).messages
+    messages = disk.store.read_page(LANE, 0, 10).messages
     assert [(m.key, m.record, m.mark.attempts, m.mark.deliveries) for m in messages] == [
         (key(1), b"record 1", 0, 0),
         (key(2), b"record 2", 3, 4),
@@ -151,7 +151,7 @@ def test_a_batch_that_fails_leaves_nothing_behind(disk: Disk) -> None:
     with pytest.raises(StoreError, match="disagree"):
         disk.store.apply(bad)
     assert disk.crash() == before
-    messages = disk.store.page(LANE, 0, 10).messages
+    messages = disk.store.read_page(LANE, 0, 10).messages
     assert [(sequence_of(m.key), m.mark.attempts) for m in messages] == [(1, 1), (2, 0)]
 
 
@@ -255,7 +255,7 @@ def test_removed_messages_are_gone_for_good(disk: Disk) -> None:
 
 def test_an_empty_batch_is_applied(disk: Disk) -> None:
     disk.apply()
-    assert disk.store.page(LANE, 0, 1).as_of == 1
+    assert disk.store.read_page(LANE, 0, 1).as_of == 1
 
 
 # Pages
@@ -265,7 +265,7 @@ def test_a_page_is_as_large_as_it_may_be_and_says_whether_it_is_the_lanes_end(di
     disk.apply(puts={key(1): bytes(100), key(3): bytes(100)}, transient_puts={key(2): bytes(100), key(4): bytes(500)})
 
     def page(after: int, limit: int, size_max: int) -> tuple[list[int], bool]:
-        page = disk.store.page(LANE, after, limit, size_max)
+        page = disk.store.read_page(LANE, after, limit, size_max)
         return [sequence_of(message.key) for message in page.messages], page.is_end
 
     assert page(0, 9, 1000) == ([1, 2, 3, 4], True)
@@ -281,7 +281,7 @@ def test_messages_are_found_by_their_keys_in_any_lanes_as_many_as_fit(disk: Disk
     disk.apply(puts=put(1, 3) | put(2, lane=OTHER_LANE), transient_puts=put(4, lane=NEXT_QUEUE), marks={key(3): (1, 2)})
     there = [key(1), key(3), key(2, lane=OTHER_LANE), key(4, lane=NEXT_QUEUE)]
     keys = [*reversed(there), key(2), key(9), key(1, lane=OTHER_LANE), key(77, lane=lane_key(9, 9))]
-    page = disk.store.messages(keys)
+    page = disk.store.read_messages(keys)
     assert [(each.key, each.record, each.mark.deliveries) for each in page.messages] == [
         (one, b"record %d" % sequence_of(one), 2 if one == key(3) else 0) for one in sorted(there)
     ]
@@ -289,17 +289,17 @@ def test_messages_are_found_by_their_keys_in_any_lanes_as_many_as_fit(disk: Disk
 
     size = len(b"record 1")
     for size_max, count in ((1, 1), (size, 1), (2 * size, 2), (4 * size, 4)):
-        page = disk.store.messages(keys, size_max)
+        page = disk.store.read_messages(keys, size_max)
         assert ([each.key for each in page.messages], page.is_end) == (sorted(there)[:count], count == 4)
-    page = disk.store.messages([key(2), key(9)], 1)
+    page = disk.store.read_messages([key(2), key(9)], 1)
     assert (page.messages, page.is_end) == ([], True)
-    assert disk.store.messages([]).is_end
+    assert disk.store.read_messages([]).is_end
 
 
 def test_a_page_is_in_sequence_order_whatever_the_order_and_kind_of_the_puts(disk: Disk) -> None:
     disk.apply(puts=put(9, 2, 300), transient_puts=put(256, 1, 7))
     disk.apply(puts=put(3), transient_puts=put(8, 2**40))
-    messages = disk.store.page(LANE, 0, 100).messages
+    messages = disk.store.read_page(LANE, 0, 100).messages
     assert [sequence_of(m.key) for m in messages] == [1, 2, 3, 7, 8, 9, 256, 300, 2**40]
     assert all(m.record == b"record %d" % sequence_of(m.key) for m in messages)
 
@@ -328,27 +328,27 @@ def test_after_sequence_need_not_be_there(disk: Disk) -> None:
 
 
 def test_a_page_tells_the_last_batch_it_is_true_up_to(disk: Disk) -> None:
-    assert disk.store.page(LANE, 0, 1).as_of == 0
+    assert disk.store.read_page(LANE, 0, 1).as_of == 0
     for number in (1, 2, 3):
         disk.apply(puts=put(number))
-        assert disk.store.page(LANE, 0, 10).as_of == number
-        assert disk.store.page(NEXT_QUEUE, 0, 10).as_of == number
+        assert disk.store.read_page(LANE, 0, 10).as_of == number
+        assert disk.store.read_page(NEXT_QUEUE, 0, 10).as_of == number
 
 
 def test_batch_numbers_begin_again_with_each_run(disk: Disk) -> None:
     disk.apply(puts=put(1))
     disk.apply(puts=put(2))
     disk.crash()
-    assert disk.store.page(LANE, 0, 10).as_of == 0
+    assert disk.store.read_page(LANE, 0, 10).as_of == 0
     disk.apply(puts=put(3))
-    assert disk.store.page(LANE, 0, 10).as_of == 1
+    assert disk.store.read_page(LANE, 0, 10).as_of == 1
 
 
 def test_a_failed_batch_is_in_no_page(disk: Disk) -> None:
     disk.apply(puts=put(1))
     with pytest.raises(StoreError):
         disk.apply(puts=put(2), removes=[key(77)])
-    page = disk.store.page(LANE, 0, 10)
+    page = disk.store.read_page(LANE, 0, 10)
     assert (page.as_of, [m.key for m in page.messages]) == (1, [key(1)])
 
 
@@ -390,7 +390,7 @@ def test_pages_read_while_batches_are_applied_show_whole_batches_and_claim_no_mo
     pages = 0
     while thread.is_alive() or not pages:
         returned_before = returned
-        page = disk.store.page(LANE, 0, 100)
+        page = disk.store.read_page(LANE, 0, 100)
         pages += 1
         found = [sequence_of(message.key) for message in page.messages]
         shown = found[0] // 10 if found else 0
@@ -432,15 +432,17 @@ def test_what_is_said_of_many_messages_is_written_once(tmp_path: Path) -> None:
     texts = {key(n): ("why " * 1000, "because " * 500) for n in range(1, 1001)}
     batch = Batch(1)
     batch.marks, batch.causes = {k: Mark(1, 1) for k in texts}, {k: Causes(*both) for k, both in texts.items()}
-    written = b"".join(encode(batch, changes_of(batch).rare))
+    written = b"".join(encode_batch(batch, changes_of(batch).rare))
     assert len(written) < 100_000
-    rest = decode(memoryview(written)).rare
+    rest = decode_changes(memoryview(written)).rare
     assert rest is not None and causes_of_rare(rest) == batch.causes
 
 
 def causes_of(disk: Disk) -> dict[int, tuple[str, str]]:
-    messages = disk.store.page(LANE, 0, 1000).messages
-    assert [m.causes for m in disk.store.messages([m.key for m in messages]).messages] == [m.causes for m in messages]
+    messages = disk.store.read_page(LANE, 0, 1000).messages
+    assert [m.causes for m in disk.store.read_messages([m.key for m in messages]).messages] == [
+        m.causes for m in messages
+    ]
     return {sequence_of(m.key): m.causes for m in messages if m.causes != ("", "")}
 
 
@@ -448,7 +450,7 @@ def test_marks_come_with_their_message_and_the_last_one_counts(disk: Disk) -> No
     disk.apply(puts=put(1, 2), transient_puts=put(3), marks={key(1): (0, 1), key(3): (2, 9)})
     disk.apply(marks={key(1): (1, 2)})
     disk.stop()
-    marks = {sequence_of(m.key): m.mark[:2] for m in disk.store.page(LANE, 0, 10).messages}
+    marks = {sequence_of(m.key): m.mark[:2] for m in disk.store.read_page(LANE, 0, 10).messages}
     assert marks == {1: (1, 2), 2: (0, 0), 3: (2, 9)}
 
 
@@ -456,7 +458,7 @@ def test_marks_come_with_their_message_and_the_last_one_counts(disk: Disk) -> No
 def test_a_mark_says_when_its_message_is_due(disk: Disk, due_ms: int) -> None:
     disk.apply(puts=put(1), transient_puts=put(2), marks={key(1): Mark(2, 3, due_ms), key(2): Mark(1, 1, due_ms)})
     disk.stop()
-    found = [m.mark for m in disk.store.page(LANE, 0, 10).messages]
+    found = [m.mark for m in disk.store.read_page(LANE, 0, 10).messages]
     assert found == [Mark(2, 3, due_ms), Mark(1, 1, due_ms)]
 
 
@@ -465,14 +467,14 @@ def test_a_mark_goes_with_its_message(disk: Disk) -> None:
     disk.apply(puts=put(1), transient_puts=put(2), marks={key(1): (1, 2), key(2): (1, 2)})
     disk.apply(removes=[key(1)], transient_removes=[key(2)], unmarks=[key(1), key(2)])
     disk.apply(puts=put(1), transient_puts=put(2))
-    assert [m.mark[:2] for m in disk.store.page(LANE, 0, 10).messages] == [(0, 0), (0, 0)]
+    assert [m.mark[:2] for m in disk.store.read_page(LANE, 0, 10).messages] == [(0, 0), (0, 0)]
 
 
 def test_a_message_given_back_and_removed_in_one_batch_leaves_no_mark(disk: Disk) -> None:
     disk.apply(puts=put(1))
     disk.apply(marks={key(1): (1, 2)}, removes=[key(1)], unmarks=[key(1)])
     disk.apply(puts=put(1))
-    assert [m.mark[:2] for m in disk.store.page(LANE, 0, 10).messages] == [(0, 0)]
+    assert [m.mark[:2] for m in disk.store.read_page(LANE, 0, 10).messages] == [(0, 0)]
 
 
 def test_a_message_without_a_mark_may_be_unmarked(disk: Disk) -> None:
@@ -551,7 +553,7 @@ def test_after_a_clean_stop_the_transients_are_there_at_their_places(disk: Disk)
     recovered = disk.stop()
     assert recovered.clean_stop is True
     assert recovered.counts == {LANE: 4}
-    messages = disk.store.page(LANE, 0, 10).messages
+    messages = disk.store.read_page(LANE, 0, 10).messages
     assert [(sequence_of(m.key), m.mark.attempts) for m in messages] == [(1, 0), (2, 1), (3, 0), (4, 0)]
 
 
@@ -569,8 +571,8 @@ def test_a_crash_drops_transients_with_their_counts_and_marks(disk: Disk) -> Non
     assert sequences(disk.store, NEXT_QUEUE) == []
     # The keys come back, as they never do in a broker, to show that their marks are gone.
     disk.apply(puts=put(2, 5) | put(6, lane=NEXT_QUEUE))
-    assert [m.mark.attempts for m in disk.store.page(LANE, 0, 10).messages] == [1, 0, 0, 0]
-    assert [m.mark.attempts for m in disk.store.page(NEXT_QUEUE, 0, 10).messages] == [0]
+    assert [m.mark.attempts for m in disk.store.read_page(LANE, 0, 10).messages] == [1, 0, 0, 0]
+    assert [m.mark.attempts for m in disk.store.read_page(NEXT_QUEUE, 0, 10).messages] == [0]
 
 
 def test_a_crash_drops_the_transients_of_an_earlier_clean_stop_too(disk: Disk) -> None:
@@ -602,28 +604,28 @@ def test_an_unclean_stop_stays_unclean_until_a_batch_says_otherwise(disk: Disk) 
 
 def test_timers_come_in_the_order_in_which_they_are_due_then_by_lane_and_block(disk: Disk) -> None:
     in_order = [
-        timer(255, LANE, 5 << 10),
-        timer(256, LANE, 1 << 10),
-        timer(256, LANE, 256 << 10),
-        timer(256, OTHER_LANE, 0),
-        timer(256, NEXT_QUEUE, 0),
-        timer(2**63, LANE, 0),
+        timer_key(255, LANE, 5 << 10),
+        timer_key(256, LANE, 1 << 10),
+        timer_key(256, LANE, 256 << 10),
+        timer_key(256, OTHER_LANE, 0),
+        timer_key(256, NEXT_QUEUE, 0),
+        timer_key(2**63, LANE, 0),
     ]
     for one in reversed(in_order):
         disk.apply(timers={one: None})
     for limit in (1, 2, 6, 7):
         assert all_timers(disk.store, limit) == in_order
-    assert disk.store.timers(in_order[0], 2).timers == in_order[1:3]
-    assert disk.store.timers(timer(256, LANE, 2 << 10), 2).timers == in_order[2:4]
+    assert disk.store.read_timers(in_order[0], 2).timers == in_order[1:3]
+    assert disk.store.read_timers(timer_key(256, LANE, 2 << 10), 2).timers == in_order[2:4]
 
 
 def test_a_page_of_timers_says_whether_it_is_the_last_and_up_to_which_batch_it_is_true(disk: Disk) -> None:
-    assert disk.store.timers(b"", 1) == TimerPage(timers=[], as_of=0, is_end=True)
+    assert disk.store.read_timers(b"", 1) == TimerPage(timers=[], as_of=0, is_end=True)
     disk.apply(timers=timers(1, 2))
     first, second = timers(1, 2)
-    assert disk.store.timers(b"", 1) == TimerPage(timers=[first], as_of=1, is_end=False)
-    assert disk.store.timers(b"", 2) == TimerPage(timers=[first, second], as_of=1, is_end=True)
-    assert disk.store.timers(second, 2) == TimerPage(timers=[], as_of=1, is_end=True)
+    assert disk.store.read_timers(b"", 1) == TimerPage(timers=[first], as_of=1, is_end=False)
+    assert disk.store.read_timers(b"", 2) == TimerPage(timers=[first, second], as_of=1, is_end=True)
+    assert disk.store.read_timers(second, 2) == TimerPage(timers=[], as_of=1, is_end=True)
 
 
 def test_to_set_a_timer_that_is_there_or_clear_one_that_is_not_changes_nothing(disk: Disk) -> None:
@@ -690,7 +692,7 @@ def test_a_content_comes_with_every_message_that_refers_to_it_and_is_no_message_
     disk.apply(**share(7, key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE), persistent=persistent))
     for _ in range(2):
         for one in (key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)):
-            (found,) = disk.store.page(one[:LANE_KEY_SIZE], 0, 10).messages
+            (found,) = disk.store.read_page(one[:LANE_KEY_SIZE], 0, 10).messages
             assert found.record == encode_reference(one, 7, persistent=persistent)
             assert found.content == b"content 7"
         assert disk.stop().counts == {LANE: 1, OTHER_LANE: 1, NEXT_QUEUE: 1}
@@ -705,13 +707,13 @@ def test_a_content_goes_with_the_last_message_that_refers_to_it(disk: Disk, end:
         disk.apply(**unshare(7, copies[remaining], persistent=persistent))
         if end != "none":
             disk.stop() if end == "stop" else disk.crash()
-        found = disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages
+        found = disk.store.read_page(CONTENTS_LANE_KEY, 0, 10).messages
         assert [(m.key, m.mark) for m in found] == ([(content_key(7), Mark(remaining, 0))] if remaining else [])
-        shown = [m for lane in (LANE, OTHER_LANE, NEXT_QUEUE) for m in disk.store.page(lane, 0, 10).messages]
+        shown = [m for lane in (LANE, OTHER_LANE, NEXT_QUEUE) for m in disk.store.read_page(lane, 0, 10).messages]
         assert [(m.key, m.content) for m in shown] == [(one, b"content 7") for one in copies[:remaining]]
     # The key comes back, as it never does in a broker, to show that its count is gone.
     disk.apply(**share(7, key(17), key(18), persistent=persistent))
-    assert [m.mark for m in disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages] == [Mark(2, 0)]
+    assert [m.mark for m in disk.store.read_page(CONTENTS_LANE_KEY, 0, 10).messages] == [Mark(2, 0)]
 
 
 def test_a_crash_drops_a_transient_content_with_its_references_and_no_persistent_one(disk: Disk) -> None:
@@ -719,12 +721,12 @@ def test_a_crash_drops_a_transient_content_with_its_references_and_no_persistent
     disk.apply(**share(9, key(9), key(10, OTHER_LANE)))
     disk.apply(**share(11, key(11), key(12, NEXT_QUEUE), persistent=False))
     assert disk.crash().counts == {LANE: 1, OTHER_LANE: 1}
-    assert [(m.key, m.mark) for m in disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages] == [
+    assert [(m.key, m.mark) for m in disk.store.read_page(CONTENTS_LANE_KEY, 0, 10).messages] == [
         (content_key(9), Mark(2, 0))
     ]
     disk.apply(**unshare(9, key(9), key(10, OTHER_LANE)), clean_stop=True)
     assert disk.stop().counts == {}
-    assert disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages == []
+    assert disk.store.read_page(CONTENTS_LANE_KEY, 0, 10).messages == []
 
 
 @OF_EITHER_KIND
@@ -732,9 +734,9 @@ def test_one_batch_may_remove_several_references(disk: Disk, persistent: bool) -
     copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
     disk.apply(**share(7, *copies, persistent=persistent))
     disk.apply(**unshare(7, *copies[:2], persistent=persistent))
-    assert [m.mark for m in disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages] == [Mark(1, 0)]
+    assert [m.mark for m in disk.store.read_page(CONTENTS_LANE_KEY, 0, 10).messages] == [Mark(1, 0)]
     disk.apply(**unshare(7, *copies[2:], persistent=persistent))
-    assert disk.store.page(CONTENTS_LANE_KEY, 0, 10).messages == []
+    assert disk.store.read_page(CONTENTS_LANE_KEY, 0, 10).messages == []
 
 
 def test_releasing_a_content_more_often_than_it_has_references_is_refused(disk: Disk) -> None:
@@ -745,16 +747,16 @@ def test_releasing_a_content_more_often_than_it_has_references_is_refused(disk: 
     with pytest.raises(StoreError, match="disagree"):
         disk.apply(dereferenced=[content_key(8)])
     disk.crash()
-    assert [m.content for m in disk.store.page(LANE, 0, 10).messages] == [b"content 7"] * 2
+    assert [m.content for m in disk.store.read_page(LANE, 0, 10).messages] == [b"content 7"] * 2
 
 
 def test_a_page_is_as_large_with_contents_as_it_may_be(disk: Disk) -> None:
     for number in (1, 3, 5):
         disk.apply(**share(number, key(number), key(number, OTHER_LANE), record=bytes(1000)))
-    page = disk.store.page(LANE, 0, 10, 2200)
+    page = disk.store.read_page(LANE, 0, 10, 2200)
     assert [(sequence_of(m.key), len(m.content)) for m in page.messages] == [(1, 1000), (3, 1000)]
     assert not page.is_end
-    page = disk.store.page(LANE, 3, 10, 2200)
+    page = disk.store.read_page(LANE, 3, 10, 2200)
     assert page.is_end
 
 
@@ -785,11 +787,11 @@ def test_pages_read_while_everything_moves_show_no_message_without_its_content(
     thread.start()
     while thread.is_alive():
         for lane in (LANE, OTHER_LANE):
-            for message in disk.store.page(lane, 0, 100).messages:
+            for message in disk.store.read_page(lane, 0, 100).messages:
                 assert message.content == b"content %d" % sequence_of(message.key)
     thread.join()
     assert not failures
-    assert [sequence_of(m.key) for m in disk.store.page(CONTENTS_LANE_KEY, 0, 100).messages] == [*range(291, 300)]
+    assert [sequence_of(m.key) for m in disk.store.read_page(CONTENTS_LANE_KEY, 0, 100).messages] == [*range(291, 300)]
 
 
 def share(number: int, *copies: bytes, record: bytes = b"", persistent: bool = True) -> dict[str, Any]:
@@ -809,7 +811,7 @@ def unshare(number: int, *copies: bytes, persistent: bool = True) -> dict[str, A
 
 def _content_of(record: bytes) -> bytes:
     """The key of what a record refers to, if it does."""
-    number = reference_of(record)
+    number = referenced_content(record)
     return content_key(number) if number else b""
 
 
@@ -928,19 +930,19 @@ class Model:
         lanes = self.lanes()
         for lane in (LANE, OTHER_LANE, NEXT_QUEUE):
             found = []
-            page = store.page(lane, 0, limit).messages
+            page = store.read_page(lane, 0, limit).messages
             while page:
                 found += page
-                page = store.page(lane, sequence_of(page[-1].key), limit).messages
+                page = store.read_page(lane, sequence_of(page[-1].key), limit).messages
             assert list(map(_shown, found)) == [
                 self._shown(one, record) for one in lanes.get(lane, []) for record in [self.messages[one][0]]
             ]
-        known = store.messages([one for one in self.used if not one.startswith(CONTENTS_LANE_KEY)])
+        known = store.read_messages([one for one in self.used if not one.startswith(CONTENTS_LANE_KEY)])
         assert list(map(_shown, known.messages)) == [
             self._shown(one, record) for one, (record, _) in sorted(self.messages.items())
         ]
         references = self.references()
-        assert [(m.key, m.record, m.mark) for m in store.page(CONTENTS_LANE_KEY, 0, 1000).messages] == [
+        assert [(m.key, m.record, m.mark) for m in store.read_page(CONTENTS_LANE_KEY, 0, 1000).messages] == [
             (one, record, Mark(references[one], 0)) for one, record in sorted(self.contents.items())
         ]
 
@@ -1042,7 +1044,7 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     queues = {model.new_queue(): f"queue {len(model.used)}"} if data.draw(st.booleans()) else {}
     empty = model.empty_queues(remaining)
     queues |= dict.fromkeys(data.draw(st.lists(st.sampled_from(empty)), label="queues that go") if empty else [], "")
-    timer_of = st.builds(timer, st.integers(0, 3), some, st.sampled_from([0, 1024, 2**64 - 1]))
+    timer_of = st.builds(timer_key, st.integers(0, 3), some, st.sampled_from([0, 1024, 2**64 - 1]))
     timers = dict.fromkeys(data.draw(st.lists(timer_of, max_size=5), label="timers"))
     cleared = data.draw(st.lists(timer_of, max_size=3), label="cleared timers")
     limit = model.sequence_limit + 7 if data.draw(st.booleans()) else 0

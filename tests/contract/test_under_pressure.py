@@ -19,7 +19,7 @@ from tests.drawing import one_of
 from truenext.batch import Batch, Mark, ProducerState
 from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
-from truenext.record import lane_key, message_key, sequence_of, timer
+from truenext.record import lane_key, message_key, sequence_of, timer_key
 from truenext.store import checkpointer, disk_space, folder, journal
 from truenext.store.changes import Changes, RareChanges
 from truenext.store.checkpoint import Checkpoint
@@ -52,11 +52,11 @@ def test_a_message_is_found_in_the_journal_while_an_older_segment_moves_into_the
     """The batch that removed it was refused, for the store was taken to be damaged, and the broker stopped."""
     overlay = Overlay()
     for segment in (1, 2):
-        overlay.add(Changes([(key(segment), 10)], [], [], [], None), segment, 0)
+        overlay.apply_changes(Changes([(key(segment), 10)], [], [], [], None), segment, 0)
     lane = overlay._lanes[LANE]
     lane.chunks = Interrupted(lane.chunks, lambda: overlay.drop_indexes(1))
-    assert overlay.kind(key(2)) is False
-    assert overlay.kind(key(1)) is None
+    assert overlay.is_transient(key(2)) is False
+    assert overlay.is_transient(key(1)) is None
 
 
 # Pages beside batches and moves
@@ -66,11 +66,11 @@ ReadPage = Callable[[Store], Page]
 
 
 def all_of_the_lane(store: Store) -> Page:
-    return store.page(LANE, 0, 100)
+    return store.read_page(LANE, 0, 100)
 
 
 def one_by_one(store: Store) -> Page:
-    return store.messages([key(n) for n in range(100)])
+    return store.read_messages([key(n) for n in range(100)])
 
 
 class HeldPage:
@@ -171,8 +171,8 @@ def test_pages_leave_nothing_out_while_everything_moves(tmp_path: Path, limit: i
             after, found = 0, []
             if limit is None:
                 keys = [key(n) for n in range(removed_up_to + 1, expected_up_to + 1)]
-                found = [sequence_of(message.key) for message in disk.store.messages(keys).messages]
-            while limit is not None and (page := disk.store.page(LANE, after, limit).messages):
+                found = [sequence_of(message.key) for message in disk.store.read_messages(keys).messages]
+            while limit is not None and (page := disk.store.read_page(LANE, after, limit).messages):
                 found += [sequence_of(message.key) for message in page]
                 after = found[-1]
             expected = range(removed_up_to + 1, expected_up_to + 1)
@@ -299,8 +299,8 @@ def numbers(n: int, *, resolved: int = 0) -> ProducerState:
         lambda n: {"producers": {f"producer {n}": numbers(n, resolved=100)}},
         lambda n: {"queues": {n + 1000: f"queue {n}"}},
         lambda n: {"forgotten_producers": [f"producer {n}"]},
-        lambda n: {"timers": [timer(n, LANE, 0)]},
-        lambda n: {"cleared_timers": [timer(n, LANE, 0)]},
+        lambda n: {"timers": [timer_key(n, LANE, 0)]},
+        lambda n: {"cleared_timers": [timer_key(n, LANE, 0)]},
     ],
     ids=[
         *("puts", "puts in lanes of their own", "removes", "marks", "producers", "long names", "resolved numbers"),
@@ -314,7 +314,7 @@ def test_a_segment_costs_no_more_memory_than_is_counted(make: Callable[[int], di
     tracemalloc.start()
     try:
         for n in range(1, count + 1):
-            overlay.add(changes(**make(n)), 1, n * 200)
+            overlay.apply_changes(changes(**make(n)), 1, n * 200)
         overlay.indexes[0].sorted_timers = sorted(overlay.indexes[0].timers)
         used = tracemalloc.get_traced_memory()[0]
     finally:
@@ -345,7 +345,7 @@ def test_a_batch_larger_than_one_write_is_there_as_a_whole(tmp_path: Path, monke
     disk.apply(puts=records)
     disk.apply(puts=put(100))
     disk.crash()
-    messages = disk.store.page(LANE, 0, 1000).messages
+    messages = disk.store.read_page(LANE, 0, 1000).messages
     assert {m.key: m.record for m in messages} == records | put(100)
     disk.store.close()
 
@@ -463,7 +463,7 @@ class FullDisk:
         monkeypatch.setattr(
             os, "statvfs", lambda path: SimpleNamespace(f_bavail=9, f_frsize=1) if self.is_full() else statvfs(path)
         )
-        for name in ("delete", "put", "finish", "save_journal_end", "drop_transients"):
+        for name in ("delete_messages", "put_messages", "finish_checkpoint", "save_journal_end", "drop_transients"):
             monkeypatch.setattr(Checkpoint, name, self._failing(getattr(Checkpoint, name), error))
 
     def _failing(self, action: Callable[..., None], error: Callable[[], Exception]) -> Callable[..., None]:
@@ -501,7 +501,10 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
     ]
     assert {vars(record)["folder"] for record in caplog.records} == {str(tmp_path)}
     assert disk.crash().counts == {LANE: 9}
-    assert [(sequence_of(m.key), m.mark.attempts) for m in disk.store.page(LANE, 0, 2).messages] == [(8, 1), (9, 0)]
+    assert [(sequence_of(m.key), m.mark.attempts) for m in disk.store.read_page(LANE, 0, 2).messages] == [
+        (8, 1),
+        (9, 0),
+    ]
     disk.store.close()
 
 
@@ -549,7 +552,7 @@ def test_a_run_ends_and_begins_on_a_full_disk(tmp_path: Path, monkeypatch: pytes
     assert disk.stop().clean_stop
     store = disk.store
     assert isinstance(store, EmbeddedStore)
-    assert store._checkpoint.read()[1].durable_frame == store._journal.number == 4
+    assert store._checkpoint.read()[1].durable_frame == store._journal.last_frame_number == 4
     store.close()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
-from truenext.history.writer import History
+from truenext.history.writer import HistoryWriter
 from truenext.limits import CONNECTIONS_MAX
 from truenext.policy import Policies
 from truenext.server.listener import Listener
@@ -24,11 +24,11 @@ async def broker_here(
     """A running broker, which is stopped in the end; without a data folder it keeps nothing on disk. Clients that block
     need threads of their own."""
     loop = asyncio.get_running_loop()
-    history: History | None = None
+    history: HistoryWriter | None = None
     store: Store = MemoryStore()
     if data is not None:
         store = embedded = EmbeddedStore(data)
-        history = History(data / "history", on_rotate=lambda: None)
+        history = HistoryWriter(data / "history", on_rotate=lambda: None)
         embedded.sync_history = history.sync
     engine, recovered = recover(store, Policies(), history=history)
     broker = Broker(engine, store, loop, history=history)

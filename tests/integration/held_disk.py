@@ -39,8 +39,8 @@ class HeldStore(EmbeddedStore):
             raise StoreError("cannot write to the store: the disk was broken by a test")
         super().apply(batch)
 
-    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        page = super().page(lane, after_sequence, limit, size_max)
+    def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+        page = super().read_page(lane, after_sequence, limit, size_max)
         while (self.folder / "hold-pages").exists():
             time.sleep(0.0005)
         return page

@@ -11,7 +11,7 @@ from typing import Any
 
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
-from truenext.wire.stomp.shapes import FRAMES
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 RECEIVE_SECONDS = 20.0
 """Longest wait for what must come: a loaded machine is slow, not broken."""
@@ -36,7 +36,7 @@ class RawClient:
             self._sock.close()
             raise
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._decoder = Decoder(FRAMES)
+        self._decoder = Decoder(FRAME_SHAPES)
         self._version = Version.V1_2
         self._frames: deque[Frame] = deque()
         self._messages: deque[Frame] = deque()

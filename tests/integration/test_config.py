@@ -15,7 +15,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, BrokerP
 from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient
 from truenext.history.export import EVENTS_FOLDER
-from truenext.history.exporter import Exporter
+from truenext.history.exporter import HistoryExporter
 
 MIB = 1 << 20
 
@@ -270,7 +270,7 @@ def test_shorter_history_is_cut_at_once(tmp_path: Path) -> None:
     kept = tmp_path / EVENTS_FOLDER / f"date={day:%Y-%m-%d}" / "1.parquet"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    exporter = Exporter(tmp_path, bytes_max=1000, days_max=20)
+    exporter = HistoryExporter(tmp_path, bytes_max=1000, days_max=20)
     exporter.set_limits(bytes_max=1000, days_max=11)
     wait_for(exporter)
     assert kept.exists()
@@ -279,7 +279,7 @@ def test_shorter_history_is_cut_at_once(tmp_path: Path) -> None:
     assert not kept.exists()
 
 
-def wait_for(exporter: Exporter) -> None:
+def wait_for(exporter: HistoryExporter) -> None:
     process = exporter._process
     assert process is not None
     assert process.wait(PATIENCE_SECONDS) == 0

@@ -21,7 +21,7 @@ from truenext.server.connection import ServerConnection
 from truenext.store.embedded import EmbeddedStore
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.shapes import FRAMES
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 SECONDS = 20.0
 """Longest wait for what must come."""
@@ -40,7 +40,7 @@ class Client:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._loop = asyncio.get_running_loop()
-        self._decoder = Decoder(FRAMES)
+        self._decoder = Decoder(FRAME_SHAPES)
         self._frames: list[Frame] = []
         self._read = b""
         """The last of what was read."""
@@ -234,11 +234,11 @@ FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
     ),
     "a receipt that need not wait overtakes one that has to": (
         receipts_come_in_the_order_of_what_they_confirm,
-        *(ServerConnection, "_add", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
+        *(ServerConnection, "_add_frame", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
     ),
     "an ERROR overtakes a receipt": (
         an_error_comes_behind_the_receipts_that_are_due,
-        *(ServerConnection, "_add", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
+        *(ServerConnection, "_add_frame", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
     ),
     "a receipt is written though something is unsent": (
         a_receipt_does_not_come_between_the_bytes_of_a_message,

@@ -68,7 +68,7 @@ from truenext.commands import (
     Unsubscribe,
     Wake,
 )
-from truenext.destination import Destination, DestinationKind, parse
+from truenext.destination import Destination, DestinationKind, parse_address
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.background.bulk import BulkRead, ListScheduled, Move, Purge, Redrive, ScheduledRequest, Unschedule
 from truenext.engine.background.bulk import BulkRequest as BulkCommand
@@ -83,12 +83,19 @@ from truenext.engine.state.pages import PageMessage, PageResult
 from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.writing.event_log import EventLog
-from truenext.envelope import group_of, read_header
+from truenext.envelope import decode_header_lines, group_of
 from truenext.errors import NoSpaceError, RemoteProtocolError, StoreError
 from truenext.limits import PRODUCERS_MAX, RESOLVED_MAX
 from truenext.message import SentMessage
-from truenext.policy import Expired, Policies, Policy, StoreAndDispatch, WhileWaiting
-from truenext.record import CONTENTS_LANE_KEY, content_key, decode, reference_of, sequence_of, split_lane_key
+from truenext.policy import ExpiryAction, Policies, Policy, StoreAndDispatch, WhileWaiting
+from truenext.record import (
+    CONTENTS_LANE_KEY,
+    content_key,
+    decode_record,
+    referenced_content,
+    sequence_of,
+    split_lane_key,
+)
 from truenext.schedule import Schedule
 from truenext.store.store import Recovered
 
@@ -367,7 +374,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "limit_of_a_queue": OneOf([None, None, 1000, NO_LIMIT]),
             "page_size": OneOf([1, 3, 1000]),
             "store_and_dispatch": OneOf(list(StoreAndDispatch)),
-            "expired": OneOf([Expired.DROP, Expired.DROP, Expired.DEAD_LETTER]),
+            "expired": OneOf([ExpiryAction.DROP, ExpiryAction.DROP, ExpiryAction.DEAD_LETTER]),
         },
     ),
     "remove_unused": (1, {"milliseconds": OneOf([0, 1000, 61_000, 61_000])}),
@@ -437,7 +444,7 @@ class BrokerMachine(RuleBasedStateMachine):
         ),
         "page_size": OneOf([1, 2, 3, 4, 1000]),
         "store_and_dispatch": OneOf([StoreAndDispatch.DURABLE] * 2 + [StoreAndDispatch.CONCURRENT]),
-        "expired": OneOf([Expired.DROP] * 3 + [Expired.DEAD_LETTER]),
+        "expired": OneOf([ExpiryAction.DROP] * 3 + [ExpiryAction.DEAD_LETTER]),
         "retries": OneOf(
             [Retries()] * 2
             + [Retries(0, 5), Retries(0, 5, holds=True)]
@@ -549,7 +556,7 @@ class BrokerMachine(RuleBasedStateMachine):
             **circumstances,
         )
         is_concurrent = self.policy.store_and_dispatch is StoreAndDispatch.CONCURRENT
-        expired_move = self.policy.expired is Expired.DEAD_LETTER
+        expired_move = self.policy.expired is ExpiryAction.DEAD_LETTER
         self.oracle = Oracle(
             attempts_max,
             is_concurrent=is_concurrent,
@@ -787,13 +794,13 @@ class BrokerMachine(RuleBasedStateMachine):
         address, _, durable = queue.partition("#")
         if durable and self._is_used(durable):
             return
-        destination = parse(_address(address), session.id)
+        destination = parse_address(_address(address), session.id)
         if self.WINDOW_MAX is not None:
             window = min(window or self.WINDOW_MAX, self.WINDOW_MAX)
         if is_pulling:
             mode = AckMode.INDIVIDUAL if mode is AckMode.AUTO else mode
             window, has_express = None, False
-        has_express &= mode is AckMode.INDIVIDUAL and destination.kind is not DestinationKind.QUEUES
+        has_express &= mode is AckMode.INDIVIDUAL and destination.kind is not DestinationKind.QUEUE_PATTERN
         extras: dict[str, Any] = {
             "priority": priority,
             "is_exclusive": is_exclusive,
@@ -882,7 +889,7 @@ class BrokerMachine(RuleBasedStateMachine):
         name = self._fresh("l")
         note(f'engine.browse({peer.name}, Browse("{name}", /queue/{queue}, {selector!r}))')
         compiled = None if selector == "TRUE" else truenext.selector.compile_selector(selector)
-        self.engine.browse(session, Browse(name, parse(f"/queue/{queue}", session.id), compiled))
+        self.engine.browse(session, Browse(name, parse_address(f"/queue/{queue}", session.id), compiled))
         self.browses.append(self.oracle.browse(peer, name, queue, SELECTORS[selector]))
 
     def browse_at_once(self, peer_index: int, queue: str, selector: str) -> None:
@@ -946,7 +953,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for _ in range(count):
             parcel = self._parcel(priority, persistent, expires_in, is_big)
             note(f"engine.send({peer.name}, Send({queue}, {parcel}))")
-            self.engine.send(session, _send(parse(_address(queue), session.id), parcel))
+            self.engine.send(session, _send(parse_address(_address(queue), session.id), parcel))
             self.oracle.send(peer, queue, parcel)
         if has_receipt:
             self.request_receipt(peer_index)
@@ -980,7 +987,7 @@ class BrokerMachine(RuleBasedStateMachine):
         parcel = self._parcel(priority, persistent, None, False)
         numbered = self._numbered(producer, Frame.SEND, number)
         note(f"engine.send({peer.name}, Send({queue}, {parcel}, None, {numbered}))")
-        send = _send(parse(_address(queue), session.id), parcel, None, producer, number)
+        send = _send(parse_address(_address(queue), session.id), parcel, None, producer, number)
         send.is_gapless = numbered.declares_gapless
         if self._must_be_refused(numbered):
             self._expect_refusal(peer_index, lambda: self.engine.send(session, send))
@@ -1389,7 +1396,9 @@ class BrokerMachine(RuleBasedStateMachine):
             case "gives back without rounds" if not peer.has_rounds:
                 return engine.release, Release(named, []), None
             case "sends when its transaction is doomed" if works:
-                send = Send(parse("/queue/a", session.id), _message(self._parcel(4, True, None, False)), works[0].name)
+                send = Send(
+                    parse_address("/queue/a", session.id), _message(self._parcel(4, True, None, False)), works[0].name
+                )
                 return engine.send, send, works[0].name
             case "acknowledges when its transaction is doomed" if works and held:
                 letter = _one_of(held, which)
@@ -1490,7 +1499,7 @@ class BrokerMachine(RuleBasedStateMachine):
         kept += [len(cause) for one in self.oracle.peers for cause in one.causes_in_transactions()]
         is_too_much = bool(kept) and sum(kept) + _size(message) > self.memory_limit // 4
         try:
-            self.engine.send(session, _send(parse(_address(queue), session.id), parcel, transaction))
+            self.engine.send(session, _send(parse_address(_address(queue), session.id), parcel, transaction))
         except NoSpaceError as error:
             if not is_too_much:
                 raise Disagreement(f"there is room for {_size(message)} bytes beside {kept}") from error
@@ -1578,7 +1587,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.disk.queue_names = names
             records = batch.puts | batch.transient_puts
             puts = [
-                (key, decode(key, record, records.get(content_key(reference_of(record)), b"")))
+                (key, decode_record(key, record, records.get(content_key(referenced_content(record)), b"")))
                 for key, record in records.items()
                 if not key.startswith(CONTENTS_LANE_KEY)
             ]
@@ -1717,7 +1726,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for delay in delays:
             # Some have a time to live, too long to end here: from which time it is counted can be seen all the same.
             parcel = self._parcel(priority, persistent, YEAR_MS if self.serial % 3 == 0 else None, False)
-            destination = parse(_address(queue), session.id)
+            destination = parse_address(_address(queue), session.id)
             note(f"engine.send({peer.name}, Send({destination.address}, {parcel}), in {delay} ms)")
             # Some say after how long, others when.
             if self.serial % 2:
@@ -1859,7 +1868,7 @@ class BrokerMachine(RuleBasedStateMachine):
         limit_of_a_queue: int | None,
         page_size: int,
         store_and_dispatch: StoreAndDispatch,
-        expired: Expired,
+        expired: ExpiryAction,
     ) -> None:
         """`limit_of_a_queue` None leaves it: most examples are to have no limit, or always one."""
         if not self.oracle.can_be_spared:
@@ -1876,7 +1885,7 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f"engine.change_policies(Policies({self.policy}))")
         self.engine.change_policies(Policies(self.policy))
         self.oracle.may_evict |= limit < NO_LIMIT
-        expired_move = expired is Expired.DEAD_LETTER
+        expired_move = expired is ExpiryAction.DEAD_LETTER
         self.oracle.may_evict |= expired_move
         self.oracle.change_policies(
             attempts_max,
@@ -3096,7 +3105,7 @@ def _original_causes(message: SentMessage) -> tuple[str, str]:
     """What a dead letter says of them."""
     if b"-cause:" not in message.header:
         return NO_CAUSES
-    headers = read_header(message.header)
+    headers = decode_header_lines(message.header)
     return headers.get("truenext-original-first-cause", ""), headers.get("truenext-original-last-cause", "")
 
 

@@ -26,9 +26,9 @@ from truenext.record import (
     CONTENTS_LANE_KEY,
     LANE_KEY_SIZE,
     content_key,
-    decode,
+    decode_record,
     lane_key,
-    reference_of,
+    referenced_content,
     sequence_of,
     split_lane_key,
 )
@@ -51,11 +51,11 @@ class Stored(NamedTuple):
 
 def found_of(stored: StoredMessage) -> PageMessage:
     """As the broker's pager makes it."""
-    message = decode(stored.key, stored.record, stored.content)
-    return PageMessage(sequence_of(stored.key), message, stored.mark, reference_of(stored.record), stored.causes)
+    message = decode_record(stored.key, stored.record, stored.content)
+    return PageMessage(sequence_of(stored.key), message, stored.mark, referenced_content(stored.record), stored.causes)
 
 
-_decoded = lru_cache(maxsize=1000)(decode)
+_decoded = lru_cache(maxsize=1000)(decode_record)
 """For comparing: what is stored is looked at with every batch."""
 
 
@@ -152,7 +152,7 @@ class Disk:
     def read_timers(self) -> tuple[TimerRead, TimersResult]:
         """Read the page of timers that was wanted first."""
         read = self.requested_timers.popleft()
-        page = self._store.timers(read.after, read.limit)
+        page = self._store.read_timers(read.after, read.limit)
         self._timers.append((read, TimersResult(page.timers, page.as_of, page.is_end)))
         return self._timers[-1]
 
@@ -183,7 +183,7 @@ class Disk:
         """References that contents are said to have, and those that they have, where that differs; by key."""
         expected = {
             each.key: each.mark.attempts
-            for each in self._store.page(CONTENTS_LANE_KEY, 0, maxsize - 1, maxsize).messages
+            for each in self._store.read_page(CONTENTS_LANE_KEY, 0, maxsize - 1, maxsize).messages
         }
         numbers = (each.content for queue in self.queue_names for each in self._contents_of(queue).values())
         have = Counter(content_key(number) for number in numbers if number)
@@ -205,10 +205,13 @@ class Disk:
         if queue not in self._contents:
             self._contents[queue] = {
                 each.key: Stored(
-                    _decoded(each.key, each.record, each.content), each.mark, reference_of(each.record), each.causes
+                    _decoded(each.key, each.record, each.content),
+                    each.mark,
+                    referenced_content(each.record),
+                    each.causes,
                 )
                 for rank in RANKS
-                for each in self._store.page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages
+                for each in self._store.read_page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages
             }
         return self._contents[queue]
 

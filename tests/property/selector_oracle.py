@@ -14,7 +14,7 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from truenext.envelope import write_header
+from truenext.envelope import encode_header_lines
 from truenext.message import SentMessage
 
 Value = str | int | float | bool | None
@@ -369,6 +369,6 @@ def messages(draw: st.DrawFn) -> tuple[SentMessage, dict[str, str]]:
     # Names that only look like those that are asked for, before and behind.
     lines = {"xa": "1", "a.b": "1", "ab": "2"} | {LINES.get(name, name): value for name, value in headers.items()}
     order = draw(st.permutations(list(lines)))
-    header = write_header({name: lines[name] for name in order})
+    header = encode_header_lines({name: lines[name] for name in order})
     priority, persistent = draw(st.integers(0, 9)), draw(st.booleans())
     return SentMessage(priority, persistent, 0, header, b"", draw(st.sampled_from([0, 7]))), headers

@@ -27,7 +27,7 @@ from tests.property.disk import Disk
 from truenext import record as record_module
 from truenext.answers import Answer
 from truenext.batch import Batch
-from truenext.destination import Destination, stored_queue, virtual_topic
+from truenext.destination import Destination, parse_stored_queue_name, virtual_topic
 from truenext.engine import run as run_module
 from truenext.engine.background import browsing as browsing_module
 from truenext.engine.background import bulk as bulk_module
@@ -111,7 +111,7 @@ from truenext.envelope import closes_group
 from truenext.message import SentMessage
 from truenext.pattern import matches
 from truenext.policy import Policies
-from truenext.record import scheduled_timer, split_scheduled_timer
+from truenext.record import scheduled_timer_key, split_scheduled_timer
 from truenext.selector import Selector, are_equivalent
 
 P = ParamSpec("P")
@@ -301,7 +301,7 @@ CONSUMER_OF = Target(ConnectionState.consumer_of, ConnectionState)
 
 # Queues and subscriptions ---------------------------------------------------------------------------------------------
 GET_OR_CREATE_QUEUE = Target(Queues.get_or_create, Queues)
-STORED_QUEUE = Target(stored_queue, queues_module)
+STORED_QUEUE = Target(parse_stored_queue_name, queues_module)
 REMOVE_QUEUE = Target(Queues.remove, Queues)
 NEW_NUMBER = Target(QueueNumbers.allocate, QueueNumbers)
 UNPIN = Target(ResidentSet.unpin, ResidentSet)
@@ -399,7 +399,7 @@ UNWRITTEN_SCHEDULED = Attribute("_unwritten", Scheduler)
 LIST_OR_CANCEL_SCHEDULED = Target(Scheduler.list_or_cancel, Scheduler)
 WRITE_SCHEDULED = Target(put, scheduled_module)
 REMOVE_SCHEDULED = Target(remove, scheduled_module)
-DUE_TIMER = Target(scheduled_timer, scheduled_module)
+DUE_TIMER = Target(scheduled_timer_key, scheduled_module)
 SPLIT_DUE_TIMER = Target(split_scheduled_timer, scheduled_module)
 
 # Bulk work ------------------------------------------------------------------------------------------------------------

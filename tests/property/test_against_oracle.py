@@ -15,7 +15,7 @@ from tests.property import broker_machine
 from tests.property.broker_machine import MACHINES, NO_LIMIT, PLAIN, ROOMY, STEPS, BrokerMachine
 from tests.property.oracle import Retries
 from truenext.commands import AckMode
-from truenext.policy import Expired, StoreAndDispatch
+from truenext.policy import ExpiryAction, StoreAndDispatch
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "20"))
 """Of each machine: a tenth by Hypothesis, which makes small what fails, the rest plainly, at a third of the cost."""
@@ -65,7 +65,7 @@ def test_a_browse_may_show_a_message_as_it_was_before_it_was_dispatched_and_came
             "memory_limits": (ROOMY, NO_LIMIT),
             "page_size": 4,
             "store_and_dispatch": StoreAndDispatch.CONCURRENT,
-            "expired": Expired.DROP,
+            "expired": ExpiryAction.DROP,
             "retries": Retries(),
         },
         evicts=False,

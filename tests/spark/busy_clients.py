@@ -20,7 +20,7 @@ from truenext.commands import (
     Unsubscribe,
     Wake,
 )
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.selector import compile_selector
 
@@ -70,7 +70,7 @@ class BusyClients:
             session,
             Subscribe(
                 "s",
-                parse(self.random.choice(QUEUES), ""),
+                parse_address(self.random.choice(QUEUES), ""),
                 mode,
                 window,
                 has_express=self.chance(0.1) and not pulls,
@@ -91,7 +91,7 @@ class BusyClients:
         return self.random.choice(list(consumer.held))
 
     def send(self, index: int) -> None:
-        destination = parse(self.random.choice(QUEUES[:3]), "")
+        destination = parse_address(self.random.choice(QUEUES[:3]), "")
         priority = self.random.choice([9, 4, 4, 0])
         self.recorded.send(self.sessions[index], priority, persistent=self.chance(0.5), destination=destination)
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from truenext.spark.audit.facts import (
+from truenext.spark.audit.model import (
     AUTO_WINDOW,
     HAS_CAUSE,
     NEVER,
-    SELECTIVE,
+    SELECTOR_WINDOW,
     UNLIMITED,
     ConsumerFlags,
     EventCode,
     ReturnReason,
-    Start,
+    StartFlag,
 )
 from truenext.spark.audit.sweep import sweep_batches
 from truenext.spark.audit.timeline import CODES, COLUMNS
@@ -54,10 +54,10 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
             for queue in queues:
                 row(previous["event"] + 1, EventCode.GAP, queue)
         if each["kind"] == "run-started":
-            flags = int(Start.CLEAN) if each["reason"] == "clean" else 0
-            flags += int(Start.CONTINUED) if each["run"] - 1 in runs else 0
+            flags = int(StartFlag.CLEAN) if each["reason"] == "clean" else 0
+            flags += int(StartFlag.CONTINUED) if each["run"] - 1 in runs else 0
             others = {other["kind"] for other in events if other["run"] == each["run"]} - {"run-started", "recovered"}
-            flags += (int(Start.RECOVERED) if others else 0) + (int(Start.COMPLETE) if is_whole else 0)
+            flags += (int(StartFlag.RECOVERED) if others else 0) + (int(StartFlag.COMPLETE) if is_whole else 0)
             for queue in queues:
                 row(
                     each["event"],
@@ -98,7 +98,7 @@ def rows_of(events: list[Event]) -> list[dict[str, Any]]:
                 if "pulling" in mode:
                     columns["number"] = UNLIMITED
                 if "selector" in mode:
-                    columns["number"] = SELECTIVE
+                    columns["number"] = SELECTOR_WINDOW
                 if each["priority"] is not None:
                     columns["sequence"] = each["priority"]
                 columns["detail_code"] = sum(

@@ -17,8 +17,8 @@ from tests.spark.histories import RandomHistory
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of, witnessed
 from tests.spark.policies import alternating_buckets, serve, three_classes, true_next, two_buckets
-from truenext.spark.audit.account import POINTS_MAX, Account
-from truenext.spark.audit.facts import SELECTIVE, EventCode, RemovedMessages, Start
+from truenext.spark.audit.model import SELECTOR_WINDOW, EventCode, RemovedMessages, StartFlag
+from truenext.spark.audit.queue_audit import POINTS_MAX, QueueAudit
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 STUCK_SECONDS = 10.0
@@ -51,48 +51,48 @@ def test_a_policy_gets_the_findings_that_a_naive_count_gives(policy: Callable[..
         assert bool(wrong) is (policy is not true_next)
 
 
-def _blind_to_commits(self: Account, event: int) -> None:
+def _blind_to_commits(self: QueueAudit, event: int) -> None:
     """Messages never become visible."""
 
 
-def _forget_nothing(self: Account) -> None:
+def _forget_nothing(self: QueueAudit) -> None:
     """A gap changes nothing."""
 
 
-def _no_check(self: Account, event: int, at: int) -> None:
+def _no_check(self: QueueAudit, event: int, at: int) -> None:
     """Nobody is ever idle."""
 
 
-def _forget_what_ended(self: Account, event: int, at: int) -> None:
+def _forget_what_ended(self: QueueAudit, event: int, at: int) -> None:
     """What it had is not looked for at a start."""
     self.messages.clear()
     self.clear_lanes()
 
 
 FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
-    "commits ignored": (Account, "become_visible", _blind_to_commits),
-    "gaps ignored": (Account, "gap", _forget_nothing),
-    "idle time ignored": (Account, "check_idle", _no_check),
+    "commits ignored": (QueueAudit, "become_visible", _blind_to_commits),
+    "gaps ignored": (QueueAudit, "on_gap", _forget_nothing),
+    "idle time ignored": (QueueAudit, "start_idle_time", _no_check),
     "what is gone forgotten": (RemovedMessages, "get", lambda self, sequence: 0),
-    "order ignored": (Account, "judge", lambda self, event, at, message, consumer: None),
-    "recovered ignored": (Account, "recovered", lambda self, event, at, count: None),
-    "drained ignored": (Account, "drained", lambda self, event, at: None),
-    "returned ignored": (Account, "returned", lambda self, event, at, sequence, attempts, back: None),
-    "pauses ignored": (Account, "paused", lambda self, event, at, is_paused: None),
-    "unsubscribed ignored": (Account, "unsubscribed", lambda self, event, at, consumer: None),
-    "credit ignored": (Account, "judge_credit", lambda self, event, at, sequence, consumer, receiver: None),
-    "windows that change ignored": (Account, "window_changed", lambda self, event, at, consumer, window: None),
-    "wishes ignored": (Account, "requested", lambda self, event, at, consumer, count: None),
-    "what is started ignored": (Account, "started", lambda self, event, at, sequence, consumer: None),
-    "exclusive consumers ignored": (Account, "choose_owner", lambda self: None),
-    "miscounts ignored": (Account, "judge_return", lambda self, event, at, message, attempts, back: None),
-    "the end of a subscription ignored": (Account, "queue_ended", lambda self, event, at: None),
+    "order ignored": (QueueAudit, "judge_dispatch", lambda self, event, at, message, consumer: None),
+    "recovered ignored": (QueueAudit, "on_recovered", lambda self, event, at, count: None),
+    "drained ignored": (QueueAudit, "on_drained", lambda self, event, at: None),
+    "returned ignored": (QueueAudit, "on_returned", lambda self, event, at, sequence, attempts, back: None),
+    "pauses ignored": (QueueAudit, "on_paused", lambda self, event, at, is_paused: None),
+    "unsubscribed ignored": (QueueAudit, "on_unsubscribed", lambda self, event, at, consumer: None),
+    "credit ignored": (QueueAudit, "judge_credit", lambda self, event, at, sequence, consumer, receiver: None),
+    "windows that change ignored": (QueueAudit, "on_window_changed", lambda self, event, at, consumer, window: None),
+    "wishes ignored": (QueueAudit, "on_requested", lambda self, event, at, consumer, count: None),
+    "what is started ignored": (QueueAudit, "on_started", lambda self, event, at, sequence, consumer: None),
+    "exclusive consumers ignored": (QueueAudit, "choose_owner", lambda self: None),
+    "miscounts ignored": (QueueAudit, "judge_return", lambda self, event, at, message, attempts, back: None),
+    "the end of a subscription ignored": (QueueAudit, "on_queue_ended", lambda self, event, at: None),
     "what is of an ended subscription ignored": (
-        Account,
+        QueueAudit,
         "end_after_queue_ended",
         lambda self, event, at, sequence, code: None,
     ),
-    "ended subscriptions forgotten at once": (Account, "queue_ended", _forget_what_ended),
+    "ended subscriptions forgotten at once": (QueueAudit, "on_queue_ended", _forget_what_ended),
 }
 
 
@@ -103,11 +103,11 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
     assert any(_differs_or_fails(seed) for seed in range(300))
 
 
-@pytest.mark.parametrize("guard", [Start.CLEAN, Start.CONTINUED, Start.COMPLETE])
-def test_each_flag_of_a_start_counts(guard: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = Account.run_started
+@pytest.mark.parametrize("guard", [StartFlag.CLEAN, StartFlag.CONTINUED, StartFlag.COMPLETE])
+def test_each_flag_of_a_start_counts(guard: StartFlag, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = QueueAudit.on_run_started
     always = lambda self, event, at, flags, previous: started(self, event, at, flags | guard, previous)  # noqa: E731
-    monkeypatch.setattr(Account, "run_started", always)
+    monkeypatch.setattr(QueueAudit, "on_run_started", always)
     assert any(_differs_or_fails(seed) for seed in range(1500))
 
 
@@ -128,79 +128,79 @@ def test_depths_are_thinned_out_evenly() -> None:
 
 
 def test_what_a_consumer_with_a_selector_gets_or_leaves_is_no_evidence_and_what_others_get_is() -> None:
-    account = Account(RemovedMessages(), 10)
+    account = QueueAudit(RemovedMessages(), 10)
     for sequence in (1, 2, 3):
-        account.accepted(sequence, sequence, sequence, 4, True, sequence, sequence)
-    account.subscribed(4, 4, 1, SELECTIVE)
-    account.dispatched(5, 5, 3, 1)
+        account.on_accepted(sequence, sequence, sequence, 4, True, sequence, sequence)
+    account.on_subscribed(4, 4, 1, SELECTOR_WINDOW)
+    account.on_dispatched(5, 5, 3, 1)
     assert account.free_consumers == 0 and account.findings == []
-    account.subscribed(6, 6, 2, 10)
-    account.dispatched(7, 7, 2, 2)
+    account.on_subscribed(6, 6, 2, 10)
+    account.on_dispatched(7, 7, 2, 2)
     (finding,) = account.findings
     assert (finding.kind, finding.sequence, finding.overtaken_sequence) == ("order", 2, 1)
-    account.returned(8, 8, 3, 0)
-    account.unsubscribed(9, 9, 1)
+    account.on_returned(8, 8, 3, 0)
+    account.on_unsubscribed(9, 9, 1)
     assert account.free_consumers == 1
 
 
 def test_what_has_a_group_is_evidence_for_that_group_alone_and_what_has_none_for_all() -> None:
-    account = Account(RemovedMessages(), 10)
+    account = QueueAudit(RemovedMessages(), 10)
     for sequence, group in ((1, 7), (2, 0), (3, 8), (4, 7), (5, 0), (6, 8)):
-        account.accepted(sequence, sequence, sequence, 4, True, sequence, sequence, group)
-    account.subscribed(7, 7, 1, 10)
-    account.dispatched(8, 8, 2, 1)
+        account.on_accepted(sequence, sequence, sequence, 4, True, sequence, sequence, group)
+    account.on_subscribed(7, 7, 1, 10)
+    account.on_dispatched(8, 8, 2, 1)
     assert account.findings == []
     for event, sequence, overtaken in ((9, 4, 1), (10, 6, 5)):
-        account.dispatched(event, event, sequence, 1)
+        account.on_dispatched(event, event, sequence, 1)
         finding = account.findings.pop()
         assert (finding.kind, finding.sequence, finding.overtaken_sequence) == ("order", sequence, overtaken)
-    account.returned(11, 11, 6, 1)
-    account.dispatched(12, 12, 3, 1)
+    account.on_returned(11, 11, 6, 1)
+    account.on_dispatched(12, 12, 3, 1)
     assert account.findings == []
-    account.delayed(13, 13, 3, 1, is_blocking=False)
-    account.dispatched(14, 14, 5, 1)
+    account.on_delayed(13, 13, 3, 1, is_blocking=False)
+    account.on_dispatched(14, 14, 5, 1)
     assert account.findings == []
-    account.dispatched(15, 15, 6, 1)
+    account.on_dispatched(15, 15, 6, 1)
     assert account.findings.pop().overtaken_sequence == 3
 
 
 def test_what_stands_behind_one_of_a_group_that_is_being_committed_is_no_evidence_until_that_is_durable() -> None:
     for group in (7, 0):
-        account = Account(RemovedMessages(), 10)
-        account.accepted(1, 1, 1, 5, True, 6, 6, 8)
-        account.accepted(2, 2, 2, 5, False, 2, 2, group)
+        account = QueueAudit(RemovedMessages(), 10)
+        account.on_accepted(1, 1, 1, 5, True, 6, 6, 8)
+        account.on_accepted(2, 2, 2, 5, False, 2, 2, group)
         for sequence in (3, 4):
-            account.accepted(sequence, sequence, sequence, 4, False, sequence, sequence, group)
-        account.subscribed(5, 5, 1, 10)
-        account.dispatched(5, 5, 3, 1)
+            account.on_accepted(sequence, sequence, sequence, 4, False, sequence, sequence, group)
+        account.on_subscribed(5, 5, 1, 10)
+        account.on_dispatched(5, 5, 3, 1)
         assert account.findings == []
         account.become_visible(6)
-        account.dispatched(7, 7, 4, 1)
+        account.on_dispatched(7, 7, 4, 1)
         assert [finding.overtaken_sequence for finding in account.findings] == [2]
 
 
-def ended(*, was_reset: bool = True) -> Account:
+def ended(*, was_reset: bool = True) -> QueueAudit:
     """Of a durable subscription that ended with two messages, 1 and 2, and began anew with 3."""
-    account = Account(RemovedMessages(), 10)
-    account.subscribed(1, 1, 1, 10)
+    account = QueueAudit(RemovedMessages(), 10)
+    account.on_subscribed(1, 1, 1, 10)
     for sequence in (1, 2):
-        account.accepted(1 + sequence, 1 + sequence, sequence, 4, True, 1 + sequence, 1 + sequence)
-    account.dispatched(4, 4, 1, 1)
-    account.returned(5, 5, 1, 0)
-    account.unsubscribed(6, 6, 1)
-    account.queue_ended(7, 7)
+        account.on_accepted(1 + sequence, 1 + sequence, sequence, 4, True, 1 + sequence, 1 + sequence)
+    account.on_dispatched(4, 4, 1, 1)
+    account.on_returned(5, 5, 1, 0)
+    account.on_unsubscribed(6, 6, 1)
+    account.on_queue_ended(7, 7)
     if was_reset:
-        account.subscribed(8, 8, 2, 10)
-        account.accepted(9, 9, 3, 4, True, 9, 9)
+        account.on_subscribed(8, 8, 2, 10)
+        account.on_accepted(9, 9, 3, 4, True, 9, 9)
     return account
 
 
 def test_what_a_subscription_had_when_it_ended_is_not_overtaken_by_what_comes_to_the_next_of_its_name() -> None:
     account = ended()
     assert (account.waiting, account.held) == (1, 0)
-    account.dispatched(10, 10, 3, 2)
+    account.on_dispatched(10, 10, 3, 2)
     assert (account.waiting, account.held) == (0, 1)
-    account.drained(11, 11)
+    account.on_drained(11, 11)
     account.finish(2000, 2000)
     assert account.findings == []
     assert Counter(each.end_reason for each in account.finished) == {"ended": 2, "held": 1}
@@ -210,9 +210,9 @@ def test_what_a_subscription_had_when_it_ended_is_not_overtaken_by_what_comes_to
 def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_order() -> None:
     account = ended()
     for event, sequence in ((10, 2), (2000, 1)):
-        account.end(event, event, sequence, EventCode.EXPIRED)
+        account.end_message(event, event, sequence, EventCode.EXPIRED)
         assert account.waiting == 1
-    account.dispatched(2001, 2001, 3, 2)
+    account.on_dispatched(2001, 2001, 3, 2)
     assert [finding.kind for finding in account.findings] == ["stuck"]
     assert [(each.sequence, each.end_reason) for each in account.finished] == [(2, "expired"), (1, "expired")]
     assert account.expiring == {}
@@ -220,8 +220,8 @@ def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_
 
 def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() -> None:
     account = ended()
-    account.dispatched(10, 10, 1, 2)
-    account.end(11, 11, 2, EventCode.ACKNOWLEDGED)
+    account.on_dispatched(10, 10, 1, 2)
+    account.end_message(11, 11, 2, EventCode.ACKNOWLEDGED)
     assert [(each.kind, each.sequence, each.detail) for each in account.findings] == [
         ("duplicate", 1, "ended"),
         ("duplicate", 2, "acknowledged although ended"),
@@ -231,17 +231,17 @@ def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() 
 @pytest.mark.parametrize(("count", "kinds"), [(2, ["lost"]), (3, []), (4, ["resurrected"])])
 def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int, kinds: list[str]) -> None:
     account = ended()
-    account.run_started(10, 10, Start.CONTINUED | Start.RECOVERED | Start.COMPLETE, 9)
-    account.recovered(11, 11, count)
+    account.on_run_started(10, 10, StartFlag.CONTINUED | StartFlag.RECOVERED | StartFlag.COMPLETE, 9)
+    account.on_recovered(11, 11, count)
     assert [finding.kind for finding in account.findings] == kinds
 
 
 def test_what_of_an_ended_subscription_a_start_does_not_find_is_lost() -> None:
     account = ended(was_reset=False)
-    account.end(8, 8, 2, EventCode.EXPIRED)
-    account.run_started(10, 10, Start.CONTINUED | Start.RECOVERED, 9)
+    account.end_message(8, 8, 2, EventCode.EXPIRED)
+    account.on_run_started(10, 10, StartFlag.CONTINUED | StartFlag.RECOVERED, 9)
     account.resolve_recovered(11)
     assert [(each.kind, each.sequence, each.count) for each in account.findings] == [("lost", 1, 1)]
-    account.run_started(12, 12, Start.CONTINUED | Start.RECOVERED, 11)
+    account.on_run_started(12, 12, StartFlag.CONTINUED | StartFlag.RECOVERED, 11)
     account.resolve_recovered(13)
     assert len(account.findings) == 1

@@ -22,9 +22,9 @@ from tests.spark.policies import serve, true_next, two_buckets
 from tests.spark.test_consumers import STARTED, Story
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.spark.audit.audit import Results, audit
+from truenext.spark.audit.audit import AuditResults, audit
 from truenext.spark.audit.blocks import blocks
-from truenext.spark.audit.command import audit_all, run
+from truenext.spark.audit.command import audit_all, run_audit
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
@@ -40,7 +40,7 @@ ODD_NAME = r"run[1]{a,b}*?, 100%25 #1 \[^x]~;'\"<>|&$!\d"
 """Of a folder; as a pattern, most of it would match others."""
 
 
-def found(results: Results) -> Counter[tuple[str, str]]:
+def found(results: AuditResults) -> Counter[tuple[str, str]]:
     total: Counter[tuple[str, str]] = Counter()
     for row in results.tables["violations"].collect():
         total[row["kind"], row["queue"]] += 1
@@ -71,14 +71,14 @@ def test_the_audit_never_differs_from_the_judge(frame: Frame) -> None:
             for row in table.collect()
         }
         assert witnessed == judge.witnesses, f"seed {seed}"
-        assert results.verdict.is_held is (not judge.found)
+        assert results.verdict.has_contract_held is (not judge.found)
         results.unpersist()
 
 
 def test_a_right_history_is_said_to_be_right(frame: Frame) -> None:
     history, _ = serve(true_next, 1)
     results = audit(frame(history))
-    assert results.verdict.is_held
+    assert results.verdict.has_contract_held
     assert results.verdict.events == len(history)
     assert str(results.verdict) == f"The contract held: {len(history):,} events, no finding."
     positions: Any = results.tables["positions"].toPandas()
@@ -94,7 +94,7 @@ def test_a_right_history_is_said_to_be_right(frame: Frame) -> None:
 def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
     history, wrong = serve(two_buckets, 1)
     results = audit(frame(history))
-    assert not results.verdict.is_held
+    assert not results.verdict.has_contract_held
     assert [(each.kind, each.count) for each in results.verdict.findings] == list(wrong.items())
     accepted = {each["sequence"]: each for each in history if each["kind"] == "accepted"}
     for row in results.tables["violations"].collect():
@@ -134,9 +134,9 @@ def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame
 
 def test_since_and_queue_leave_out_the_rest(frame: Frame) -> None:
     history, _ = serve(two_buckets, 2)
-    assert audit(frame(history), queue="another").verdict.is_held
+    assert audit(frame(history), queue="another").verdict.has_contract_held
     late = audit(frame(history), since=EPOCH + timedelta(milliseconds=len(history) - 3))
-    assert late.verdict.is_held
+    assert late.verdict.has_contract_held
     assert "begins with event" in late.verdict.notes[0]
     with pytest.raises(ConfigurationError, match="no events since"):
         audit(frame(history), since=EPOCH + timedelta(days=1))
@@ -236,7 +236,10 @@ def test_runs_whose_folders_have_one_name_keep_their_tables_apart(frame: Frame, 
         written(frame, wrong, tmp_path / "wrong" / "data"),
     ]
     audited = audit_all(folders, out=tmp_path / "out")
-    assert [(each.name, each.verdict.is_held) for each in audited] == [("right/data", True), ("wrong/data", False)]
+    assert [(each.name, each.verdict.has_contract_held) for each in audited] == [
+        ("right/data", True),
+        ("wrong/data", False),
+    ]
     counts = [len(pandas.read_parquet(tmp_path / "out" / each.name / "violations")) for each in audited]
     assert counts[0] == 0 < counts[1]
 
@@ -245,10 +248,10 @@ def test_what_cannot_be_asked_for_is_refused_before_spark_is(tmp_path: Path, mon
     monkeypatch.setattr("truenext.spark.audit.command.start", None)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="file cannot be written to: File exists"):
-        run([tmp_path], out=tmp_path / "file")
+        run_audit([tmp_path], out=tmp_path / "file")
     for seconds in (float("nan"), float("inf"), -1.0, 0.0):
         with pytest.raises(ConfigurationError, match=f"{seconds} is no number of seconds"):
-            run([tmp_path], stuck_seconds=seconds)
+            run_audit([tmp_path], stuck_seconds=seconds)
 
 
 def test_audit_of_a_folder_whose_name_looks_like_a_pattern_reads_that_folder(
@@ -280,12 +283,12 @@ def test_a_path_that_java_cannot_open_is_refused_before_spark_is(
     monkeypatch.setattr("truenext.spark.audit.command.start", None)
     monkeypatch.setattr("locale.getencoding", lambda: encoding)
     with pytest.raises(ConfigurationError, match=fault):
-        run([tmp_path / name])
+        run_audit([tmp_path / name])
     with pytest.raises(ConfigurationError, match=fault):
-        run([tmp_path], stages=[tmp_path / name])
+        run_audit([tmp_path], stages=[tmp_path / name])
     if ":" not in name:
         with pytest.raises(ConfigurationError, match=fault):
-            run([tmp_path], out=tmp_path / name)
+            run_audit([tmp_path], out=tmp_path / name)
 
 
 @pytest.mark.parametrize("folder", ["history/events", "events", "."])

@@ -12,7 +12,7 @@ from tests.property import planted_faults
 from tests.spark.busy_clients import BusyClients
 from tests.spark.test_engine_history import events_of, judged
 from truenext.commands import AckMode, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.commands.connecting import Connecting
 from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.subscribing import Subscribing
@@ -51,7 +51,7 @@ def test_nobody_is_called_idle_while_an_exclusive_consumer_has_a_full_window(exc
     sessions = []
     for name, address in (("first", others), ("exclusive", exclusive), ("last", others)):
         sessions.append(recorded.session(name))
-        subscribe = Subscribe("s", parse(address, ""), AckMode.INDIVIDUAL, 1, is_exclusive=name == "exclusive")
+        subscribe = Subscribe("s", parse_address(address, ""), AckMode.INDIVIDUAL, 1, is_exclusive=name == "exclusive")
         recorded.engine.subscribe(sessions[-1], subscribe)
     for _ in range(4):
         recorded.send(sessions[0])
@@ -239,7 +239,7 @@ def test_what_others_get_beside_an_exclusive_consumer_is_found(monkeypatch: Patc
     exclusive_consumers_share_their_queue(monkeypatch)
     recorded = RecordedEngine()
     for number in (1, 2):
-        subscribe = Subscribe("s", parse("/queue/orders", ""), AckMode.INDIVIDUAL, 1, is_exclusive=number == 1)
+        subscribe = Subscribe("s", parse_address("/queue/orders", ""), AckMode.INDIVIDUAL, 1, is_exclusive=number == 1)
         recorded.engine.subscribe(recorded.session(str(number)), subscribe)
     for _ in range(2):
         recorded.send(recorded.session("sender"))

@@ -73,5 +73,5 @@ def test_a_subscription_that_ends_and_begins_anew_in_one_breath_is_no_finding(
     assert kinds["ended"] == 1
     assert kinds["acknowledged"] == 1
     results = audit(events)
-    assert results.verdict.is_held, str(results.verdict)
+    assert results.verdict.has_contract_held, str(results.verdict)
     results.unpersist()

@@ -18,7 +18,7 @@ from tests.spark.histories import Event
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.dispatch.selective import QueueDispatch
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.pages import PageResult
@@ -137,7 +137,7 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
     def commit_all() -> None:
         for _ in range(100):
             for one in engine.turn().reads:
-                page = store.page(one.lane.key, one.after_sequence, one.limit, one.size_max)
+                page = store.read_page(one.lane.key, one.after_sequence, one.limit, one.size_max)
                 found = [found_of(each) for each in page.messages]
                 engine.page_read(one, PageResult(found, page.as_of, page.is_end))
             batch = engine.take_batch()
@@ -146,7 +146,7 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
                 store.apply(batch)
                 engine.committed(batch)
 
-    news = parse("/topic/news", "x")
+    news = parse_address("/topic/news", "x")
     durable = Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable="me,s")
     engine.subscribe(session, durable)
     for number in range(12):

@@ -22,9 +22,9 @@ from tests.spark.shop import shop
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FORMAT, stage_files
-from truenext.spark.audit.command import run
+from truenext.spark.audit.command import run_audit
 from truenext.spark.schema import EVENTS, read_events
-from truenext.spark.stages.judge import judge_stages
+from truenext.spark.stages.judge import audit_stages
 from truenext.spark.stages.schema import STAGE_EVENTS, read_stage_events
 from truenext.spark.waterfalls import waterfalls_html
 from truenext.stage import events as written
@@ -132,7 +132,7 @@ class Judged:
                 [tuple(each.get(name) for name in schema.names) for each in events], schema
             )
 
-        return judge_stages(rows(self.stages, STAGE_EVENTS), rows(self.history, EVENTS), **options)
+        return audit_stages(rows(self.stages, STAGE_EVENTS), rows(self.history, EVENTS), **options)
 
 
 @pytest.fixture
@@ -317,14 +317,14 @@ def test_events_that_cannot_be_read_are_refused_with_what_is_wrong(
     with pytest.raises(ConfigurationError, match="no events of stages in"):
         read_stage_events(spark, [tmp_path])
     with pytest.raises(ConfigurationError, match="name one folder"):
-        run([story.data, story.data], stages=[story.events_folder])
+        run_audit([story.data, story.data], stages=[story.events_folder])
 
 
 def test_files_of_the_first_format_are_refused(judged: Judged, tmp_path: Path, spark: SparkSession) -> None:
     opened = '{"kind":"opened","process":"p","n":0,"at":1,"format":1,"service":"shop","instance":"shop"}'
     (tmp_path / "p-000001.jsonl").write_text(f'{opened}\n{{"kind":"closed","process":"p","n":1,"at":1}}\n')
     with pytest.raises(ConfigurationError, match="have format 1; this truenext reads 2: use the version that wrote"):
-        judge_stages(read_stage_events(spark, [tmp_path]), spark.createDataFrame([], EVENTS))
+        audit_stages(read_stage_events(spark, [tmp_path]), spark.createDataFrame([], EVENTS))
 
 
 def test_a_truncated_line_is_left_out(tmp_path: Path, spark: SparkSession) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.message import SentMessage
@@ -21,9 +21,10 @@ class Held:
         self.session = engine.connect("s")
         self.session.has_rounds = True
         self.other = engine.connect("other")
-        engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+        engine.subscribe(self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
         engine.send(
-            self.session, Send(parse("/queue/a", "s"), SentMessage(4, persistent, 0, b"content-length:0\n", b""))
+            self.session,
+            Send(parse_address("/queue/a", "s"), SentMessage(4, persistent, 0, b"content-length:0\n", b"")),
         )
         self.commit_number_one()
         self.write()

@@ -6,7 +6,7 @@ That it shows what it should, while anything happens, is asked by tests/property
 import pytest
 
 from truenext.commands import Ack, AckMode, Browse, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.background.browsing import BrowseRead, BrowseSlice
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
@@ -16,7 +16,7 @@ from truenext.limits import BROWSE_MESSAGES_PER_TURN, BROWSERS_MAX, PAGE_SIZE_SH
 from truenext.message import SentMessage
 from truenext.selector import compile_selector
 
-A = parse("/queue/a", "s")
+A = parse_address("/queue/a", "s")
 
 
 class BrowseDriver:
@@ -196,7 +196,7 @@ def test_there_are_only_so_many_at_once() -> None:
 def test_nobody_else_browses_a_temporary_queue() -> None:
     driver = BrowseDriver()
     other = driver.engine.connect("other")
-    temporary = parse("/temp-queue/t", "s")
+    temporary = parse_address("/temp-queue/t", "s")
     with pytest.raises(RemoteProtocolError, match="only the connection that owns"):
         driver.engine.browse(other, Browse("b", temporary))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from truenext.commands import Ack, AckMode, Begin, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.background import bulk
 from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
@@ -19,7 +19,7 @@ class Running:
         self.engine = Engine(memory_limit=1 << 30)
         self.engine.start()
         self.session = self.engine.connect("s")
-        queue = parse("/queue/a", "s")
+        queue = parse_address("/queue/a", "s")
         for colour in COLOURS:
             headers = f"colour:{colour}\ncontent-length:1\n".encode()
             self.engine.send(self.session, Send(queue, SentMessage(4, True, 0, headers, b"x")))

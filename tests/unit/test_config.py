@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from truenext.broker.config import Configuration, configure, format_value, header
+from truenext.broker.config import Configuration, configure, format_value, toml_header
 from truenext.broker.settings import BrokerSettings, LogLevel
 from truenext.errors import ConfigurationError, FaultyFileError
 from truenext.policy import Policies, Policy, WhenFull
@@ -300,9 +300,9 @@ def is_possible(of_broker: dict[str, Any]) -> bool:
 
 
 def written(of_broker: dict[str, Any], default: dict[str, Any], patterns: dict[str, dict[str, Any]]) -> str:
-    sections: list[tuple[str, type, dict[str, Any]]] = [(header("broker"), BrokerSettings, of_broker)]
-    sections += [(header("policy"), Policy, default)]
-    sections += [(header("policy", pattern), Policy, each) for pattern, each in patterns.items()]
+    sections: list[tuple[str, type, dict[str, Any]]] = [(toml_header("broker"), BrokerSettings, of_broker)]
+    sections += [(toml_header("policy"), Policy, default)]
+    sections += [(toml_header("policy", pattern), Policy, each) for pattern, each in patterns.items()]
     lines = []
     for head, described, table in sections:
         lines.append(head)

@@ -8,7 +8,7 @@ from tests.property import targets
 from tests.unit.test_engine import started
 from tests.unit.test_schedule import Run
 from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import SentMessage
 from truenext.policy import StoreAndDispatch
@@ -25,21 +25,21 @@ def message(body: bytes = BODY, *, persistent: bool = True) -> SentMessage:
 
 
 def send(run: Run, to: str = ADDRESS, body: bytes = BODY, *, persistent: bool = True) -> None:
-    run.engine.send(run.session, Send(parse(to, "s"), message(body, persistent=persistent)))
+    run.engine.send(run.session, Send(parse_address(to, "s"), message(body, persistent=persistent)))
 
 
 def contents(run: Run) -> list[StoredMessage]:
-    return run.store.page(CONTENTS_LANE_KEY, 0, 100).messages
+    return run.store.read_page(CONTENTS_LANE_KEY, 0, 100).messages
 
 
 def stored(run: Run) -> list[StoredMessage]:
     """Of all queues."""
-    return [each for number in range(1, 9) for each in run.store.page(lane_key(number, 5), 0, 100).messages]
+    return [each for number in range(1, 9) for each in run.store.read_page(lane_key(number, 5), 0, 100).messages]
 
 
 def receive(run: Run, queue: str) -> Callable[[], None]:
     """Subscribe to a queue; what comes back acknowledges the message that came."""
-    run.engine.subscribe(run.session, Subscribe(queue, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
+    run.engine.subscribe(run.session, Subscribe(queue, parse_address(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
     run.settle()
     (entry,) = run.session.consumers[queue].held.values()
 
@@ -52,12 +52,12 @@ def receive(run: Run, queue: str) -> Callable[[], None]:
 
 def in_a_transaction(run: Run) -> None:
     run.engine.begin(run.session, Begin("t"))
-    run.engine.send(run.session, Send(parse(ADDRESS, "s"), message(), "t"))
+    run.engine.send(run.session, Send(parse_address(ADDRESS, "s"), message(), "t"))
     run.engine.commit(run.session, Commit("t"))
 
 
 def later(run: Run) -> None:
-    run.engine.send(run.session, Send(parse(ADDRESS, "s"), message(), schedule=Schedule(delay_ms=5)))
+    run.engine.send(run.session, Send(parse_address(ADDRESS, "s"), message(), schedule=Schedule(delay_ms=5)))
     run.settle()
     assert contents(run) == []
     run.at(run.now_ms + 5)
@@ -136,7 +136,7 @@ def test_what_goes_with_durable_subscriptions_is_no_copy_any_more() -> None:
     run = Run()
     for name in ("x", "y"):
         run.engine.subscribe(
-            run.session, Subscribe(name, parse("/topic/t", "s"), AckMode.INDIVIDUAL, 0, durable=f"me,{name}")
+            run.session, Subscribe(name, parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, 0, durable=f"me,{name}")
         )
     send(run, "/topic/t,/queue/a")
     run.settle()
@@ -152,8 +152,8 @@ def test_a_copy_that_is_acknowledged_before_it_is_written_is_not_written_and_doe
     engine = started(store_and_dispatch=StoreAndDispatch.CONCURRENT)
     session = engine.connect("s")
     for queue in "abc":
-        engine.subscribe(session, Subscribe(queue, parse(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
-    engine.send(session, Send(parse(ADDRESS, "s"), message()))
+        engine.subscribe(session, Subscribe(queue, parse_address(f"/queue/{queue}", "s"), AckMode.INDIVIDUAL, 1))
+    engine.send(session, Send(parse_address(ADDRESS, "s"), message()))
     engine.turn()
     for queue, remaining in (("b", 2), ("a", 1)):
         (sequence,) = session.consumers[queue].held

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import fields
 
 from truenext.broker import producer_request
-from truenext.broker.control import CHANGES, VERBS
+from truenext.broker.control import QUERIES, QUEUE_CHANGES
 from truenext.engine.background import bulk
 
 PAGE = (Path(__file__).parents[2] / "docs" / "control.md").read_text()
@@ -17,7 +17,12 @@ NAMED_FIELDS = set(re.findall(r"`([a-z_]+)`", PAGE))
 def test_each_verb_is_there_and_no_other() -> None:
     table = PAGE[PAGE.index("| verb |") : PAGE.index("## What ends with its connection")]
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == {*VERBS, *CHANGES, producer_request.VERB, *bulk.VERBS}
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == {
+        *QUERIES,
+        *QUEUE_CHANGES,
+        producer_request.VERB,
+        *bulk.VERBS,
+    }
 
 
 @pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.ScheduledResult, bulk.ScheduledSendInfo])

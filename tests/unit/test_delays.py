@@ -6,7 +6,7 @@ from tests.property import targets
 from tests.unit.inspection import run_stuck_audit
 from truenext.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
-from truenext.destination import Destination, DestinationKind, parse
+from truenext.destination import Destination, DestinationKind, parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.redelivery import REJECTED, dead_letter, redirect, restore_original, retry_delay_ms
 from truenext.engine.memory.horizon import remove_from_lane
@@ -16,7 +16,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import STUCK_MS, StuckAudit
-from truenext.envelope import DEAD_LETTER_HEADERS, read_header
+from truenext.envelope import DEAD_LETTER_HEADERS, decode_header_lines
 from truenext.limits import DELAY_MS_MAX
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
@@ -72,7 +72,7 @@ class DelayDriver:
         self.commit()
         self.audit = StuckAudit()
         self.session: ConnectionState = self.engine.connect("s")
-        self.engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
+        self.engine.subscribe(self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, window))
 
     def advance(self, milliseconds: int) -> None:
         self.steady_us += milliseconds * 1000
@@ -87,7 +87,7 @@ class DelayDriver:
 
     def send(self, *, persistent: bool = False, expires_ms: int = 0) -> None:
         message = SentMessage(4, persistent, expires_ms, b"content-length:0\n", b"")
-        self.engine.send(self.session, Send(parse("/queue/a", "s"), message))
+        self.engine.send(self.session, Send(parse_address("/queue/a", "s"), message))
 
     def turn(self) -> list[int]:
         """What is dispatched until nothing more is, and nothing is to be read."""
@@ -287,8 +287,8 @@ def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(
     _, letter = dead_letter(
         message, origin, Policy(), attempts=1, causes=Causes("a", "b"), reason=REJECTED, now_ms=WALL_MS
     )
-    said = read_header(letter.header)
-    assert said.keys() - read_header(message.header).keys() == DEAD_LETTER_HEADERS | {"persistent"}
+    said = decode_header_lines(letter.header)
+    assert said.keys() - decode_header_lines(message.header).keys() == DEAD_LETTER_HEADERS | {"persistent"}
     assert (said["truenext-original-destination"], letter.redrive_queue) == (
         ("/queue/a", "") if origin == "a" else ("/topic/news", origin)
     )
@@ -296,7 +296,7 @@ def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(
     assert there.redrive_queue == letter.redrive_queue
     back = restore_original(there, WALL_MS)
     assert back is not None and back[0].name == origin
-    assert read_header(back[1].header) == read_header(message.header) | {
+    assert decode_header_lines(back[1].header) == decode_header_lines(message.header) | {
         "persistent": "false",
         "destination": said["truenext-original-destination"],
     }

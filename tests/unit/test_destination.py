@@ -13,7 +13,7 @@ from truenext.destination import (
     dead_letter_name,
     durable_key,
     durable_subscription,
-    parse,
+    parse_address,
     parse_queue_name,
     parse_stored_address,
     split_options,
@@ -37,18 +37,18 @@ LONGEST = "x" * (DESTINATION_LENGTH_MAX - len(DEAD_LETTER_PREFIX))
         ("/remote-temp-queue/you/r/s", Destination(DestinationKind.TEMPORARY, "/you/r/s", "you")),
         ("/control/status", Destination(DestinationKind.CONTROL, "status")),
         ("/topic/news", Destination(DestinationKind.TOPIC, "news")),
-        ("/topic/news.*.>", Destination(DestinationKind.PATTERN, "news.*.>")),
+        ("/topic/news.*.>", Destination(DestinationKind.TOPIC_PATTERN, "news.*.>")),
         ("/temp-topic/t", Destination(DestinationKind.TOPIC, "/me/t", "me")),
         ("/remote-temp-topic/you/t", Destination(DestinationKind.TOPIC, "/you/t", "you")),
         ("orders", Destination(DestinationKind.QUEUE, "orders")),
         ("DLQ.orders", Destination(DestinationKind.QUEUE, "DLQ.orders")),
-        ("orders.>", Destination(DestinationKind.QUEUES, "orders.>")),
+        ("orders.>", Destination(DestinationKind.QUEUE_PATTERN, "orders.>")),
         (LONGEST, Destination(DestinationKind.QUEUE, LONGEST)),
         ("/subscription/me?,a?b", Destination(DestinationKind.DURABLE, "me?,a?b")),
     ],
 )
 def test_an_address_means_one_destination(address: str, destination: Destination) -> None:
-    assert parse(address, "me") == destination
+    assert parse_address(address, "me") == destination
 
 
 @pytest.mark.parametrize(
@@ -119,13 +119,13 @@ def test_an_address_means_one_destination(address: str, destination: Destination
 )
 def test_an_address_that_means_nothing_is_refused_and_says_why(address: str, reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=reason):
-        parse(address, "me")
+        parse_address(address, "me")
 
 
 @pytest.mark.parametrize("session", ["", "s" * (DESTINATION_LENGTH_MAX + 1), "a\nb", "a*", "\x00"])
 def test_the_session_of_a_remote_address_obeys_the_rules_of_names(session: str) -> None:
     with pytest.raises(RemoteProtocolError):
-        parse(f"/remote-temp-queue/{session}/r", "me")
+        parse_address(f"/remote-temp-queue/{session}/r", "me")
 
 
 def test_a_durable_subscription_has_a_name_of_which_its_dead_letter_queue_can_have_one() -> None:
@@ -142,39 +142,39 @@ NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters=
 
 @given(NAMES, st.sampled_from(["/queue/", "/topic/", "/temp-queue/", "/temp-topic/", "/control/"]))
 def test_the_address_of_a_destination_means_it_for_everybody(name: str, prefix: str) -> None:
-    destination = parse(prefix + name, "me")
-    assert parse(destination.address, "me") == parse(destination.address, "you") == destination
+    destination = parse_address(prefix + name, "me")
+    assert parse_address(destination.address, "me") == parse_address(destination.address, "you") == destination
 
 
 def test_a_composite_destination_has_parts_each_of_which_means_what_it_means_alone() -> None:
-    composite = parse("/queue/a, /topic/b,/temp-queue/c", "me")
-    assert composite.parts == tuple(parse(each, "me") for each in ("/queue/a", "/topic/b", "/temp-queue/c"))
+    composite = parse_address("/queue/a, /topic/b,/temp-queue/c", "me")
+    assert composite.parts == tuple(parse_address(each, "me") for each in ("/queue/a", "/topic/b", "/temp-queue/c"))
     assert composite.is_multi_queue
 
 
 @given(NAMES, NAMES)
 def test_no_queue_shares_its_name_with_a_temporary_queue(name: str, other: str) -> None:
     names = {
-        parse("/queue/" + name, "me").name,
-        parse(f"/queue/me/{name}", "me").name,
-        parse("/temp-queue/" + name, "me").name,
-        parse("/temp-queue/" + name, "you").name,
+        parse_address("/queue/" + name, "me").name,
+        parse_address(f"/queue/me/{name}", "me").name,
+        parse_address("/temp-queue/" + name, "me").name,
+        parse_address("/temp-queue/" + name, "you").name,
     }
     assert len(names) == 4
 
 
 def test_a_temporary_queue_belongs_to_the_connection_that_names_it() -> None:
-    assert parse("/temp-queue/r", "me") != parse("/temp-queue/r", "you")
-    assert parse("/temp-queue/r", "me") == parse("/remote-temp-queue/me/r", "you")
+    assert parse_address("/temp-queue/r", "me") != parse_address("/temp-queue/r", "you")
+    assert parse_address("/temp-queue/r", "me") == parse_address("/remote-temp-queue/me/r", "you")
 
 
 def test_a_dead_letter_queue_is_named_after_its_queue() -> None:
     assert dead_letter_name("orders") == "DLQ.orders"
-    assert parse("/queue/" + dead_letter_name("orders"), "me").name.startswith(DEAD_LETTER_PREFIX)
+    assert parse_address("/queue/" + dead_letter_name("orders"), "me").name.startswith(DEAD_LETTER_PREFIX)
 
 
 def test_the_longest_name_of_a_queue_still_has_a_dead_letter_queue() -> None:
-    assert parse(f"/queue/{dead_letter_name(LONGEST)}", "s").name == f"DLQ.{LONGEST}"
+    assert parse_address(f"/queue/{dead_letter_name(LONGEST)}", "s").name == f"DLQ.{LONGEST}"
 
 
 # ---- Options ----

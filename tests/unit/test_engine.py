@@ -7,7 +7,7 @@ import pytest
 from tests.property import targets
 from truenext.answers import Receipt
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
@@ -40,13 +40,13 @@ def send(
     **numbered: object,
 ) -> None:
     message = SentMessage(4, persistent, 0, b"content-length:%d\n" % len(body), body)
-    engine.send(session, Send(parse(address, session.id), message, **numbered))  # type: ignore[arg-type]
+    engine.send(session, Send(parse_address(address, session.id), message, **numbered))  # type: ignore[arg-type]
 
 
 def subscribe(
     engine: Engine, session: ConnectionState, address: str = "/queue/a", mode: AckMode = AckMode.AUTO
 ) -> None:
-    engine.subscribe(session, Subscribe("0", parse(address, session.id), mode, 30_000))
+    engine.subscribe(session, Subscribe("0", parse_address(address, session.id), mode, 30_000))
 
 
 def dispatched(engine: Engine) -> list[int]:
@@ -112,7 +112,7 @@ def test_all_that_a_cumulative_answer_covers_counts_towards_the_limit_of_a_trans
 def test_a_nack_that_dead_letters_wakes_its_queue() -> None:
     engine = started(attempts_max=1)
     session = engine.connect("s")
-    engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+    engine.subscribe(session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
     send(engine, session)
     send(engine, session)
     (first,) = dispatched(engine)
@@ -186,7 +186,7 @@ def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[A
 def test_a_commit_that_takes_only_transients_away_is_visible_at_once_though_the_store_has_them() -> None:
     engine = started(1)
     session = engine.connect("s")
-    engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+    engine.subscribe(session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
     send(engine, session)
     (first,) = dispatched(engine)
     engine.evict()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.envelope import escape, read_header, unescape, write_header
+from truenext.envelope import decode_header_lines, encode_header_lines, escape, unescape
 
 TEXTS = st.text(st.sampled_from("\\\r\n:crn \u00e9\u2028"), max_size=10) | st.text(
     st.characters(exclude_categories=["Cs"]), max_size=10
@@ -44,22 +44,22 @@ def test_another_escape_is_an_error(text: str) -> None:
 
 @given(st.dictionaries(TEXTS, TEXTS))
 def test_headers_come_back_in_their_order(headers: dict[str, str]) -> None:
-    header = write_header(headers)
-    assert list(read_header(header).items()) == list(headers.items())
+    header = encode_header_lines(headers)
+    assert list(decode_header_lines(header).items()) == list(headers.items())
     assert header.count(b"\n") == len(headers)
     assert header[-1:] in (b"", b"\n")
 
 
 def test_of_a_repeated_name_the_first_counts() -> None:
     """1.2, "Repeated Header Entries"."""
-    assert read_header(b"a:1\nb:2\na:3\n") == {"a": "1", "b": "2"}
+    assert decode_header_lines(b"a:1\nb:2\na:3\n") == {"a": "1", "b": "2"}
 
 
 def test_a_header_is_utf_8() -> None:
-    assert write_header({"\u00e9": "\u20ac"}) == "\u00e9:\u20ac\n".encode()
-    assert read_header("\u00e9:\u20ac\n".encode()) == {"\u00e9": "\u20ac"}
+    assert encode_header_lines({"\u00e9": "\u20ac"}) == "\u00e9:\u20ac\n".encode()
+    assert decode_header_lines("\u00e9:\u20ac\n".encode()) == {"\u00e9": "\u20ac"}
 
 
 def test_no_headers_are_no_lines() -> None:
-    assert write_header({}) == b""
-    assert read_header(b"") == {}
+    assert encode_header_lines({}) == b""
+    assert decode_header_lines(b"") == {}

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 
 from truenext.commands import AckMode, Begin, Commit, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.background.expiry import STEP_MAX, BlockRead
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult
-from truenext.envelope import read_header
+from truenext.envelope import decode_header_lines
 from truenext.errors import NoSpaceError
 from truenext.limits import STORE_TRANSACTION_BYTES_MAX
 from truenext.message import SentMessage
-from truenext.policy import Expired, Policies, Policy
+from truenext.policy import ExpiryAction, Policies, Policy
 from truenext.record import BLOCK_BITS, split_timer
 
 NOW_MS = 1_000_000
@@ -40,7 +40,7 @@ def send(engine: Engine, count: int, expires_ms: int, address: str = "/queue/a",
     session = engine.connect("s")
     for _ in range(count):
         message = SentMessage(4, persistent, expires_ms, b"content-length:0\nexpires:%d\n" % expires_ms, b"")
-        engine.send(session, Send(parse(address, "s"), message))
+        engine.send(session, Send(parse_address(address, "s"), message))
 
 
 def waiting(engine: Engine) -> dict[str, int]:
@@ -76,13 +76,13 @@ def test_each_copy_of_a_send_has_the_same_time_to_live_and_says_when_it_ends() -
     engine = started()
     session = engine.connect("s")
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    engine.send(session, Send(parse("/queue/a,/queue/b", "s"), message, ttl_ms=500))
+    engine.send(session, Send(parse_address("/queue/a,/queue/b", "s"), message, ttl_ms=500))
     entries = [entry for queue in engine.queues() for entry in queue.lane(5).arrived]
     assert [entry.lane.queue.name for entry in entries] == ["a", "b"]
     for entry in entries:
         assert entry.message is not None
         assert entry.message.expires_ms == NOW_MS + 500 == entry.message.arrived_ms + 500
-        assert read_header(entry.message.header) == {"expires": str(NOW_MS + 500), "content-length": "0"}
+        assert decode_header_lines(entry.message.header) == {"expires": str(NOW_MS + 500), "content-length": "0"}
 
 
 def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_commit() -> None:
@@ -91,7 +91,7 @@ def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_com
     engine.begin(session, Begin("t"))
     for ttl_ms in (500, 0):
         message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-        engine.send(session, Send(parse("/queue/a", "s"), message, "t", ttl_ms=ttl_ms))
+        engine.send(session, Send(parse_address("/queue/a", "s"), message, "t", ttl_ms=ttl_ms))
     engine.commit_state.now_ms = NOW_MS + 100
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -112,7 +112,7 @@ def test_what_has_outlived_its_time_to_live_goes_by_itself(persistent: bool) -> 
     engine = started()
     session = engine.connect("s")
     message = SentMessage(4, persistent, 0, b"content-length:0\n", b"")
-    engine.send(session, Send(parse("/queue/a", "s"), message, ttl_ms=500))
+    engine.send(session, Send(parse_address("/queue/a", "s"), message, ttl_ms=500))
     engine.turn()
     commit(engine)
     assert waiting(engine) == {"a": 1}
@@ -140,7 +140,7 @@ def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool
 
 
 def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
-    engine = started(expired=Expired.DEAD_LETTER)
+    engine = started(expired=ExpiryAction.DEAD_LETTER)
     send(engine, 2, NOW_MS + 1000)
     engine.commit_state.now_ms += 1000
     engine.turn()
@@ -149,13 +149,13 @@ def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
     letter = next(iter(next(queue for queue in engine.queues() if queue.name == "DLQ.a").lane(5)))
     assert letter.message is not None
     assert (letter.message.expires_ms, letter.message.persistent) == (0, True)
-    headers = read_header(letter.message.header)
+    headers = decode_header_lines(letter.message.header)
     assert headers["truenext-dead-letter-cause"] == "expired"
     assert headers["truenext-original-expires"] == str(NOW_MS + 1000)
 
 
 def test_what_expires_in_a_dead_letter_queue_is_dropped_whatever_the_policy() -> None:
-    engine = started(expired=Expired.DEAD_LETTER)
+    engine = started(expired=ExpiryAction.DEAD_LETTER)
     send(engine, 1, NOW_MS + 1000, "/queue/DLQ.a")
     engine.commit_state.now_ms += 1000
     engine.turn()
@@ -183,7 +183,7 @@ def test_nothing_expires_while_the_last_batches_are_written() -> None:
     session = engine.connect("s")
     for _ in range(12):
         message = SentMessage(4, False, NOW_MS + 1000, b"content-length:0\n", bytes(STORE_TRANSACTION_BYTES_MAX // 4))
-        engine.send(session, Send(parse("/queue/a", "s"), message))
+        engine.send(session, Send(parse_address("/queue/a", "s"), message))
     engine.stop()
     commit(engine)
     stored = 0
@@ -232,7 +232,7 @@ def test_what_a_consumer_gives_back_behind_a_look_is_looked_at_again() -> None:
     send(engine, 2, NOW_MS + 1000, persistent=True)
     commit(engine)
     reader = engine.connect("reader")
-    engine.subscribe(reader, Subscribe("0", parse("/queue/a", "reader"), AckMode.INDIVIDUAL, 1))
+    engine.subscribe(reader, Subscribe("0", parse_address("/queue/a", "reader"), AckMode.INDIVIDUAL, 1))
     engine.turn()
     evict(engine)
     engine.commit_state.now_ms += 1000

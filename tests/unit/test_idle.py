@@ -8,7 +8,7 @@ import pytest
 
 from truenext.broker import connection_request
 from truenext.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.idle import STEP_SIZE, Idle, idle_reason
 from truenext.engine.state.consumer import BrokerConsumer
@@ -34,13 +34,13 @@ class IdleDriver:
         message = SentMessage(priority, persistent, 0, b"content-length:0\n", b"")
         if group:
             message.group = group
-        self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message))
+        self.engine.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message))
 
     def subscribe(
         self, queue: str, *, window: int = 1000, selector: str = "", is_pulling: bool = False
     ) -> BrokerConsumer:
         name = str(len(self.session.consumers))
-        destination = parse(f"/queue/{queue}", "s")
+        destination = parse_address(f"/queue/{queue}", "s")
         subscribe = Subscribe(name, destination, AckMode.INDIVIDUAL, window, is_pulling=is_pulling)
         if selector:
             subscribe.selector = compile_selector(selector)
@@ -57,7 +57,7 @@ class IdleDriver:
         return why
 
     def answer(self) -> tuple[dict[str, Any], int]:
-        body, steps = finished(connection_request.make_report(self.engine, self.session))
+        body, steps = finished(connection_request.make_connection_report(self.engine, self.session))
         return json.loads(body), steps
 
 
@@ -213,7 +213,7 @@ def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:
     driver.subscribe("q.*")
     driver.subscribe("other")
     driver.turn()
-    answer = connection_request.make_report(driver.engine, driver.session)
+    answer = connection_request.make_connection_report(driver.engine, driver.session)
     next(answer)
     driver.engine.disconnect(driver.session, is_clean=True)
     assert json.loads(finished(answer)[0])["subscriptions"] == []

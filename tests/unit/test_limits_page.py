@@ -18,7 +18,7 @@ from truenext.policy import Policy
 from truenext.setting import settings_of
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.shapes import FRAMES
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 ROOT = Path(__file__).parents[2]
 ANYTHING = "…"
@@ -171,11 +171,11 @@ def send_too_long_cause() -> None:
 
 
 def sent_too_many_headers() -> None:
-    of_one_frame(Decoder(FRAMES), b"SEND\n" + b"a:b\n" * (limits.HEADERS_MAX + 1))
+    of_one_frame(Decoder(FRAME_SHAPES), b"SEND\n" + b"a:b\n" * (limits.HEADERS_MAX + 1))
 
 
 def sent_too_large_headers() -> None:
-    of_one_frame(Decoder(FRAMES), b"SEND\na:" + b"x" * limits.HEADER_BYTES_MAX)
+    of_one_frame(Decoder(FRAME_SHAPES), b"SEND\na:" + b"x" * limits.HEADER_BYTES_MAX)
 
 
 def receive_too_many_headers() -> None:
@@ -187,7 +187,7 @@ def receive_too_large_headers() -> None:
 
 
 def of_a_client() -> Decoder[Frame]:
-    return Decoder(FRAMES, 10, limits.MESSAGE_HEADER_BYTES_MAX, limits.MESSAGE_HEADERS_MAX)
+    return Decoder(FRAME_SHAPES, 10, limits.MESSAGE_HEADER_BYTES_MAX, limits.MESSAGE_HEADERS_MAX)
 
 
 def of_one_frame(decoder: Decoder[Frame], head: bytes) -> None:
@@ -215,13 +215,13 @@ def request_too_large_window() -> None:
 
 
 def sent_too_large_a_body() -> None:
-    decoder = Decoder(FRAMES, limits.BODY_BYTES_MAX)
+    decoder = Decoder(FRAME_SHAPES, limits.BODY_BYTES_MAX)
     decoder.version = Version.V1_2
     decoder.receive(b"SEND\n\n" + b"x" * (limits.BODY_BYTES_MAX + 1) + b"\0")
 
 
 def receive_too_large_answer() -> None:
-    decoder = Decoder(FRAMES, limits.ANSWER_BYTES_MAX)
+    decoder = Decoder(FRAME_SHAPES, limits.ANSWER_BYTES_MAX)
     decoder.version = Version.V1_2
     decoder.receive(b"MESSAGE\ncontent-length:%d\n\n" % (limits.ANSWER_BYTES_MAX + 1))
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.property import targets
 from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, Read
@@ -50,7 +50,7 @@ def start_engine() -> tuple[Engine, ConnectionState]:
     engine.start()
     commit(engine)
     session = engine.connect("s")
-    engine.subscribe(session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
+    engine.subscribe(session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 1))
     return engine, session
 
 
@@ -104,7 +104,7 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
     engine = Engine(memory_limit=LARGE, policies=Policies(Policy()))
     engine.start()
     session = engine.connect("s")
-    subscribe = Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, 2)
+    subscribe = Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, 2)
     persistent = SentMessage(4, True, 0, b"content-length:9000\n", bytes(9000))
     transient = SentMessage(4, False, 0, b"content-length:0\n", b"")
     engine.subscribe(session, subscribe)
@@ -142,7 +142,7 @@ def test_what_is_written_leaves_memory_though_the_page_it_waited_for_is_of_no_us
             engine.acknowledge(session, Ack("0", sequence))
         reads = engine.turn().reads
         engine.on_all_sent(session)
-    engine.send(session, Send(parse("/queue/a", "s"), SentMessage(4, True, 0, b"content-length:0\n", b"")))
+    engine.send(session, Send(parse_address("/queue/a", "s"), SentMessage(4, True, 0, b"content-length:0\n", b"")))
     commit(engine)
     squeeze(engine, limit=0)
     engine.page_read(reads[0], page(reads[0]))

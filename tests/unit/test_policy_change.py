@@ -5,7 +5,7 @@ import pytest
 from tests.property import targets
 from truenext.batch import Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.background.bulk import Purge
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
@@ -28,7 +28,7 @@ class Running:
         self.engine.start()
         self.make_durable()
         self.session: ConnectionState = self.engine.connect("s")
-        self.engine.subscribe(self.session, Subscribe("0", parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
+        self.engine.subscribe(self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, window))
         self.read(self.turn()[1])
         assert self.turn()[0] == list(STORED)[:window]
 
@@ -172,7 +172,7 @@ def test_a_smaller_limit_makes_messages_leave_memory_though_nothing_else_happens
 def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_after_it() -> None:
     running = Running(window=6)
     waits = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    running.engine.send(running.session, Send(parse("/queue/a", "s"), waits))
+    running.engine.send(running.session, Send(parse_address("/queue/a", "s"), waits))
     running.make_durable()
     before = running.queue.resident
     read = running.engine.next_bulk_read(Purge("a", selector="colour = 'red'"))
@@ -197,5 +197,5 @@ def test_the_next_page_has_the_new_size() -> None:
 def test_a_queue_that_is_made_later_has_the_new_policy() -> None:
     running = Running(window=1)
     running.change(attempts_max=5)
-    running.engine.subscribe(running.session, Subscribe("1", parse("/queue/b", "s"), AckMode.AUTO, 1))
+    running.engine.subscribe(running.session, Subscribe("1", parse_address("/queue/b", "s"), AckMode.AUTO, 1))
     assert {queue.policy.attempts_max for queue in running.engine.queues()} == {5}

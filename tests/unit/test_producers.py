@@ -7,7 +7,7 @@ import pytest
 
 from truenext.batch import Batch, ProducerState
 from truenext.commands import Commit, Send
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import CommitOutcome
 from truenext.engine.writing import producers as producers_module
@@ -26,7 +26,7 @@ LATER_MS = PRODUCERS_MAX + PRODUCER_RETENTION_MS_MIN
 
 def send(name: str, number: int = 1, *, is_gapless: bool = False) -> Send:
     message = SentMessage(4, True, 0, b"", b"")
-    return Send(parse("/queue/q", ""), message, producer=name, number=number, is_gapless=is_gapless)
+    return Send(parse_address("/queue/q", ""), message, producer=name, number=number, is_gapless=is_gapless)
 
 
 def commit(name: str, number: int = 1, *, is_gapless: bool = False) -> Commit:

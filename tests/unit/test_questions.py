@@ -16,7 +16,7 @@ from truenext.broker.control import (
     ITEMS_PER_STEP,
     LARGEST_COUNT,
     NAMES_SORTED_PER_STEP,
-    VERBS,
+    QUERIES,
     ClientInfo,
     QueryContext,
 )
@@ -25,7 +25,7 @@ from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE
 from truenext.broker.slices import SlicedWork, Steps
 from truenext.commands import AckMode, ControlRequest, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine import stuck
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
@@ -54,15 +54,17 @@ class ReportDriver:
 
     def send_to(self, address: str, body: bytes = b"") -> None:
         message = SentMessage(4, False, 0, b"content-length:0\n", body)
-        self.engine.send(self.session, Send(parse(address, "s"), message))
+        self.engine.send(self.session, Send(parse_address(address, "s"), message))
 
     def subscribe(self, address: str, session: ConnectionState | None = None, window: int = 1000) -> None:
-        subscribe = Subscribe(address, parse(address, session.id if session else "s"), AckMode.INDIVIDUAL, window)
+        subscribe = Subscribe(
+            address, parse_address(address, session.id if session else "s"), AckMode.INDIVIDUAL, window
+        )
         self.engine.subscribe(session or self.session, subscribe)
 
     def start_request(self, verb: str) -> Generator[None, None, bytes]:
         pager = mock.Mock(spec=Pager, pending=set())
-        return VERBS[verb](QueryContext(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}))
+        return QUERIES[verb](QueryContext(self.engine, self.audit, pager, lambda: NO_FILE, self.caller, {}))
 
     @staticmethod
     def caller(session: ConnectionState) -> ClientInfo:
@@ -174,7 +176,9 @@ def test_of_many_that_end_with_their_connection_only_the_largest_are_named_those
 @pytest.mark.parametrize("verb", ["queues", "status"])
 def test_no_step_looks_at_more_than_a_few_consumers_of_one_queue(verb: str) -> None:
     driver = ReportDriver()
-    subscribe = Subscribe("", parse("/temp-queue/q" if verb == "status" else "/queue/q", "s"), AckMode.INDIVIDUAL, 1)
+    subscribe = Subscribe(
+        "", parse_address("/temp-queue/q" if verb == "status" else "/queue/q", "s"), AckMode.INDIVIDUAL, 1
+    )
     for number in range(1000):
         driver.engine.subscribe(driver.session, structs.replace(subscribe, subscription=str(number)))
     steps = sum(1 for _ in driver.start_request(verb))
@@ -313,7 +317,9 @@ class RequestQueue:
     def request(
         self, session: ConnectionState, correlation: str, verb: str = "queues", *, of: ConnectionState | None = None
     ) -> None:
-        self.requests.add(session, ControlRequest(verb, b"", parse("/temp-queue/a", session.id), correlation), about=of)
+        self.requests.add(
+            session, ControlRequest(verb, b"", parse_address("/temp-queue/a", session.id), correlation), about=of
+        )
 
 
 def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets_another() -> None:
@@ -377,17 +383,17 @@ def test_of_large_answers_only_some_are_on_their_way_at_once_and_the_next_come_w
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX // 3)
     sessions = make_requests(queue, 7)
     assert [session for session, _, _ in queue.replies] == ["0", "1", "2"]
-    queue.requests.all_sent(sessions[5])
+    queue.requests.on_all_sent(sessions[5])
     assert len(queue.replies) == 3, "it has got nothing yet"
-    queue.requests.all_sent(sessions[1])
+    queue.requests.on_all_sent(sessions[1])
     assert len(queue.replies) == 4 and queue.requests.pending_count(sessions[4]) == 1
     queue.requests.connection_closed(sessions[0])
     queue.disconnected.add(sessions[5])
-    queue.requests.all_sent(sessions[2])
+    queue.requests.on_all_sent(sessions[2])
     # Who has gone meanwhile stands in nobody's way.
     assert len(queue.replies) == 7
     for session in (*sessions[3:5], sessions[6]):
-        queue.requests.all_sent(session)
+        queue.requests.on_all_sent(session)
     assert not queue.requests.in_flight
 
 
@@ -395,7 +401,7 @@ def test_an_answer_that_is_larger_than_all_that_may_be_on_its_way_goes_alone_and
     queue = RequestQueue(size=3 * ANSWERS_IN_FLIGHT_BYTES_MAX)
     first, second = make_requests(queue, 2)
     assert len(queue.replies) == 1
-    queue.requests.all_sent(first)
+    queue.requests.on_all_sent(first)
     assert len(queue.replies) == 2 and list(queue.requests.in_flight) == [second]
     small = RequestQueue(size=1000)
     make_requests(small, 100)
@@ -429,11 +435,11 @@ def test_who_has_credit_for_no_more_of_its_answers_has_not_taken_them() -> None:
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     first, _ = make_requests(queue, 2)
     first.temporary_queues.append(mock.Mock(waiting=lambda: 1, is_reply_queue=True))
-    queue.requests.all_sent(first)
+    queue.requests.on_all_sent(first)
     assert len(queue.replies) == 1
     # What waits in its subscriptions to topics is something else.
     first.temporary_queues[0] = mock.Mock(waiting=lambda: 1, is_reply_queue=False)
-    queue.requests.all_sent(first)
+    queue.requests.on_all_sent(first)
     assert len(queue.replies) == 2
 
 

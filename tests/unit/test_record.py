@@ -13,8 +13,8 @@ from truenext.record import (
     LANE_KEY_SIZE,
     RECORD_VERSION,
     DamagedRecord,
-    decode,
-    encode,
+    decode_record,
+    encode_record,
     lane_key,
     message_key,
     sequence_of,
@@ -52,7 +52,7 @@ def key_of(message: SentMessage, queue: int = 7, sequence: int = 1234) -> bytes:
 @given(MESSAGES, QUEUES, NUMBERS)
 def test_every_message_comes_back_as_it_was(message: SentMessage, queue: int, sequence: int) -> None:
     key = key_of(message, queue, sequence)
-    assert decode(key, encode(key, message)) == message
+    assert decode_record(key, encode_record(key, message)) == message
 
 
 @given(QUEUES, PRIORITIES, NUMBERS)
@@ -78,52 +78,52 @@ def test_keys_sort_by_queue_and_then_in_the_order_of_messages(
 
 def test_every_flipped_bit_of_key_or_record_is_detected() -> None:
     key = key_of(EXAMPLE)
-    whole = key + encode(key, EXAMPLE)
-    assert decode(whole[: len(key)], whole[len(key) :]) == EXAMPLE
+    whole = key + encode_record(key, EXAMPLE)
+    assert decode_record(whole[: len(key)], whole[len(key) :]) == EXAMPLE
     for bit in range(len(whole) * 8):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DamagedRecord):
-            decode(bytes(damaged[: len(key)]), bytes(damaged[len(key) :]))
+            decode_record(bytes(damaged[: len(key)]), bytes(damaged[len(key) :]))
 
 
 @settings(max_examples=50)
 @given(MESSAGES, st.data())
 def test_a_flipped_bit_of_any_message_is_detected(message: SentMessage, data: st.DataObject) -> None:
     key = key_of(message)
-    whole = bytearray(key + encode(key, message))
+    whole = bytearray(key + encode_record(key, message))
     bit = data.draw(st.integers(0, len(whole) * 8 - 1))
     whole[bit // 8] ^= 1 << bit % 8
     with pytest.raises(DamagedRecord):
-        decode(bytes(whole[: len(key)]), bytes(whole[len(key) :]))
+        decode_record(bytes(whole[: len(key)]), bytes(whole[len(key) :]))
 
 
 def test_a_record_cut_short_anywhere_is_detected() -> None:
     key = key_of(EXAMPLE)
-    record = encode(key, EXAMPLE)
+    record = encode_record(key, EXAMPLE)
     for length in range(len(record)):
         with pytest.raises(DamagedRecord):
-            decode(key, record[:length])
+            decode_record(key, record[:length])
 
 
 def test_a_record_of_a_later_version_is_refused() -> None:
     key = key_of(EXAMPLE)
-    rest = bytes([RECORD_VERSION + 2]) + encode(key, EXAMPLE)[5:]
+    rest = bytes([RECORD_VERSION + 2]) + encode_record(key, EXAMPLE)[5:]
     with pytest.raises(DamagedRecord, match="record version 4; this truenext reads versions 2 and 3"):
-        decode(key, crc32(rest, crc32(key)).to_bytes(4, "little") + rest)
+        decode_record(key, crc32(rest, crc32(key)).to_bytes(4, "little") + rest)
 
 
 def test_a_record_without_a_way_back_is_what_it_was_before_there_was_one() -> None:
     key = key_of(EXAMPLE)
-    assert encode(key, EXAMPLE)[4] == RECORD_VERSION
+    assert encode_record(key, EXAMPLE)[4] == RECORD_VERSION
     letter = replace(EXAMPLE, redrive_queue="subscription,me,n,news")
-    record = encode(key, letter)
+    record = encode_record(key, letter)
     assert record[4] == RECORD_VERSION + 1 and b"subscription,me,n,news\ncontent-length:5\nhello" in record
     # What an earlier version cannot read it refuses, and shows to nobody.
-    assert decode(key, record).header == EXAMPLE.header
+    assert decode_record(key, record).header == EXAMPLE.header
 
 
 def test_a_record_under_the_key_of_another_is_detected() -> None:
-    record = encode(key_of(EXAMPLE, sequence=1), EXAMPLE)
+    record = encode_record(key_of(EXAMPLE, sequence=1), EXAMPLE)
     with pytest.raises(DamagedRecord, match="checksum"):
-        decode(key_of(EXAMPLE, sequence=2), record)
+        decode_record(key_of(EXAMPLE, sequence=2), record)

@@ -12,7 +12,7 @@ from tests.drawing import one_of
 from tests.unit.test_unused import Passing
 from truenext import selector as selector_module
 from truenext.commands import AckMode, Browse, Subscribe, Unsubscribe
-from truenext.destination import durable_key, parse
+from truenext.destination import durable_key, parse_address
 from truenext.engine.state import memory as memory_module
 from truenext.engine.state.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
 from truenext.engine.state.wildcard import Wildcard
@@ -34,7 +34,7 @@ def long_selector(number: int = 0) -> Selector:
 def subscribe(
     run: Passing, address: str, selector: Selector | None = None, *, name: str = "1", durable: str = ""
 ) -> None:
-    subscribed = Subscribe(name, parse(address, "s"), AckMode.INDIVIDUAL, 1, durable=durable, selector=selector)
+    subscribed = Subscribe(name, parse_address(address, "s"), AckMode.INDIVIDUAL, 1, durable=durable, selector=selector)
     run.engine.subscribe(run.session, subscribed)
     run.settle()
 
@@ -93,9 +93,11 @@ def test_a_browser_takes_memory_until_it_ends_though_it_was_shown_all() -> None:
     run.publish("q")
     before = run.engine.memory.queues
     selector = long_selector()
-    run.engine.browse(run.session, Browse("1", parse("/queue/q", "s"), selector))
+    run.engine.browse(run.session, Browse("1", parse_address("/queue/q", "s"), selector))
     run.settle()
-    assert run.engine.memory.queues == before + selector.size + memory_module.consumer_size("1", parse("/queue/q", "s"))
+    assert run.engine.memory.queues == before + selector.size + memory_module.consumer_size(
+        "1", parse_address("/queue/q", "s")
+    )
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     assert run.engine.memory.queues == before
 
@@ -113,7 +115,7 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
     with pytest.raises(RemoteProtocolError, match=r"no room for this subscription: it takes 38\d KiB .*--memory-limit"):
         subscribe(run, "/topic/t" if durable else address, long_selector(), durable=durable)
     with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
-        run.engine.browse(run.session, Browse("b", parse("/queue/q", "s"), long_selector()))
+        run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s"), long_selector()))
     assert run.engine.memory.queues == before and {queue.name for queue in run.engine.queues()} == names
     assert not run.session.consumers and not run.session.browsers
     subscribe(run, "/queue/q", compile_selector("n = 1"))
@@ -157,7 +159,9 @@ def test_what_somebody_takes_is_counted_once_while_it_joins() -> None:
     for number in range(5 * JOIN_QUEUES_PER_TURN):
         run.publish(f"q{number}")
     before, counted = run.engine.memory.queues, []
-    subscribed = Subscribe("1", parse("/queue/>", "s"), AckMode.INDIVIDUAL, 1, selector=compile_selector("x = 1"))
+    subscribed = Subscribe(
+        "1", parse_address("/queue/>", "s"), AckMode.INDIVIDUAL, 1, selector=compile_selector("x = 1")
+    )
     run.engine.subscribe(run.session, subscribed)
     consumer = run.session.consumers["1"]
     assert isinstance(consumer, Wildcard)
@@ -225,7 +229,7 @@ def traced(run: Passing, act: Callable[[], object]) -> tuple[int, int]:
     try:
         act()
         re.purge()
-        parse.cache_clear()
+        parse_address.cache_clear()
         gc.collect()
         return tracemalloc.get_traced_memory()[0], run.engine.memory.queues - before
     finally:

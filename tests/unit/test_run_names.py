@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from truenext.errors import ConfigurationError
-from truenext.spark.audit.names import names_of
+from truenext.spark.audit.run_names import run_names
 
 
 @pytest.mark.parametrize(
@@ -22,17 +22,17 @@ from truenext.spark.audit.names import names_of
     ],
 )
 def test_names_of_runs_are_as_short_as_they_can_be_told_apart(folders: list[str], names: list[str]) -> None:
-    assert names_of(folders) == names
+    assert run_names(folders) == names
 
 
 def test_names_of_runs_never_lead_out_of_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
-    assert names_of([Path(), Path("..")]) == ["here", tmp_path.name]
+    assert run_names([Path(), Path("..")]) == ["here", tmp_path.name]
 
 
 @pytest.mark.parametrize("other", ["data", "./data/", "a/../data"])
 def test_folder_that_is_named_twice_is_refused(other: str) -> None:
     with pytest.raises(ConfigurationError, match="is named twice"):
-        names_of(["data", other])
+        run_names(["data", other])

@@ -11,7 +11,7 @@ from tests.property.disk import found_of
 from truenext.batch import Batch
 from truenext.broker.pager import read_page
 from truenext.commands import Begin, Commit, Send
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.disk_level import DiskLevel
 from truenext.engine.background.bulk import (
     ListScheduled,
@@ -29,7 +29,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import SCHEDULE_TIME_MAX
 from truenext.message import SentMessage
 from truenext.record import split_lane_key
-from truenext.schedule import FOR_EVER, Schedule, check_schedule, fire, start_schedule
+from truenext.schedule import FOR_EVER, Schedule, check_schedule, fire_schedule, start_schedule
 from truenext.store.memory import MemoryStore
 
 NOON_MS = int(datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() * 1000)
@@ -71,7 +71,7 @@ class Run:
                 found = [found_of(one) for one in page.messages]
                 engine.page_read(read, PageResult(found, page.as_of, page.is_end))
             for timer_read in effects.timer_reads:
-                timers = self.store.timers(timer_read.after, timer_read.limit)
+                timers = self.store.read_timers(timer_read.after, timer_read.limit)
                 engine.timers_read(timer_read, TimersResult(timers.timers, timers.as_of, timers.is_end))
             batch = engine.take_batch()
             if batch is not None:
@@ -87,7 +87,9 @@ class Run:
     def send(self, body: str, schedule: Schedule | None, *, queue: str = "q", transaction: str | None = None) -> None:
         sent = body.encode()
         message = SentMessage(4, True, 0, b"content-length:%d\n" % len(sent), sent)
-        self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction, schedule=schedule))
+        self.engine.send(
+            self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction, schedule=schedule)
+        )
 
     def request(
         self, command: ScheduledRequest, while_it_is_read: Callable[[], object] | None = None
@@ -220,9 +222,9 @@ def test_each_repetition_has_its_own_time_to_live_after_a_restart_as_well() -> N
 def test_each_hit_of_a_cron_expression_has_its_own_time_to_live_before_and_behind_its_delay() -> None:
     schedule = start_schedule(Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *", ttl_ms=7), NOON_MS)
     assert schedule is not None
-    is_sent, (own, hit) = fire(schedule, NOON_MS + HOUR_MS)
+    is_sent, (own, hit) = fire_schedule(schedule, NOON_MS + HOUR_MS)
     assert (is_sent, own.ttl_ms, hit.ttl_ms) == (False, 7, 7)
-    is_sent, (again,) = fire(own, own.due_ms)
+    is_sent, (again,) = fire_schedule(own, own.due_ms)
     assert (is_sent, again) == (True, Schedule(period_ms=1000, ttl_ms=7, due_ms=own.due_ms + 1000))
 
 
@@ -294,7 +296,7 @@ def test_nothing_becomes_due_while_there_is_no_room_on_the_disk() -> None:
 def test_nobody_can_name_the_queue_in_which_it_waits() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=10))
-    hidden = parse("/remote-temp-queue/scheduled/q", "s")
+    hidden = parse_address("/remote-temp-queue/scheduled/q", "s")
     assert hidden.name == "/scheduled/q"
     run.engine.send(run.session, Send(hidden, SentMessage(4, False, 0, b"", b"")))
     run.settle()
@@ -326,7 +328,7 @@ def test_a_cron_expression_counts_in_utc_and_skips_what_was_missed() -> None:
     first = start_schedule(schedule, NOON_MS)
     assert first is not None
     assert first.due_ms == NOON_MS + 30 * MINUTE_MS
-    is_sent, rest = fire(first, first.due_ms + 50 * HOUR_MS)
+    is_sent, rest = fire_schedule(first, first.due_ms + 50 * HOUR_MS)
     assert is_sent
     assert [each.due_ms for each in rest] == [first.due_ms + 72 * HOUR_MS]
 
@@ -369,7 +371,7 @@ def test_what_is_cancelled_never_becomes_a_message_and_leaves_nothing_behind() -
     assert run.waiting() == {"q": (0, 3)}
     assert run.request(Unschedule("q")).moved == 3
     assert run.waiting() == {"q": (0, 0)}
-    assert run.store.timers(b"", 10).timers == []
+    assert run.store.read_timers(b"", 10).timers == []
     run.at(NOON_MS + HOUR_MS)
     run.start_engine()
     run.at(NOON_MS + 2 * HOUR_MS)
@@ -391,7 +393,9 @@ def test_numbers_and_a_selector_say_what_is_cancelled() -> None:
 def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_address() -> None:
     run = Run()
     for address in ("/topic/a", "/queue/q,/topic/a"):
-        send = Send(parse(address, "s"), SentMessage(4, True, 0, b"", b""), schedule=Schedule(delay_ms=MINUTE_MS))
+        send = Send(
+            parse_address(address, "s"), SentMessage(4, True, 0, b"", b""), schedule=Schedule(delay_ms=MINUTE_MS)
+        )
         run.engine.send(run.session, send)
     assert [each.to for each in run.shown("")] == ["/topic/a", "/queue/q,/topic/a"]
     assert run.request(Unschedule("", to="/topic/a")).moved == 1

@@ -10,7 +10,7 @@ from tests.property.disk import found_of
 from tests.unit.inspection import run_stuck_audit
 from truenext.broker.pager import read_page
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.selections import ScanRead
 from truenext.engine.state.consumer import ConnectionState
@@ -23,7 +23,7 @@ from truenext.policy import Policies, Policy, WhileWaiting
 from truenext.selector import compile_selector
 from truenext.store.memory import MemoryStore
 
-A = parse("/queue/a", "s")
+A = parse_address("/queue/a", "s")
 RED, BLUE = "colour = 'red'", "colour = 'blue'"
 HIGH = "JMSPriority > 6"
 

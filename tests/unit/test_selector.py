@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from truenext.envelope import HOP_BY_HOP_HEADERS, write_header
+from truenext.envelope import HOP_BY_HOP_HEADERS, encode_header_lines
 from truenext.errors import RemoteProtocolError
 from truenext.limits import SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
 from truenext.message import SentMessage
@@ -16,7 +16,7 @@ _SPELLED = {TRUE: "yes", FALSE: "no", UNKNOWN: "missing"}
 
 
 def message(headers: dict[str, str]) -> SentMessage:
-    return SentMessage(4, True, 0, write_header(headers), b"", 1000)
+    return SentMessage(4, True, 0, encode_header_lines(headers), b"", 1000)
 
 
 def outcome(text: str, of: SentMessage) -> str:

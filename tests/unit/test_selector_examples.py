@@ -8,7 +8,7 @@ import click
 import pytest
 
 from truenext.cli.main import main
-from truenext.envelope import write_header
+from truenext.envelope import encode_header_lines
 from truenext.message import SentMessage
 from truenext.selector import compile_selector
 
@@ -74,5 +74,5 @@ def test_each_command_with_a_selector_shows_one() -> None:
 
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_a_selector_that_is_shown_wants_what_it_is_shown_for(text: str) -> None:
-    message = SentMessage(9, True, 0, write_header(EXAMPLES[text]), b"", 1800000000000)
+    message = SentMessage(9, True, 0, encode_header_lines(EXAMPLES[text]), b"", 1800000000000)
     assert compile_selector(text).matches(message)

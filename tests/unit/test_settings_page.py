@@ -10,7 +10,7 @@ from textwrap import fill
 
 import pytest
 
-from truenext.broker.config import format_value, range_of
+from truenext.broker.config import describe_range, format_value
 from truenext.broker.settings import BrokerSettings
 from truenext.policy import Policy
 from truenext.setting import Setting, settings_of
@@ -21,7 +21,7 @@ SECTIONS = {"[policy]": Policy, "[broker]": BrokerSettings}
 
 def entry(setting: Setting) -> str:
     """What the page has to say of a setting."""
-    limits = range_of(setting)
+    limits = describe_range(setting)
     facts = [f"default `{'nothing' if setting.kind is Path else format_value(setting, setting.default)}`"]
     facts += [setting.unit] if setting.unit else []
     facts += [limits] if limits else []

@@ -10,7 +10,7 @@ from tests.unit.test_schedule import Run
 from truenext.answers import Receipt
 from truenext.broker.pager import read_page
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import ENDED_PREFIX, parse
+from truenext.destination import ENDED_PREFIX, parse_address
 from truenext.disk_level import DiskLevel
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
 from truenext.engine.state.pages import PageResult
@@ -26,7 +26,7 @@ WINDOW = 2
 
 def follow(run: Run, name: str = "1", topic: str = "/topic/t", session: ConnectionState | None = None) -> QueueConsumer:
     session = session or run.session
-    command = Subscribe(name, parse(topic, session.id), AckMode.INDIVIDUAL, WINDOW)
+    command = Subscribe(name, parse_address(topic, session.id), AckMode.INDIVIDUAL, WINDOW)
     run.engine.subscribe(session, command)
     run.settle()
     consumer = session.consumers[name]
@@ -41,7 +41,7 @@ def publish(
     for body in bodies:
         header = b"n:%b\nJMSXGroupID:%b\n" % (body.encode(), group.encode())
         message = SentMessage(4, persistent, 0, header, body.encode().ljust(size, b"."), group=group)
-        run.engine.send(sender, Send(parse(to, "sender"), message))
+        run.engine.send(sender, Send(parse_address(to, "sender"), message))
 
 
 def spill(run: Run) -> None:
@@ -56,11 +56,11 @@ def spill(run: Run) -> None:
 
 def stored(run: Run) -> list[StoredMessage]:
     """Of all queues."""
-    return [each for number in range(1, 20) for each in run.store.page(lane_key(number, 5), 0, 1000).messages]
+    return [each for number in range(1, 20) for each in run.store.read_page(lane_key(number, 5), 0, 1000).messages]
 
 
 def contents(run: Run) -> list[StoredMessage]:
-    return run.store.page(CONTENTS_LANE_KEY, 0, 1000).messages
+    return run.store.read_page(CONTENTS_LANE_KEY, 0, 1000).messages
 
 
 def receive(run: Run, consumer: BrokerConsumer) -> list[str]:
@@ -124,7 +124,7 @@ def test_a_message_for_durable_subscriptions_too_has_a_content_of_either_kind() 
     for name in "ab":
         follow(run, name)
     for name in "mn":
-        command = Subscribe(name, parse("/topic/t", "s"), AckMode.INDIVIDUAL, WINDOW, durable=f"me,{name}")
+        command = Subscribe(name, parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, WINDOW, durable=f"me,{name}")
         run.engine.subscribe(run.session, command)
     publish(run, *"0123", persistent=True)
     spill(run)

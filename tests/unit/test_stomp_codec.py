@@ -14,13 +14,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from truenext.envelope import write_header
+from truenext.envelope import encode_header_lines
 from truenext.errors import RemoteProtocolError
 from truenext.limits import ANSWER_BYTES_MAX, BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
 from truenext.wire.stomp import shapes
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode, header_line
-from truenext.wire.stomp.protocol import Protocol, Side
+from truenext.wire.stomp.protocol import Side, StompProtocol
 
 VERSIONS = list(Version)
 ESCAPING_VERSIONS = [Version.V1_1, Version.V1_2]
@@ -28,7 +28,7 @@ Content = tuple[str, dict[str, str], bytes]
 
 
 def decoder(version: Version | None) -> Decoder[Frame]:
-    made = Decoder(shapes.FRAMES)
+    made = Decoder(shapes.FRAME_SHAPES)
     made.version = version
     return made
 
@@ -568,13 +568,13 @@ def test_lines_kept_as_they_came_are_what_the_envelope_would_write(
     except RemoteProtocolError:
         return
     for frame in frames:
-        assert frame.lines in (b"", write_header(frame.headers))
+        assert frame.lines in (b"", encode_header_lines(frame.headers))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_lines_that_need_no_change_are_kept(version: Version) -> None:
     frame = one(version, "SEND\nb:1\na:\u00e9\ncontent-length:0\n\n\0".encode())
-    assert frame.lines == "b:1\na:\u00e9\ncontent-length:0\n".encode() == write_header(frame.headers)
+    assert frame.lines == "b:1\na:\u00e9\ncontent-length:0\n".encode() == encode_header_lines(frame.headers)
 
 
 @pytest.mark.parametrize("line", [b"a:b:c", b"a:1\na:2", b"a:\\c", b"a:b\r"])
@@ -657,15 +657,15 @@ def test_many_frames_in_bursts_are_the_frames_that_were_sent(frames: list[Frame]
 
 def test_a_client_takes_larger_headers_than_a_broker_does() -> None:
     """A message whose sender has said as much as it may, and of which the broker says why it failed."""
-    client: Protocol[Frame] = Protocol(Side.CLIENT, shapes.FRAMES)
-    client.agree(Version.V1_2)
+    client: StompProtocol[Frame] = StompProtocol(Side.CLIENT, shapes.FRAME_SHAPES)
+    client.set_version(Version.V1_2)
     lines = [f"{number}:{'x' * 500}" for number in range(HEADERS_MAX)]
     causes = [f"a{number}:" + "\\n" * 4096 for number in range(4)]
     head = "\n".join(["MESSAGE", *lines, *causes])
     assert len(head) > HEADER_BYTES_MAX
     (frame,) = client.receive(f"{head}\n\n\0".encode())
     assert isinstance(frame, Frame) and frame.headers["a3"] == "\n" * 4096
-    broker = Decoder(shapes.FRAMES)
+    broker = Decoder(shapes.FRAME_SHAPES)
     broker.version = Version.V1_2
     with pytest.raises(RemoteProtocolError):
         broker.receive(f"{head}\n\n\0".encode())
@@ -674,12 +674,12 @@ def test_a_client_takes_larger_headers_than_a_broker_does() -> None:
 def test_a_client_takes_a_larger_body_than_a_broker_does() -> None:
     """All queues of a broker, 180,000 of them, are told of in one."""
     head = b"MESSAGE\ncontent-length:%d\n\n" % (BODY_BYTES_MAX + 1)
-    client = Decoder(shapes.FRAMES, ANSWER_BYTES_MAX)
+    client = Decoder(shapes.FRAME_SHAPES, ANSWER_BYTES_MAX)
     client.version = Version.V1_2
     assert client.receive(head) == []
     (frame,) = client.receive(bytes(BODY_BYTES_MAX + 1) + b"\0")
     assert len(frame.body) == BODY_BYTES_MAX + 1
-    broker = Decoder(shapes.FRAMES)
+    broker = Decoder(shapes.FRAME_SHAPES)
     broker.version = Version.V1_2
     with pytest.raises(RemoteProtocolError, match=f"is more than {BODY_BYTES_MAX} bytes"):
         broker.receive(head)

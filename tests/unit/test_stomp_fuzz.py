@@ -8,15 +8,15 @@ import os
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from truenext.answers import Fault
-from truenext.commands import Command, Confirm, Disconnect, Login, Send
-from truenext.envelope import read_header
+from truenext.answers import ErrorAnswer
+from truenext.commands import Command, Disconnect, Login, ReceiptRequest, Send
+from truenext.envelope import decode_header_lines
 from truenext.errors import RemoteProtocolError
 from truenext.limits import BODY_BYTES_MAX
 from truenext.wire.stomp import shapes
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Version
-from truenext.wire.stomp.server import StompServer
+from truenext.wire.stomp.server import StompSession
 
 bounded = settings(
     max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "200")),
@@ -88,7 +88,7 @@ Outcome = tuple[list[tuple[str, dict[str, str], bytes]], bool]
 
 def outcome(version: Version | None, pieces: list[bytes], then: Version) -> Outcome:
     """What a decoder makes of the pieces, and whether it took them all."""
-    decoder = Decoder(shapes.FRAMES)
+    decoder = Decoder(shapes.FRAME_SHAPES)
     decoder.version = version
     contents = []
     try:
@@ -141,13 +141,13 @@ def check_command(command: Command) -> None:
     if isinstance(command, Send):
         message = command.message
         assert 0 <= message.priority <= 9 and 0 <= message.expires_ms < 2**64
-        headers = read_header(message.header)
+        headers = decode_header_lines(message.header)
         assert message.header.count(b"\n") == len(headers)
         assert int(headers["content-length"]) == len(message.body)
         assert not headers.keys() & HOP_HEADERS
 
 
-def feed(server: StompServer, pieces: list[bytes]) -> None:
+def feed(server: StompSession, pieces: list[bytes]) -> None:
     """All pieces, up to the first that is refused."""
     for data in pieces:
         commands = server.receive(data)
@@ -157,13 +157,15 @@ def feed(server: StompServer, pieces: list[bytes]) -> None:
         except RemoteProtocolError as error:
             # Nothing more is asked, and the client can be told.
             assert list(commands) == []
-            answer = server.replies.encode_fault(Fault(str(error)[:200], error.code, str(error), server.last_receipt))
+            answer = server.replies.encode_fault(
+                ErrorAnswer(str(error)[:200], error.code, str(error), server.last_receipt)
+            )
             assert answer.startswith(b"ERROR\n") and answer.index(b"\0\n") == len(answer) - 2
             return
 
 
-def new_server() -> StompServer:
-    return StompServer(session_id="s", identity="b1", server_name="truenext/0")
+def new_server() -> StompSession:
+    return StompSession(session_id="s", identity="b1", server_name="truenext/0")
 
 
 @bounded
@@ -200,7 +202,9 @@ def test_no_byte_of_what_comes_before_the_login_is_said_to_anybody(login: bytes,
         assert list(server.receive(login[:position] + token + login[position:])) in ([], [Login()])
     except RemoteProtocolError as error:
         if not server.is_connected:
-            answer = server.replies.encode_fault(Fault(str(error)[:200], error.code, str(error), server.last_receipt))
+            answer = server.replies.encode_fault(
+                ErrorAnswer(str(error)[:200], error.code, str(error), server.last_receipt)
+            )
             assert SECRET not in str(error) and SECRET.encode() not in answer
 
 
@@ -226,7 +230,7 @@ def test_nothing_is_asked_after_a_disconnect(version: Version, data: bytes) -> N
     is_over = False
     try:
         for command in new_server().receive(b"CONNECT\naccept-version:%b\n\n\0" % version.value.encode() + data):
-            assert not is_over or isinstance(command, Confirm)
+            assert not is_over or isinstance(command, ReceiptRequest)
             is_over = is_over or isinstance(command, Disconnect)
     except RemoteProtocolError:
         pass

@@ -13,7 +13,7 @@ from truenext.errors import RemoteProtocolError
 from truenext.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.headers import DURABLE_NAME, OPTIONS, PRIORITY, REJECT, SUBSCRIBE_RULES, WINDOW
-from truenext.wire.stomp.server import StompServer
+from truenext.wire.stomp.server import StompSession
 
 QUEUES = ["/queue/a", "a", "/queue/a.*"]
 TEMPORARY = ["/temp-queue/a", "/remote-temp-queue/me/a"]
@@ -22,14 +22,14 @@ ENDING = [*TOPICS, "/temp-topic/a"]
 NOTHING: dict[str, str] = {}
 
 
-def connected(version: Version = Version.V1_2, client_id: str = "c") -> StompServer:
-    server = StompServer(session_id="me", identity="b1", server_name="truenext/1")
+def connected(version: Version = Version.V1_2, client_id: str = "c") -> StompSession:
+    server = StompSession(session_id="me", identity="b1", server_name="truenext/1")
     headers = {"accept-version": version.value} | ({"client-id": client_id} if client_id else {})
     assert list(server.receive(encode(Frame("CONNECT", headers), version))) == [Login()]
     return server
 
 
-def receive(server: StompServer, command: str, headers: dict[str, str]) -> list[Command]:
+def receive(server: StompSession, command: str, headers: dict[str, str]) -> list[Command]:
     return list(server.receive(encode(Frame(command, headers), server._protocol.version)))
 
 
@@ -232,7 +232,7 @@ def test_options_are_cut_off_before_commas_and_wildcards_are_looked_for() -> Non
         for address, kind in (
             ("/queue/a", DestinationKind.QUEUE),
             ("/topic/a", DestinationKind.TOPIC),
-            ("/queue/a.>", DestinationKind.QUEUES),
+            ("/queue/a.>", DestinationKind.QUEUE_PATTERN),
         ):
             subscribe = subscribed(f"{address}?consumer.selector={selector}")
             assert subscribe.destination.kind is kind and subscribe.destination.name == address.split("/")[2]
@@ -455,7 +455,7 @@ def test_one_of_our_own_names_is_for_this_frame_or_refused_by_name(command: str,
 
 
 def test_before_the_login_a_slip_is_refused_and_nothing_of_it_said() -> None:
-    server = StompServer(session_id="me", identity="b1", server_name="truenext/1")
+    server = StompSession(session_id="me", identity="b1", server_name="truenext/1")
     with pytest.raises(RemoteProtocolError) as raised:
         list(server.receive(b"CONNECT\naccept-version:1.2\ntruenext-sekret:hush\n\n\0"))
     assert str(raised.value).startswith("unknown header of CONNECT; those that begin with truenext- are truenext-")

@@ -8,7 +8,7 @@ from msgspec.structs import fields
 from truenext.broker import connection_request, producer_request
 from truenext.engine.idle import Idle
 from truenext.engine.state.producer import CommitOutcome
-from truenext.wire.stomp.actions import ACTIONS, _Release
+from truenext.wire.stomp.actions import ACTION_PARSERS, _ReleaseBody
 from truenext.wire.stomp.headers import BROKER_HEADERS, OWN_HEADERS, OWN_PREFIX
 from truenext.wire.stomp.login import CONNECT_HEADERS
 
@@ -69,12 +69,12 @@ def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
 
 def test_each_verb_is_there_and_no_other() -> None:
     """Those that anybody may ask are in docs/control.md."""
-    assert first_column("verb | header or body") == list(ACTIONS)
+    assert first_column("verb | header or body") == list(ACTION_PARSERS)
     assert first_column("verb | question") == [producer_request.VERB, connection_request.VERB]
 
 
 def test_each_field_is_there_and_no_other() -> None:
-    assert first_column("field of `release`") == [field.encode_name for field in fields(_Release)]
+    assert first_column("field of `release`") == [field.encode_name for field in fields(_ReleaseBody)]
     subscription = [field.encode_name for field in fields(connection_request.SubscriptionInfo)]
     assert first_column("field of a subscription") == subscription
     answers = {cells[0]: set(names(cells[2])) for cells in rows("verb | question")}

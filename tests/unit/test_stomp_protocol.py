@@ -7,8 +7,8 @@ import pytest
 
 from truenext.errors import LocalProtocolError, RemoteProtocolError
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.protocol import Protocol, ProtocolState, Side, choose_version, parse_heart_beat
-from truenext.wire.stomp.shapes import FRAMES
+from truenext.wire.stomp.protocol import ProtocolState, Side, StompProtocol, choose_version, parse_heart_beat
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 REQUESTS = {"SEND", "SUBSCRIBE", "UNSUBSCRIBE", "ACK", "NACK", "BEGIN", "COMMIT", "ABORT", "DISCONNECT"}
 LOGINS = {"CONNECT", "STOMP"}
@@ -34,15 +34,15 @@ MAY_BE_SENT = {
 }
 
 
-def protocol_in(side: Side, state: ProtocolState, version: Version = Version.V1_2) -> Protocol[Frame]:
+def protocol_in(side: Side, state: ProtocolState, version: Version = Version.V1_2) -> StompProtocol[Frame]:
     """One side of a conversation, brought into a state by frames only."""
-    protocol = Protocol(side, FRAMES)
+    protocol = StompProtocol(side, FRAME_SHAPES)
     if side is Side.CLIENT:
         protocol.send(Frame("CONNECT", {}))
     if state is ProtocolState.CONNECTING:
         return protocol
     protocol.check(Frame("CONNECT" if side is Side.SERVER else "CONNECTED", {}))
-    protocol.agree(version)
+    protocol.set_version(version)
     if state is ProtocolState.CLOSED:
         if side is Side.SERVER:
             protocol.check(Frame("DISCONNECT", {}))
@@ -220,7 +220,7 @@ def test_anything_else_is_no_heart_beat(text: str) -> None:
     assert ("more than" in str(refused.value)) == (len(text) > 10)
 
 
-def deliver(data: bytes, receiver: Protocol[Frame]) -> list[Frame]:
+def deliver(data: bytes, receiver: StompProtocol[Frame]) -> list[Frame]:
     """What one side reads of the bytes, byte by byte."""
     frames: list[Frame] = []
     for position in range(len(data)):
@@ -232,15 +232,15 @@ def deliver(data: bytes, receiver: Protocol[Frame]) -> list[Frame]:
 
 @pytest.mark.parametrize("version", Version)
 def test_a_client_and_a_server_understand_each_other(version: Version) -> None:
-    client, server = Protocol(Side.CLIENT, FRAMES), Protocol(Side.SERVER, FRAMES)
+    client, server = StompProtocol(Side.CLIENT, FRAME_SHAPES), StompProtocol(Side.SERVER, FRAME_SHAPES)
     login = Frame("CONNECT", {"accept-version": version.value, "passcode": "a\\n:b"})
     (frame,) = deliver(client.send(login), server)
     assert frame.headers == login.headers
     assert server.version is client.version is Version.V1_0
-    server.agree(choose_version(frame.headers["accept-version"]))
+    server.set_version(choose_version(frame.headers["accept-version"]))
 
     (frame,) = deliver(server.send(Frame("CONNECTED", {"version": server.version.value})), client)
-    client.agree(Version(frame.headers["version"]))
+    client.set_version(Version(frame.headers["version"]))
     assert client.version is server.version is version
 
     text = "a:b" if version is Version.V1_0 else "a:b\n\\c"
@@ -259,14 +259,14 @@ def test_a_client_reads_what_came_with_connected_by_the_version_it_agrees_on() -
     client = protocol_in(Side.CLIENT, ProtocolState.CONNECTING)
     (frame,) = client.receive(b"CONNECTED\r\nversion:1.2\r\n\r\n\0\nMESSAGE\r\na\\c:\\r\r\n\r\nbody\0")
     client.check(frame)
-    client.agree(Version(frame.headers["version"]))
+    client.set_version(Version(frame.headers["version"]))
     (message,) = client.receive(b"")
     client.check(message)
     assert (message.headers, message.body) == ({"a:": "\r"}, b"body")
 
 
 def test_a_refused_client_reads_the_error() -> None:
-    client, server = Protocol(Side.CLIENT, FRAMES), Protocol(Side.SERVER, FRAMES)
+    client, server = StompProtocol(Side.CLIENT, FRAME_SHAPES), StompProtocol(Side.SERVER, FRAME_SHAPES)
     deliver(client.send(Frame("STOMP", {"accept-version": "3.0"})), server)
     with pytest.raises(RemoteProtocolError) as refused:
         choose_version("3.0")

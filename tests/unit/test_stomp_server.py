@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from truenext import envelope
-from truenext.answers import Fault, Receipt
+from truenext.answers import ErrorAnswer, Receipt
 from truenext.batch import Causes
 from truenext.commands import (
     Abort,
@@ -19,17 +19,17 @@ from truenext.commands import (
     Browse,
     Command,
     Commit,
-    Confirm,
     ControlRequest,
     Disconnect,
     Login,
     Nack,
+    ReceiptRequest,
     Send,
     Subscribe,
     Unsubscribe,
 )
-from truenext.destination import parse
-from truenext.envelope import closes_group, escape, group_of, read_header, write_header
+from truenext.destination import parse_address
+from truenext.envelope import closes_group, decode_header_lines, encode_header_lines, escape, group_of
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, TTL_MS_MAX, WINDOW_MAX
 from truenext.message import SentMessage
@@ -38,8 +38,8 @@ from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import parse_heart_beat
 from truenext.wire.stomp.replies import PARTS_PER_MESSAGE
-from truenext.wire.stomp.server import StompServer
-from truenext.wire.stomp.shapes import FRAMES
+from truenext.wire.stomp.server import StompSession
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 VERSIONS = list(Version)
 ESCAPING_VERSIONS = [Version.V1_1, Version.V1_2]
@@ -61,18 +61,18 @@ class Delivered:
     address: str = "/queue/a"
 
 
-def connecting() -> StompServer:
-    return StompServer(session_id="me", identity="b1", server_name="truenext/1")
+def connecting() -> StompSession:
+    return StompSession(session_id="me", identity="b1", server_name="truenext/1")
 
 
-def connected(version: Version = Version.V1_2) -> StompServer:
+def connected(version: Version = Version.V1_2) -> StompSession:
     server = connecting()
     assert receive(server, "CONNECT", f"accept-version:{version.value}", "host:h") == [Login()]
     assert server.is_connected
     return server
 
 
-def answer_of(server: StompServer) -> bytes:
+def answer_of(server: StompSession) -> bytes:
     """CONNECTED, for a login that asks for nothing of ours."""
     return server.encode_connected(Login(), "", is_takeover=False)
 
@@ -81,7 +81,7 @@ def text(command: str, *lines: str, body: bytes = b"") -> bytes:
     return "\n".join([command, *lines, "", ""]).encode() + body + b"\0"
 
 
-def receive(server: StompServer, command: str, *lines: str, body: bytes = b"") -> list[Command]:
+def receive(server: StompSession, command: str, *lines: str, body: bytes = b"") -> list[Command]:
     return list(server.receive(text(command, *lines, body=body)))
 
 
@@ -101,7 +101,7 @@ def error_of(version: Version, command: str, *lines: str) -> str:
 
 
 def decode(version: Version | None, data: bytes) -> list[Frame]:
-    decoder = Decoder(FRAMES)
+    decoder = Decoder(FRAME_SHAPES)
     decoder.version = version
     return decoder.receive(data)
 
@@ -230,8 +230,8 @@ def test_frames_behind_the_login_are_read_by_the_version_it_agrees_on() -> None:
     assert next(commands) == Login()
     send = next(commands)
     assert isinstance(send, Send)
-    assert read_header(send.message.header)["a:b"] == "\r"
-    assert next(commands) == Confirm("1")
+    assert decode_header_lines(send.message.header)["a:b"] == "\r"
+    assert next(commands) == ReceiptRequest("1")
     assert not server.is_closed
     assert next(commands) == Disconnect()
     assert server.is_closed
@@ -243,7 +243,7 @@ def test_a_frame_is_looked_at_only_after_the_one_before_was_done() -> None:
     commands = server.receive(text("BEGIN", "transaction:t", "receipt:1") + text("ABORT"))
     assert next(commands) == Begin("t")
     assert server.last_receipt == "1"
-    assert next(commands) == Confirm("1")
+    assert next(commands) == ReceiptRequest("1")
     with pytest.raises(RemoteProtocolError, match="ABORT without the header 'transaction'"):
         next(commands)
     assert list(commands) == []
@@ -278,11 +278,11 @@ def test_what_no_client_says_is_refused_by_name(command: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_send_becomes_a_message(version: Version) -> None:
     send = receive_one(Send, version, "SEND", QUEUE, "colour:red", body=b"hello")
-    assert send.destination == parse("/queue/a", "me")
+    assert send.destination == parse_address("/queue/a", "me")
     assert (send.transaction, send.producer, send.number) == (None, None, 0)
     message = send.message
     assert (message.priority, message.persistent, message.expires_ms, message.body) == (4, False, 0, b"hello")
-    assert read_header(message.header) == {
+    assert decode_header_lines(message.header) == {
         "destination": "/queue/a",
         "colour": "red",
         "content-length": "5",
@@ -417,7 +417,7 @@ def test_the_padding_of_1_0_changes_nothing() -> None:
     send = receive_one(Send, Version.V1_0, "SEND", "destination: /queue/a", "priority : 7", "persistent:true ", " a:b")
     assert send.destination.name == "a"
     assert (send.message.priority, send.message.persistent) == (7, True)
-    assert read_header(send.message.header)["a"] == "b"
+    assert decode_header_lines(send.message.header)["a"] == "b"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -426,7 +426,7 @@ def test_a_reply_to_of_the_connection_becomes_one_that_everybody_understands(ver
     receive(server, "SUBSCRIBE", "destination:/temp-queue/r", "id:r")
     (send,) = receive(server, "SEND", QUEUE, "reply-to:/temp-queue/r", "content-length:0")
     assert isinstance(send, Send)
-    assert read_header(send.message.header)["reply-to"] == "/remote-temp-queue/me/r"
+    assert decode_header_lines(send.message.header)["reply-to"] == "/remote-temp-queue/me/r"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -457,7 +457,7 @@ def test_a_subscription_in_the_same_breath_is_there_for_the_reply_to_behind_it()
 @pytest.mark.parametrize("address", ["/queue/r", "/remote-temp-queue/you/r", "whatever", "/temp-queue"])
 def test_another_reply_to_stays_as_it_is(address: str) -> None:
     send = receive_one(Send, Version.V1_2, "SEND", QUEUE, f"reply-to:{address}", "content-length:0")
-    assert read_header(send.message.header)["reply-to"] == address
+    assert decode_header_lines(send.message.header)["reply-to"] == address
 
 
 def test_a_reply_to_that_can_be_no_queue_is_refused() -> None:
@@ -489,7 +489,7 @@ def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
         lines += ["truenext-producer:spoofed", "truenext-number:66"]
     send = receive(connected(version), "SEND", *lines)[0]
     assert isinstance(send, Send)
-    assert not read_header(send.message.header).keys() & set(HOP_HEADERS)
+    assert not decode_header_lines(send.message.header).keys() & set(HOP_HEADERS)
     for consumer in VERSIONS:
         for mode in ("ack:auto", "ack:client"):
             (frame,) = message_frame(consumer, [Delivered(send.message)], mode)
@@ -498,7 +498,11 @@ def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
 
 def test_padding_does_not_hide_a_header_of_the_broker_in_1_0() -> None:
     send = receive_one(Send, Version.V1_0, "SEND", QUEUE, "redelivered : true", " subscription:x")
-    assert read_header(send.message.header) == {"destination": "/queue/a", "content-length": "0", "priority": "4"}
+    assert decode_header_lines(send.message.header) == {
+        "destination": "/queue/a",
+        "content-length": "0",
+        "priority": "4",
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -524,7 +528,7 @@ def test_a_send_or_commit_may_say_that_its_numbers_have_no_gaps(text: str, is_ga
     for _ in range(times):
         (send,) = receive(server, "SEND", QUEUE, "content-length:0", *numbered)
     assert isinstance(send, Send) and (send.producer, send.number, send.is_gapless) == ("p", 1, is_gapless)
-    assert read_header(send.message.header).keys() == {"destination", "content-length", "priority"}
+    assert decode_header_lines(send.message.header).keys() == {"destination", "content-length", "priority"}
     commit = receive_one(Commit, Version.V1_2, "COMMIT", "transaction:t", *numbered)
     assert commit == Commit("t", "p", 1, is_gapless=is_gapless)
 
@@ -587,7 +591,7 @@ def test_a_send_needs_a_destination() -> None:
 def test_a_send_to_control_is_a_question() -> None:
     lines = ["destination:/control/status", "reply-to:/temp-queue/r", "correlation-id:c"]
     control = receive_one(ControlRequest, Version.V1_2, "SEND", *lines, body=b"{}")
-    assert control == ControlRequest("status", b"{}", parse("/temp-queue/r", "me"), "c")
+    assert control == ControlRequest("status", b"{}", parse_address("/temp-queue/r", "me"), "c")
     assert receive_one(ControlRequest, Version.V1_2, "SEND", *lines[:2]).correlation is None
 
 
@@ -620,7 +624,7 @@ def test_a_question_that_cannot_be_answered_is_refused(lines: list[str], reason:
 )
 def test_a_subscription_has_an_acknowledgement_mode(version: Version, lines: list[str], mode: AckMode) -> None:
     subscribe = receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", *lines)
-    assert subscribe == Subscribe("s", parse("/queue/a", "me"), mode, None)
+    assert subscribe == Subscribe("s", parse_address("/queue/a", "me"), mode, None)
 
 
 @pytest.mark.parametrize("value", ["", "AUTO", "Client", "individual", " auto", "none"])
@@ -656,7 +660,7 @@ def test_in_1_0_a_subscription_may_be_known_by_its_destination() -> None:
     """1.0, "SUBSCRIBE" and "UNSUBSCRIBE"."""
     server = connected(Version.V1_0)
     (subscribe,) = receive(server, "SUBSCRIBE", QUEUE)
-    assert subscribe == Subscribe("/queue/a", parse("/queue/a", "me"), AckMode.AUTO, None)
+    assert subscribe == Subscribe("/queue/a", parse_address("/queue/a", "me"), AckMode.AUTO, None)
     parts: list[bytes] = []
     server.replies.encode_deliveries(
         "/queue/a", [Delivered(SentMessage(4, False, 0, b"content-length:0\n", b""))], parts
@@ -704,7 +708,7 @@ def test_a_second_subscribe_of_the_same_id_changes_nothing_for_the_first() -> No
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_browser_asks_for_what_its_selector_wants(version: Version) -> None:
     browse = receive_one(Browse, version, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a > 1", "ack:client")
-    assert (browse.subscription, browse.destination) == ("s", parse("/queue/a", "me"))
+    assert (browse.subscription, browse.destination) == ("s", parse_address("/queue/a", "me"))
     assert browse.selector is not None and browse.selector.text == "a > 1"
     for lines in (["browser:TRUE"], ["browser:true", "selector:"]):
         assert receive_one(Browse, version, "SUBSCRIBE", QUEUE, "id:s", *lines).selector is None
@@ -735,7 +739,7 @@ def test_a_browser_reads_how_often_messages_were_dispatched_and_then_that_this_w
         "s", [Delivered(message, deliveries=count) for count in (0, 1)], parts, is_browse=True
     )
     assert len(parts) == 2 * PARTS_PER_MESSAGE
-    parts.append(server.replies.encode_end_of_browse("s", parse("/queue/a", "me")))
+    parts.append(server.replies.encode_end_of_browse("s", parse_address("/queue/a", "me")))
     never, once, end = decode(version, b"".join(parts))
     assert (never.headers["truenext-deliveries"], never.headers.get("redelivered")) == ("0", None)
     assert (once.headers["truenext-deliveries"], once.headers.get("redelivered")) == ("1", "true")
@@ -915,8 +919,8 @@ def test_a_message_says_why_consumers_failed_with_it(version: Version, is_browse
 def test_no_sender_says_why_consumers_failed(version: Version) -> None:
     names = [f"truenext-{which}{one}-cause" for which in ("", "original-") for one in ("first", "last")]
     send = receive_one(Send, version, "SEND", QUEUE, *(f"{name}:it broke" for name in names), "truenext-cause:mine")
-    assert read_header(send.message.header).keys().isdisjoint(names)
-    assert read_header(send.message.header)["truenext-cause"] == "mine"
+    assert decode_header_lines(send.message.header).keys().isdisjoint(names)
+    assert decode_header_lines(send.message.header)["truenext-cause"] == "mine"
 
 
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)
@@ -959,10 +963,10 @@ def test_a_destination_of_another_broker_is_refused_with_the_words_for_it(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_mere_name_is_a_queue(version: Version) -> None:
     send = receive_one(Send, version, "SEND", "destination:orders")
-    assert send.destination == parse("/queue/orders", "me")
+    assert send.destination == parse_address("/queue/orders", "me")
     # As it was sent.
-    assert read_header(send.message.header)["destination"] == "orders"
-    assert receive_one(Subscribe, version, "SUBSCRIBE", "destination:orders.*", "id:s").destination == parse(
+    assert decode_header_lines(send.message.header)["destination"] == "orders"
+    assert receive_one(Subscribe, version, "SUBSCRIBE", "destination:orders.*", "id:s").destination == parse_address(
         "/queue/orders.*", "me"
     )
     assert "can only be subscribed to" in error_of(version, "SEND", "destination:orders.*")
@@ -1008,11 +1012,11 @@ def test_what_cannot_be_done_with_topics_is_refused_and_says_why(
 )
 def test_a_receipt_is_confirmed_behind_what_it_is_for(version: Version, command: str, lines: list[str]) -> None:
     without = receive(connected(version), command, *lines)
-    assert len(without) == 1 and not isinstance(without[0], Confirm)
+    assert len(without) == 1 and not isinstance(without[0], ReceiptRequest)
     first, second = receive(connected(version), command, *lines, "receipt:r\u00e9")
     assert type(first) is type(without[0])
-    assert second == Confirm("r\u00e9")
-    assert receive(connected(version), command, *lines, "receipt:")[1:] == [Confirm("")]
+    assert second == ReceiptRequest("r\u00e9")
+    assert receive(connected(version), command, *lines, "receipt:")[1:] == [ReceiptRequest("")]
 
 
 def test_the_receipt_in_question_is_that_of_the_frame_that_was_refused() -> None:
@@ -1045,7 +1049,7 @@ def test_a_frame_out_of_turn_has_its_receipt_in_question(receipt: str | None) ->
 @pytest.mark.parametrize("broken", [b"x\0", b"SEND\nx\n\n\0", b"SEND\ncontent-length:x\n\n\0"])
 @pytest.mark.parametrize("before", [text("SEND", QUEUE, "receipt:1"), text("DISCONNECT", "receipt:1")])
 def test_what_came_before_a_broken_frame_stands_however_it_was_read(before: bytes, broken: bytes) -> None:
-    """`StompServer.receive`: all before it stands."""
+    """`StompSession.receive`: all before it stands."""
     server = connected()
     commands: list[Command] = []
     with pytest.raises(RemoteProtocolError):
@@ -1076,7 +1080,7 @@ def test_the_receipt_of_a_repeat_says_so(version: Version) -> None:
 def test_a_time_to_live_is_the_broker_s_affair_and_not_the_consumer_s(version: Version) -> None:
     send = receive_one(Send, version, "SEND", QUEUE, "truenext-ttl:0500", "ttl:7", "note:x", body=b"x")
     assert (send.ttl_ms, send.message.expires_ms) == (500, 0)
-    kept = read_header(send.message.header)
+    kept = decode_header_lines(send.message.header)
     assert kept == {"priority": "4", "destination": "/queue/a", "ttl": "7", "note": "x", "content-length": "1"}
     send = receive_one(Send, version, "SEND", QUEUE, f"truenext-ttl:{TTL_MS_MAX}")
     assert send.ttl_ms == TTL_MS_MAX
@@ -1092,7 +1096,7 @@ def test_the_time_of_a_scheduled_send_is_read() -> None:
     lines = ["AMQ_SCHEDULED_TIME:1700000000000", "AMQ_SCHEDULED_PERIOD:5", "AMQ_SCHEDULED_REPEAT:2"]
     send = receive_one(Send, Version.V1_2, "SEND", QUEUE, *lines)
     assert send.schedule == Schedule(due_ms=1_700_000_000_000, period_ms=5, repeat=2)
-    assert "AMQ_SCHEDULED_TIME" not in read_header(send.message.header)
+    assert "AMQ_SCHEDULED_TIME" not in decode_header_lines(send.message.header)
     assert "AMQ_SCHEDULED_TIME '-1'" in error_of(Version.V1_2, "SEND", QUEUE, "AMQ_SCHEDULED_TIME:-1")
     assert "is more than" in error_of(Version.V1_2, "SEND", QUEUE, f"AMQ_SCHEDULED_TIME:{'9' * 30}")
 
@@ -1144,24 +1148,24 @@ def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -
     numbered = ["truenext-producer:p", "truenext-number:7", "receipt:r"]
     for command, lines in (("SEND", [QUEUE]), ("COMMIT", ["transaction:t"])):
         about, confirm = receive(server, command, *lines, *numbered)
-        assert isinstance(confirm, Confirm) and confirm.numbered is about
+        assert isinstance(confirm, ReceiptRequest) and confirm.numbered_command is about
         (_, confirm) = receive(server, command, *lines, "receipt:r")
-        assert isinstance(confirm, Confirm) and confirm.numbered is None
+        assert isinstance(confirm, ReceiptRequest) and confirm.numbered_command is None
     for command, lines in (("BEGIN", ["transaction:t"]), ("ABORT", ["transaction:t"]), ("SUBSCRIBE", [QUEUE, "id:1"])):
         (_, confirm) = receive(server, command, *lines, "receipt:r")
-        assert isinstance(confirm, Confirm) and confirm.numbered is None
+        assert isinstance(confirm, ReceiptRequest) and confirm.numbered_command is None
 
 
 def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
     server = connected()
-    assert receive(server, "DISCONNECT", "receipt:bye") == [Disconnect(), Confirm("bye")]
+    assert receive(server, "DISCONNECT", "receipt:bye") == [Disconnect(), ReceiptRequest("bye")]
     assert server.replies.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0\n"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_fault_says_why_and_names_the_receipt(version: Version) -> None:
     server = connected(version)
-    (frame,) = decode(version, server.replies.encode_fault(Fault("short", Code.IN_USE, "at length", "r")))
+    (frame,) = decode(version, server.replies.encode_fault(ErrorAnswer("short", Code.IN_USE, "at length", "r")))
     assert frame.command == "ERROR"
     assert frame.headers == {
         "message": "short",
@@ -1171,17 +1175,17 @@ def test_a_fault_says_why_and_names_the_receipt(version: Version) -> None:
         "content-length": "9",
     }
     assert frame.body == b"at length"
-    (frame,) = decode(version, server.replies.encode_fault(Fault("short", Code.IN_USE)))
+    (frame,) = decode(version, server.replies.encode_fault(ErrorAnswer("short", Code.IN_USE)))
     assert "receipt-id" not in frame.headers and frame.body == b"short"
 
 
 def test_a_refused_login_is_told_the_versions() -> None:
     """1.2, "Protocol Negotiation"."""
-    fault = Fault("Supported protocol versions are 1.0 1.1 1.2", Code.LOGIN)
+    fault = ErrorAnswer("Supported protocol versions are 1.0 1.1 1.2", Code.LOGIN)
     (frame,) = decode(None, connecting().replies.encode_fault(fault))
     assert frame.headers["truenext-code"] == "login"
     assert frame.headers["version"] == "1.0,1.1,1.2"
-    (frame,) = decode(Version.V1_2, connected().replies.encode_fault(Fault("x", Code.IN_USE)))
+    (frame,) = decode(Version.V1_2, connected().replies.encode_fault(ErrorAnswer("x", Code.IN_USE)))
     assert "version" not in frame.headers
 
 
@@ -1195,7 +1199,9 @@ PRODUCER_TEXTS = st.text(st.sampled_from("\\\r\n: crn=\u00e9\u2028"), max_size=8
 @example(summary="\\r", detail="", receipt="")
 @example(summary="a\r\n\r\nb", detail="\0", receipt="\n\n")
 def test_whatever_went_wrong_the_fault_is_one_frame(version: Version, summary: str, detail: str, receipt: str) -> None:
-    (frame,) = decode(version, connected(version).replies.encode_fault(Fault(summary, Code.HEADER, detail, receipt)))
+    (frame,) = decode(
+        version, connected(version).replies.encode_fault(ErrorAnswer(summary, Code.HEADER, detail, receipt))
+    )
     assert frame.body == (detail or summary).encode()
     if version is not Version.V1_0:
         assert (frame.headers["message"], frame.headers["receipt-id"]) == (summary, receipt)
@@ -1212,10 +1218,10 @@ def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Ver
     parts: list[bytes] = []
     server.replies.encode_deliveries("s", [Delivered(SentMessage(4, False, 0, b"content-length:1\n", b"x"))] * 2, parts)
     messages = [b"".join(parts[at : at + PARTS_PER_MESSAGE]) for at in (0, PARTS_PER_MESSAGE)]
-    end_of_browse = server.replies.encode_end_of_browse("s", parse("/queue/a", "me"))
+    end_of_browse = server.replies.encode_end_of_browse("s", parse_address("/queue/a", "me"))
     answers = [
         server.replies.encode_receipt(Receipt("r")),
-        server.replies.encode_fault(Fault("short", Code.IN_USE)),
+        server.replies.encode_fault(ErrorAnswer("short", Code.IN_USE)),
         end_of_browse,
     ]
     for frame in [*messages, *answers, answer_of(server)]:
@@ -1320,7 +1326,7 @@ BODIES = st.sampled_from([b"", b"x", b"\0", b"\n\n", b"\0MESSAGE\n\n\0"])
 
 
 def sent_by_1_2(headers: dict[str, str], body: bytes) -> SentMessage:
-    header = write_header({**headers, "destination": "/queue/a", "content-length": str(len(body))})
+    header = encode_header_lines({**headers, "destination": "/queue/a", "content-length": str(len(body))})
     (send,) = connected().receive(b"SEND\n" + header + b"\n" + body + b"\0")
     assert isinstance(send, Send)
     return send.message
@@ -1396,7 +1402,7 @@ def test_no_name_of_a_1_2_producer_poses_as_one_of_the_broker_in_1_0(name: str, 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_the_broker_says_of_a_dead_letter_reaches_readers_of_every_version(version: Version) -> None:
-    header = write_header({"truenext-original-destination": "/queue/a", "content-length": "0"})
+    header = encode_header_lines({"truenext-original-destination": "/queue/a", "content-length": "0"})
     (frame,) = message_frame(version, [Delivered(SentMessage(4, True, 0, header, b""))])
     assert frame.headers["truenext-original-destination"] == "/queue/a"
 

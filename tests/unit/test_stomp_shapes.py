@@ -20,12 +20,12 @@ from tests.unit.mutation import mutated
 from truenext.commands import Command, Login
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX
-from truenext.wire.stomp import codec, direct, shapes
+from truenext.wire.stomp import codec, request_shapes, shapes
 from truenext.wire.stomp.codec import Decoder
-from truenext.wire.stomp.direct import AckShape, Request, SendShape, StartedShape
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.server import StompServer
-from truenext.wire.stomp.shapes import FrameShape, Shape, Shapes
+from truenext.wire.stomp.request_shapes import AckShape, SendShape, ShapedCommand, StartedShape
+from truenext.wire.stomp.server import StompSession
+from truenext.wire.stomp.shapes import FrameShape, Shape, ShapeCache
 
 VERSIONS = list(Version)
 BODY_BYTES_MAX = 40
@@ -186,18 +186,18 @@ def frames_of(decoder: Decoder[Frame] | Yardstick, version: Version, pieces: lis
     return frames, "", None
 
 
-def connected(version: Version, decoder: Decoder[Request] | Yardstick) -> StompServer:
-    one = StompServer(session_id="s", identity="b1", server_name="truenext/1")
+def connected(version: Version, decoder: Decoder[ShapedCommand] | Yardstick) -> StompSession:
+    one = StompSession(session_id="s", identity="b1", server_name="truenext/1")
     decoder.version = version
     # Its protocol asks the decoder alone what came.
     one._protocol._decoder = decoder  # type: ignore[assignment]
-    one._requests.agree(version, "")
-    one._protocol.agree(version)
-    one.replies.agree(version, Login())
+    one._requests.on_connected(version, "")
+    one._protocol.set_version(version)
+    one.replies.on_connected(version, Login())
     return one
 
 
-def commands_of(one: StompServer, pieces: list[bytes]) -> Outcome:
+def commands_of(one: StompSession, pieces: list[bytes]) -> Outcome:
     """Commands, each with the receipt that a refusal of it would name; the error; what the error names."""
     commands: list[object] = []
     command: Command
@@ -210,7 +210,7 @@ def commands_of(one: StompServer, pieces: list[bytes]) -> Outcome:
     return commands, "", one.last_receipt
 
 
-def difference(seed: int, frame_shapes: Shapes[Frame], request_shapes: Shapes[Request]) -> str:
+def difference(seed: int, frame_shapes: ShapeCache[Frame], request_shapes: ShapeCache[ShapedCommand]) -> str:
     """What shapes change of what one stream means; nothing, one hopes."""
     dice = random.Random(seed)
     version = dice.choice(VERSIONS)
@@ -226,8 +226,8 @@ def difference(seed: int, frame_shapes: Shapes[Frame], request_shapes: Shapes[Re
     return ""
 
 
-def new_shapes() -> tuple[Shapes[Frame], Shapes[Request]]:
-    return Shapes(FrameShape), Shapes(direct._shape)
+def new_shapes() -> tuple[ShapeCache[Frame], ShapeCache[ShapedCommand]]:
+    return ShapeCache(FrameShape), ShapeCache(request_shapes._shape)
 
 
 SHARED = new_shapes()
@@ -271,7 +271,7 @@ class Made:
 
     def __init__(self) -> None:
         self.count = 0
-        self.book: Shapes[Frame] = Shapes(self.make)
+        self.book: ShapeCache[Frame] = ShapeCache(self.make)
         self.last: Shape[Frame] | None = None
 
     def make(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Frame]:
@@ -284,7 +284,7 @@ def send_of(*names: str) -> bytes:
     return b"SEND\n" + b"".join(b"%b:v\n" % name.encode() for name in names) + b"\nbody\0"
 
 
-def receive(book: Shapes[Frame], *pieces: bytes) -> Decoder[Frame]:
+def receive(book: ShapeCache[Frame], *pieces: bytes) -> Decoder[Frame]:
     decoder = Decoder(book)
     decoder.version = Version.V1_2
     for data in pieces:
@@ -319,7 +319,7 @@ def test_a_frame_of_a_known_shape_is_read_by_it() -> None:
 
 def test_who_repeats_nothing_is_not_looked_at_every_time() -> None:
     made = Made()
-    with mock.patch.object(Shapes, "get", autospec=True, side_effect=Shapes.get) as of:
+    with mock.patch.object(ShapeCache, "get", autospec=True, side_effect=ShapeCache.get) as of:
         receive(made.book, b"".join(send_of(f"a{number}") for number in range(6400)))
     assert made.count == 0
     assert of.call_count <= 110
@@ -385,7 +385,7 @@ def test_only_what_comes_once_for_each_message_has_a_shape() -> None:
 
 @pytest.mark.parametrize("command", ["SEND", "MESSAGE"])
 def test_of_a_topic_with_many_queues_a_shape_is_used_too(command: str) -> None:
-    book: Shapes[Request] = Shapes(direct._shape)
+    book: ShapeCache[ShapedCommand] = ShapeCache(request_shapes._shape)
     one = connected(Version.V1_2, Decoder(book))
     for _ in range(4):
         list(one.receive(b"SEND\ndestination:/topic/t\ncontent-length:1\n\nx\0"))
@@ -402,7 +402,7 @@ def _values_may_have(patch: pytest.MonkeyPatch, character: bytes) -> None:
     def faulty(version: Version, *, is_ascii: bool = False) -> bytes:
         return character_pattern(version, is_ascii=is_ascii).replace(character, b"")
 
-    for module in (shapes, direct):
+    for module in (shapes, request_shapes):
         patch.setattr(module, "character_pattern", faulty)
 
 
@@ -428,12 +428,12 @@ def a_line_more_than_its_names_is_passed_over(patch: pytest.MonkeyPatch) -> None
     def faulty(command: str, lines: bytes, behind: bytes = b"") -> object:
         return header_pattern(command, rb"(?:[^:\n]+:[^\n]*\n)??" + lines, behind)
 
-    for module in (shapes, direct):
+    for module in (shapes, request_shapes):
         patch.setattr(module, "header_pattern", faulty)
 
 
 def nobody_looks_whether_it_is_utf_8(patch: pytest.MonkeyPatch) -> None:
-    for module in (shapes, direct):
+    for module in (shapes, request_shapes):
         patch.setattr(module, "is_utf8", lambda _: True)
 
 
@@ -478,7 +478,7 @@ MUTATIONS: dict[str, Fault] = {
     "an ACK forgets which dispatch it begins": _mutated(AckShape, "read", "int(which[1:]) if which else 0", "0"),
     "a number may be too large": _mutated(SendShape, "_set_optional_headers", "> PRODUCER_NUMBER_MAX", "> 10**99"),
     "a SEND may come behind a DISCONNECT": _mutated(
-        StompServer, "_check", 'self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))', "pass"
+        StompSession, "_check", 'self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))', "pass"
     ),
 }
 

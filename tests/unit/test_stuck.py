@@ -8,7 +8,7 @@ import pytest
 from tests.unit.inspection import run_stuck_audit
 from truenext.batch import Batch
 from truenext.commands import Ack, AckMode, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine import stuck
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.wildcard import WildcardDispatch
@@ -41,12 +41,12 @@ class StuckDriver:
 
     def send(self, *, persistent: bool = False, priority: int = 4, expires_ms: int = 0, size: int = 0) -> None:
         message = SentMessage(priority, persistent, expires_ms, b"content-length:0\n", bytes(size))
-        self.engine.send(self.session, Send(parse("/queue/a", "s"), message))
+        self.engine.send(self.session, Send(parse_address("/queue/a", "s"), message))
 
     def subscribe(self, *, window: int = 1000, session: ConnectionState | None = None) -> None:
         session = session or self.session
         name = str(len(session.consumers))
-        self.engine.subscribe(session, Subscribe(name, parse("/queue/a", "s"), AckMode.INDIVIDUAL, window))
+        self.engine.subscribe(session, Subscribe(name, parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, window))
 
     def turn(self) -> list[int]:
         effects = self.engine.turn()
@@ -98,18 +98,20 @@ def test_of_many_queues_a_few_are_looked_at_at_once_and_each_that_is_stuck_is_fo
     monkeypatch.setattr(stuck, "QUEUES_MAX", queues_at_once)
     driver = StuckDriver()
     for name in "abcde":
-        driver.engine.subscribe(driver.session, Subscribe(name, parse(f"/queue/{name}", "s"), AckMode.INDIVIDUAL, 10))
+        driver.engine.subscribe(
+            driver.session, Subscribe(name, parse_address(f"/queue/{name}", "s"), AckMode.INDIVIDUAL, 10)
+        )
     message = SentMessage(4, False, 0, b"content-length:0\n", b"")
     with without_dispatch():
         for name in "be":
-            driver.engine.send(driver.session, Send(parse(f"/queue/{name}", "s"), message))
+            driver.engine.send(driver.session, Send(parse_address(f"/queue/{name}", "s"), message))
         driver.turn()
     assert sorted(driver.stuck_within(5 * LONG)) == ["b", "e"]
     assert [queue.name for queue, _ in driver.audit.stuck(driver.engine.now_ms)] == ["b", "e"]
 
 
 def of_many(driver: StuckDriver, pattern: str = "/queue/*") -> None:
-    driver.engine.subscribe(driver.session, Subscribe("many", parse(pattern, "s"), AckMode.INDIVIDUAL, 10))
+    driver.engine.subscribe(driver.session, Subscribe("many", parse_address(pattern, "s"), AckMode.INDIVIDUAL, 10))
 
 
 def test_who_takes_from_many_queues_is_known_in_each_of_them() -> None:
@@ -125,7 +127,7 @@ def test_who_takes_from_many_queues_waits_rightly_for_what_is_being_committed_in
     driver = StuckDriver()
     of_many(driver)
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    driver.engine.send(driver.session, Send(parse("/queue/b", "s"), message))
+    driver.engine.send(driver.session, Send(parse_address("/queue/b", "s"), message))
     driver.send()
     assert driver.turn() == []
     assert driver.stuck_within(LONG) == []

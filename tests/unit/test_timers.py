@@ -10,7 +10,7 @@ from truenext.engine.memory import timers as module
 from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import NoEventLog
-from truenext.record import lane_key, split_timer, timer
+from truenext.record import lane_key, split_timer, timer_key
 from truenext.store.memory import MemoryStore
 
 LANE = lane_key(1, 5)
@@ -40,7 +40,7 @@ class Shell:
     def read(self) -> None:
         read = self.timers.next_read()
         if read is not None:
-            page = self.store.timers(read.after, read.limit)
+            page = self.store.read_timers(read.after, read.limit)
             self.pages.append((read, TimersResult(page.timers, page.as_of, page.is_end)))
 
     def close_batch(self) -> None:
@@ -70,7 +70,7 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
     for _ in range(200):
         action = rng.random()
         if action < 0.5:
-            one = timer(shell.commit_state.now_ms + rng.randrange(30), LANE, rng.randrange(3) << 10)
+            one = timer_key(shell.commit_state.now_ms + rng.randrange(30), LANE, rng.randrange(3) << 10)
             shell.timers.set(one)
             expected.add(one)
         elif action < 0.6:
@@ -94,7 +94,7 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
             expected.difference_update(found)
             # Meanwhile others are set, and some of those in memory leave it.
             for ahead_ms in rng.sample(range(30), rng.randrange(8)):
-                later = timer(shell.commit_state.now_ms + ahead_ms, LANE, 0)
+                later = timer_key(shell.commit_state.now_ms + ahead_ms, LANE, 0)
                 shell.timers.set(later)
                 expected.add(later)
             for one in early:
@@ -107,10 +107,10 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
             shell.commit_state.now_ms = now_ms
             shell.pages.clear()
             shell.store.recover()
-            expected = set(shell.store.timers(b"", 10**6).timers)
+            expected = set(shell.store.read_timers(b"", 10**6).timers)
     assert sorted(shell.all_due(shell.commit_state.now_ms + 100)) == sorted(expected)
     shell.write()
-    assert shell.store.timers(b"", 10).timers == []
+    assert shell.store.read_timers(b"", 10).timers == []
 
 
 def test_one_that_is_put_back_comes_again_though_it_leaves_memory_before_it_is_durable(
@@ -122,7 +122,7 @@ def test_one_that_is_put_back_comes_again_though_it_leaves_memory_before_it_is_d
     shell.read()
     shell.close_batch()
     shell.commit_state.now_ms = 10
-    first, second, early = (timer(due_ms, LANE, 0) for due_ms in (1, 2, 3))
+    first, second, early = (timer_key(due_ms, LANE, 0) for due_ms in (1, 2, 3))
     shell.timers.set(early)
     assert shell.timers.pop_due() == early
     shell.timers.put_back(early)
@@ -140,7 +140,7 @@ def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPat
     shell.read()
     shell.close_batch()
     for number in range(20_000):
-        shell.timers.set(timer(number * 7919 % 20_000, LANE, 0))
+        shell.timers.set(timer_key(number * 7919 % 20_000, LANE, 0))
         if number % 500 == 0:
             shell.write()
         assert len(shell.timers.in_memory) <= module.TIMERS_MAX
@@ -153,7 +153,7 @@ def test_one_that_is_set_already_is_not_written_again() -> None:
     shell = Shell()
     shell.read()
     shell.close_batch()
-    one = timer(5, LANE, 0)
+    one = timer_key(5, LANE, 0)
     shell.timers.set(one)
     shell.write()
     shell.write()
@@ -165,7 +165,7 @@ def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
     shell = Shell()
     shell.read()
     shell.close_batch()
-    one = timer(5, LANE, 0)
+    one = timer_key(5, LANE, 0)
     shell.timers.set(one)
     shell.write()
     shell.commit_state.now_ms = 5
@@ -173,5 +173,5 @@ def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
     shell.timers.set(one)
     shell.timers.clear(one)
     shell.write()
-    assert shell.store.timers(b"", 10).timers == [one]
+    assert shell.store.read_timers(b"", 10).timers == [one]
     assert shell.timers.pop_due() == one

@@ -13,7 +13,7 @@ from truenext.answers import Receipt
 from truenext.batch import Batch
 from truenext.broker.pager import read_page
 from truenext.commands import Ack, AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
-from truenext.destination import parse, parse_queue_name, virtual_topic
+from truenext.destination import parse_address, parse_queue_name, virtual_topic
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.queues import topics
@@ -26,7 +26,7 @@ from truenext.schedule import Schedule
 
 
 def subscribe_as(engine: Engine, session: ConnectionState, name: str, address: str) -> None:
-    engine.subscribe(session, Subscribe(name, parse(address, session.id), AckMode.INDIVIDUAL, 100))
+    engine.subscribe(session, Subscribe(name, parse_address(address, session.id), AckMode.INDIVIDUAL, 100))
 
 
 def test_a_copy_is_the_same_message_and_no_other_object() -> None:
@@ -98,7 +98,7 @@ def test_of_many_topics_that_are_sent_to_once_few_are_kept_in_mind_and_fewer_the
     engine = started()
     session = engine.connect("s")
     for number in range(subscriptions):
-        engine.subscribe(session, Subscribe(str(number), parse("/topic/*", session.id), AckMode.AUTO, 30_000))
+        engine.subscribe(session, Subscribe(str(number), parse_address("/topic/*", session.id), AckMode.AUTO, 30_000))
     most = 0
     for number in range(200):
         send(engine, session, f"/topic/t{number}")
@@ -253,9 +253,9 @@ def test_who_subscribes_to_the_queue_of_a_virtual_topic_before_that_is_durable_w
 def test_who_takes_up_a_durable_subscription_before_that_is_durable_waits_for_it_too() -> None:
     engine = started()
     maker, other = engine.connect("maker"), engine.connect("other")
-    engine.subscribe(maker, Subscribe("1", parse("/topic/t", "maker"), AckMode.INDIVIDUAL, 100, durable="me,n"))
+    engine.subscribe(maker, Subscribe("1", parse_address("/topic/t", "maker"), AckMode.INDIVIDUAL, 100, durable="me,n"))
     engine.disconnect(maker, is_clean=True)
-    engine.subscribe(other, Subscribe("1", parse("/topic/t", "other"), AckMode.INDIVIDUAL, 100, durable="me,n"))
+    engine.subscribe(other, Subscribe("1", parse_address("/topic/t", "other"), AckMode.INDIVIDUAL, 100, durable="me,n"))
     engine.answer(other, Receipt("r"))
     assert engine.turn().answers == []
     commit(engine)
@@ -293,7 +293,9 @@ DURABLE = "subscription,me,n,t"
 
 def follow(run: Run, topic: str = "t", *, selector_text: str = "", name: str = "1", durable: str = "me,n") -> None:
     chosen = selector.compile_selector(selector_text) if selector_text else None
-    command = Subscribe(name, parse(f"/topic/{topic}", "s"), AckMode.INDIVIDUAL, 100, selector=chosen, durable=durable)
+    command = Subscribe(
+        name, parse_address(f"/topic/{topic}", "s"), AckMode.INDIVIDUAL, 100, selector=chosen, durable=durable
+    )
     run.engine.subscribe(run.session, command)
     run.settle()
 
@@ -303,7 +305,7 @@ def publish(
 ) -> None:
     message = SentMessage(4, True, 0, f"colour:{colour}\n".encode() if colour else b"", body.encode())
     schedule = None if in_ms is None else Schedule(delay_ms=in_ms)
-    run.engine.send(run.session, Send(parse(to, "s"), message, transaction or None, schedule=schedule))
+    run.engine.send(run.session, Send(parse_address(to, "s"), message, transaction or None, schedule=schedule))
 
 
 def waiting(run: Run) -> dict[str, int]:
@@ -356,7 +358,7 @@ def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_
     follow(run, selector_text="colour = 'red' AND size > 1")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     message = SentMessage(4, True, 0, b"colour:red\nsize:2\n", b"kept")
-    run.engine.send(run.session, Send(parse("/topic/t", "s"), message))
+    run.engine.send(run.session, Send(parse_address("/topic/t", "s"), message))
     run.settle()
     run.start_engine()
     follow(run, selector_text=spelling)
@@ -396,7 +398,7 @@ def test_a_durable_subscription_keeps_a_selector_that_is_refused_by_now() -> Non
         run.session,
         Subscribe(
             "1",
-            parse("/topic/t", "s"),
+            parse_address("/topic/t", "s"),
             AckMode.INDIVIDUAL,
             selector=selector.compile_stored_selector("content-type > 1"),
             durable="me,n",
@@ -448,7 +450,7 @@ def test_what_repeats_for_a_topic_goes_there_every_time() -> None:
     follow(run)
     message = SentMessage(4, True, 0, b"", b"tick")
     schedule = Schedule(delay_ms=5, period_ms=10, repeat=2)
-    run.engine.send(run.session, Send(parse("/topic/t", "s"), message, schedule=schedule))
+    run.engine.send(run.session, Send(parse_address("/topic/t", "s"), message, schedule=schedule))
     for at, count in ((5, 1), (15, 2), (25, 3), (100, 3)):
         run.at(NOON_MS + at)
         assert len(run.session.consumers["1"].held) == count
@@ -480,7 +482,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     publish(run, "m")
     run.settle()
     run.start_engine()
-    run.engine.browse(run.session, Browse("b", parse("/subscription/me,n", "s")))
+    run.engine.browse(run.session, Browse("b", parse_address("/subscription/me,n", "s")))
     effects = run.engine.turn()
     (read,) = effects.reads
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
@@ -495,7 +497,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
 def test_there_is_nothing_to_browse_where_no_durable_subscription_is() -> None:
     run = Run()
     with pytest.raises(RemoteProtocolError, match="there is no durable subscription"):
-        run.engine.browse(run.session, Browse("b", parse("/subscription/me,n", "s")))
+        run.engine.browse(run.session, Browse("b", parse_address("/subscription/me,n", "s")))
 
 
 def test_the_next_queue_with_the_number_of_a_paused_subscription_is_not_paused_after_a_restart() -> None:
@@ -550,7 +552,7 @@ def test_a_pattern_of_topics_means_what_its_words_say_beside_many_others(pattern
     engine = started()
     session = engine.connect("s")
     for number, each in enumerate(["a.*", "c.>", "*", "*.*.*", "b.*", pattern]):
-        address = parse(f"/topic/{each}", session.id)
+        address = parse_address(f"/topic/{each}", session.id)
         engine.subscribe(session, Subscribe(str(number), address, AckMode.AUTO, 30_000))
     queue = session.consumers["5"].queue
     assert queue is not None

@@ -7,7 +7,7 @@ from types import FrameType
 import pytest
 
 from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
@@ -32,7 +32,7 @@ def commit(engine: Engine) -> None:
 
 def connected(engine: Engine, name: str = "s") -> ConnectionState:
     session = engine.connect(name)
-    engine.subscribe(session, Subscribe("0", parse("/queue/a", name), AckMode.INDIVIDUAL, 1000))
+    engine.subscribe(session, Subscribe("0", parse_address("/queue/a", name), AckMode.INDIVIDUAL, 1000))
     return session
 
 
@@ -40,7 +40,7 @@ def send(
     engine: Engine, session: ConnectionState, transaction: str | None = None, body: bytes = b"", group: str = ""
 ) -> None:
     message = SentMessage(4, True, 0, b"content-length:%d\n" % len(body), body, group=group)
-    engine.send(session, Send(parse("/queue/a", "s"), message, transaction))
+    engine.send(session, Send(parse_address("/queue/a", "s"), message, transaction))
 
 
 def dispatched(engine: Engine) -> list[int]:

@@ -14,7 +14,7 @@ from tests.unit.inspection import groups_of
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext.broker.pager import read_page
 from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.background.bulk import Move, Purge
 from truenext.engine.engine import Engine
 from truenext.engine.queues import queues as queues_module
@@ -63,10 +63,10 @@ class Passing(Run):
 
     def publish(self, queue: str, body: str = "m", *, persistent: bool = True, transaction: str | None = None) -> None:
         message = SentMessage(4, persistent, 0, b"content-length:%d\n" % len(body), body.encode())
-        self.engine.send(self.session, Send(parse(f"/queue/{queue}", "s"), message, transaction))
+        self.engine.send(self.session, Send(parse_address(f"/queue/{queue}", "s"), message, transaction))
 
     def follow(self, pattern: str, name: str = "1") -> BrokerConsumer:
-        destination = parse(f"/queue/{pattern}", "s")
+        destination = parse_address(f"/queue/{pattern}", "s")
         self.engine.subscribe(self.session, Subscribe(name, destination, AckMode.INDIVIDUAL, 1000))
         return self.session.consumers[name]
 
@@ -213,13 +213,13 @@ def test_the_queue_of_a_virtual_topic_stays_because_it_collects_by_being_there()
     run.use("Consumer.a.b")
     run.advance(200)
     assert run.names() == ["Consumer.a.VirtualTopic.t"]
-    run.engine.send(run.session, Send(parse("/topic/VirtualTopic.t", "s"), SentMessage(4, True, 0, b"", b"m")))
+    run.engine.send(run.session, Send(parse_address("/topic/VirtualTopic.t", "s"), SentMessage(4, True, 0, b"", b"m")))
     assert queue_of(run, "Consumer.a.VirtualTopic.t").waiting_count() == 1
 
 
 def test_a_durable_subscription_stays() -> None:
     run = Passing()
-    destination = parse("/topic/news", "s")
+    destination = parse_address("/topic/news", "s")
     run.engine.subscribe(run.session, Subscribe("1", destination, AckMode.INDIVIDUAL, 10, durable="me,n"))
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.advance(200)
@@ -262,7 +262,7 @@ def test_a_browsed_queue_stays_until_all_was_shown() -> None:
     run = Passing()
     run.use("q")
     run.session.unsent_bytes = run.engine.memory.unsent = 2 << 20
-    run.engine.browse(run.session, Browse("b", parse("/queue/q", "s")))
+    run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s")))
     run.advance(65)
     assert run.names() == ["q"]
     run.engine.on_all_sent(run.session)
@@ -301,7 +301,7 @@ def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_whe
     run.engine.evict()
     run.settle()
     run.engine.memory.limit = maxsize
-    run.engine.browse(run.session, Browse("b", parse("/queue/q", "s")))
+    run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s")))
     (browsed,) = run.engine.turn().reads
     read = run.engine.next_bulk_read(Purge("q"))
     assert read is not None
@@ -359,7 +359,7 @@ def test_the_groups_of_a_queue_that_comes_back_are_free() -> None:
     message = SentMessage(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
     is_first: list[bool] = []
     for seconds in (1, 65, 0):
-        run.engine.send(run.session, Send(parse("/queue/orders.new", "s"), message))
+        run.engine.send(run.session, Send(parse_address("/queue/orders.new", "s"), message))
         run.settle()
         (entry,) = wildcard.held.values()
         is_first.append(entry.is_first_of_group)
@@ -471,7 +471,7 @@ def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> Non
     other = run.engine.connect("other")
     run.engine.begin(other, Begin("t"))
     for name in ("a", "b", "a"):
-        run.engine.send(other, Send(parse(f"/queue/{name}", "other"), SentMessage(4, True, 0, b"", b""), "t"))
+        run.engine.send(other, Send(parse_address(f"/queue/{name}", "other"), SentMessage(4, True, 0, b"", b""), "t"))
     with pytest.raises(RemoteProtocolError, match="no room"):
         run.publish("q0")
     if end == "commit":
@@ -514,7 +514,9 @@ def test_a_queue_to_which_an_open_transaction_sends_does_not_go() -> None:
 def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -> None:
     run = Passing(capacity=3)
     run.engine.begin(run.session, Begin("t"))
-    later = Send(parse("/queue/a", "s"), SentMessage(4, True, 0, b"", b""), "t", schedule=Schedule(delay_ms=1000))
+    later = Send(
+        parse_address("/queue/a", "s"), SentMessage(4, True, 0, b"", b""), "t", schedule=Schedule(delay_ms=1000)
+    )
     run.engine.send(run.session, later)
     run.publish("b")
     with pytest.raises(RemoteProtocolError, match="no room"):
@@ -527,10 +529,10 @@ def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their
     run = Passing()
     run.engine.begin(run.session, Begin("t"))
     for number in range(SUBSCRIPTIONS_MAX):
-        send = Send(parse(f"/temp-queue/{number}", "s"), SentMessage(4, False, 0, b"", b""), "t")
+        send = Send(parse_address(f"/temp-queue/{number}", "s"), SentMessage(4, False, 0, b"", b""), "t")
         run.engine.send(run.session, send)
     with pytest.raises(RemoteProtocolError, match="temporary queues of one connection"):
-        run.engine.send(run.session, Send(parse("/temp-queue/x", "s"), SentMessage(4, False, 0, b"", b""), "t"))
+        run.engine.send(run.session, Send(parse_address("/temp-queue/x", "s"), SentMessage(4, False, 0, b"", b""), "t"))
     run.engine.commit(run.session, Commit("t"))
     assert len(run.session.temporary_queues) == SUBSCRIPTIONS_MAX
 
@@ -618,10 +620,12 @@ def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
 
 def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
     run = Passing()
-    run.engine.subscribe(run.session, Subscribe("1", parse("/topic/t", "s"), AckMode.INDIVIDUAL, 1, durable="me,n"))
+    run.engine.subscribe(
+        run.session, Subscribe("1", parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, 1, durable="me,n")
+    )
     number = queue_of(run, "subscription,me,n,t").number
     for _ in range(5):
-        run.engine.send(run.session, Send(parse("/topic/t", "s"), SentMessage(4, True, 0, b"", b"m")))
+        run.engine.send(run.session, Send(parse_address("/topic/t", "s"), SentMessage(4, True, 0, b"", b"m")))
     run.settle()
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     run.settle()
@@ -651,7 +655,7 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
 def test_a_queue_has_only_the_lanes_that_it_needs_in_the_order_of_their_ranks() -> None:
     run = Passing()
     for priority in (4, 9, 0, 4):
-        run.engine.send(run.session, Send(parse("/queue/q", "s"), SentMessage(priority, True, 0, b"", b"m")))
+        run.engine.send(run.session, Send(parse_address("/queue/q", "s"), SentMessage(priority, True, 0, b"", b"m")))
     assert [lane.rank for lane in queue_of(run, "q").lanes] == [0, 5, 9]
     consumer = run.follow("q")
     run.settle()
@@ -733,12 +737,12 @@ def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
 def grouped(run: Passing, queue: str, group: str = "g") -> None:
     message = SentMessage(4, True, 0, b"JMSXGroupID:%s\n" % group.encode(), b"m")
     message.group = group
-    run.engine.send(run.session, Send(parse(f"/queue/{queue}", "s"), message))
+    run.engine.send(run.session, Send(parse_address(f"/queue/{queue}", "s"), message))
     run.settle()
 
 
 def choose(run: Passing, pattern: str, selector: str | None, name: str = "1", window: int = 1000) -> BrokerConsumer:
-    destination = parse(f"/queue/{pattern}", "s")
+    destination = parse_address(f"/queue/{pattern}", "s")
     chosen = None if selector is None else compile_selector(selector)
     run.engine.subscribe(run.session, Subscribe(name, destination, AckMode.INDIVIDUAL, window, selector=chosen))
     run.settle()
@@ -820,7 +824,7 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
     run = Passing()
     for body in ("first", "second", "third"):
         priority_of_second = SentMessage(4, True, 0, b"x:%d\n" % (body == "second"), body.encode())
-        run.engine.send(run.session, Send(parse("/queue/q", "s"), priority_of_second))
+        run.engine.send(run.session, Send(parse_address("/queue/q", "s"), priority_of_second))
     run.settle()
     before = run.engine.memory.queues
     (sequence,) = choose(run, "q", "x = '1'").held
@@ -844,7 +848,9 @@ def test_a_lane_that_is_made_later_is_compared_as_well() -> None:
     everywhere = choose(run, ">", "x = '1'")
     here = choose(run, "q", "x = '1'", "2", window=1)
     for priority in (9, 0):
-        run.engine.send(run.session, Send(parse("/queue/q", "s"), SentMessage(priority, True, 0, b"x:1\n", b"m")))
+        run.engine.send(
+            run.session, Send(parse_address("/queue/q", "s"), SentMessage(priority, True, 0, b"x:1\n", b"m"))
+        )
     run.settle()
     assert len(queue_of(run, "q").lanes) == 3
     assert sorted(len(each.held) for each in (everywhere, here)) == [1, 1]

@@ -8,7 +8,7 @@ from tests.property import targets
 from tests.unit.inspection import run_stuck_audit
 from tests.unit.test_selecting import SelectingDriver as StoreDriver
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.dispatch.selective import QueueDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.queues import wildcards
@@ -36,10 +36,10 @@ class WildcardDriver:
 
     def send(self, queue: str, priority: int = 4, *, persistent: bool = False, topic: bool = False) -> None:
         message = SentMessage(priority, persistent, 0, b"content-length:0\n", b"")
-        self.engine.send(self.session, Send(parse(f"/{'topic' if topic else 'queue'}/{queue}", "s"), message))
+        self.engine.send(self.session, Send(parse_address(f"/{'topic' if topic else 'queue'}/{queue}", "s"), message))
 
     def subscribe(self, pattern: str, *, window: int = 1000, name: str = "w", is_exclusive: bool = False) -> None:
-        address = parse(f"/queue/{pattern}", "s")
+        address = parse_address(f"/queue/{pattern}", "s")
         self.engine.subscribe(
             self.session, Subscribe(name, address, AckMode.INDIVIDUAL, window, is_exclusive=is_exclusive)
         )
@@ -85,8 +85,8 @@ def test_dead_letters_and_virtual_topics_are_meant_by_name_alone_and_what_is_not
     for queue in ("orders", "orders.eu", "DLQ.orders", "Consumer.a.VirtualTopic.t", "failed.orders"):
         driver.send(queue)
     for address in ("/temp-queue/private", "/topic/news"):
-        driver.engine.subscribe(driver.session, Subscribe(address, parse(address, "s"), AckMode.INDIVIDUAL, 1))
-    news = Subscribe("d", parse("/topic/news.>", "s"), AckMode.INDIVIDUAL, 1, durable="me,d")
+        driver.engine.subscribe(driver.session, Subscribe(address, parse_address(address, "s"), AckMode.INDIVIDUAL, 1))
+    news = Subscribe("d", parse_address("/topic/news.>", "s"), AckMode.INDIVIDUAL, 1, durable="me,d")
     driver.engine.subscribe(driver.session, news)
     assert driver.receive_from(pattern) == meant
 
@@ -137,7 +137,7 @@ def test_who_takes_from_one_queue_alone_waits_for_no_other() -> None:
 def test_the_express_lane_reads_what_has_left_memory_though_a_wildcard_takes_from_the_queue_as_well() -> None:
     driver = StoreDriver()
     driver.subscribe("express", window=2, has_express=True)
-    driver.engine.subscribe(driver.session, Subscribe("w", parse("/queue/>", "s"), AckMode.INDIVIDUAL, 1))
+    driver.engine.subscribe(driver.session, Subscribe("w", parse_address("/queue/>", "s"), AckMode.INDIVIDUAL, 1))
     driver.send("0", "1", "2", priority=1)
     driver.settle()
     driver.send("urgent", priority=9, persistent=True)
@@ -163,10 +163,10 @@ def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_w
     driver.engine.unsubscribe(driver.session, Unsubscribe("first"))
     driver.engine.memory.limit = maxsize
     other = SentMessage(4, True, 0, b"colour:red\n", b"behind it")
-    driver.engine.send(driver.session, Send(parse("/queue/b", "s"), other))
+    driver.engine.send(driver.session, Send(parse_address("/queue/b", "s"), other))
     selector = compile_selector("colour = 'red'")
     driver.engine.subscribe(
-        driver.session, Subscribe("w", parse("/queue/*", "s"), AckMode.INDIVIDUAL, 1, selector=selector)
+        driver.session, Subscribe("w", parse_address("/queue/*", "s"), AckMode.INDIVIDUAL, 1, selector=selector)
     )
     assert driver.settle() == {"w": ["next"]}
 
@@ -176,7 +176,7 @@ def test_what_is_being_committed_holds_back_who_comes_later_though_it_had_left_m
     driver = WildcardDriver()
     driver.subscribe("a", name="one", window=1)
     grouped = SentMessage(4, True, 0, b"JMSXGroupID:g\n", b"", group="g")
-    driver.engine.send(driver.session, Send(parse("/queue/a", "s"), grouped))
+    driver.engine.send(driver.session, Send(parse_address("/queue/a", "s"), grouped))
     driver.send("a", persistent=True)
     driver.engine.memory.limit = 400
     driver.engine.evict()

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from truenext.commands import Ack, AckMode, Login, Nack, Release, Send, Subscribe, Wake
-from truenext.destination import parse
+from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.window import AutoWindow
 from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
 from truenext.message import SentMessage
 
-QUEUE = parse("/queue/a", "s")
+QUEUE = parse_address("/queue/a", "s")
 
 
 @dataclass

@@ -41,13 +41,13 @@ from truenext.commands import (
     Browse,
     Command,
     Commit,
-    Confirm,
     ControlRequest,
     Credit,
     Disconnect,
     InvalidFrame,
     Login,
     Nack,
+    ReceiptRequest,
     Release,
     Send,
     Started,
@@ -66,7 +66,7 @@ from truenext.engine.state.pages import PageResult, Read, SideRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import StuckAudit
 from truenext.errors import RemoteProtocolError, StoreError, TruenextError
-from truenext.history.writer import History
+from truenext.history.writer import HistoryWriter
 from truenext.limits import (
     ANSWER_SECONDS_MAX,
     ANSWER_STALL_SECONDS,
@@ -102,7 +102,7 @@ class Peer(Protocol):
         """Add what a browser is shown to the next flush."""
 
     def flush(self) -> None:
-        """Write what was added; call `Broker.all_sent` once the socket has taken all of it."""
+        """Write what was added; call `Broker.on_all_sent` once the socket has taken all of it."""
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool) -> None:
         """Answer a login that is accepted; `secret` is "" if none was asked for."""
@@ -122,7 +122,7 @@ class Peer(Protocol):
         """Drop what is not sent yet of the messages of some consumers (None: of all).
 
         Says how many messages of each consumer in auto mode the socket has taken since the last call of
-        `Broker.all_sent`, and whose message is half-way out: if the connection goes on that one is sent to its end, and
+        `Broker.on_all_sent`, and whose message is half-way out: if the connection goes on it is sent to its end, and
         `Broker.partial_frame_sent` called then.
         """
 
@@ -158,7 +158,7 @@ class Broker:
         *,
         clock_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
-        history: History | None = None,
+        history: HistoryWriter | None = None,
         poll_us: int = 0,
         write_time: WriteTimeEstimate | None = None,
     ) -> None:
@@ -223,7 +223,7 @@ class Broker:
             Send: engine.send,
             Ack: engine.acknowledge,
             Nack: engine.nack,
-            Confirm: self._confirm,
+            ReceiptRequest: self._answer_receipt_request,
             Subscribe: self._subscribe,
             Browse: engine.browse,
             Unsubscribe: self._unsubscribe,
@@ -322,11 +322,11 @@ class Broker:
         self._engine.answer(session, answer)
         self._schedule_turn()
 
-    def all_sent(self, session: ConnectionState) -> None:
+    def on_all_sent(self, session: ConnectionState) -> None:
         """The connection's socket has taken everything delivered to it so far."""
         self._engine.on_all_sent(session)
         if self._control_requests.in_flight:
-            self._control_requests.all_sent(session)
+            self._control_requests.on_all_sent(session)
         # In a turn that is decided at its end.
         if not self._is_turn_due and (self._commit_state.has_batch or self._engine.has_work):
             self._schedule_turn()
@@ -692,8 +692,8 @@ class Broker:
 
     # ---- What commands do that the engine does not ----
 
-    def _confirm(self, session: ConnectionState, confirm: Confirm) -> None:
-        numbered = confirm.numbered
+    def _answer_receipt_request(self, session: ConnectionState, confirm: ReceiptRequest) -> None:
+        numbered = confirm.numbered_command
         receipt = Receipt(confirm.receipt)
         if numbered is not None:
             receipt.is_repeat, receipt.is_unknown = numbered.is_repeat, numbered.is_unknown
@@ -706,13 +706,13 @@ class Broker:
             # Whatever is wrong with it is said at once.
             self._engine.pieces.add(session, request)
             return
-        if request.verb in control.CHANGES:
-            changed = control.apply_change(self._engine, request.verb, request.body)
-            self._engine.reply(control.reply(request, changed, self._engine.now_ms))
+        if request.verb in control.QUEUE_CHANGES:
+            changed = control.apply_queue_change(self._engine, request.verb, request.body)
+            self._engine.reply(control.make_reply_message(request, changed, self._engine.now_ms))
             return
         if request.verb == producer_request.VERB:
-            known, batch = producer_request.make_report(self._engine, request.body)
-            self._engine.reply(control.reply(request, known, self._engine.now_ms), batch)
+            known, batch = producer_request.make_producer_report(self._engine, request.body)
+            self._engine.reply(control.make_reply_message(request, known, self._engine.now_ms), batch)
             return
         if request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
@@ -723,11 +723,11 @@ class Broker:
 
     def _start_answer(self, verb: str, about: ConnectionState | None) -> AnswerGenerator:
         if about is not None:
-            return connection_request.make_report(self._engine, about)
+            return connection_request.make_connection_report(self._engine, about)
         context = control.QueryContext(
             self._engine, self._stuck_audit, self._pager, self.reload, self._client_info, self._store.disk_bytes
         )
-        return control.VERBS[verb](context)
+        return control.QUERIES[verb](context)
 
     def _client_info(self, session: ConnectionState) -> control.ClientInfo:
         return self._peers[session].client_info
@@ -735,13 +735,13 @@ class Broker:
     def _send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """False if the connection has ended."""
         self._control_only.note_activity(session)
-        self._engine.reply(control.reply(request, body, self._engine.now_ms))
+        self._engine.reply(control.make_reply_message(request, body, self._engine.now_ms))
         self._schedule_turn()
         return self._engine.is_connected(session)
 
     def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
         if self._parked and subscribe.durable:
-            self._free_durable(subscribe.durable)
+            self._close_parked_users(subscribe.durable)
         self._engine.subscribe(session, subscribe)
         if subscribe.durable:
             self._log_discarded()
@@ -764,7 +764,7 @@ class Broker:
             },
         )
 
-    def _free_durable(self, name: str) -> None:
+    def _close_parked_users(self, name: str) -> None:
         """Nobody else is refused it because of a connection that only waits for its client."""
         for session in self._engine.users_of_durable(name):
             if session in self._parked:
@@ -772,7 +772,7 @@ class Broker:
 
     def _unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         if self._parked and unsubscribe.durable:
-            self._free_durable(unsubscribe.durable)
+            self._close_parked_users(unsubscribe.durable)
         consumer = session.consumers.get(unsubscribe.subscription)
         if consumer is not None:
             self._cancel_unsent(session, [consumer])

@@ -17,7 +17,7 @@ from truenext.batch import Batch
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.clock import monotonic
 from truenext.errors import StoreError, TruenextError
-from truenext.history.writer import History
+from truenext.history.writer import HistoryWriter
 from truenext.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.store import Store
 
@@ -26,7 +26,7 @@ class Committer:
     def __init__(
         self,
         store: Store,
-        history: History | None,
+        history: HistoryWriter | None,
         loop: AbstractEventLoop,
         write_time: WriteTimeEstimate,
         *,

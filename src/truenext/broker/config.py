@@ -44,7 +44,7 @@ class Configuration:
     def source(self, queue: str, name: str) -> str:
         """Which table the policy of a queue has the setting `name` from, or "default"."""
         pattern = self.policies.pattern_of(queue)
-        headers = [header(POLICY)] if pattern is None else [header(POLICY, pattern), header(POLICY)]
+        headers = [toml_header(POLICY)] if pattern is None else [toml_header(POLICY, pattern), toml_header(POLICY)]
         return next((each for each in headers if name in self.tables.get(each, ())), "default")
 
 
@@ -57,15 +57,15 @@ def configure(
 
     Raises: FaultyFileError, ConfigurationError if the file cannot be read
     """
-    tables = _Reader(file).read() if file is not None else {}
-    broker_values = tables.get(header(BROKER), {})
+    tables = _ConfigurationFileReader(file).read() if file is not None else {}
+    broker_values = tables.get(toml_header(BROKER), {})
     if broker and ("data" in broker or "memory" in broker):
         # One or the other: what is said on the command line is instead of both.
         broker_values = {name: value for name, value in broker_values.items() if name not in ("data", "memory")}
         if broker.get("memory"):
             broker_values.pop("disk_limit", None)
             broker_values.pop("history", None)
-    default = Policy(**{**tables.get(header(POLICY), {}), **(policy or {})})
+    default = Policy(**{**tables.get(toml_header(POLICY), {}), **(policy or {})})
     patterns = {each: values for each, values in tables.items() if isinstance(each, PatternHeader)}
     return Configuration(
         broker=BrokerSettings(**{**broker_values, **(broker or {})}),
@@ -82,10 +82,10 @@ class PatternHeader(str):
     pattern: str
 
 
-def header(section: str, pattern: str | None = None) -> str:
+def toml_header(section: str, pattern: str | None = None) -> str:
     """As it stands in the file.
 
-    >>> header("policy", "orders.>")
+    >>> toml_header("policy", "orders.>")
     '[policy."orders.>"]'
     """
     if pattern is None:
@@ -96,7 +96,7 @@ def header(section: str, pattern: str | None = None) -> str:
     return found
 
 
-class _Reader:
+class _ConfigurationFileReader:
     """One reading of one file."""
 
     def __init__(self, file: Path) -> None:
@@ -118,14 +118,14 @@ class _Reader:
             elif not isinstance(table, dict):
                 self._add_fault(path, f"{section} must be a table: [{section}]")
             elif section == BROKER:
-                tables[header(BROKER)] = self._settings(BrokerSettings, path, table)
+                tables[toml_header(BROKER)] = self._settings(BrokerSettings, path, table)
             else:
                 patterns = {name: value for name, value in table.items() if isinstance(value, dict)}
                 own = {name: value for name, value in table.items() if name not in patterns}
-                tables[header(POLICY)] = self._settings(Policy, path, own)
+                tables[toml_header(POLICY)] = self._settings(Policy, path, own)
                 for pattern, values in patterns.items():
-                    tables[header(POLICY, pattern)] = self._pattern_settings(pattern, values)
-        self._check_broker(tables.get(header(BROKER), {}))
+                    tables[toml_header(POLICY, pattern)] = self._pattern_settings(pattern, values)
+        self._check_broker(tables.get(toml_header(BROKER), {}))
         self._raise_if_faulty()
         return tables
 
@@ -167,7 +167,7 @@ class _Reader:
             self._add_fault(
                 (*path, name),
                 f"{pattern}.{name} is not in quotes: a pattern with dots in it must be, "
-                f"as in {header(POLICY, f'{pattern}.{name}')}",
+                f"as in {toml_header(POLICY, f'{pattern}.{name}')}",
             )
         return self._settings(Policy, path, {name: values[name] for name in values if name not in tables})
 
@@ -176,7 +176,7 @@ class _Reader:
         values = {}
         for name, raw in table.items():
             if name not in known:
-                where = header(path[0], *path[1:])
+                where = toml_header(path[0], *path[1:])
                 self._add_fault((*path, name), f"there is no setting {name!r} in {where}" + _suggestion(name, known))
                 continue
             try:
@@ -256,10 +256,10 @@ def _read(setting: Setting, raw: Any) -> Any:
     return Path(text) if kind is Path else text
 
 
-def range_of(setting: Setting) -> str:
+def describe_range(setting: Setting) -> str:
     """Which numbers a setting may be, in words; "" for all, or if it is no number.
 
-    >>> range_of(settings_of(Policy)["page_size"])
+    >>> describe_range(settings_of(Policy)["page_size"])
     '1 to 100,000'
     """
     least, most = (None if end is None else _format_number(setting, end) for end in (setting.least, setting.most))
@@ -313,7 +313,7 @@ def _in_range(setting: Setting, number: Any) -> Any:
     too_small = setting.least is not None and number < setting.least
     if too_small or (setting.most is not None and number > setting.most):
         unit = "" if setting.unit in ("", "bytes") else f" {setting.unit}"
-        raise ValueError(f"must be {range_of(setting)}{unit}, not {_format_number(setting, number)}")
+        raise ValueError(f"must be {describe_range(setting)}{unit}, not {_format_number(setting, number)}")
     return number
 
 

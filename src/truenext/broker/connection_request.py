@@ -54,7 +54,7 @@ def check_body(body: bytes) -> None:
         raise RemoteProtocolError(f"{VERB}: nothing is to be said in its body", Code.CONTROL_REQUEST)
 
 
-def make_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
+def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
     """In JSON, as a ConnectionReport."""
     report = ConnectionReport(session.round, [], [])
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):

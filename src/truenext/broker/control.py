@@ -20,7 +20,7 @@ from truenext.broker.control_requests import AnswerGenerator
 from truenext.broker.pager import Pager
 from truenext.broker.reload import ReloadResult
 from truenext.broker.slices import Steps
-from truenext.client_json import read_json
+from truenext.client_json import decode_client_json
 from truenext.commands import ControlRequest, Send
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.engine.background import bulk
@@ -73,8 +73,8 @@ class QueryContext(NamedTuple):
 
 def check_verb(verb: str) -> None:
     """Raises: RemoteProtocolError if there is no such question or work"""
-    if verb not in VERBS:
-        known_verbs = [*VERBS, *CHANGES, connection_request.VERB, producer_request.VERB, *bulk.VERBS]
+    if verb not in QUERIES:
+        known_verbs = [*QUERIES, *QUEUE_CHANGES, connection_request.VERB, producer_request.VERB, *bulk.VERBS]
         raise RemoteProtocolError(
             f"there is no control verb {verb!r}; there are: {', '.join(sorted(known_verbs))}", Code.CONTROL_REQUEST
         )
@@ -86,16 +86,16 @@ class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
     queue: str
 
 
-def apply_change(engine: Engine, verb: str, body: bytes) -> bytes:
-    """Do what one of CHANGES says; the answer is for when that is durable (`Engine.reply`).
+def apply_queue_change(engine: Engine, verb: str, body: bytes) -> bytes:
+    """Do what one of QUEUE_CHANGES says; the answer is for when that is durable (`Engine.reply`).
 
     Raises: RemoteProtocolError if it cannot be done.
     """
-    request = read_json(verb, body, QueueRequest)
-    return msgspec.json.encode({"queue": request.queue} | CHANGES[verb](engine, request.queue))
+    request = decode_client_json(verb, body, QueueRequest)
+    return msgspec.json.encode({"queue": request.queue} | QUEUE_CHANGES[verb](engine, request.queue))
 
 
-def reply(request: ControlRequest, body: bytes, now_ms: int) -> Send:
+def make_reply_message(request: ControlRequest, body: bytes, now_ms: int) -> Send:
     """The message that carries an answer to whoever asked."""
     headers = {"destination": request.reply_to.address, "content-type": "application/json"}
     if request.correlation is not None:
@@ -108,7 +108,7 @@ def reply(request: ControlRequest, body: bytes, now_ms: int) -> Send:
             priority=PRIORITY_MAX,
             persistent=False,
             expires_ms=now_ms + REPLY_LIFETIME_MS,
-            header=envelope.write_header(headers),
+            header=envelope.encode_header_lines(headers),
             body=body,
         ),
     )
@@ -289,7 +289,11 @@ def _resume(engine: Engine, queue: str) -> dict[str, bool]:
     return {}
 
 
-CHANGES: dict[str, Callable[[Engine, str], dict[str, bool]]] = {"pause": _pause, "resume": _resume}
+QUEUE_CHANGES: dict[str, Callable[[Engine, str], dict[str, bool]]] = {"pause": _pause, "resume": _resume}
 """What is told of a change besides the queue."""
 
-VERBS: dict[str, Callable[[QueryContext], AnswerGenerator]] = {"queues": _queues, "reload": _reload, "status": _status}
+QUERIES: dict[str, Callable[[QueryContext], AnswerGenerator]] = {
+    "queues": _queues,
+    "reload": _reload,
+    "status": _status,
+}

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from truenext.commands import (
     Ack,
     Command,
-    Confirm,
     ControlRequest,
     Disconnect,
     InvalidFrame,
     Login,
     Nack,
+    ReceiptRequest,
     Subscribe,
     Unsubscribe,
 )
@@ -63,7 +63,7 @@ class ControlOnlyConnections:
 
 def _is_allowed(session: ConnectionState, command: Command) -> bool:
     match command:
-        case Login() | InvalidFrame() | ControlRequest() | Ack() | Nack() | Confirm() | Disconnect():
+        case Login() | InvalidFrame() | ControlRequest() | Ack() | Nack() | ReceiptRequest() | Disconnect():
             return True
         case Subscribe():
             destination = command.destination

@@ -99,7 +99,7 @@ class ControlRequests:
         if not self._pending_counts[session]:
             del self._pending_counts[session]
 
-    def all_sent(self, session: ConnectionState) -> None:
+    def on_all_sent(self, session: ConnectionState) -> None:
         """Its socket has taken everything; there may be more for it, for which it has no credit."""
         if session in self.in_flight and not any(
             queue.waiting_count() for queue in session.temporary_queues if queue.is_reply_queue

@@ -10,7 +10,7 @@ from truenext.engine.background.scheduled import DueRead
 from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult, Read
 from truenext.errors import StoreError, TruenextError
-from truenext.record import DamagedRecord, decode, reference_of, sequence_of
+from truenext.record import DamagedRecord, decode_record, referenced_content, sequence_of
 from truenext.store.store import Page, Store, StoredMessage
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Pager:
         while (read := self._queue.get()) is not None:
             try:
                 if isinstance(read, TimerRead):
-                    timers = self._store.timers(read.after, read.limit)
+                    timers = self._store.read_timers(read.after, read.limit)
                     timers_read = TimersResult(timers.timers, timers.as_of, timers.is_end)
                     self._loop.call_soon_threadsafe(self._timers_done, read, timers_read)
                     continue
@@ -91,8 +91,8 @@ class Pager:
 def read_page(store: Store, read: Read) -> Page:
     """Raises: StoreError if it cannot be read"""
     if isinstance(read, DueRead):
-        return store.messages(read.keys, read.size_max)
-    return store.page(read.lane.key, read.after_sequence, read.limit, read.size_max)
+        return store.read_messages(read.keys, read.size_max)
+    return store.read_page(read.lane.key, read.after_sequence, read.limit, read.size_max)
 
 
 def _decode_page(read: Read, page: Page) -> PageResult:
@@ -102,7 +102,7 @@ def _decode_page(read: Read, page: Page) -> PageResult:
 def _decode_message(read: Read, stored: StoredMessage) -> PageMessage:
     sequence = sequence_of(stored.key)
     try:
-        message = decode(stored.key, stored.record, stored.content)
+        message = decode_record(stored.key, stored.record, stored.content)
     except DamagedRecord as error:
         # It stays in the store for whoever looks into it; it is never delivered.
         lane = read.lanes[sequence] if isinstance(read, DueRead) else read.lane
@@ -111,5 +111,5 @@ def _decode_message(read: Read, stored: StoredMessage) -> PageMessage:
             extra={"queue": lane.queue.name, "sequence": sequence, "reason": str(error)},
         )
         message = None
-    content = reference_of(stored.record) if stored.content else 0
+    content = referenced_content(stored.record) if stored.content else 0
     return PageMessage(sequence, message, stored.mark, content, stored.causes)

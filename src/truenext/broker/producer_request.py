@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from truenext.client_json import read_json
+from truenext.client_json import decode_client_json
 from truenext.engine.engine import Engine
 from truenext.engine.state.producer import CommitOutcome
 from truenext.errors import Code, RemoteProtocolError
@@ -38,12 +38,12 @@ class ProducerAnswer(msgspec.Struct):
     """Of the COMMIT that was asked for."""
 
 
-def make_report(engine: Engine, body: bytes) -> tuple[bytes, int]:
+def make_producer_report(engine: Engine, body: bytes) -> tuple[bytes, int]:
     """What is known of a producer, and the batch with which that is durable.
 
     Raises: RemoteProtocolError if it is no such question
     """
-    request = read_json(VERB, body, ProducerRequest)
+    request = decode_client_json(VERB, body, ProducerRequest)
     if request.resolve and request.commit is None:
         raise RemoteProtocolError(f"{VERB}: resolve is for a commit, which it does not name", Code.CONTROL_REQUEST)
     known, outcome, batch = engine.query_producer(request.producer, request.commit, resolves=request.resolve)

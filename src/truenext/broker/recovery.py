@@ -8,7 +8,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import StoreError
-from truenext.history.writer import History
+from truenext.history.writer import HistoryWriter
 from truenext.policy import Policies, WhenFull
 from truenext.record import split_lane_key
 from truenext.store.store import Recovered, Store
@@ -24,7 +24,7 @@ def recover(
     memory_limit: int = maxsize,
     queues_memory_limit: int = maxsize,
     transaction_limits: TransactionLimits | None = None,
-    history: History | None = None,
+    history: HistoryWriter | None = None,
 ) -> tuple[Engine, Recovered]:
     """An engine that knows of every message of the store; the limits are those of engine/state/memory.py.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from truenext.broker.config import BROKER, POLICY, Configuration, format_value, header
+from truenext.broker.config import BROKER, POLICY, Configuration, format_value, toml_header
 from truenext.broker.settings import BrokerSettings
 from truenext.errors import ConfigurationError, FaultyFileError
 from truenext.policy import Policies, Policy
@@ -87,7 +87,7 @@ def _fixed_changes(before: Configuration, now: Configuration) -> Iterator[str]:
 def _changes(before: Configuration, now: Configuration) -> Iterator[str]:
     settings = settings_of(BrokerSettings)
     for name, was, is_now in _differences(before.broker, now.broker):
-        yield f"{header(BROKER)} {_change(settings[name], was, is_now)}"
+        yield f"{toml_header(BROKER)} {_change(settings[name], was, is_now)}"
     for pattern in _patterns(before.policies, now.policies):
         # What is not there before or afterwards is as the default is.
         was, is_now = (
@@ -95,7 +95,7 @@ def _changes(before: Configuration, now: Configuration) -> Iterator[str]:
             for each in (before.policies, now.policies)
         )
         for name, one, other in _differences(was, is_now):
-            yield f"{header(POLICY, pattern)} {_change(settings_of(Policy)[name], one, other)}"
+            yield f"{toml_header(POLICY, pattern)} {_change(settings_of(Policy)[name], one, other)}"
 
 
 def _patterns(before: Policies, now: Policies) -> Iterable[str | None]:

@@ -43,7 +43,7 @@ def audit(
     are shown side by side on one page. Exits 0 if the contract held in all, 1 if not, 2 if it could not be asked.
     """
     try:
-        from truenext.spark.audit.command import run
+        from truenext.spark.audit.command import run_audit
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "numpy", "py4j"):
             raise
@@ -51,9 +51,9 @@ def audit(
             ConfigurationError(f"an audit needs Spark ({error.name} is missing): pip install 'truenext[spark]'")
         ) from error
     try:
-        verdicts = run(
+        verdicts = run_audit(
             folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stages, out=out
         )
     except TruenextError as error:
         raise NoAnswer(error) from error
-    raise SystemExit(0 if all(verdict.is_held for verdict in verdicts) else 1)
+    raise SystemExit(0 if all(verdict.has_contract_held for verdict in verdicts) else 1)

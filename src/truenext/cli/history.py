@@ -8,7 +8,7 @@ from truenext.cli import terminal
 from truenext.cli.exit_status import Failure
 from truenext.cli.values import PathParam
 from truenext.errors import HistoryError
-from truenext.history.export import export_all, export_ended
+from truenext.history.export import export_all, export_closed_files
 
 
 @click.group()
@@ -40,7 +40,7 @@ def export(data: Path, out: Path | None) -> None:
         if out is not None:
             count = sum(out in path.parents for path in export_all(folder, out))
         else:
-            for path in export_ended(folder):
+            for path in export_closed_files(folder):
                 count += 1
                 terminal.echo(f"exported {path.name}")
     except (HistoryError, OSError) as error:

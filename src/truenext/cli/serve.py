@@ -20,8 +20,8 @@ from truenext.cli.loops import new_event_loop
 from truenext.engine.engine import Engine
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import ConfigurationError, TruenextError
-from truenext.history.exporter import Exporter
-from truenext.history.writer import History
+from truenext.history.exporter import HistoryExporter
+from truenext.history.writer import HistoryWriter
 from truenext.limits import BROKER_BYTES
 from truenext.server.listener import Listener
 from truenext.size import format_size
@@ -64,8 +64,8 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
     if fault is not None:
         raise ConfigurationError(fault)
     with ExitStack() as resources:
-        history: History | None = None
-        exporter: Exporter | None = None
+        history: HistoryWriter | None = None
+        exporter: HistoryExporter | None = None
         store: Store
         if data is None:
             store = MemoryStore(limit=int(memory_limit * STORE_SHARE))
@@ -74,14 +74,16 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
             store = embedded = EmbeddedStore(data, disk_limit=settings.disk_limit)
             resources.callback(store.close)
             if settings.history:
-                exporter = Exporter(
+                exporter = HistoryExporter(
                     data / "history", bytes_max=settings.history_bytes_max, days_max=settings.history_days_max
                 )
                 resources.callback(exporter.close)
-                history = History(data / "history", on_rotate=exporter.start, on_write_error=embedded.delete_ballast)
+                history = HistoryWriter(
+                    data / "history", on_rotate=exporter.start, on_write_error=embedded.delete_ballast
+                )
                 resources.callback(history.close)
                 embedded.sync_history = history.sync
-                embedded.last_history_chunk = history.last_batch
+                embedded.last_history_chunk = history.last_batch_chunk
         runner = resources.enter_context(asyncio.Runner(loop_factory=new_event_loop))
         engine, recovered = recover(
             store,
@@ -130,7 +132,7 @@ def fault_of_memory_limit(limit: int) -> str | None:
 async def _run(
     engine: Engine,
     store: Store,
-    history: History | None,
+    history: HistoryWriter | None,
     addresses: Sequence[Address],
     server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],

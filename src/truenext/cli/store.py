@@ -17,15 +17,15 @@ from truenext.cli.exit_status import NoAnswer
 from truenext.cli.terminal import counted
 from truenext.cli.values import PathParam
 from truenext.errors import TruenextError
-from truenext.history.check import find_damage, last_batch
-from truenext.store.check import QueueSummary, Summary
+from truenext.history.check import find_damage, last_batch_chunk
+from truenext.store.check import QueueSummary, SalvageSummary
 from truenext.store.check import check as check_store
 from truenext.store.export import export as export_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from truenext.store.salvage.findings import Damage
+    from truenext.store.salvage.damage import Damage
 
 
 @click.group()
@@ -48,7 +48,7 @@ def check(data: Path) -> None:
     """
     try:
         with _progress("checked") as report:
-            summary = check_store(data, _print_damage, report, last_history_chunk=last_batch(data / "history"))
+            summary = check_store(data, _print_damage, report, last_history_chunk=last_batch_chunk(data / "history"))
         in_history = 0
         for name, what in find_damage(data / "history"):
             terminal.echo(f"damaged: history/{name}: {what}")
@@ -86,7 +86,9 @@ def export(data: Path, new: Path) -> None:
     """
     try:
         with _progress("read") as report:
-            summary = export_store(data, new, _print_damage, report, last_history_chunk=last_batch(data / "history"))
+            summary = export_store(
+                data, new, _print_damage, report, last_history_chunk=last_batch_chunk(data / "history")
+            )
     except (TruenextError, OSError) as error:
         raise NoAnswer(error) from error
     _print_summary(summary, new)
@@ -115,7 +117,7 @@ def _print_damage(finding: Damage) -> None:
     terminal.echo(f"damaged: {finding}")
 
 
-def _print_summary(summary: Summary, folder: Path) -> None:
+def _print_summary(summary: SalvageSummary, folder: Path) -> None:
     table = Table("queue", "persistent", "transient", "bytes", "damaged", box=None)
     for column in table.columns[1:]:
         column.justify = "right"

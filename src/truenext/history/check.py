@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
 from truenext.events import CHUNK, FILE, FROM_BATCH
-from truenext.history.files import chunks_of_file, events_in, history_files
+from truenext.history.files import chunks_of_file, count_events, history_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 
-def last_batch(folder: Path) -> tuple[int, int] | None:
+def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
     """Run and first event of the last chunk of a batch in the newest file that can be read, which the store must have;
     None if nothing tells of one.
 
@@ -47,7 +47,7 @@ def find_damage(folder: Path) -> Iterator[tuple[str, str]]:
                     yield path.name, f"bytes {end} to {start - 1} cannot be read"
                 if chunk.first_event < next_event:
                     yield path.name, f"at byte {start}, event {chunk.first_event} follows event {next_event - 1}"
-                next_event = chunk.first_event + events_in(chunk)
+                next_event = chunk.first_event + count_events(chunk)
                 end = chunk.end
         except HistoryError as error:
             yield path.name, str(error)

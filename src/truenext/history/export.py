@@ -43,7 +43,7 @@ def can_write_parquet() -> bool:
     return all(find_spec(name) is not None for name in ("numpy", "pyarrow"))
 
 
-def export_ended(folder: Path) -> Iterator[Path]:
+def export_closed_files(folder: Path) -> Iterator[Path]:
     """Turn every file that will not grow any more into Parquet; yields each when that is done.
 
     Raises: HistoryError if a file is no history, or numpy or pyarrow are missing; OSError
@@ -63,7 +63,7 @@ def export_all(folder: Path, target: Path) -> list[Path]:
     """Parquet files that together have every event once: those that are there, and for what is not Parquet yet new ones
     in a folder of the caller's; nothing else is changed.
 
-    May be called while the broker runs and exports. Raises: as `export_ended`
+    May be called while the broker runs and exports. Raises: as `export_closed_files`
     """
     files: dict[str, list[Path]] = {}
     paths = history_files(folder)
@@ -122,19 +122,19 @@ def delete_old_files(
 
 def _read_table(path: Path) -> pa.Table:
     try:
-        from truenext.history.table import table_of
+        from truenext.history.table import arrow_table_of
     except ImportError as error:
         raise HistoryError(
             f"Parquet needs numpy and pyarrow ({error}): {INSTALL_HINT}; the history in {path.parent} was left as it is"
         ) from error
-    return table_of(chunks_of_file(path))
+    return arrow_table_of(chunks_of_file(path))
 
 
 def main(folder: Path, bytes_max: int, days_max: int) -> None:
     os.nice(19)
     if can_write_parquet():
         try:
-            for _ in export_ended(folder):
+            for _ in export_closed_files(folder):
                 pass
         except (HistoryError, OSError) as error:
             logger.error("history not exported", extra={"error": str(error)})

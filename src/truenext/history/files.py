@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.checksum import crc32
 from truenext.errors import HistoryError
-from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, EventKind, width
+from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, EventKind, event_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,9 +112,9 @@ def blocks_of(chunk: HistoryChunk) -> Iterator[EventBlock]:
     while at < len(chunk.blocks):
         kind, code, count, queue, other, time = BLOCK.unpack_from(chunk.blocks, at)
         columns_at = at + BLOCK.size
-        at = columns_at + (other if kind in (EventKind.NAME, EventKind.CAUSE) else count * width(kind))
+        at = columns_at + (other if kind in (EventKind.NAME, EventKind.CAUSE) else count * event_bytes(kind))
         yield EventBlock(kind, code, count, queue, other, time, chunk.blocks[columns_at:at])
 
 
-def events_in(chunk: HistoryChunk) -> int:
+def count_events(chunk: HistoryChunk) -> int:
     return sum(block.events for block in blocks_of(chunk))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from truenext.events import COLUMNS, MODES, NO_WINDOW, PERSISTENT_FLAG, REASONS, EventKind
+from truenext.events import COLUMNS, NO_WINDOW, PERSISTENT_FLAG, REASONS, SUBSCRIPTION_MODES, EventKind
 from truenext.history.files import blocks_of
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ _NUMPY: dict[str, np.dtype[Any]] = {
 _Array = np.ndarray[Any, Any]
 
 
-def table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
+def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     """One row per event, in order. The chunks are those of one file, from its beginning: it names its queues."""
     names: dict[int, str] = {}
     blocks: list[EventBlock] = []
     first_events: list[int] = []
     runs: list[int] = []
-    causes = _Causes()
+    causes = _CauseTexts()
     for chunk in chunks:
         causes.start_chunk()
         event = chunk.first_event
@@ -97,7 +97,7 @@ def table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     is_kind = {one: kind == one for one in EventKind}
     accepted = is_kind[EventKind.ACCEPTED] | is_kind[EventKind.ACCEPTED_OF_GROUP]
 
-    names_of = _Names(names)
+    names_of = _QueueNames(names)
     columns = {
         "event": np.arange(total) - np.repeat(starts, counts) + repeat(first_events),
         "run": repeat(runs, "i4"),
@@ -121,7 +121,7 @@ def table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
         "deliveries": _where(own["deliveries"], is_kind[EventKind.DISPATCHED], pa.int32()),
         "attempts": _where(own["attempts"], is_kind[EventKind.RETURNED], pa.int32()),
         "reason": _coded(code, REASONS, is_kind[EventKind.RETURNED] | is_kind[EventKind.RUN_STARTED]),
-        "mode": _coded(code, MODES, np.logical_or.reduce([is_kind[kind] for kind in _SUBSCRIBED])),
+        "mode": _coded(code, SUBSCRIPTION_MODES, np.logical_or.reduce([is_kind[kind] for kind in _SUBSCRIBED])),
         "window": _where(own["window"], _has_column(is_kind, "window") & (own["window"] != NO_WINDOW), pa.int32()),
         "target_queue": names_of(own["target_queue"], _has_column(is_kind, "target_queue")),
         "target_sequence": _where(own["target_sequence"], _has_column(is_kind, "target_sequence"), pa.int64()),
@@ -148,7 +148,7 @@ def _own_columns(blocks: list[EventBlock], starts: _Array, total: int) -> dict[s
     return columns
 
 
-class _Names:
+class _QueueNames:
     """Queue numbers to names; no number and one that nobody named are null."""
 
     def __init__(self, names: dict[int, str]) -> None:
@@ -163,7 +163,7 @@ class _Names:
         return pa.DictionaryArray.from_arrays(pa.array(at, pa.int64(), mask=~(known & valid)), self._names)
 
 
-class _Causes:
+class _CauseTexts:
     """What consumers said; 0 is nothing. Each chunk counts its own from 1 on."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
 from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
-from truenext.history.files import chunk_at, chunks_of_file, events_in, file_path, history_files
+from truenext.history.files import chunk_at, chunks_of_file, count_events, file_path, history_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ UNWRITTEN_BYTES_MAX = 64 * 1024
 """What is appended is written when it is so much, without `flush`."""
 
 
-class History:
+class HistoryWriter:
     """`append` is for one thread, `flush` and `sync` for any."""
 
     def __init__(
@@ -54,7 +54,7 @@ class History:
         self._append_lock = Lock()
         self._next_event = 1
         self._last_run = 0
-        self.last_batch: tuple[int, int] | None = None
+        self.last_batch_chunk: tuple[int, int] | None = None
         """Run and first event of the last chunk of a batch in the newest file, which the store must have; None if that
         has none."""
         try:
@@ -177,10 +177,10 @@ class History:
         os.lseek(self._file, end, os.SEEK_SET)
 
     def _note_chunk(self, chunk: HistoryChunk) -> None:
-        self._next_event = chunk.first_event + events_in(chunk)
+        self._next_event = chunk.first_event + count_events(chunk)
         self._last_run = chunk.run
         if chunk.flags & FROM_BATCH:
-            self.last_batch = chunk.run, chunk.first_event
+            self.last_batch_chunk = chunk.run, chunk.first_event
 
     def _start_file(self, chunk: HistoryChunk) -> None:
         path = file_path(self._folder, chunk.first_event)

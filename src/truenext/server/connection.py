@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 
-from truenext.answers import Answer, CloseConnection, Fault, Receipt
+from truenext.answers import Answer, CloseConnection, ErrorAnswer, Receipt
 from truenext.broker.broker import Broker
 from truenext.broker.control import ClientInfo
 from truenext.commands import AckMode, Command, Login
@@ -34,7 +34,7 @@ from truenext.limits import (
     UNSENT_BYTES_MAX,
 )
 from truenext.wire.stomp.replies import PARTS_PER_MESSAGE
-from truenext.wire.stomp.server import StompServer
+from truenext.wire.stomp.server import StompSession
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class ServerConnection:
         self._on_upgrade = on_upgrade
         self._session = broker.connect(self, control_only_reason=control_only_reason)
         self._control_only_reason = control_only_reason
-        self._stomp = StompServer(session_id=self._session.id, identity=identity, server_name=server_name)
+        self._stomp = StompSession(session_id=self._session.id, identity=identity, server_name=server_name)
         self._replies = self._stomp.replies
         self._is_reading = True
         """What comes is still listened to."""
@@ -116,9 +116,9 @@ class ServerConnection:
         self._is_first_orphaned = False
         """The first unsent frame is the last message of a consumer that is gone, half-way out when it went."""
         self._sent_counts: dict[BrokerConsumer, int] = {}
-        """Messages of consumers in auto mode that the socket took since the broker was last told `all_sent`."""
+        """Messages of consumers in auto mode that the socket took since the broker was last told `on_all_sent`."""
         self._timers: dict[str, TimerHandle] = {}
-        self._after(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
+        self._set_timer(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
         loop.add_reader(sock, self._on_readable)
 
     @property
@@ -180,9 +180,11 @@ class ServerConnection:
         if commands is not None:
             self._execute(commands)
         if not (self._is_reading_paused or self._is_closed):
-            self._watch(self._loop.add_reader, self._on_readable)
+            self._watch_socket(self._loop.add_reader, self._on_readable)
 
-    def _watch(self, add: Callable[[socket.socket, Callable[[], None]], object], action: Callable[[], None]) -> None:
+    def _watch_socket(
+        self, add: Callable[[socket.socket, Callable[[], None]], object], action: Callable[[], None]
+    ) -> None:
         try:
             add(self._sock, action)
         except RuntimeError:
@@ -197,7 +199,7 @@ class ServerConnection:
             return
         except RemoteProtocolError as error:
             is_exempt = isinstance(error, NoSpaceError)
-            self._refuse(str(error), error.code, self._stomp.last_receipt, is_exempt=is_exempt)
+            self._refuse_client(str(error), error.code, self._stomp.last_receipt, is_exempt=is_exempt)
             return
         if waiting is not None:
             self._waiting = chain([waiting.command], commands)
@@ -211,18 +213,18 @@ class ServerConnection:
         self._timers.pop("login").cancel()
         if self._stomp.has_unchecked_login:
             self._broker.log_unchecked_login(self._name)
-        self._add(self._stomp.encode_connected(login, secret, is_takeover=is_takeover))
+        self._add_frame(self._stomp.encode_connected(login, secret, is_takeover=is_takeover))
         self.flush()
         if self._control_only_reason and not self._broker.is_control_only(self._session):
             self._control_only_reason = ""
             self._on_upgrade(self)
         if self._control_only_reason:
-            self._after(CONTROL_ONLY_IDLE_S, "control only", self._on_control_only_idle)
+            self._set_timer(CONTROL_ONLY_IDLE_S, "control only", self._on_control_only_idle)
         if self._stomp.send_interval_ms:
             # Twice as often as agreed: a beat left out because something was just sent is then made up in time.
-            self._after(self._stomp.send_interval_ms / 2000, "beat", self._on_beat_due)
+            self._set_timer(self._stomp.send_interval_ms / 2000, "beat", self._on_beat_due)
         if self._stomp.receive_interval_ms:
-            self._after(self._silence_limit_s, "silence", self._on_silence)
+            self._set_timer(self._silence_limit_s, "silence", self._on_silence)
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
         """Another connection of this client takes over: nothing more is read, and nothing more is said."""
@@ -240,19 +242,19 @@ class ServerConnection:
         logger.debug("frame refused", extra={"client": self._name, "reason": reason})
         frame_number = self._stomp.mark_refused()
         receipt = self._stomp.last_receipt
-        self._broker.answer(self._session, _fault(reason, error.code, receipt, frame_number))
+        self._broker.answer(self._session, _make_error_answer(reason, error.code, receipt, frame_number))
 
     def end_slow_client(self, reason: str) -> None:
-        self._refuse(reason, Code.TOO_SLOW)
+        self._refuse_client(reason, Code.TOO_SLOW)
 
-    def _refuse(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
+    def _refuse_client(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
         """Answer with an ERROR, behind the receipts that are due, and end the connection."""
         if not self._is_reading:
             return
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
         self._is_reading = False
         self._broker.connection_lost(self._session, is_exempt=is_exempt)
-        self._broker.answer(self._session, _fault(reason, code, receipt))
+        self._broker.answer(self._session, _make_error_answer(reason, code, receipt))
         self._broker.answer(self._session, CloseConnection())
 
     def _refuse_other_protocol(self, error: OtherProtocolError) -> None:
@@ -261,19 +263,19 @@ class ServerConnection:
         self._is_reading = False
         self._broker.connection_lost(self._session)
         if error.answer:
-            self._add(error.answer)
+            self._add_frame(error.answer)
         self._broker.answer(self._session, CloseConnection())
 
     # ---- Writing ----
 
     def answer(self, answer: Answer) -> None:
         if isinstance(answer, Receipt):
-            self._add(self._replies.encode_receipt(answer))
-        elif isinstance(answer, Fault):
-            self._add(self._replies.encode_fault(answer))
+            self._add_frame(self._replies.encode_receipt(answer))
+        elif isinstance(answer, ErrorAnswer):
+            self._add_frame(self._replies.encode_fault(answer))
         else:
             self._is_closing = True
-            self._after(CLOSE_TIMEOUT_S, "close", self._close)
+            self._set_timer(CLOSE_TIMEOUT_S, "close", self._close)
 
     def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
         self._replies.encode_deliveries(consumer.subscription, entries, self._parts, consumer.session.round)
@@ -288,11 +290,11 @@ class ServerConnection:
         self._part_owners.append((browser, len(browse_slice.entries)))
         self._has_messages = True
         if browse_slice.is_end:
-            self._add(self._replies.encode_end_of_browse(browser.subscription, browser.queue.destination))
+            self._add_frame(self._replies.encode_end_of_browse(browser.subscription, browser.queue.destination))
 
     def end_pull_request(self, ended: EndedPullRequest) -> None:
         consumer = ended.consumer
-        self._add(
+        self._add_frame(
             self._replies.encode_end_of_pull_request(
                 consumer.subscription, consumer.destination, ended.unused, ended.correlation
             )
@@ -312,15 +314,15 @@ class ServerConnection:
                     self._part_owners.clear()
                     if self._has_messages:
                         self._has_messages = False
-                        self._broker.all_sent(self._session)
+                        self._broker.on_all_sent(self._session)
                 else:
                     self._buffer_unsent(sent, data)
                     if not self._is_closed and not self._is_stopping:
-                        self._watch(self._loop.add_writer, self._on_writable)
+                        self._watch_socket(self._loop.add_writer, self._on_writable)
         if self._is_closing and not self._unsent and not self._is_closed:
             self._half_close()
 
-    def _add(self, frame: bytes) -> None:
+    def _add_frame(self, frame: bytes) -> None:
         self._parts.append(frame)
         self._part_owners.append((None, 1))
 
@@ -395,7 +397,7 @@ class ServerConnection:
             self._loop.remove_writer(self._sock)
             self._sent_counts.clear()
             self._has_messages = False
-            self._broker.all_sent(self._session)
+            self._broker.on_all_sent(self._session)
             if self._is_closing:
                 self._half_close()
 
@@ -450,9 +452,9 @@ class ServerConnection:
         if self._has_client_closed:
             self._close()
             return
-        self._after(LINGER_S, "linger", self._close)
+        self._set_timer(LINGER_S, "linger", self._close)
         # What still comes is taken and thrown away: closing a socket with something unread resets the connection.
-        self._watch(self._loop.add_reader, self._on_readable)
+        self._watch_socket(self._loop.add_reader, self._on_readable)
 
     def _end_lost(self, reason: str) -> None:
         """The client is gone, or is given up."""
@@ -478,7 +480,7 @@ class ServerConnection:
         self._is_reading = False
         self._is_parked = True
         self._close_socket()
-        self._after(TAKEOVER_GRACE_S, "takeover", self._on_takeover_overdue)
+        self._set_timer(TAKEOVER_GRACE_S, "takeover", self._on_takeover_overdue)
         return True
 
     def _on_takeover_overdue(self) -> None:
@@ -529,30 +531,30 @@ class ServerConnection:
 
     # ---- Time ----
 
-    def _after(self, seconds: float, name: str, action: Callable[[], None]) -> None:
+    def _set_timer(self, seconds: float, name: str, action: Callable[[], None]) -> None:
         self._timers[name] = self._loop.call_later(seconds, action)
 
     def _on_login_overdue(self) -> None:
-        self._refuse(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
+        self._refuse_client(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
 
     def _on_control_only_idle(self) -> None:
         # What it asks may be in the socket, where it waits for the broker to have room.
         seconds = CONTROL_ONLY_IDLE_S if self._is_reading_paused else self._broker.idle_time_left(self._session)
         if seconds > 0:
-            self._after(seconds, "control only", self._on_control_only_idle)
+            self._set_timer(seconds, "control only", self._on_control_only_idle)
         else:
-            self._refuse(
+            self._refuse_client(
                 f"{self._control_only_reason}: this one may only ask, and has not for {CONTROL_ONLY_IDLE_S:g} seconds",
                 Code.LIMIT,
             )
 
     def _on_beat_due(self) -> None:
         if not self._has_sent and not self._unsent:
-            self._add(b"\n")
+            self._add_frame(b"\n")
             self.flush()
         self._has_sent = False
         if not self._is_closed:
-            self._after(self._stomp.send_interval_ms / 2000, "beat", self._on_beat_due)
+            self._set_timer(self._stomp.send_interval_ms / 2000, "beat", self._on_beat_due)
 
     @property
     def _silence_limit_s(self) -> float:
@@ -570,7 +572,7 @@ class ServerConnection:
             return
         # A client that is not read is looked at again when that has taken as long.
         remaining_s = self._silence_limit_s if self._is_reading_paused else self._silence_limit_s - self._silence_s
-        self._after(remaining_s, "silence", self._on_silence)
+        self._set_timer(remaining_s, "silence", self._on_silence)
 
     @property
     def _silence_s(self) -> float:
@@ -578,6 +580,6 @@ class ServerConnection:
         return self._loop.time() - self._last_received_at
 
 
-def _fault(reason: str, code: Code, receipt: str | None, frame: int = 0) -> Fault:
+def _make_error_answer(reason: str, code: Code, receipt: str | None, frame: int = 0) -> ErrorAnswer:
     """Of what the client has said itself so much is repeated as tells it what is meant."""
-    return Fault(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame)
+    return ErrorAnswer(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame)

@@ -100,7 +100,7 @@ def write_comparison(
 def _verdicts(runs: Sequence[AuditedRun]) -> str:
     cards = []
     for run in runs:
-        held = run.verdict.is_held
+        held = run.verdict.has_contract_held
         name = f"<h2>{escape(run.name)}</h2>" if len(runs) > 1 else ""
         findings = "".join(f"<li>{escape(finding.sentence)}</li>" for finding in run.verdict.findings)
         facts = " · ".join(escape(fact) for fact in (f"{run.verdict.events:,} events", *run.verdict.notes))

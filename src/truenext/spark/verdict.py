@@ -21,13 +21,13 @@ class Verdict:
     """What a reader should know and what breaks no promise: gaps, an incomplete history."""
 
     @property
-    def is_held(self) -> bool:
+    def has_contract_held(self) -> bool:
         """The contract held."""
         return not self.findings
 
     def __str__(self) -> str:
         first = f"The contract held: {self.events:,} events, no finding."
-        if not self.is_held:
+        if not self.has_contract_held:
             first = f"The contract was broken: {self.events:,} events."
         return "\n".join(
             [first, *(f"- {each.sentence}" for each in self.findings), *(f"  {note}" for note in self.notes)]

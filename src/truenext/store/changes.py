@@ -104,8 +104,8 @@ def changes_of(batch: Batch) -> Changes:
     )
 
 
-def encode(batch: Batch, rare: RareChanges | None) -> list[bytes]:
-    """Return, in parts, what `decode` makes Changes of again; `rare` is theirs. The records are not copied."""
+def encode_batch(batch: Batch, rare: RareChanges | None) -> list[bytes]:
+    """Return, in parts, what `decode_changes` makes Changes of again; `rare` is theirs. The records are not copied."""
     rare_bytes = b"" if rare is None else _encode_rare(rare)
     pack = _PUT.pack
     parts = [
@@ -131,8 +131,8 @@ def encode(batch: Batch, rare: RareChanges | None) -> list[bytes]:
     return parts
 
 
-def decode(payload: memoryview) -> Changes:
-    """Raises: ValueError if these are not bytes of `encode`, the end included."""
+def decode_changes(payload: memoryview) -> Changes:
+    """Raises: ValueError if these are not bytes of `encode_batch`, the end included."""
     try:
         return _decode(payload)
     except (struct.error, msgspec.MsgspecError) as error:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from truenext.store.salvage.findings import Damage, SalvagedMessage
+    from truenext.store.salvage.damage import Damage, SalvagedMessage
     from truenext.store.salvage.folder import Salvage
 
 
@@ -31,7 +31,7 @@ class QueueSummary(msgspec.Struct):
     """Messages of which something is there, but not what was written."""
 
 
-class Summary(msgspec.Struct):
+class SalvageSummary(msgspec.Struct):
     """What is there of all queues."""
 
     queues: dict[int, QueueSummary]
@@ -76,18 +76,18 @@ class Summary(msgspec.Struct):
 
 def check(
     data: Path,
-    on_finding: Callable[[Damage], None],
+    on_damage: Callable[[Damage], None],
     on_progress: Callable[[int, int], None],
     *,
     last_history_chunk: tuple[int, int] | None = None,
-) -> Summary:
-    """Look at every bit that a broker would believe. `on_finding` is told of all damage, `on_progress` how many
+) -> SalvageSummary:
+    """Look at every bit that a broker would believe. `on_damage` is told of all damage, `on_progress` how many
     bytes of how many were looked at; `last_history_chunk` is that of salvage/folder.py.
 
     Raises: StoreInUseError, StoreError if it cannot be looked at
     """
-    with open_salvage(data, on_finding, on_progress, last_history_chunk) as salvage:
-        summary = Summary(queues={}, names=salvage.recovered.queues)
+    with open_salvage(data, on_damage, on_progress, last_history_chunk) as salvage:
+        summary = SalvageSummary(queues={}, names=salvage.recovered.queues)
         summary.timers = sum(1 for _ in salvage.timers())
         for message in salvage.messages():
             summary.count(message)

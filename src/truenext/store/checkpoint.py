@@ -30,13 +30,13 @@ from truenext.store.checkpoint_format import (
     GENERATION,
     META_KEYS,
     NUMBER,
-    PERSISTENT,
+    PERSISTENT_TABLES,
     QUEUE,
     SALT,
-    TRANSIENT,
+    TRANSIENT_TABLES,
     UNCLEAN,
-    MessageKind,
-    Position,
+    CheckpointPosition,
+    MessageTableNames,
     decode_paused,
     decode_position,
     decode_recovered,
@@ -113,8 +113,8 @@ class Checkpoint:
                 self._check_format(txn)
                 if entries != len(DATABASES):
                     raise damage_error("checkpoint", f"it has {entries} databases", self._data)
-                self._persistent = self._open_message_tables(txn, PERSISTENT)
-                self._transient = self._open_message_tables(txn, TRANSIENT, self._meta.need(txn, b"generation"))
+                self._persistent = self._open_message_tables(txn, PERSISTENT_TABLES)
+                self._transient = self._open_message_tables(txn, TRANSIENT_TABLES, self._meta.need(txn, b"generation"))
                 self._queues = self._open_checksummed_database(txn, b"queues")
                 self._producers = self._open_checksummed_database(txn, b"producers")
                 self._timers = self._open_checksummed_database(txn, b"timers")
@@ -149,7 +149,7 @@ class Checkpoint:
         return ChecksummedDatabase(self._open_database(txn, name), name, self._data)
 
     def _open_message_tables(
-        self, txn: lmdb.Transaction[bytes], kind: MessageKind, generation: bytes = b""
+        self, txn: lmdb.Transaction[bytes], kind: MessageTableNames, generation: bytes = b""
     ) -> MessageTables:
         return MessageTables(
             self._open_database(txn, kind.messages),
@@ -170,7 +170,7 @@ class Checkpoint:
 
     # ---- Reading ----
 
-    def read(self) -> tuple[Recovered, Position]:
+    def read(self) -> tuple[Recovered, CheckpointPosition]:
         """What it says by itself, but for the counts, which change with what recovery drops."""
         with self._env.begin() as txn:
             meta = {name: self._meta.need(txn, name) for name in META_KEYS}
@@ -185,7 +185,7 @@ class Checkpoint:
         with self._env.begin() as txn:
             return self._persistent.read_counts(txn) + self._transient.read_counts(txn)
 
-    def kinds(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
+    def transient_by_key(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
         """Those of `keys` that are here, and whether they are transient.
 
         Raises: StoreError if damage hides whether one is here
@@ -257,7 +257,7 @@ class Checkpoint:
 
     # ---- Writing ----
 
-    def delete(self, keys: Iterable[tuple[bytes, bool]]) -> None:
+    def delete_messages(self, keys: Iterable[tuple[bytes, bool]]) -> None:
         """Messages that are gone, with their marks, and whether they are transient.
 
         Raises: StoreError if one is not here, and then none is deleted: damage hides it, and it would come back
@@ -269,7 +269,7 @@ class Checkpoint:
             self._persistent.delete(txn, keys_by_kind[False])
             self._transient.delete(txn, keys_by_kind[True])
 
-    def put(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
+    def put_messages(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
         """Raises: StoreError if one of them is here already, and then none is written."""
         tables = self._transient if are_transient else self._persistent
         with self._env.begin(write=True) as txn:
@@ -285,7 +285,7 @@ class Checkpoint:
                     self._timers.delete(txn, timer)
 
     def put_marks(self, marks: Marks) -> None:
-        """Those of the messages that are here. What the journal says is laid over them until `finish`."""
+        """Those of the messages that are here. What the journal says is laid over them until `finish_checkpoint`."""
         with self._env.begin(write=True) as txn:
             self._put_marks(txn, marks)
 
@@ -293,7 +293,7 @@ class Checkpoint:
         # A message can be gone by a later segment, or be dropped: a mark must not outlive it.
         self._transient.put_marks(txn, self._persistent.put_marks(txn, marks))
 
-    def finish(self, indexes: Iterable[SegmentIndex], marks: Marks, position: Position) -> None:
+    def finish_checkpoint(self, indexes: Iterable[SegmentIndex], marks: Marks, position: CheckpointPosition) -> None:
         """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers
         that are not here yet."""
         with self._env.begin(write=True) as txn:

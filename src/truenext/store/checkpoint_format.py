@@ -88,7 +88,7 @@ META_KEYS = (
 DATABASES_MAX = len(DATABASES)
 
 
-class MessageKind(NamedTuple):
+class MessageTableNames(NamedTuple):
     """The databases of the messages of one kind."""
 
     messages: bytes
@@ -97,8 +97,8 @@ class MessageKind(NamedTuple):
     is_transient: bool
 
 
-PERSISTENT = MessageKind(b"messages", b"marks", b"counts", is_transient=False)
-TRANSIENT = MessageKind(b"transients", b"transient marks", b"transient counts", is_transient=True)
+PERSISTENT_TABLES = MessageTableNames(b"messages", b"marks", b"counts", is_transient=False)
+TRANSIENT_TABLES = MessageTableNames(b"transients", b"transient marks", b"transient counts", is_transient=True)
 
 FORMAT = struct.Struct(">I")
 QUEUE = struct.Struct(">I")
@@ -133,7 +133,7 @@ def decode_mark(value: bytes) -> tuple[Mark, Causes]:
     return mark, Causes(first, value[last_at:].decode() or first)
 
 
-class Position(msgspec.Struct, frozen=True):
+class CheckpointPosition(msgspec.Struct, frozen=True):
     """How far into the journal the checkpoint reaches."""
 
     segment: int
@@ -146,9 +146,9 @@ POSITION_KEYS = (b"segment", b"frame", b"durable frame")
 """Where meta has the fields of one."""
 
 
-def decode_position(meta: Mapping[bytes, bytes]) -> Position:
+def decode_position(meta: Mapping[bytes, bytes]) -> CheckpointPosition:
     """`meta` has all of POSITION_KEYS."""
-    return Position(*(NUMBER.unpack(meta[name])[0] for name in POSITION_KEYS))
+    return CheckpointPosition(*(NUMBER.unpack(meta[name])[0] for name in POSITION_KEYS))
 
 
 def decode_recovered(

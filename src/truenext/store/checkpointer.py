@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from truenext.batch import NO_CAUSES
 from truenext.errors import StoreError
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
-from truenext.store.checkpoint_format import Position
+from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.overlay import iter_spans
 from truenext.store.segment_index import merge_causes
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from truenext.store.message_tables import Marks
     from truenext.store.overlay import Overlay
     from truenext.store.spans import Span
-    from truenext.store.views import View
+    from truenext.store.views import OverlayView
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Checkpointer:
         self._sync_history = sync_history
         self._thread: Thread | None = None
         self._needs_cleanup = True
-        self._blocking_views: set[View] = set()
+        self._blocking_views: set[OverlayView] = set()
         """Pages under way that may read the segment that is to be released."""
         self._is_closing = False
         self.is_enabled = False
@@ -122,7 +122,7 @@ class Checkpointer:
     def is_segment_full(self, records: int) -> bool:
         """The newest segment should not get a batch of so many changes."""
         indexes = self._overlay.indexes
-        if not indexes or indexes[-1].segment != self._journal.newest:
+        if not indexes or indexes[-1].segment != self._journal.newest_segment:
             return False
         index = indexes[-1]
         return index.memory >= SEGMENT_MEMORY_MAX or (
@@ -140,7 +140,7 @@ class Checkpointer:
             if self.failure is not None:
                 raise self.failure
 
-    def close_view(self, view: View) -> None:
+    def close_view(self, view: OverlayView) -> None:
         """What the view shows is not read any more."""
         with self._changed:
             self._overlay.views.discard(view)
@@ -204,14 +204,14 @@ class Checkpointer:
         for index in indexes:
             removed = iter(index.removed.items())
             while keys := list(islice(removed, TRANSACTION_KEYS_MAX)):
-                self._write(partial(self._checkpoint.delete, keys))
+                self._write(partial(self._checkpoint.delete_messages, keys))
             # In order, as many then share a page.
             timers = iter(sorted(index.timers.items()))
             while piece := list(islice(timers, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.set_timers, piece))
         for are_transient in (False, True):
             for messages in self._records(iter_spans(segment, copied), are_transient=are_transient):
-                self._write(partial(self._checkpoint.put, messages, are_transient=are_transient))
+                self._write(partial(self._checkpoint.put_messages, messages, are_transient=are_transient))
         with self._changed:
             # Copied: to remove a message takes its mark out of every layer.
             marks = {key: (mark, NO_CAUSES) for index in indexes for key, mark in index.marks.items()}
@@ -221,8 +221,8 @@ class Checkpointer:
         for some in _transaction_pieces(with_causes):
             self._write(partial(self._checkpoint.put_marks, some))
         self._sync_history()
-        position = Position(segment, self._journal.last_frame(segment), self._journal.number)
-        self._write(partial(self._checkpoint.finish, indexes, marks, position))
+        position = CheckpointPosition(segment, self._journal.last_frame(segment), self._journal.last_frame_number)
+        self._write(partial(self._checkpoint.finish_checkpoint, indexes, marks, position))
         with self._changed:
             overlay.drop_indexes(segment)
             # Those that begin later know nothing of this segment.
@@ -250,7 +250,7 @@ class Checkpointer:
 
     def _read(self, spans: Iterable[tuple[bytes, Span]]) -> Iterator[tuple[bytes, bytes]]:
         keys, located = tee(spans)
-        records = self._journal.read((span.segment, span.offset, span.length) for _, span in located)
+        records = self._journal.read_extents((span.segment, span.offset, span.length) for _, span in located)
         return zip((key for key, _ in keys), records, strict=True)
 
     def _clean_up(self) -> None:
@@ -266,7 +266,7 @@ class Checkpointer:
         while True:
             try:
                 transaction()
-                self._disk_space.check()
+                self._disk_space.update_level()
                 return
             except STORAGE_ERRORS as error:
                 if self._disk_space.delete_ballast(error):

@@ -82,7 +82,7 @@ class DiskSpace:
         self.is_full = False
         """A write found no space, or the ballast that was then given up is not there again."""
 
-    def check(self) -> None:
+    def update_level(self) -> None:
         """Raises: lmdb.Error, OSError"""
         journal = self._journal
         reserve, free = self._reserve(), folder.free_bytes(self._path)
@@ -115,7 +115,7 @@ class DiskSpace:
                 self.is_full = False
         except STORAGE_ERRORS as error:
             self.note_disk_full(error)
-        self.check()
+        self.update_level()
 
     def delete_ballast(self, error: Exception) -> bool:
         """Give up the ballast, as the disk is full, and `error` says so. False if it is given up already.
@@ -143,7 +143,7 @@ class DiskSpace:
             with self._changed:
                 self.is_full = True
                 self._changed.notify_all()
-        self.check()
+        self.update_level()
 
     def _has_space_for_spare(self) -> bool:
         return folder.free_bytes(self._path) >= 2 * self._checkpoint.segment_bytes

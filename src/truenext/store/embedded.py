@@ -29,15 +29,15 @@ from truenext.batch import NO_MARK, Batch, Mark
 from truenext.destination import may_rename
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, reference_of
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, referenced_content
 from truenext.store import folder
-from truenext.store.changes import Changes, RareChanges, changes_of, decode, encode
+from truenext.store.changes import Changes, RareChanges, changes_of, decode_changes, encode_batch
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
 from truenext.store.checkpointer import SEGMENTS_MAX, Checkpointer
 from truenext.store.contents import dereference_contents
 from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import SEGMENT_BYTES, Journal
-from truenext.store.lost_tail import lost_tail
+from truenext.store.lost_tail import describe_lost_tail
 from truenext.store.overlay import Overlay
 from truenext.store.segment_index import apply_journal, find_mark, is_removed
 from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import lmdb
 
     from truenext.disk_level import DiskLevel
-    from truenext.store.views import View
+    from truenext.store.views import OverlayView
 
 
 class EmbeddedStore:
@@ -132,7 +132,7 @@ class EmbeddedStore:
     def recover(self) -> Recovered:
         try:
             recovered = self._recover()
-            self._disk_space.check()
+            self._disk_space.update_level()
         except STORAGE_ERRORS as error:
             raise store_error(f"read the store in {self._path}", error, self._path) from error
         self._unwritable_reason = ""
@@ -153,12 +153,12 @@ class EmbeddedStore:
             if batch.dereferenced or batch.transient_dereferenced:
                 batch = dereference_contents(batch, self._mark_lookup())
             changes = changes_of(batch)
-            self._check(batch, changes)
-            segment, offset = self._append(encode(batch, changes.rare), changes.count)
+            self._check_batch(batch, changes)
+            segment, offset = self._append(encode_batch(batch, changes.rare), changes.count)
         except STORAGE_ERRORS as error:
             raise store_error(f"write to the store in {self._path}", error, self._path) from error
         with self._lock:
-            self._overlay.add(changes, segment, offset)
+            self._overlay.apply_changes(changes, segment, offset)
             self._last_applied = batch.number
         for number, name in batch.queues.items():
             if name:
@@ -170,7 +170,7 @@ class EmbeddedStore:
             self._save_journal_end(batch.sequence_limit)
         self._unwritable_reason = ""
 
-    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+    def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         return self._page(
             lambda: self._overlay.view(lane, after_sequence, limit + 1),
             lambda snapshot, _: self._checkpoint.page(snapshot, lane, after_sequence),
@@ -178,17 +178,17 @@ class EmbeddedStore:
             size_max,
         )
 
-    def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
+    def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
         sorted_keys = sorted(keys)
 
-        def checkpoint_messages(snapshot: lmdb.Transaction[bytes], view: View) -> Iterator[StoredMessage]:
+        def checkpoint_messages(snapshot: lmdb.Transaction[bytes], view: OverlayView) -> Iterator[StoredMessage]:
             journal_keys = set(view.keys())
             old = (key for key in sorted_keys if key not in journal_keys and not view.is_removed(key))
             return self._checkpoint.find(snapshot, old)
 
         return self._page(lambda: self._overlay.view_keys(sorted_keys), checkpoint_messages, len(sorted_keys), size_max)
 
-    def timers(self, after: bytes, limit: int) -> TimerPage:
+    def read_timers(self, after: bytes, limit: int) -> TimerPage:
         try:
             with self._lock:
                 snapshot = self._checkpoint.snapshot()
@@ -214,7 +214,7 @@ class EmbeddedStore:
 
     # ---- Writing ----
 
-    def _check(self, batch: Batch, changes: Changes) -> None:
+    def _check_batch(self, batch: Batch, changes: Changes) -> None:
         """A message that is not where the broker thinks, or is where it must not be, means that one was lost or would
         be seen twice: better no batch at all.
         """
@@ -225,7 +225,7 @@ class EmbeddedStore:
             self._check_removes(batch, changes.transient_removes, are_transient=True)
         for puts in (batch.puts, batch.transient_puts):
             for key in puts:
-                if overlay.kind(key) is not None:
+                if overlay.is_transient(key) is not None:
                     raise disagreement_error(batch.number, "puts a message that exists already")
         if batch.queues and not all(
             may_rename(self._queues.get(number), name) for number, name in batch.queues.items()
@@ -241,7 +241,7 @@ class EmbeddedStore:
     def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         if len(keys) > 1 and len(set(keys)) != len(keys):
             raise disagreement_error(batch.number, "removes a message twice")
-        kind = self._overlay.kind
+        kind = self._overlay.is_transient
         old = []
         for key in keys:
             found = kind(key)
@@ -256,7 +256,7 @@ class EmbeddedStore:
         with self._changed:
             indexes = self._overlay.indexes
             missing = next((key for key in keys if is_removed(key, indexes)), None)
-        kinds = self._checkpoint.kinds(keys)
+        kinds = self._checkpoint.transient_by_key(keys)
         missing = missing or next((key for key in keys if kinds.get(key) is not are_transient), None)
         if missing is not None:
             raise disagreement_error(batch.number, f"removes message {missing.hex()}, which does not exist")
@@ -266,7 +266,7 @@ class EmbeddedStore:
         size = sum(map(len, parts))
         if not journal.fits(size) or self._checkpointer.is_segment_full(records):
             self._checkpointer.wait_for_segment()
-            self._retry_without_ballast(partial(journal.roll, size))
+            self._retry_without_ballast(partial(journal.start_segment, size))
             with self._changed:
                 self._changed.notify_all()
         return journal.append(parts, size)
@@ -290,7 +290,7 @@ class EmbeddedStore:
         try:
             try:
                 self._retry_without_ballast(
-                    partial(self._checkpoint.save_journal_end, self._journal.number, sequence_limit)
+                    partial(self._checkpoint.save_journal_end, self._journal.last_frame_number, sequence_limit)
                 )
             except STORAGE_ERRORS as error:
                 self._disk_space.note_disk_full(error)
@@ -301,8 +301,8 @@ class EmbeddedStore:
 
     def _page(
         self,
-        make_view: Callable[[], View],
-        checkpoint_messages: Callable[[lmdb.Transaction[bytes], View], Iterator[StoredMessage]],
+        make_view: Callable[[], OverlayView],
+        checkpoint_messages: Callable[[lmdb.Transaction[bytes], OverlayView], Iterator[StoredMessage]],
         limit: int,
         size_max: int,
     ) -> Page:
@@ -321,31 +321,31 @@ class EmbeddedStore:
         except STORAGE_ERRORS as error:
             raise store_error(f"read the store in {self._path}", error, self._path) from error
 
-    def _merge(self, view: View, checkpoint_messages: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
+    def _merge(self, view: OverlayView, checkpoint_messages: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
         checkpointed = self._checkpoint_messages(view, checkpoint_messages)
         return _deduplicated(merge(self._journal_messages(view), checkpointed, key=attrgetter("key")))
 
     def _with_contents(
-        self, messages: Iterable[StoredMessage], view: View, snapshot: lmdb.Transaction[bytes]
+        self, messages: Iterable[StoredMessage], view: OverlayView, snapshot: lmdb.Transaction[bytes]
     ) -> Iterator[StoredMessage]:
         for message in messages:
-            if len(message.record) == REFERENCE_SIZE and (number := reference_of(message.record)):
+            if len(message.record) == REFERENCE_SIZE and (number := referenced_content(message.record)):
                 message.content = self._content(content_key(number), view, snapshot)
             yield message
 
-    def _content(self, key: bytes, view: View, snapshot: lmdb.Transaction[bytes]) -> bytes:
+    def _content(self, key: bytes, view: OverlayView, snapshot: lmdb.Transaction[bytes]) -> bytes:
         """Of a reference that the view shows; empty if it is missing."""
         with self._lock:
             span = view.content(key)
         if span is None:
             return self._checkpoint.content(snapshot, key)
-        return next(self._journal.read([(span.segment, span.offset, span.length)]))
+        return next(self._journal.read_extents([(span.segment, span.offset, span.length)]))
 
-    def _journal_messages(self, view: View) -> Iterator[StoredMessage]:
-        for key, record in zip(view.keys(), self._journal.read(view.extents()), strict=True):
+    def _journal_messages(self, view: OverlayView) -> Iterator[StoredMessage]:
+        for key, record in zip(view.keys(), self._journal.read_extents(view.extents()), strict=True):
             yield StoredMessage(key, record, view.mark(key) or NO_MARK, causes=view.causes(key))
 
-    def _checkpoint_messages(self, view: View, messages: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
+    def _checkpoint_messages(self, view: OverlayView, messages: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
         for message in messages:
             key = message.key
             if not view.is_removed(key):
@@ -362,16 +362,19 @@ class EmbeddedStore:
         overlay.last_checkpoint_segment = position.segment + 1
         history = []
         for segment, offset, payload in self._journal.replay(position.segment, position.frame):
-            changes = decode(payload)
-            overlay.add(changes, segment, offset)
+            changes = decode_changes(payload)
+            overlay.apply_changes(changes, segment, offset)
             if changes.history:
                 history.append(changes.history)
-        lost = lost_tail(
-            self._journal.number, position.durable_frame, history[-1] if history else b"", self.last_history_chunk
+        lost = describe_lost_tail(
+            self._journal.last_frame_number,
+            position.durable_frame,
+            history[-1] if history else b"",
+            self.last_history_chunk,
         )
         if lost:
             raise damage_error("journal", lost, self._path)
-        self._journal.accept_replayed()
+        self._journal.finish_replay()
 
         recovered = apply_journal(recovered, overlay.indexes)
         if not recovered.clean_stop:
@@ -387,15 +390,15 @@ class EmbeddedStore:
         if any(span.is_transient for _, span in self._overlay.messages()):
             # Written down, because after a clean stop of this run the transients in the journal would count again.
             rare = RareChanges(drops_transients=True)
-            segment, offset = self._append(encode(Batch(0), rare), 0)
-            self._overlay.add(Changes([], [], [], [], rare), segment, offset)
+            segment, offset = self._append(encode_batch(Batch(0), rare), 0)
+            self._overlay.apply_changes(Changes([], [], [], [], rare), segment, offset)
 
     def _remove_duplicates(self) -> None:
         overlay, checkpoint = self._overlay, self._checkpoint
         for index in overlay.indexes:
-            stored = checkpoint.kinds(index.removed)
+            stored = checkpoint.transient_by_key(index.removed)
             index.removed = {key: kind for key, kind in index.removed.items() if key in stored}
-        checkpointed = checkpoint.kinds(key for key, _ in overlay.messages(overlay.last_checkpoint_segment))
+        checkpointed = checkpoint.transient_by_key(key for key, _ in overlay.messages(overlay.last_checkpoint_segment))
         overlay.remove_checkpointed(key for key in checkpointed if not is_removed(key, overlay.indexes))
 
     def _counts(self) -> dict[bytes, int]:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from truenext.batch import NO_CAUSES, NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.limits import SEQUENCE_BLOCK
-from truenext.record import CONTENTS_LANE_KEY, content_key, reference_of, sequence_of
+from truenext.record import CONTENTS_LANE_KEY, content_key, referenced_content, sequence_of
 from truenext.store import folder
-from truenext.store.check import Summary
+from truenext.store.check import SalvageSummary
 from truenext.store.checkpoint import Checkpoint
-from truenext.store.checkpoint_format import Position
+from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.salvage.folder import open_salvage
 from truenext.store.salvage.references import References
 from truenext.store.segment_index import SegmentIndex
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from truenext.store.salvage.findings import Damage, SalvagedMessage
+    from truenext.store.salvage.damage import Damage, SalvagedMessage
     from truenext.store.salvage.folder import Salvage
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
@@ -46,12 +46,12 @@ UNFINISHED = "unfinished"
 def export(
     data: Path,
     new: Path,
-    on_finding: Callable[[Damage], None],
+    on_damage: Callable[[Damage], None],
     on_progress: Callable[[int, int], None],
     *,
     last_history_chunk: tuple[int, int] | None = None,
-) -> Summary:
-    """Write what can be read of the folder `data` into `new`, which must be empty or not exist. `on_finding` is told of
+) -> SalvageSummary:
+    """Write what can be read of the folder `data` into `new`, which must be empty or not exist. `on_damage` is told of
     all that cannot, `on_progress` how many bytes of how many were read; `last_history_chunk` is that of
     salvage/folder.py. It is durable when this returns.
 
@@ -61,7 +61,7 @@ def export(
         raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
     if data.resolve() in (new.resolve(), *new.resolve().parents):
         raise StoreError(f"{new} is in {data}, in which nothing is changed: name a folder elsewhere")
-    with open_salvage(data, on_finding, on_progress, last_history_chunk) as salvage:
+    with open_salvage(data, on_damage, on_progress, last_history_chunk) as salvage:
         try:
             folder.make(new)
             lock = folder.lock(new)
@@ -78,11 +78,11 @@ def export(
     return summary
 
 
-def _export(salvage: Salvage, new: Path) -> Summary:
-    summary = Summary(queues={}, names=dict(salvage.recovered.queues))
+def _export(salvage: Salvage, new: Path) -> SalvageSummary:
+    summary = SalvageSummary(queues={}, names=dict(salvage.recovered.queues))
     checkpoint = Checkpoint(new / UNFINISHED)
     try:
-        writer = _Writer(checkpoint)
+        writer = _CheckpointWriter(checkpoint)
         writer.set_timers(salvage.timers())
         for message in salvage.messages():
             summary.count(message)
@@ -94,7 +94,7 @@ def _export(salvage: Salvage, new: Path) -> Summary:
         summary.timers = writer.timers
         summary.finish(salvage)
         summary.names.update(_replacement_names(salvage))
-        checkpoint.finish([_segment_index(salvage, summary.names)], {}, Position(0, 0))
+        checkpoint.finish_checkpoint([_segment_index(salvage, summary.names)], {}, CheckpointPosition(0, 0))
     finally:
         checkpoint.close()
     (new / UNFINISHED).rename(new / "lmdb")
@@ -102,7 +102,7 @@ def _export(salvage: Salvage, new: Path) -> Summary:
     return summary
 
 
-class _Writer:
+class _CheckpointWriter:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
         self._piece: dict[bytes, SalvagedMessage] = {}
@@ -128,14 +128,14 @@ class _Writer:
 
     def flush(self) -> None:
         maybe_stored = [key for key, message in self._piece.items() if key <= self._highest_keys[message.is_transient]]
-        for key in self._checkpoint.kinds(maybe_stored):
+        for key in self._checkpoint.transient_by_key(maybe_stored):
             del self._piece[key]
         self._count_references()
         for are_transient in (False, True):
             keys = sorted(key for key, message in self._piece.items() if message.is_transient is are_transient)
             if keys:
                 messages = [(key, self._piece[key].record) for key in keys]
-                self._checkpoint.put(messages, are_transient=are_transient)
+                self._checkpoint.put_messages(messages, are_transient=are_transient)
                 self._highest_keys[are_transient] = max(keys[-1], self._highest_keys[are_transient])
         marks = {key: (message.mark, message.causes) for key, message in self._piece.items() if message.mark != NO_MARK}
         if marks:
@@ -148,7 +148,7 @@ class _Writer:
             if key.startswith(CONTENTS_LANE_KEY):
                 self._references.add(sequence_of(key), message.mark.attempts)
         for message in self._piece.values():
-            if number := reference_of(message.record):
+            if number := referenced_content(message.record):
                 has_content = self._references.count_reference(number)
                 assert has_content, "a reference comes behind its content"
 
@@ -159,8 +159,8 @@ class _Writer:
             self._checkpoint.put_marks(
                 {content_key(number): (Mark(found, 0), NO_CAUSES) for number, _, found in piece if found}
             )
-            unused = self._checkpoint.kinds(content_key(number) for number, _, found in piece if not found)
-            self._checkpoint.delete(unused.items())
+            unused = self._checkpoint.transient_by_key(content_key(number) for number, _, found in piece if not found)
+            self._checkpoint.delete_messages(unused.items())
 
 
 def _replacement_names(salvage: Salvage) -> dict[int, str]:

@@ -59,7 +59,7 @@ READ_GAP_MAX = 4 * 1024
 
 
 class Journal:
-    """`append` is for one thread; `read` for any; the segments it reads must not be released meanwhile."""
+    """`append` is for one thread; `read_extents` for any; the segments it reads must not be released meanwhile."""
 
     def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES) -> None:
         """`salt` is any u32 that stays the same for the life of the journal.
@@ -97,7 +97,7 @@ class Journal:
     def replay(self, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
         """Segment, offset and payload of every frame behind `after_segment`, whose last frame was `after_number`.
 
-        To be read to its end, once; then, if what was read counts, `accept_replayed`. Older segments become spares.
+        To be read to its end, once; then, if what was read counts, `finish_replay`. Older segments become spares.
 
         Raises: StoreError if a frame is damaged, OSError
         """
@@ -118,7 +118,7 @@ class Journal:
             yield from self._replay_segment(segment)
             self._last_frames[segment] = self._number
 
-    def accept_replayed(self) -> None:
+    def finish_replay(self) -> None:
         """What was replayed counts from here on; before that nothing is appended.
 
         Raises: OSError
@@ -194,12 +194,12 @@ class Journal:
     # ---- Work ----
 
     @property
-    def number(self) -> int:
+    def last_frame_number(self) -> int:
         """Of the last frame; 0 is none yet."""
         return self._number
 
     @property
-    def newest(self) -> int:
+    def newest_segment(self) -> int:
         """Number of the segment that frames go to; 0 is none yet."""
         return self._newest
 
@@ -232,7 +232,7 @@ class Journal:
 
     def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
         """Segment and offset of the payload, which is `parts`, of `size` bytes together; it is durable. Where it has
-        no place, `roll` comes first.
+        no place, `start_segment` comes first.
 
         Raises: OSError; nothing may be appended after that.
         """
@@ -255,7 +255,7 @@ class Journal:
         self._end = offset + FRAME.size + size
         return segment, offset + FRAME.size
 
-    def roll(self, size: int) -> None:
+    def start_segment(self, size: int) -> None:
         """Begin a new segment with place for a payload of `size` bytes.
 
         Raises: OSError
@@ -279,7 +279,7 @@ class Journal:
         self._size = self._sizes[segment] = os.fstat(file).st_size
 
     def allocate_spare(self) -> None:
-        """See to it that the next `roll` need not allocate. May be called while another thread appends.
+        """See to it that the next `start_segment` need not allocate. May be called while another thread appends.
 
         Raises: OSError
         """
@@ -288,7 +288,7 @@ class Journal:
                 allocate(self._folder / "spare-0", self._segment_bytes)
                 self._spares += 1
 
-    def read(self, extents: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
+    def read_extents(self, extents: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
         """What is in each of the extents: segment, offset, length. Neighbours are read together.
 
         Raises: OSError

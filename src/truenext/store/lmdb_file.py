@@ -11,8 +11,8 @@ The file of LMDB 0.9, little-endian, in pages of one size (4096 bytes mostly):
     node        two u16, flags u16, size of the key u16, key; in a leaf the first four bytes are the size of the value,
                 which follows, in a branch the first six are the number of a page
     overflow    number u64, pad u16, flags u16, pages u32; then a value that has no place in a leaf
-    meta        pages 0 and 1, written in turns: `Meta`
-    tree        48 bytes: `Tree`
+    meta        pages 0 and 1, written in turns: `LmdbMeta`
+    tree        48 bytes: `LmdbTree`
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NO_SUBDIR = 0x4000
 """Flag of a tree; only the list of free pages has it."""
 
 
-class Tree(NamedTuple):
+class LmdbTree(NamedTuple):
     """Where a database is, and how large."""
 
     pad: int
@@ -72,17 +72,17 @@ class Tree(NamedTuple):
         return cls(*_TREE.unpack(value))
 
 
-class Meta(NamedTuple):
+class LmdbMeta(NamedTuple):
     """One state of the whole file."""
 
     page_size: int
-    free: Tree
-    main: Tree
+    free: LmdbTree
+    main: LmdbTree
     last_page: int
     transaction: int
 
 
-class Leaf(NamedTuple):
+class LmdbEntry(NamedTuple):
     """One entry of a database."""
 
     key: bytes
@@ -100,7 +100,7 @@ class _Node(NamedTuple):
     size: int
 
 
-def read_metas(path: Path) -> tuple[list[Meta], str]:
+def read_metas(path: Path) -> tuple[list[LmdbMeta], str]:
     """The meta pages that can be read, the one that counts first, and what is wrong with them, if anything.
 
     The page with the greater transaction counts, so a flipped bit in the other's can bring back a state that is over.
@@ -139,12 +139,12 @@ def is_uninitialized(path: Path) -> bool:
         return not any(block.strip(b"\0") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def _read_meta(content: bytes, at: int) -> Meta | None:
+def _read_meta(content: bytes, at: int) -> LmdbMeta | None:
     if at + _HEAD.size + _META.size > len(content):
         return None
     flags = _HEAD.unpack_from(content, at)[2]
     magic, version, _, _, free, main, last_page, transaction = _META.unpack_from(content, at + _HEAD.size)
-    meta = Meta(Tree.of(free).pad, Tree.of(free), Tree.of(main), last_page, transaction)
+    meta = LmdbMeta(LmdbTree.of(free).pad, LmdbTree.of(free), LmdbTree.of(main), last_page, transaction)
     if (flags, magic, version) != (_META_FLAG, _MAGIC, _VERSION) or meta.page_size not in _PAGE_SIZES:
         return None
     return meta
@@ -153,7 +153,7 @@ def _read_meta(content: bytes, at: int) -> Meta | None:
 class LmdbFile:
     """One state of the file. Keeps one byte of memory for each page."""
 
-    def __init__(self, path: Path, meta: Meta, on_damage: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, meta: LmdbMeta, on_damage: Callable[[str], None]) -> None:
         """`on_damage` is told of everything that is wrong. Raises: OSError"""
         self.on_damage = on_damage
         self.meta = meta
@@ -175,7 +175,7 @@ class LmdbFile:
 
     def read_free_pages(self) -> None:
         """Find out which pages are free, before anything else. LMDB writes over those, whatever is on them."""
-        walk = _Walk(self, self.meta.free, "list of free pages")
+        walk = _TreeWalk(self, self.meta.free, "list of free pages")
         for entry in walk.entries():
             if not self._mark_free(entry.value):
                 walk.report(f"page {entry.page}: it does not tell which pages are free")
@@ -198,13 +198,13 @@ class LmdbFile:
 
     # ---- Databases ----
 
-    def walk(self, tree: Tree, name: str) -> Iterator[Leaf]:
+    def walk(self, tree: LmdbTree, name: str) -> Iterator[LmdbEntry]:
         """All entries of a database in the order of their keys, as far as they can be reached. A damaged page gives all
         that may be an entry: checksums must tell.
         """
-        return _Walk(self, tree, name).entries()
+        return _TreeWalk(self, tree, name).entries()
 
-    def unreached(self) -> Iterator[Leaf]:
+    def unreached(self) -> Iterator[LmdbEntry]:
         """Entries on pages that are not free and that nothing leads to, of whatever database, as often as it is asked;
         once all databases were walked, and if it is known what is free. A page that led there is damaged.
         """
@@ -221,9 +221,9 @@ class LmdbFile:
                 # What stands behind it on its further pages may look like a page.
                 number += max(0, _PAGES.unpack_from(page, _PAGES_AT)[0] - 1)
             elif flags == _LEAF:
-                walk = _Walk(self, _EMPTY_TREE, "")
+                walk = _TreeWalk(self, _EMPTY_TREE, "")
                 for node in read_nodes(page, is_leaf=True)[0]:
-                    yield Leaf(node.key, walk.value(page, node), own)
+                    yield LmdbEntry(node.key, walk.value(page, node), own)
 
     @property
     def unreached_pages(self) -> int:
@@ -256,10 +256,10 @@ class LmdbFile:
         return content if len(content) == size else None
 
 
-class _Walk:
+class _TreeWalk:
     """Through one database."""
 
-    def __init__(self, file: LmdbFile, tree: Tree, name: str) -> None:
+    def __init__(self, file: LmdbFile, tree: LmdbTree, name: str) -> None:
         self._file = file
         self._tree = tree
         self._name = name
@@ -271,7 +271,7 @@ class _Walk:
         if self._name:
             self._file.on_damage(f"{problem} ({self._name})")
 
-    def entries(self) -> Iterator[Leaf]:
+    def entries(self) -> Iterator[LmdbEntry]:
         tree = self._tree
         has_integers = tree is self._file.meta.free
         # LMDB notes there for good that the file was made without a folder of its own.
@@ -305,7 +305,7 @@ class _Walk:
                 leaves += 1
                 entries += len(nodes)
                 for node in nodes:
-                    yield Leaf(node.key, self.value(page, node), number)
+                    yield LmdbEntry(node.key, self.value(page, node), number)
             else:
                 branches += 1
                 highs = [*keys[1:], high]
@@ -412,4 +412,4 @@ def _are_in_order(low: bytes, keys: list[bytes], high: bytes) -> bool:
     return not keys or (low <= keys[0] and (not high or keys[-1] < high))
 
 
-_EMPTY_TREE = Tree(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)
+_EMPTY_TREE = LmdbTree(0, 0, 0, 0, 0, 0, 0, _NO_PAGE)

@@ -19,7 +19,9 @@ from __future__ import annotations
 from truenext.events import chunk_position
 
 
-def lost_tail(last: int, durable_frame: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None) -> str:
+def describe_lost_tail(
+    last: int, durable_frame: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None
+) -> str:
     """What is missing after the frame `last`, in words; empty if nothing proves that anything is.
 
     `durable_frame` is what the checkpoint says, `journal_chunk` the last chunk that the journal has of it, and

@@ -19,7 +19,14 @@ from truenext.destination import may_rename
 from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, content_key, message_key, reference_of, split_lane_key
+from truenext.record import (
+    CONTENTS_LANE_KEY,
+    LANE_KEY_SIZE,
+    content_key,
+    message_key,
+    referenced_content,
+    split_lane_key,
+)
 from truenext.store.changes import apply_names, apply_pauses
 from truenext.store.contents import dereference_contents
 from truenext.store.disk_space import level_of_limit
@@ -93,24 +100,24 @@ class MemoryStore:
         with self._lock:
             self._check_references(batch)
             batch = dereference_contents(batch, lambda key: self._marks.get(key, NO_MARK))
-            self._check(batch)
+            self._check_batch(batch)
             self._write(batch)
             self._last_applied = batch.number
         self._unwritable_reason = ""
 
-    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+    def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         with self._lock:
             after = message_key(lane, after_sequence)
             keys = sorted(key for key in self._lanes.get(lane, ()) if key > after)
             messages = (self._stored(key) for key in keys)
             return Page.of(messages, limit, size_max, as_of=self._last_applied)
 
-    def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
+    def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
         with self._lock:
             existing = [key for key in sorted(keys) if key in self._messages or key in self._transients]
             return Page.of(map(self._stored, existing), len(existing), size_max, as_of=self._last_applied)
 
-    def timers(self, after: bytes, limit: int) -> TimerPage:
+    def read_timers(self, after: bytes, limit: int) -> TimerPage:
         with self._lock:
             following = islice(self._timers, bisect_right(self._timers, after), None)
             return TimerPage.of(following, limit, as_of=self._last_applied)
@@ -124,7 +131,7 @@ class MemoryStore:
 
     def _stored(self, key: bytes) -> StoredMessage:
         record = self._record(key)
-        number = reference_of(record)
+        number = referenced_content(record)
         same_kind = self._messages if key in self._messages else self._transients
         content = same_kind.get(content_key(number), b"") if number else b""
         return StoredMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
@@ -135,18 +142,18 @@ class MemoryStore:
             (self._messages, batch.puts, batch.removes, batch.dereferenced),
             (self._transients, batch.transient_puts, batch.transient_removes, batch.transient_dereferenced),
         ):
-            put = Counter(content_key(number) for number in map(reference_of, puts.values()) if number)
+            put = Counter(content_key(number) for number in map(referenced_content, puts.values()) if number)
             counted = Counter({key: batch.marks[key].attempts for key in puts if key.startswith(CONTENTS_LANE_KEY)})
             _require(batch, put == counted, "puts contents that have not as many references as their marks say")
             removed = (messages.get(key, b"") for key in removes)
-            removed_references = Counter(content_key(number) for number in map(reference_of, removed) if number)
+            removed_references = Counter(content_key(number) for number in map(referenced_content, removed) if number)
             _require(
                 batch,
                 removed_references == Counter(dereferenced),
                 "releases other contents than it removes references to",
             )
 
-    def _check(self, batch: Batch) -> None:
+    def _check_batch(self, batch: Batch) -> None:
         """Everything else that can be wrong with a batch, found before any of it is done."""
 
         def require(fact: bool, problem: str) -> None:

@@ -15,7 +15,7 @@ from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, seque
 from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, causes_of
 from truenext.store.segment_index import SegmentIndex
 from truenext.store.spans import JournalLane, LaneSpans, unpack_span
-from truenext.store.views import TimerView, View
+from truenext.store.views import OverlayView, TimerView
 
 if TYPE_CHECKING:
     from array import array
@@ -44,7 +44,7 @@ class Overlay:
         self._lanes: dict[bytes, JournalLane] = {}
         self.indexes: tuple[SegmentIndex, ...] = ()
         """Oldest first. Replaced, never changed, so that a reader can keep the one it began with."""
-        self.views: set[View] = set()
+        self.views: set[OverlayView] = set()
         """Those that are being read: each is told of every change, and taken out once it was read."""
         self.last_checkpoint_segment = 0
         """The checkpoint has, or is being given, messages of segments up to this one."""
@@ -56,7 +56,7 @@ class Overlay:
         """Bytes that all layers take, at the most and roughly."""
         return sum(index.memory for index in self.indexes)
 
-    def add(self, changes: Changes, segment: int, offset: int) -> None:
+    def apply_changes(self, changes: Changes, segment: int, offset: int) -> None:
         """A batch that stands at `offset` in `segment` is in force."""
         for view in self.views:
             view.save_before(changes)
@@ -189,19 +189,19 @@ class Overlay:
 
     # ---- Reading ----
 
-    def kind(self, key: bytes) -> bool | None:
+    def is_transient(self, key: bytes) -> bool | None:
         """Whether the message of this key is transient, None if the journal does not have it."""
         lane = self._lanes.get(key[:LANE_KEY_SIZE])
         found = lane.find(sequence_of(key)) if lane is not None else None
         return None if found is None else bool(found[0].packed[found[1]] & 1)
 
-    def view(self, lane: bytes, after_sequence: int, limit: int) -> View:
+    def view(self, lane: bytes, after_sequence: int, limit: int) -> OverlayView:
         """As of now: the next messages of a lane that the journal has, and what it says of those that it has not."""
         found = self._lanes.get(lane)
         spans = found.find_after(after_sequence, limit) if found is not None else []
-        return self._add_view(View((lane,), spans, self.indexes, self._contents()))
+        return self._add_view(OverlayView((lane,), spans, self.indexes, self._contents()))
 
-    def view_keys(self, keys: list[bytes]) -> View:
+    def view_keys(self, keys: list[bytes]) -> OverlayView:
         """The same of the messages with these keys."""
         journal_keys: list[bytes] = []
         spans: list[tuple[int, int, int]] = []
@@ -213,9 +213,9 @@ class Overlay:
                 journal_keys.append(key)
                 spans.append((sequence, chunk.segment, chunk.packed[at]))
         lanes = tuple({key[:LANE_KEY_SIZE] for key in keys})
-        return self._add_view(View(lanes, spans, self.indexes, self._contents(), keys=journal_keys))
+        return self._add_view(OverlayView(lanes, spans, self.indexes, self._contents(), keys=journal_keys))
 
-    def _add_view(self, view: View) -> View:
+    def _add_view(self, view: OverlayView) -> OverlayView:
         self.views.add(view)
         return view
 

@@ -121,7 +121,7 @@ class Store(Protocol):
         Raises: StoreError if it could not be made durable; the broker then stops, and never tries again.
         """
 
-    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+    def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
         """The next messages of a lane behind `after_sequence`, persistent and transient in one order: at most `limit`
         (1 or more) with at most `size_max` bytes of records, contents and causes, or one that is larger.
 
@@ -131,14 +131,14 @@ class Store(Protocol):
         Raises: StoreError if it cannot be read.
         """
 
-    def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
-        """Those of the messages with these keys that there are, in the order of the keys: as many as `page` would give.
-        The page is the end if nothing was left out for its size. Of any lanes; otherwise like `page`.
+    def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
+        """The stored messages with these keys, in the order of the keys: as many as `read_page` would give.
+        The page is the end if nothing was left out for its size. Of any lanes; otherwise like `read_page`.
 
         Raises: StoreError if it cannot be read.
         """
 
-    def timers(self, after: bytes, limit: int) -> TimerPage:
+    def read_timers(self, after: bytes, limit: int) -> TimerPage:
         """The next timers (record.py) behind `after`, which need not be one of them: at most `limit`, 1 or more.
 
         Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while

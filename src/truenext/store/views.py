@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from truenext.store.spans import LaneSpans, Span
 
 
-class View:
+class OverlayView:
     """What the overlay says of one lane, or of some messages, at one moment, while it goes on to change; see
     `Overlay.view`.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from truenext.limits import BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
-from truenext.wire.stomp.shapes import FRAMES
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 READ_BYTES = 256 * 1024
 
@@ -42,7 +42,7 @@ async def read_queue_contents(host: str, port: int, queue: str) -> QueueContents
     """Of the queue of this name; one that is not there is empty."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        decoder = Decoder(FRAMES, BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)
+        decoder = Decoder(FRAME_SHAPES, BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)
         frames: list[Frame] = []
 
         def send_frame(command: str, headers: dict[str, str]) -> None:

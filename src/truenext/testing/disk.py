@@ -81,14 +81,14 @@ class FaultyStore:
         if not self._is_killed:
             self._memory_store.apply(batch)
 
-    def page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        return self._memory_store.page(lane, after_sequence, limit, size_max)
+    def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
+        return self._memory_store.read_page(lane, after_sequence, limit, size_max)
 
-    def messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
-        return self._memory_store.messages(keys, size_max)
+    def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
+        return self._memory_store.read_messages(keys, size_max)
 
-    def timers(self, after: bytes, limit: int) -> TimerPage:
-        return self._memory_store.timers(after, limit)
+    def read_timers(self, after: bytes, limit: int) -> TimerPage:
+        return self._memory_store.read_timers(after, limit)
 
     def close(self) -> None:
         self._memory_store.close()

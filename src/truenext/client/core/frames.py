@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.envelope import escape, must_escape, write_header
+from truenext.envelope import encode_header_lines, escape, must_escape
 from truenext.limits import HEADER_BYTES_MAX, HEADERS_MAX
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version, encode
 
@@ -48,7 +48,7 @@ def encode_frame(command: str, headers: dict[str, str]) -> bytes:
 
 def encode_head(command: str, headers: dict[str, str]) -> bytes:
     """The beginning of a frame, to which other header lines may be added."""
-    return f"{command}\n".encode() + write_header(headers)
+    return f"{command}\n".encode() + encode_header_lines(headers)
 
 
 def add_receipt_header(data: bytes, receipt: str) -> bytes:

@@ -16,10 +16,10 @@ from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame, Version
-from truenext.wire.stomp.protocol import Protocol as Stomp
 from truenext.wire.stomp.protocol import Side, parse_heart_beat
+from truenext.wire.stomp.protocol import StompProtocol as Stomp
 from truenext.wire.stomp.protocol_detector import detector_for_server
-from truenext.wire.stomp.shapes import FRAMES
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +111,7 @@ class Link:
         """By the number of the frame, in order."""
         self._protocol_detector: ProtocolDetector | None = detector_for_server()
         """None once the peer is known to speak no other protocol."""
-        self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAMES)
+        self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAME_SHAPES)
         self._on_frame = on_frame
         self._heart_beat_s = heart_beat_s
         self.heartbeat_interval_s = 0.0
@@ -205,7 +205,7 @@ class Link:
         headers = frame.headers
         if headers.get("version") != "1.2":
             raise RemoteProtocolError(f"it has agreed to version {headers.get('version', '1.0')}")
-        self._stomp.agree(Version.V1_2)
+        self._stomp.set_version(Version.V1_2)
         self.is_up = True
         self.store_id = headers.get("truenext-store", "")
         self.is_truenext = bool(self.store_id)

@@ -28,7 +28,7 @@ from msgspec import Meta
 
 from truenext import selector
 from truenext.batch import NO_MARK
-from truenext.client_json import read_json
+from truenext.client_json import decode_client_json
 from truenext.destination import Destination, parse_queue_name
 from truenext.engine.lifecycle.redelivery import redirect, restore_original
 from truenext.engine.state.pages import PageResult, SideRead
@@ -210,7 +210,7 @@ def parse_request(verb: str, body: bytes) -> BulkRequest:
         raise RemoteProtocolError(
             f"{verb}: a question of more than {CONTROL_REQUEST_BYTES_MAX} bytes", Code.CONTROL_REQUEST
         )
-    request = read_json(verb, body, VERBS[verb])
+    request = decode_client_json(verb, body, VERBS[verb])
     if request.selector is not None:
         selector.compile_selector(request.selector)
     if isinstance(request, Move):

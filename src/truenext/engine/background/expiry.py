@@ -21,7 +21,7 @@ from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_expired
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.limits import PAGE_BYTES
-from truenext.record import BLOCK_BITS, split_timer, timer
+from truenext.record import BLOCK_BITS, split_timer, timer_key
 
 if TYPE_CHECKING:
     from truenext.engine.lifecycle.outcomes import Outcomes
@@ -205,7 +205,7 @@ class Expiry(BackgroundTask):
             self._waiting_timers.append(due)
             return
         if recheck_ms:
-            self._timers.set(timer(recheck_ms, lane.key, first))
+            self._timers.set(timer_key(recheck_ms, lane.key, first))
         self._timers.clear(due)
 
     # ---- Taking out ----

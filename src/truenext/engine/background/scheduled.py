@@ -13,7 +13,7 @@ Whoever asks is shown what waits, or has it cancelled, a page at a time (`list_o
 nothing of it is in memory. So that a page has all of it, nothing becomes due from when the page is wanted until it was
 looked at (`hold`), and it is read once all is durable that was accepted before that.
 
-A timer names one record, and stands in the order of (due, number), over all queues (record.py, `scheduled_timer`).
+A timer names one record, and stands in the order of (due, number), over all queues (record.py, `scheduled_timer_key`).
 Those that are due are taken from the front, so that sequences are given in that order: one that is still being written
 makes those behind it wait. Nothing is kept in memory but the first timers, and how many wait in each queue.
 """
@@ -35,10 +35,10 @@ from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.engine.writing.entries import put, remove
-from truenext.envelope import read_header
+from truenext.envelope import decode_header_lines
 from truenext.limits import DUE_SENDS_PER_READ, PAGE_BYTES, SHOWN_BODY_BYTES
 from truenext.message import SentMessage, with_ttl
-from truenext.record import SCHEDULED_TIMERS, message_key, scheduled_timer, split_lane_key, split_scheduled_timer
+from truenext.record import SCHEDULED_TIMERS, message_key, scheduled_timer_key, split_lane_key, split_scheduled_timer
 from truenext.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Scheduler(BackgroundTask):
                     result.sequences.append(number)
                 if not request.dry_run:
                     self._remove(lane, sequence, message)
-                    self.timers.remove(scheduled_timer(timing.due_ms, sequence, lane.key))
+                    self.timers.remove(scheduled_timer_key(timing.due_ms, sequence, lane.key))
             if result.moved == request.limit:
                 is_end = False
                 break
@@ -270,7 +270,7 @@ class Scheduler(BackgroundTask):
         timing, message = _decode_record(record)
         name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)
         self._remove(lane, found.sequence, message)
-        is_sent, remaining = schedule.fire(timing, self._commit_state.now_ms)
+        is_sent, remaining = schedule.fire_schedule(timing, self._commit_state.now_ms)
         if is_sent:
             sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
             self._arrivals.accept_due(name, timing.to, sent)
@@ -299,7 +299,7 @@ class Scheduler(BackgroundTask):
         put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
         lane.unread += 1
         self._unwritten[number] = batch.number
-        self.timers.set(scheduled_timer(timing.due_ms, number, lane.key))
+        self.timers.set(scheduled_timer_key(timing.due_ms, number, lane.key))
 
     def _lane_of(self, key: bytes) -> Lane | None:
         """None if nothing was in it in this run, or when it began."""
@@ -325,7 +325,7 @@ def _describe(number: int, timing: Schedule, message: SentMessage) -> bulk.Sched
         delay_ms=timing.delay_ms if timing.cron else 0,
         priority=message.priority,
         persistent=message.persistent,
-        headers=read_header(message.header),
+        headers=decode_header_lines(message.header),
         size=len(message.body),
         # Not with half a character at its end.
         body=getincrementaldecoder("utf-8")("replace").decode(message.body[:SHOWN_BODY_BYTES], is_whole),

@@ -84,7 +84,7 @@ class Subscribing:
         uses the durable subscription, or there is no room.
         """
         session.check_subscription(subscribe.subscription, subscribe.destination)
-        if subscribe.destination.kind is DestinationKind.QUEUES and not subscribe.durable:
+        if subscribe.destination.kind is DestinationKind.QUEUE_PATTERN and not subscribe.durable:
             self._subscribe_to_pattern(session, subscribe)
             return
         queue = self._queue_for(session, subscribe)
@@ -103,7 +103,7 @@ class Subscribing:
     def _queue_for(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
         """Made if it is not there. Raises: as `subscribe`"""
         destination, selector = subscribe.destination, subscribe.selector
-        is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.PATTERN
+        is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
         existing = None if is_to_topic else self._queues.by_name.get(destination.name)
         size = 0 if selector is None or existing is None else self._selections.bytes_to_join(existing, selector)
         self._check_memory(subscribe, size)
@@ -143,7 +143,7 @@ class Subscribing:
 
         Raises: as `subscribe`
         """
-        if destination.session or destination.kind not in (DestinationKind.TOPIC, DestinationKind.PATTERN):
+        if destination.session or destination.kind not in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
                 f"{destination.address}: durable subscriptions are to topics that last", Code.DESTINATION
             )

@@ -22,7 +22,7 @@ from truenext.engine.state.queue import UNBOUNDED, Entry
 from truenext.engine.writing.copies import NO_CONTENTS, Contents, share_new
 from truenext.engine.writing.entries import put
 from truenext.policy import StoreAndDispatch
-from truenext.record import timer
+from truenext.record import timer_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,4 +149,4 @@ class Arrivals:
 
 def _expiry_timer(entry: Entry, expires_ms: int) -> bytes:
     due_ms = min(-(-expires_ms // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS, _DUE_MAX)
-    return timer(due_ms, entry.lane.key, entry.sequence)
+    return timer_key(due_ms, entry.lane.key, entry.sequence)

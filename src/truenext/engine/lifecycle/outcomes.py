@@ -16,7 +16,7 @@ from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, d
 from truenext.engine.state.queue import is_undeliverable
 from truenext.engine.state.reason import Reason
 from truenext.engine.writing.entries import mark, remove
-from truenext.policy import Expired
+from truenext.policy import ExpiryAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,7 +196,7 @@ class Outcomes:
             # It had failed already, and only had to be read.
             self.dead_letter(entry)
             return
-        if queue.policy.expired is Expired.DEAD_LETTER and not queue.keeps_failures:
+        if queue.policy.expired is ExpiryAction.DEAD_LETTER and not queue.keeps_failures:
             self.dead_letter(entry, EXPIRED)
             return
         self._events.expired(entry)

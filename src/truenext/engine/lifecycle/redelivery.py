@@ -17,10 +17,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.destination import SUBSCRIPTION_PREFIX, Destination, DestinationKind, dead_letter_name
-from truenext.envelope import DEAD_LETTER_HEADERS, read_header, write_header
+from truenext.envelope import DEAD_LETTER_HEADERS, decode_header_lines, encode_header_lines
 from truenext.limits import DESTINATION_LENGTH_MAX
 from truenext.message import SentMessage
-from truenext.policy import INDIVIDUAL, Policy
+from truenext.policy import INDIVIDUAL_DEAD_LETTERS, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,9 +64,9 @@ def dead_letter(
 
     A new arrival: persistent whatever it was, and without expiry, for nobody could look into it otherwise.
     """
-    name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL else policy.dead_letters
+    name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL_DEAD_LETTERS else policy.dead_letters
     destination = Destination(DestinationKind.QUEUE, name)
-    headers = read_header(message.header)
+    headers = decode_header_lines(message.header)
     # What was a dead letter before, and was moved, says of causes what was said before that.
     for name in ("expires", _FIRST_CAUSE, _LAST_CAUSE):
         headers.pop(name, None)
@@ -93,7 +93,7 @@ def dead_letter(
         priority=message.priority,
         persistent=True,
         expires_ms=0,
-        header=write_header(headers),
+        header=encode_header_lines(headers),
         body=message.body,
         group=message.group,
         redrive_queue=redrive_queue,
@@ -102,13 +102,13 @@ def dead_letter(
 
 def redirect(message: SentMessage, destination: Destination) -> tuple[Destination, SentMessage]:
     """What a message is in the queue that somebody moves it to: what it was."""
-    headers = read_header(message.header)
+    headers = decode_header_lines(message.header)
     headers |= {"destination": destination.address, "priority": str(message.priority)}
     return destination, SentMessage(
         priority=message.priority,
         persistent=message.persistent,
         expires_ms=message.expires_ms,
-        header=write_header(headers),
+        header=encode_header_lines(headers),
         body=message.body,
         group=message.group,
         redrive_queue=message.redrive_queue,
@@ -121,7 +121,7 @@ def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, Sen
     An expiry that is past is left out: the message would be gone before anybody saw it, and whoever moves it back wants
     it to be handled.
     """
-    headers = read_header(letter.header)
+    headers = decode_header_lines(letter.header)
     address = headers.get(ORIGINAL_DESTINATION, "")
     name = letter.redrive_queue or address.removeprefix("/queue/")
     if name == address or not name:
@@ -146,7 +146,7 @@ def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, Sen
         priority=letter.priority,
         persistent=is_persistent,
         expires_ms=expires_ms,
-        header=write_header(original_headers),
+        header=encode_header_lines(original_headers),
         body=letter.body,
         group=letter.group,
     )

@@ -19,7 +19,7 @@ from truenext.destination import (
     Destination,
     DestinationKind,
     durable_key_of,
-    stored_queue,
+    parse_stored_queue_name,
 )
 from truenext.engine.queues.reservations import Reservations
 from truenext.engine.queues.unused import UnusedQueueFinder, must_keep, no_memory_error
@@ -302,7 +302,7 @@ class Queues:
     def restore(self, number: int, name: str) -> Queue:
         """Take over a queue that the store knows, and that is not hidden."""
         self._numbers.restore(number)
-        queue = self._new_queue(stored_queue(name.removeprefix(ENDED_PREFIX)), number)
+        queue = self._new_queue(parse_stored_queue_name(name.removeprefix(ENDED_PREFIX)), number)
         queue.is_known_to_store = True
         if name.startswith(ENDED_PREFIX):
             self._subscription_cleanup.add(queue, 0)

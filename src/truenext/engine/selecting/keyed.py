@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from truenext.engine.selecting.scan import QueueScan
     from truenext.message import SentMessage
-    from truenext.selector import Property, Selector
+    from truenext.selector import HeaderProperty, Selector
 
 
 KEYED_MAX = 8
@@ -23,7 +23,7 @@ class KeyedScans:
     __slots__ = ("_by_property", "_others")
 
     def __init__(self) -> None:
-        self._by_property: dict[Property, dict[str, dict[QueueScan, None]]] = {}
+        self._by_property: dict[HeaderProperty, dict[str, dict[QueueScan, None]]] = {}
         """By the property that has to be one of certain texts, and by these."""
         self._others: dict[QueueScan, None] = {}
         """Those of which no such thing is known."""
@@ -71,6 +71,6 @@ def key_count(selector: Selector | None) -> int:
     return 0 if required is None else len(required[1])
 
 
-def _required(selector: Selector | None) -> tuple[Property, frozenset[str]] | None:
+def _required(selector: Selector | None) -> tuple[HeaderProperty, frozenset[str]] | None:
     required = None if selector is None else selector.required
     return None if required is None or len(required[1]) > KEYED_MAX else required

@@ -179,6 +179,6 @@ def queue_size(destination: Destination) -> int:
 def consumer_size(subscription: str, destination: Destination) -> int:
     """The same of a subscription of this name."""
     size = CONSUMER_BYTES + getsizeof(subscription)
-    if destination.kind is not DestinationKind.QUEUES:
+    if destination.kind is not DestinationKind.QUEUE_PATTERN:
         return size
     return size + WILDCARD_BYTES + PATTERN_BYTES * len(destination.name)

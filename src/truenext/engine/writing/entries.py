@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from truenext.batch import NO_CAUSES, Mark
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.memory import ENTRY_BYTES
-from truenext.record import content_key, encode, encode_reference, message_key
+from truenext.record import content_key, encode_record, encode_reference, message_key
 
 if TYPE_CHECKING:
     from truenext.batch import Batch
@@ -35,7 +35,7 @@ def put(batch: Batch, entry: Entry) -> None:
     if entry.content:
         record = encode_reference(key, entry.content, persistent=entry.persistent)
     else:
-        record = encode(key, _as_stored(message, persistent=entry.persistent))
+        record = encode_record(key, _as_stored(message, persistent=entry.persistent))
     if entry.persistent and not entry.content:
         # Most are; the rest is for the others.
         batch.puts[key] = record
@@ -59,7 +59,7 @@ def share(batch: Batch, number: int, message: SentMessage, copies: int, *, persi
     """The content of a message is to be stored once for so many copies, each of which is to be put with the same batch,
     with that number, and is as persistent."""
     key = content_key(number)
-    record = encode(key, _as_stored(message, persistent=persistent))
+    record = encode_record(key, _as_stored(message, persistent=persistent))
     (batch.puts if persistent else batch.transient_puts)[key] = record
     batch.marks[key] = Mark(copies, 0)
     batch.size += len(record)

@@ -25,12 +25,12 @@ from truenext.events import (
     DELAYED,
     EXCLUSIVE,
     FROM_BATCH,
-    MODES,
     NO_WINDOW,
     PERSISTENT_FLAG,
     PULLING,
     REASONS,
     STARTS_FILE,
+    SUBSCRIPTION_MODES,
     WITH_EXPRESS,
     WITH_SELECTOR,
     WITH_STARTED,
@@ -248,7 +248,9 @@ class EventLog:
             if consumer.is_exclusive:
                 kind = EventKind.SUBSCRIBED_EXCLUSIVE
                 columns += _column("b", [consumer.priority])
-            self._single(kind, queue.number, code=MODES.index(mode), other=consumer.number, columns=columns)
+            self._single(
+                kind, queue.number, code=SUBSCRIPTION_MODES.index(mode), other=consumer.number, columns=columns
+            )
 
     def window_changed(self, consumer: BrokerConsumer, queue: Queue, window: int) -> None:
         """From here on the consumer may hold so many, 0 while it is suspended. Not of a consumer of a pattern, nor of

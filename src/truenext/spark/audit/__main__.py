@@ -10,7 +10,7 @@ from pathlib import Path
 
 from truenext.errors import TruenextError
 from truenext.spark.audit.audit import STUCK_SECONDS
-from truenext.spark.audit.command import run
+from truenext.spark.audit.command import run_audit
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     try:
-        verdicts = run(
+        verdicts = run_audit(
             args.folders,
             master=args.master,
             since=args.since,
@@ -36,7 +36,7 @@ def main() -> int:
     except TruenextError as error:
         print(f"truenext: {error}", file=sys.stderr)
         return 2
-    return 0 if all(verdict.is_held for verdict in verdicts) else 1
+    return 0 if all(verdict.has_contract_held for verdict in verdicts) else 1
 
 
 if __name__ == "__main__":

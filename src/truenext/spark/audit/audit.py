@@ -33,7 +33,7 @@ from truenext.spark.audit.starvation import starvation
 from truenext.spark.audit.stuck import stuck
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, timeline
-from truenext.spark.stages.judge import StageResults, judge_stages
+from truenext.spark.stages.judge import StageResults, audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
 STUCK_SECONDS = 10.0
@@ -44,7 +44,7 @@ ProgressCallback = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Results:
+class AuditResults:
     tables: dict[str, DataFrame]
     """`violations`, `lost`, `duplicates`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`,
     `positions`; and with stages those of `StageResults`"""
@@ -65,7 +65,7 @@ def audit(
     stuck_seconds: float = STUCK_SECONDS,
     stages: DataFrame | None = None,
     progress: ProgressCallback = lambda _step, _seconds: None,
-) -> Results:
+) -> AuditResults:
     """Prove from `events` (docs/history.md) whether docs/contract.md held.
 
     `since` leaves out what happened before, `queue` all other queues. `stages` is what services of stages wrote down
@@ -123,7 +123,7 @@ def audit(
     stage_results: StageResults | None = None
     if stages is not None:
         with _timed(progress, "flows of stages"):
-            stage_results = judge_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
+            stage_results = audit_stages(stages, of_queues, last_gap=missing[2], queue=queue, since=since)
             tables |= stage_results.tables
     last = max(row["last_event"] for row in run_rows)
     first_event = min(row["first_event"] for row in run_rows)
@@ -142,7 +142,7 @@ def audit(
         *(tables[name] for name in ("starvation", "redelivery", "latency", "positions")),
         *(stage_results.cached if stage_results else ()),
     )
-    return Results(tables, verdict, cached)
+    return AuditResults(tables, verdict, cached)
 
 
 def _findings(counts: dict[str, Row], stuck_seconds: float) -> tuple[FindingSummary, ...]:

@@ -3,7 +3,7 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from truenext.events import MODES, REASONS, EventKind
+from truenext.events import REASONS, SUBSCRIPTION_MODES, EventKind
 
 BLOCK_BITS = 16
 
@@ -43,5 +43,5 @@ def _is_unknown() -> Column:
         | ~reason.isin(*REASONS)
         # Up to version 8 this was the kind of a run's start.
         | ((kind == "started") & reason.isNotNull())
-        | ~mode.isin(*MODES)
+        | ~mode.isin(*SUBSCRIPTION_MODES)
     )

@@ -13,8 +13,8 @@ import pandas
 from pyspark.sql import DataFrame, SparkSession
 
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.spark.audit.audit import STUCK_SECONDS, Results, audit
-from truenext.spark.audit.names import names_of
+from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, audit
+from truenext.spark.audit.run_names import run_names
 from truenext.spark.paths import path_to_read, path_to_write
 from truenext.spark.report import AuditedRun, write_comparison
 from truenext.spark.schema import read_events
@@ -30,7 +30,7 @@ SHOWN_ROWS_MAX = 200_000
 """Rows of a table that are looked at for the page; the Parquet files have all."""
 
 
-def run(
+def run_audit(
     folders: Sequence[Path | str],
     *,
     master: str | None = None,
@@ -65,7 +65,7 @@ def audit_all(
 ) -> list[AuditedRun]:
     """Audit each of `folders`, print progress and verdicts, and write the tables and Spark's log below `out`.
 
-    The tables of several folders go to folders below `out` that are called as `names_of` says. `stages` are folders
+    The tables of several folders go to folders below `out` that are called as `run_names` says. `stages` are folders
     into which services of stages wrote, for the history of one broker. `since` without a zone is UTC. The runs that
     are returned have tables, of which a page can be made, only with `out`.
 
@@ -77,7 +77,7 @@ def audit_all(
         raise ConfigurationError(f"{stuck_seconds} is no number of seconds without a dispatch")
     if stages and len(folders) > 1:
         raise ConfigurationError("events of stages are joined to the history of one broker: name one folder")
-    names = names_of(folders)
+    names = run_names(folders)
     for location in (*folders, *stages):
         if not (isinstance(location, str) and "://" in location):
             path_to_read(Path(location).resolve())
@@ -110,7 +110,9 @@ def audit_all(
             if out is not None:
                 with _timed("tables"):
                     audited.append(
-                        AuditedRun(name, write(results, out / name if len(folders) > 1 else out), results.verdict)
+                        AuditedRun(
+                            name, write_tables(results, out / name if len(folders) > 1 else out), results.verdict
+                        )
                     )
             else:
                 audited.append(AuditedRun(name, {}, results.verdict))
@@ -132,7 +134,7 @@ def write_page(
     print(f"The page: {out / PAGE}", flush=True)
 
 
-def write(results: Results, out: Path) -> dict[str, pandas.DataFrame]:
+def write_tables(results: AuditResults, out: Path) -> dict[str, pandas.DataFrame]:
     """Write each table as a folder of Parquet files; the beginning of each, for the page."""
     for name, table in results.tables.items():
         table.write.mode("overwrite").parquet(path_to_write(out.resolve() / name))

@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, LongType, StringType, StructField, StructType
 
-from truenext.spark.audit.account import Account
-from truenext.spark.audit.facts import AuditedMessage, ConsumerFlags, EventCode, Finding, RemovedMessages
+from truenext.spark.audit.model import AuditedMessage, ConsumerFlags, EventCode, Finding, RemovedMessages
+from truenext.spark.audit.queue_audit import QueueAudit
 
 SWEEP_SCHEMA = StructType(
     [
@@ -67,13 +67,13 @@ def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterat
 
 def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
     removed = RemovedMessages()
-    accounts: dict[str, Account] = {}
+    accounts: dict[str, QueueAudit] = {}
     for batch in batches:
         names = batch.column(0).dictionary_encode()
         batch_accounts = []
         for name in names.dictionary.to_pylist():
             if name not in accounts:
-                accounts[name] = Account(removed, stuck_limit)
+                accounts[name] = QueueAudit(removed, stuck_limit)
             batch_accounts.append(accounts[name])
         indices = names.indices.to_numpy(zero_copy_only=False).tolist()
         rest = [column.to_numpy(zero_copy_only=False).tolist() for column in batch.columns[1:]]
@@ -93,7 +93,7 @@ def _sweep(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.R
 
 
 def _process(
-    accounts: list[Account],
+    accounts: list[QueueAudit],
     events: list[int],
     ats: list[int],
     codes: list[int],
@@ -153,7 +153,7 @@ def _process(
 
 
 def _process_rare(
-    account: Account,
+    account: QueueAudit,
     event: int,
     at: int,
     code: int,
@@ -165,34 +165,34 @@ def _process_rare(
 ) -> None:
     match code:
         case EventCode.EXPIRED | EventCode.DEAD_LETTERED | EventCode.MOVED | EventCode.REMOVED:
-            account.end(event, at, sequence, EventCode(code), has_cause=bool(detail_code))
+            account.end_message(event, at, sequence, EventCode(code), has_cause=bool(detail_code))
         case EventCode.PAUSED | EventCode.RESUMED:
-            account.paused(event, at, is_paused=code == EventCode.PAUSED)
+            account.on_paused(event, at, is_paused=code == EventCode.PAUSED)
         case EventCode.SUBSCRIBED:
-            account.subscribed(event, at, consumer, number, ConsumerFlags(detail_code), sequence)
+            account.on_subscribed(event, at, consumer, number, ConsumerFlags(detail_code), sequence)
         case EventCode.WINDOW:
-            account.window_changed(event, at, consumer, number)
+            account.on_window_changed(event, at, consumer, number)
         case EventCode.REQUESTED:
-            account.requested(event, at, consumer, number)
+            account.on_requested(event, at, consumer, number)
         case EventCode.UNSUBSCRIBED:
-            account.unsubscribed(event, at, consumer)
+            account.on_unsubscribed(event, at, consumer)
         case EventCode.RECOVERED:
-            account.recovered(event, at, number)
+            account.on_recovered(event, at, number)
         case EventCode.DRAINED:
-            account.drained(event, at)
+            account.on_drained(event, at)
         case EventCode.DELAYED | EventCode.BLOCKING:
-            account.delayed(event, at, sequence, number, detail_code, is_blocking=code == EventCode.BLOCKING)
+            account.on_delayed(event, at, sequence, number, detail_code, is_blocking=code == EventCode.BLOCKING)
         case EventCode.ENDED:
-            account.queue_ended(event, at)
+            account.on_queue_ended(event, at)
         case EventCode.RUN_STARTED:
-            account.run_started(event, at, number, visible_at)
+            account.on_run_started(event, at, number, visible_at)
         case EventCode.GAP:
-            account.gap()
+            account.on_gap()
         case EventCode.FINISHED:
             account.finish(event, at)
 
 
-def _flush(queue: str, account: Account) -> Iterator[pa.RecordBatch]:
+def _flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
     """What the account has found and ended so far."""
     finished, account.finished = account.finished, []
     findings, account.findings = account.findings, []

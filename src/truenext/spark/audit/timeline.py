@@ -11,16 +11,16 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from truenext.events import BLOCKING, DELAYED, EXCLUSIVE, PULLING, WITH_EXPRESS, WITH_SELECTOR, WITH_STARTED
-from truenext.spark.audit.facts import (
+from truenext.spark.audit.model import (
     AUTO_WINDOW,
     HAS_CAUSE,
     NEVER,
-    SELECTIVE,
+    SELECTOR_WINDOW,
     UNLIMITED,
     ConsumerFlags,
     EventCode,
     ReturnReason,
-    Start,
+    StartFlag,
 )
 
 COLUMNS = (
@@ -71,7 +71,7 @@ RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTE
 def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
     """`COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
 
-    `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTIVE) and of a `window`, the
+    `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTOR_WINDOW) and of a `window`, the
     `count` of a `recovered` and of a `requested`, the `attempts` of a `returned`, the flags of a start, else 0.
     `detail_code` is the group of an `accepted`, the ConsumerFlags of a `subscribed`, the ReturnReason of a `returned`,
     to which HAS_CAUSE is added if it has a cause, that alone of a `dead-lettered`, else 0. `sequence` is the consumer
@@ -123,7 +123,7 @@ def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits
     is_subscribed = F.col("kind") == "subscribed"
     number: Column = (
         F.when(F.col("kind") == "accepted", F.col("priority"))
-        .when(is_subscribed & F.col("mode").contains(WITH_SELECTOR), F.lit(SELECTIVE))
+        .when(is_subscribed & F.col("mode").contains(WITH_SELECTOR), F.lit(SELECTOR_WINDOW))
         .when(is_subscribed & F.col("mode").contains(PULLING), F.lit(UNLIMITED))
         .when(is_subscribed | (F.col("kind") == "window"), F.coalesce("window", F.lit(AUTO_WINDOW)))
         .when(F.col("kind") == "returned", F.col("attempts"))
@@ -215,10 +215,10 @@ def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
         (F.max("run") - F.min("run") + 1 == F.count("*")).alias("every_run"),
     )
     flags = (
-        F.when(F.col("is_clean"), F.lit(int(Start.CLEAN))).otherwise(F.lit(0))
-        + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(Start.CONTINUED))).otherwise(F.lit(0))
-        + F.when(F.col("is_recovered"), F.lit(int(Start.RECOVERED))).otherwise(F.lit(0))
-        + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(Start.COMPLETE))).otherwise(F.lit(0))
+        F.when(F.col("is_clean"), F.lit(int(StartFlag.CLEAN))).otherwise(F.lit(0))
+        + F.when(F.col("previous_run") == F.col("run") - 1, F.lit(int(StartFlag.CONTINUED))).otherwise(F.lit(0))
+        + F.when(F.col("is_recovered"), F.lit(int(StartFlag.RECOVERED))).otherwise(F.lit(0))
+        + F.when(F.col("from_first") & F.col("every_run"), F.lit(int(StartFlag.COMPLETE))).otherwise(F.lit(0))
     )
     starts = (
         runs.where("started_event is not null")

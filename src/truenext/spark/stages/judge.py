@@ -32,7 +32,7 @@ class StageResults:
     cached: tuple[DataFrame, ...]
 
 
-def judge_stages(
+def audit_stages(
     stage_events: DataFrame,
     events: DataFrame,
     *,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from truenext.destination import DestinationKind, parse
+from truenext.destination import DestinationKind, parse_address
 from truenext.errors import RemoteProtocolError
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import NotDecoded
@@ -127,6 +127,6 @@ def _is_single_destination(address: str) -> bool:
     if not address.startswith(("/queue/", "/topic/")):
         return False
     try:
-        return parse(address, "").kind in (DestinationKind.QUEUE, DestinationKind.TOPIC)
+        return parse_address(address, "").kind in (DestinationKind.QUEUE, DestinationKind.TOPIC)
     except RemoteProtocolError:
         return False

@@ -19,27 +19,27 @@ from truenext.store.checkpoint_format import (
     GENERATION,
     META_KEYS,
     NUMBER,
-    PERSISTENT,
+    PERSISTENT_TABLES,
     POSITION_KEYS,
     SALT,
-    TRANSIENT,
+    TRANSIENT_TABLES,
     UNCLEAN,
-    MessageKind,
-    Position,
+    CheckpointPosition,
+    MessageTableNames,
     decode_position,
     decode_recovered,
 )
 from truenext.store.checksummed import DamagedValue, remove_checksum
-from truenext.store.lmdb_file import TREE_BYTES, LmdbFile, Tree, is_uninitialized, read_metas
-from truenext.store.salvage.findings import describe_lane, find_damage
+from truenext.store.lmdb_file import TREE_BYTES, LmdbFile, LmdbTree, is_uninitialized, read_metas
+from truenext.store.salvage.damage import describe_lane, find_record_damage
 from truenext.store.store_errors import empty_folder_error, format_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from truenext.store.lmdb_file import Leaf
-    from truenext.store.salvage.findings import Findings, SalvageProgress
+    from truenext.store.lmdb_file import LmdbEntry
+    from truenext.store.salvage.damage import DamageReport, SalvageProgress
 
 UNMATCHED_MARKS_MAX = 100_000
 """Marks kept for messages that may still be found."""
@@ -60,7 +60,7 @@ _META_DEFAULTS = {
 """What stands in for what meta does not have any more."""
 
 
-KINDS = (PERSISTENT, TRANSIENT)
+TABLE_NAMES = (PERSISTENT_TABLES, TRANSIENT_TABLES)
 
 
 class CheckpointEntry(NamedTuple):
@@ -75,12 +75,12 @@ class CheckpointEntry(NamedTuple):
 class SalvagedCheckpoint:
     """`timers`, then `messages` of each kind, are to be read to their ends, once; then what was not reached."""
 
-    def __init__(self, data: Path, findings: Findings, progress: SalvageProgress, *, may_be_new: bool) -> None:
+    def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress, *, may_be_new: bool) -> None:
         """Raises: StoreError if it holds nothing and may be new, or if another truenext wrote it; OSError"""
         self._data = data
-        self._findings = findings
+        self._damage_report = damage_report
         self._progress = progress
-        self._trees: dict[bytes, Tree] = {}
+        self._trees: dict[bytes, LmdbTree] = {}
         self._unmatched_marks: dict[bytes, bytes] = {}
         """Of messages that were not found."""
         self.unreached_timers: set[bytes] = set()
@@ -99,7 +99,7 @@ class SalvagedCheckpoint:
             self._file.close()
 
     def _report(self, problem: str) -> None:
-        self._findings.add(CHECKPOINT, problem)
+        self._damage_report.add_damage(CHECKPOINT, problem)
 
     # ---- Small values ----
 
@@ -117,14 +117,14 @@ class SalvagedCheckpoint:
         return LmdbFile(path, states[0], self._report) if states else None
 
     def _read_values(self) -> None:
-        damage_count = self._findings.damage_count
+        damage_count = self._damage_report.damage_count
         values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _VALUE_DATABASES}
         if self._file is not None:
             self._file.read_free_pages()
             self._trees = _read_trees(self._file, self._report)
             for name, database_values in values.items():
-                database_values.update(self._sealed(name))
-            if self._findings.damage_count > damage_count:
+                database_values.update(self._checksummed_values(name))
+            if self._damage_report.damage_count > damage_count:
                 for name, database_values in self._unreached_values(self._file).items():
                     values[name] = database_values | values[name]
         meta = values[b"meta"]
@@ -138,16 +138,18 @@ class SalvagedCheckpoint:
             _META_DEFAULTS | meta, values[b"queues"].items(), values[b"producers"].items()
         )
         """Without counts; what is damaged is as in a new store that was not stopped."""
-        self.position: Position | None = decode_position(meta) if all(name in meta for name in POSITION_KEYS) else None
+        self.position: CheckpointPosition | None = (
+            decode_position(meta) if all(name in meta for name in POSITION_KEYS) else None
+        )
         """How far into the journal it reaches; None if nobody knows."""
         self.salt: int | None = SALT.unpack(meta[b"salt"])[0] if b"salt" in meta else None
         self.segment_bytes: int = NUMBER.unpack(meta.get(b"segment bytes", NUMBER.pack(0)))[0]
         self._generation = meta.get(b"generation")
         self._counts = {
-            kind: {lane: NUMBER.unpack(value)[0] for lane, value in values[kind.counts].items()} for kind in KINDS
+            kind: {lane: NUMBER.unpack(value)[0] for lane, value in values[kind.counts].items()} for kind in TABLE_NAMES
         }
 
-    def _walk(self, name: bytes) -> Iterator[Leaf]:
+    def _walk(self, name: bytes) -> Iterator[LmdbEntry]:
         tree = self._trees.get(name)
         if self._file is None or tree is None:
             return
@@ -157,7 +159,7 @@ class SalvagedCheckpoint:
                 self._progress.update("checkpoint", self._file.pages_seen * page_size, self._file.pages * page_size)
             yield leaf
 
-    def _sealed(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _checksummed_values(self, name: bytes) -> Iterator[tuple[bytes, bytes]]:
         for leaf in self._walk(name):
             # Formats 1 and 2 had no checksums.
             if leaf.key == b"format" and len(leaf.value) == FORMAT.size:
@@ -189,16 +191,16 @@ class SalvagedCheckpoint:
 
     def timers(self) -> Iterator[bytes]:
         """As they stand there: only a damaged checkpoint has one twice, or out of order."""
-        for timer, _ in self._sealed(b"timers"):
+        for timer, _ in self._checksummed_values(b"timers"):
             if len(timer) == TIMER_SIZE:
                 yield timer
             else:
                 self._report(f"{timer.hex()} is not a timer")
 
-    def messages(self, kind: MessageKind, queues: Mapping[int, str]) -> Iterator[CheckpointEntry]:
+    def messages(self, kind: MessageTableNames, queues: Mapping[int, str]) -> Iterator[CheckpointEntry]:
         """Those of one kind, held against what the checkpoint says of them; `queues` has names by number."""
         found: Counter[bytes] = Counter()
-        marks = self._sealed(kind.marks)
+        marks = self._checksummed_values(kind.marks)
         mark = next(marks, None)
         for leaf in self._walk(kind.messages):
             while mark is not None and mark[0] < leaf.key:
@@ -233,13 +235,13 @@ class SalvagedCheckpoint:
             return
         if not file.is_free_list_complete:
             if file.unreached_pages:
-                self._findings.notes.append(
+                self._damage_report.notes.append(
                     f"{file.unreached_pages} pages of {CHECKPOINT} were not read: whether they are free is not known"
                 )
             return
         # Marks before their messages, wherever these stand.
         for leaf in file.unreached():
-            for kind in KINDS:
+            for kind in TABLE_NAMES:
                 with suppress(DamagedValue):
                     self._add_unmatched_mark(leaf.key, remove_checksum(kind.marks, leaf.key, leaf.value), kind)
         for leaf in file.unreached():
@@ -248,31 +250,31 @@ class SalvagedCheckpoint:
                     remove_checksum(b"timers", leaf.key, leaf.value)
                     if not is_known_timer(leaf.key):
                         self.unreached_timers.add(leaf.key)
-            kind = KINDS[len(leaf.key) == GENERATION.size + MESSAGE_KEY_SIZE]
+            kind = TABLE_NAMES[len(leaf.key) == GENERATION.size + MESSAGE_KEY_SIZE]
             key = leaf.key[GENERATION.size :] if kind.is_transient else leaf.key
             if len(key) != MESSAGE_KEY_SIZE or not self._is_current(leaf.key, kind):
                 continue
-            if not find_damage(key, leaf.value):
+            if not find_record_damage(key, leaf.value):
                 yield CheckpointEntry(key, leaf.value, self._unmatched_marks.pop(leaf.key, None), kind.is_transient)
 
     def unmatched_marks(self) -> Iterator[bytes]:
         """Keys of messages that have a mark, and were not found; once all others were."""
         return (key[-MESSAGE_KEY_SIZE:] for key in self._unmatched_marks)
 
-    def _is_current(self, key: bytes, kind: MessageKind) -> bool:
+    def _is_current(self, key: bytes, kind: MessageTableNames) -> bool:
         """A transient is of the generation that counts. Where nobody knows which that is, all are kept."""
         return not kind.is_transient or self._generation is None or key[: GENERATION.size] == self._generation
 
-    def _add_unmatched_mark(self, key: bytes, mark: bytes, kind: MessageKind) -> None:
+    def _add_unmatched_mark(self, key: bytes, mark: bytes, kind: MessageTableNames) -> None:
         if self._is_current(key, kind) and len(self._unmatched_marks) < UNMATCHED_MARKS_MAX:
             self._unmatched_marks[key] = mark
 
 
-def _read_trees(file: LmdbFile, on_damage: Callable[[str], None]) -> dict[bytes, Tree]:
-    trees: dict[bytes, Tree] = {}
+def _read_trees(file: LmdbFile, on_damage: Callable[[str], None]) -> dict[bytes, LmdbTree]:
+    trees: dict[bytes, LmdbTree] = {}
     for leaf in file.walk(file.meta.main, "list of databases"):
         if leaf.key in DATABASES and leaf.key not in trees and len(leaf.value) == TREE_BYTES:
-            trees[leaf.key] = Tree.of(leaf.value)
+            trees[leaf.key] = LmdbTree.of(leaf.value)
         else:
             on_damage(f"page {leaf.page}: {leaf.key!r} is not a database of a store")
     for name in DATABASES:

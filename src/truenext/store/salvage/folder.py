@@ -19,12 +19,18 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES, NO_MARK
 from truenext.errors import StoreError
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, reference_of, sequence_of, split_lane_key
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, referenced_content, sequence_of, split_lane_key
 from truenext.store import folder
 from truenext.store.checkpoint_format import decode_mark
 from truenext.store.overlay import Overlay
-from truenext.store.salvage.checkpoint import CHECKPOINT, KINDS, SalvagedCheckpoint
-from truenext.store.salvage.findings import Findings, SalvagedMessage, SalvageProgress, describe_message, find_damage
+from truenext.store.salvage.checkpoint import CHECKPOINT, TABLE_NAMES, SalvagedCheckpoint
+from truenext.store.salvage.damage import (
+    DamageReport,
+    SalvagedMessage,
+    SalvageProgress,
+    describe_message,
+    find_record_damage,
+)
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import References
 from truenext.store.segment_index import apply_journal, find_mark, merge_causes
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from truenext.store.salvage.checkpoint import CheckpointEntry
-    from truenext.store.salvage.findings import Damage
+    from truenext.store.salvage.damage import Damage
 
 _ANY_SEGMENT = 1 << 63
 
@@ -43,7 +49,7 @@ _ANY_SEGMENT = 1 << 63
 @contextmanager
 def open_salvage(
     data: Path,
-    on_finding: Callable[[Damage], None],
+    on_damage: Callable[[Damage], None],
     on_progress: Callable[[int, int], None],
     last_history_chunk: tuple[int, int] | None = None,
 ) -> Iterator[Salvage]:
@@ -57,7 +63,7 @@ def open_salvage(
     try:
         lock = _lock(data)
         try:
-            salvage = Salvage(data, on_finding, on_progress, last_history_chunk)
+            salvage = Salvage(data, on_damage, on_progress, last_history_chunk)
             try:
                 yield salvage
             finally:
@@ -85,15 +91,15 @@ class Salvage:
     def __init__(
         self,
         data: Path,
-        on_finding: Callable[[Damage], None],
+        on_damage: Callable[[Damage], None],
         on_progress: Callable[[int, int], None],
         last_history_chunk: tuple[int, int] | None,
     ) -> None:
-        """`on_finding` is told of damage as it is come upon, `on_progress` how many bytes of how many were looked at.
+        """`on_damage` is told of damage as it is come upon, `on_progress` how many bytes of how many were looked at.
 
         Raises: StoreError if the folder holds nothing, or what another truenext wrote; OSError
         """
-        self._findings = Findings(on_finding)
+        self._damage_report = DamageReport(on_damage)
         self._progress = SalvageProgress(on_progress)
         self._references = References()
         """To the contents among the messages that were read."""
@@ -102,10 +108,10 @@ class Salvage:
         self.unnamed_queues: set[int] = set()
         """Queues that have messages and no name."""
         with ExitStack() as files:
-            self._journal = SalvagedJournal(data, self._findings, self._progress)
+            self._journal = SalvagedJournal(data, self._damage_report, self._progress)
             files.callback(self._journal.close)
             self._checkpoint = SalvagedCheckpoint(
-                data, self._findings, self._progress, may_be_new=not folder.has_journal(data)
+                data, self._damage_report, self._progress, may_be_new=not folder.has_journal(data)
             )
             files.callback(self._checkpoint.close)
             self._overlay = self._read_journal(last_history_chunk)
@@ -122,13 +128,13 @@ class Salvage:
 
     @property
     def damage_count(self) -> int:
-        """How often `on_finding` was told."""
-        return self._findings.damage_count
+        """How often `on_damage` was told."""
+        return self._damage_report.damage_count
 
     @property
     def notes(self) -> list[str]:
         """What is no damage, but may be asked about."""
-        return self._findings.notes
+        return self._damage_report.notes
 
     @property
     def undeleted_transients(self) -> int:
@@ -150,7 +156,7 @@ class Salvage:
         for changes, segment, offset in self._journal.batches(
             position, checkpoint.salt, checkpoint.segment_bytes, last_history_chunk
         ):
-            overlay.add(changes, segment, offset)
+            overlay.apply_changes(changes, segment, offset)
         return overlay
 
     def timers(self) -> Iterator[bytes]:
@@ -165,7 +171,7 @@ class Salvage:
         references = self._references
         deferred: list[SalvagedMessage] = []
         for message in self._all_messages():
-            if message.damage or not (number := reference_of(message.record)):
+            if message.damage or not (number := referenced_content(message.record)):
                 if not message.damage and message.key.startswith(CONTENTS_LANE_KEY):
                     references.add(sequence_of(message.key), message.mark.attempts)
                 yield message
@@ -175,23 +181,27 @@ class Salvage:
                 # Its content may stand on a page that a damaged one led to.
                 deferred.append(message)
         for message in deferred:
-            number = reference_of(message.record)
+            number = referenced_content(message.record)
             if not references.count_reference(number):
-                self._damage(message, f"its content, number {number}, is missing or damaged")
+                self._mark_damaged(message, f"its content, number {number}, is missing or damaged")
             yield message
         for number, expected, found in references.mismatches():
-            self._findings.add("contents", f"content {number} has {found} references, {expected} are counted")
+            self._damage_report.add_damage(
+                "contents", f"content {number} has {found} references, {expected} are counted"
+            )
         self._progress.finish()
 
     def _all_messages(self) -> Iterator[SalvagedMessage]:
         queues = self.recovered.queues
-        for kind in KINDS:
+        for kind in TABLE_NAMES:
             yield from self._checkpointed(self._checkpoint.messages(kind, queues))
         if self.damage_count:
             yield from self._checkpointed(self._checkpoint.unreached(self._overlay.timer_view().overrides))
         for key in self._checkpoint.unmatched_marks():
             if key not in self._removed:
-                self._findings.add(CHECKPOINT, f"{describe_message(key, queues)} has a mark, and is missing")
+                self._damage_report.add_damage(
+                    CHECKPOINT, f"{describe_message(key, queues)} has a mark, and is missing"
+                )
         for key, span in self._overlay.messages():
             record = self._journal.record(span)
             mark = find_mark(key, self._journal_marks) or NO_MARK
@@ -200,13 +210,15 @@ class Salvage:
             yield self._checked(SalvagedMessage(key, record, span.is_transient, mark, file, causes))
         limit = self.recovered.sequence_limit
         if self.highest_sequence >= limit:
-            self._findings.add(CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}")
+            self._damage_report.add_damage(
+                CHECKPOINT, f"message {self.highest_sequence} is not below the limit {limit}"
+            )
 
     def _checkpointed(self, entries: Iterable[CheckpointEntry]) -> Iterator[SalvagedMessage]:
         """Messages of the checkpoint, but for what the journal says is gone, or has itself."""
         for entry in entries:
             key = entry.key
-            if key in self._removed or self._overlay.kind(key) is not None:
+            if key in self._removed or self._overlay.is_transient(key) is not None:
                 continue
             own, own_causes = decode_mark(entry.mark) if entry.mark else (NO_MARK, NO_CAUSES)
             mark = find_mark(key, self._journal_marks) or own
@@ -214,9 +226,9 @@ class Salvage:
             yield self._checked(SalvagedMessage(key, entry.record, entry.is_transient, mark, CHECKPOINT, causes))
 
     def _checked(self, message: SalvagedMessage) -> SalvagedMessage:
-        damage = find_damage(message.key, message.record)
+        damage = find_record_damage(message.key, message.record)
         if damage:
-            self._damage(message, damage)
+            self._mark_damaged(message, damage)
             return message
         self.highest_sequence = max(self.highest_sequence, sequence_of(message.key))
         if message.key.startswith(CONTENTS_LANE_KEY):
@@ -224,11 +236,11 @@ class Salvage:
         number = split_lane_key(message.key[:LANE_KEY_SIZE])[0]
         if number not in self.recovered.queues and number not in self.unnamed_queues:
             self.unnamed_queues.add(number)
-            self._findings.add(message.file, f"queue {number} has messages and no name")
+            self._damage_report.add_damage(message.file, f"queue {number} has messages and no name")
         return message
 
-    def _damage(self, message: SalvagedMessage, problem: str) -> None:
+    def _mark_damaged(self, message: SalvagedMessage, problem: str) -> None:
         message.damage = problem
-        self._findings.add(
+        self._damage_report.add_damage(
             message.file, f"{describe_message(message.key, self.recovered.queues)} is damaged: {problem}"
         )

@@ -24,15 +24,15 @@ from truenext.store.frame import (
     payload_at,
     size_for_first_frame,
 )
-from truenext.store.lost_tail import lost_tail
+from truenext.store.lost_tail import describe_lost_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from truenext.store.changes import Changes
-    from truenext.store.checkpoint_format import Position
-    from truenext.store.salvage.findings import Findings, SalvageProgress
+    from truenext.store.checkpoint_format import CheckpointPosition
+    from truenext.store.salvage.damage import DamageReport, SalvageProgress
     from truenext.store.spans import Span
 
 SEARCH_BYTES_MAX = 1 << 34
@@ -51,9 +51,9 @@ _NEEDLE = struct.Struct("<Q")
 class SalvagedJournal:
     """`batches` is to be read to its end, once; then `record` reads what they put."""
 
-    def __init__(self, data: Path, findings: Findings, progress: SalvageProgress) -> None:
+    def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress) -> None:
         """Raises: OSError"""
-        self._findings = findings
+        self._damage_report = damage_report
         self._progress = progress
         self._paths = self._find_segments(data)
         self._files: dict[int, int] = {}
@@ -84,7 +84,7 @@ class SalvagedJournal:
 
     def batches(
         self,
-        position: Position | None,
+        position: CheckpointPosition | None,
         salt: int | None,
         segment_bytes: int,
         last_history_chunk: tuple[int, int] | None,
@@ -101,21 +101,23 @@ class SalvagedJournal:
             for segment in [segment for segment in paths if segment <= position.segment]:
                 self._seen += paths.pop(segment).stat().st_size
             if position.segment and not paths:
-                self._findings.add("journal", f"segment {position.segment + 1:016x} is missing")
+                self._damage_report.add_damage("journal", f"segment {position.segment + 1:016x} is missing")
                 return
         if paths and salt is None:
             salt = _recover_salt(paths)
             if salt is None:
-                self._findings.add("journal", "it cannot be read without the salt of its checksums")
+                self._damage_report.add_damage("journal", "it cannot be read without the salt of its checksums")
                 return
-            self._findings.notes.append("the salt of the journal's checksums was worked out from the journal")
+            self._damage_report.notes.append("the salt of the journal's checksums was worked out from the journal")
         if paths:
             assert salt is not None, "it was worked out"
             expected = position.segment + 1 if position is not None else min(paths)
             self._last = position.frame if position is not None else None
             for segment, path in paths.items():
                 if segment != expected:
-                    self._findings.add("journal", f"segments {expected:016x} to {segment - 1:016x} are missing")
+                    self._damage_report.add_damage(
+                        "journal", f"segments {expected:016x} to {segment - 1:016x} are missing"
+                    )
                     # Nobody knows how many frames they had.
                     self._unread = UNKNOWN_BYTES
                 expected = segment + 1
@@ -132,33 +134,33 @@ class SalvagedJournal:
             try:
                 paths[int(path.stem, 16)] = path
             except ValueError:
-                self._findings.add(f"journal/{path.name}", "its name is not that of a segment")
+                self._damage_report.add_damage(f"journal/{path.name}", "its name is not that of a segment")
         return paths
 
-    def _open_segment(self, number: int, path: Path, salt: int) -> _Segment:
+    def _open_segment(self, number: int, path: Path, salt: int) -> _SegmentContent:
         file = f"journal/{path.name}"
         self._files[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         buffer, unread = _read(self._files[number])
         for at in unread:
-            self._findings.add(file, f"{READ_BYTES} bytes from byte {at} on cannot be read from the disk")
-        return _Segment(number, file, buffer, salt)
+            self._damage_report.add_damage(file, f"{READ_BYTES} bytes from byte {at} on cannot be read from the disk")
+        return _SegmentContent(number, file, buffer, salt)
 
     def _check_end(self, durable_frame: int, last_history_chunk: tuple[int, int] | None) -> None:
         """`durable_frame` is the number of a frame that was durable."""
         if self._is_last_flipped:
             # That one is known to be damaged.
             return
-        lost = lost_tail(self._last or 0, durable_frame, self._history, last_history_chunk)
+        lost = describe_lost_tail(self._last or 0, durable_frame, self._history, last_history_chunk)
         if lost:
-            self._findings.add("journal", lost)
+            self._damage_report.add_damage("journal", lost)
         elif self._torn:
-            self._findings.notes.append(self._torn)
+            self._damage_report.notes.append(self._torn)
 
     def _segment_batches(
-        self, segment: _Segment, segment_bytes: int, *, is_newest: bool
+        self, segment: _SegmentContent, segment_bytes: int, *, is_newest: bool
     ) -> Iterator[tuple[Changes, int, int]]:
         if segment.size < segment_bytes:
-            self._findings.add(segment.file, describe_cut(segment.number, segment.size, segment_bytes))
+            self._damage_report.add_damage(segment.file, describe_cut(segment.number, segment.size, segment_bytes))
         offset = 0
         while True:
             number, payload = segment.frame(offset, self._last)
@@ -167,14 +169,14 @@ class SalvagedJournal:
                 if next_offset is None:
                     break
                 problem = f"bytes {offset} to {next_offset - 1} cannot be read, and a good frame follows"
-                self._findings.add(segment.file, problem)
+                self._damage_report.add_damage(segment.file, problem)
                 offset = next_offset
                 number, payload = segment.frame(offset, self._last)
                 assert payload is not None, "it was found there"
             last = self._last
             if last is not None and number != last + 1:
                 missing = f"frame {last + 1} is" if number == last + 2 else f"frames {last + 1} to {number - 1} are"
-                self._findings.add(segment.file, f"{missing} missing before byte {offset}")
+                self._damage_report.add_damage(segment.file, f"{missing} missing before byte {offset}")
             self._last = number
             self._unread = 0
             batch = self._decode(payload, offset + FRAME.size, segment.file)
@@ -184,15 +186,15 @@ class SalvagedJournal:
         self._check_tail(segment, offset, segment_bytes, is_newest=is_newest)
         self._unread += segment.size - offset
 
-    def _check_tail(self, segment: _Segment, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
+    def _check_tail(self, segment: _SegmentContent, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
         """No good frame begins from `offset` on."""
         last = self._last
         needed = 0 if last is None else size_for_first_frame(segment.content, segment.number, last + 1)
         if last is not None and has_flipped_bit(segment.content, offset, segment.number, last + 1, segment.salt):
-            self._findings.add(segment.file, f"one bit of frame {last + 1} at byte {offset} is wrong")
+            self._damage_report.add_damage(segment.file, f"one bit of frame {last + 1} at byte {offset} is wrong")
             self._is_last_flipped = is_newest
         elif segment_bytes <= segment.size < needed:
-            self._findings.add(segment.file, describe_cut(segment.number, segment.size, needed))
+            self._damage_report.add_damage(segment.file, describe_cut(segment.number, segment.size, needed))
         elif is_newest and segment.may_be_torn(offset):
             self._torn = (
                 f"{segment.file} ends, at byte {offset}, with a part of a batch that was never confirmed, "
@@ -201,14 +203,14 @@ class SalvagedJournal:
 
     def _decode(self, payload: memoryview, offset: int, file: str) -> Changes | None:
         try:
-            batch = changes.decode(payload)
+            batch = changes.decode_changes(payload)
         except ValueError as error:
-            self._findings.add(file, f"the batch at byte {offset} cannot be read: {error}")
+            self._damage_report.add_damage(file, f"the batch at byte {offset} cannot be read: {error}")
             return None
         self._history = batch.history or self._history
         return batch
 
-    def _next_frame(self, segment: _Segment, offset: int) -> int | None:
+    def _next_frame(self, segment: _SegmentContent, offset: int) -> int | None:
         """Where the first good frame behind `offset` begins."""
         needle = _NEEDLE.pack(segment.number)
         budget = SEARCH_BYTES_MAX
@@ -223,13 +225,13 @@ class SalvagedJournal:
                     budget -= min(size, segment.size - start)
             if budget < 0:
                 problem = f"the bytes after byte {start} were not searched: too many of them look like frames"
-                self._findings.add(segment.file, problem)
+                self._damage_report.add_damage(segment.file, problem)
                 return None
             at = segment.buffer.find(needle, at + 1)
         return None
 
 
-class _Segment:
+class _SegmentContent:
     """All of one segment, as far as the disk gives it."""
 
     def __init__(self, number: int, file: str, buffer: bytearray, salt: int) -> None:

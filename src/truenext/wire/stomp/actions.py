@@ -11,20 +11,20 @@ from typing import Literal
 
 import msgspec
 
-from truenext.client_json import read_json
+from truenext.client_json import decode_client_json
 from truenext.commands import Credit, Release, Started, Wake
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import KEPT_MAX, SUBSCRIPTIONS_MAX, WINDOW_MAX
 from truenext.wire.stomp.frame import Frame
-from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
+from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
 _EXTRA_QUOTES_MAX = 100
 """Those of the fields and of the other values, and some for names that have one."""
 
-Action = Started | Credit | Release | Wake
+ConnectionAction = Started | Credit | Release | Wake
 
 
-class _Release(msgspec.Struct, forbid_unknown_fields=True):
+class _ReleaseBody(msgspec.Struct, forbid_unknown_fields=True):
     subscriptions: list[str]
     keep: list[str] = []
     suspend: bool = False
@@ -33,7 +33,9 @@ class _Release(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _started(frame: Frame) -> Started:
-    subscription, sequence, dispatch = read_ack_id("started", required("SEND to /control/started", frame.headers, "id"))
+    subscription, sequence, dispatch = read_ack_id(
+        "started", require_header("SEND to /control/started", frame.headers, "id")
+    )
     return Started(subscription, sequence, dispatch)
 
 
@@ -41,15 +43,17 @@ def _credit(frame: Frame) -> Credit:
     headers = frame.headers
     correlation = headers.get("correlation-id")
     return Credit(
-        read_name("id", required("SEND to /control/credit", headers, "id")),
-        read_number("messages", required("SEND to /control/credit", headers, "messages"), WINDOW_MAX, " messages"),
+        read_name("id", require_header("SEND to /control/credit", headers, "id")),
+        read_number(
+            "messages", require_header("SEND to /control/credit", headers, "messages"), WINDOW_MAX, " messages"
+        ),
         read_boolean("wait", headers.get("wait", "true")),
         None if correlation is None else read_name("correlation-id", correlation),
     )
 
 
 def _wake(frame: Frame) -> Wake:
-    return Wake(read_name("id", required("SEND to /control/wake", frame.headers, "id")))
+    return Wake(read_name("id", require_header("SEND to /control/wake", frame.headers, "id")))
 
 
 def _release(frame: Frame) -> Release:
@@ -57,7 +61,7 @@ def _release(frame: Frame) -> Release:
     quotes = frame.body.count(b'"') - frame.body.count(b'\\"')
     if quotes > 2 * (KEPT_MAX + SUBSCRIPTIONS_MAX) + _EXTRA_QUOTES_MAX:
         raise _too_much()
-    request = read_json("release", frame.body, _Release)
+    request = decode_client_json("release", frame.body, _ReleaseBody)
     if len(request.keep) > KEPT_MAX or len(request.subscriptions) > SUBSCRIPTIONS_MAX:
         raise _too_much()
     names = [read_name("a name in subscriptions", name) for name in request.subscriptions]
@@ -73,7 +77,7 @@ def _too_much() -> RemoteProtocolError:
     )
 
 
-ACTIONS: dict[str, Callable[[Frame], Action]] = {
+ACTION_PARSERS: dict[str, Callable[[Frame], ConnectionAction]] = {
     "started": _started,
     "credit": _credit,
     "release": _release,

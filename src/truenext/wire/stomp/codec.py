@@ -20,7 +20,7 @@ from truenext.envelope import unescape
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version
-from truenext.wire.stomp.shapes import Read, Shape, Shapes
+from truenext.wire.stomp.shapes import Read, Shape, ShapeCache
 
 COMMANDS_WITH_BODY = frozenset({"SEND", "MESSAGE", "ERROR"})
 COMMANDS_WITHOUT_BODY = frozenset(
@@ -62,7 +62,7 @@ class Decoder(Generic[Read]):
 
     def __init__(
         self,
-        shapes: Shapes[Read],
+        shapes: ShapeCache[Read],
         body_bytes_max: int = BODY_BYTES_MAX,
         header_bytes_max: int = HEADER_BYTES_MAX,
         headers_max: int = HEADERS_MAX,

@@ -79,7 +79,7 @@ IGNORED_HEADERS: Mapping[str, frozenset[str]] = {
 """Those that are repeated there by clients that hand on the headers of a SUBSCRIBE, or of a MESSAGE."""
 
 
-class Target(Enum):
+class SubscribeTarget(Enum):
     """What is subscribed to."""
 
     QUEUE = "a queue"
@@ -90,22 +90,22 @@ class Target(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class HeaderRule:
     accepted: frozenset[str] | None
     """Values, in lower case, that ask for nothing but what is so anyway; None is any."""
     why: str
     """Others are refused, and what to do instead."""
 
 
-def _refuse(why: str) -> dict[Target, Rule]:
+def _refuse(why: str) -> dict[SubscribeTarget, HeaderRule]:
     return _accept_only(why=why)
 
 
-def _accept_only(*values: str, why: str) -> dict[Target, Rule]:
-    return dict.fromkeys(Target, Rule(frozenset(values), why))
+def _accept_only(*values: str, why: str) -> dict[SubscribeTarget, HeaderRule]:
+    return dict.fromkeys(SubscribeTarget, HeaderRule(frozenset(values), why))
 
 
-_ACCEPT_ANY = dict.fromkeys(Target, Rule(None, ""))
+_ACCEPT_ANY = dict.fromkeys(SubscribeTarget, HeaderRule(None, ""))
 _NO_LOCAL = _accept_only(
     "false",
     why="subscriptions without one's own messages are not supported yet; leave it out, and tell yours by a header and "
@@ -114,14 +114,16 @@ _NO_LOCAL = _accept_only(
 _RETROACTIVE = _accept_only(
     "false", why="retroactive consumers are not supported yet; leave it out, a queue has what was sent before"
 ) | dict.fromkeys(
-    (Target.TOPIC, Target.DURABLE),
-    Rule(
+    (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
+    HeaderRule(
         frozenset({"false"}),
         "retroactive consumers are not supported yet; leave it out, or say durable:true to miss nothing from now on",
     ),
 )
 _DURABLE_QUEUE = _accept_only("true", "false", why="") | {
-    Target.TEMPORARY: Rule(frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/")
+    SubscribeTarget.TEMPORARY: HeaderRule(
+        frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/"
+    )
 }
 _LENGTH = _refuse(
     "nothing is dropped from a queue for its length; leave it out, the broker's disk limit is what there is"
@@ -130,7 +132,7 @@ _DEAD_LETTERS = _refuse("dead letters go to DLQ. + queue, or where dead_letters 
 _STREAMS = _refuse("there are no streams; leave it out, or say browser:true to see what waits and take nothing")
 _FILTER = _refuse("there are no streams; say selector")
 
-SUBSCRIBE_RULES: Mapping[str, Mapping[Target, Rule]] = {
+SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderRule]] = {
     # ActiveMQ's.
     "activemq.dispatchAsync": _ACCEPT_ANY,
     "consumer.dispatchAsync": _ACCEPT_ANY,
@@ -148,35 +150,41 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[Target, Rule]] = {
     "consumer-window-size": _refuse("a window is counted in messages; say activemq.prefetchSize"),
     "subscription-type": _accept_only("anycast", why="it is anycast; leave this out, or subscribe to a /topic/")
     | dict.fromkeys(
-        (Target.TOPIC, Target.DURABLE),
-        Rule(frozenset({"multicast"}), "it is multicast; leave this out, or subscribe to a /queue/"),
+        (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
+        HeaderRule(frozenset({"multicast"}), "it is multicast; leave this out, or subscribe to a /queue/"),
     ),
     # RabbitMQ's.
     "durable": _DURABLE_QUEUE,
     "persistent": _DURABLE_QUEUE,
     "auto-delete": {
         # A queue that is empty and unused goes anyway; messages are never thrown away for it.
-        Target.QUEUE: Rule(frozenset({"true", "false"}), "it is true or false, and asks for nothing; leave it out"),
-        Target.TEMPORARY: Rule(frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"),
-        Target.TOPIC: Rule(
+        SubscribeTarget.QUEUE: HeaderRule(
+            frozenset({"true", "false"}), "it is true or false, and asks for nothing; leave it out"
+        ),
+        SubscribeTarget.TEMPORARY: HeaderRule(
+            frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"
+        ),
+        SubscribeTarget.TOPIC: HeaderRule(
             frozenset({"true"}),
             "the subscription ends with its connection; leave this out, or say durable:true as well",
         ),
-        Target.DURABLE: Rule(
+        SubscribeTarget.DURABLE: HeaderRule(
             frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this out"
         ),
     },
     "exclusive": {
-        Target.QUEUE: Rule(
+        SubscribeTarget.QUEUE: HeaderRule(
             frozenset({"false"}),
             "a queue of one connection is /temp-queue/NAME: subscribe to that; or say activemq.exclusive:true to be "
             "the only consumer that gets messages of this queue",
         ),
         **dict.fromkeys(
-            (Target.TEMPORARY, Target.TOPIC),
-            Rule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
+            (SubscribeTarget.TEMPORARY, SubscribeTarget.TOPIC),
+            HeaderRule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
         ),
-        Target.DURABLE: Rule(frozenset({"false"}), "the subscription outlives its connection; leave this out"),
+        SubscribeTarget.DURABLE: HeaderRule(
+            frozenset({"false"}), "the subscription outlives its connection; leave this out"
+        ),
     },
     "x-queue-type": _accept_only("classic", "quorum", why="there is one type of queue, and no streams; leave it out"),
     "x-max-priority": _ACCEPT_ANY,
@@ -235,12 +243,12 @@ def parse_subscribe_options(
             )
     # As a header the name of an option is the user's.
     values = {name: value for name, value in headers.items() if name not in OPTIONS} | dict(options)
-    is_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.PATTERN
+    is_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
     durable = durable_name(values, subscription if is_topic else None)
     if is_topic:
-        target = Target.TOPIC if durable is None else Target.DURABLE
+        target = SubscribeTarget.TOPIC if durable is None else SubscribeTarget.DURABLE
     else:
-        target = Target.TEMPORARY if destination.kind is DestinationKind.TEMPORARY else Target.QUEUE
+        target = SubscribeTarget.TEMPORARY if destination.kind is DestinationKind.TEMPORARY else SubscribeTarget.QUEUE
         if durable is not None:
             raise RemoteProtocolError(
                 f"{_first_of(values, DURABLE_NAME)} on a SUBSCRIBE to {target.value}: durable subscriptions are to "
@@ -291,7 +299,7 @@ def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
             raise RemoteProtocolError(f"unknown header {name[:50]!r} of {command}: {_suggestion(command, name)}")
 
 
-def counts_all(headers: Mapping[str, str]) -> bool:
+def parse_counts_all(headers: Mapping[str, str]) -> bool:
     """Whether a transaction is charged for all that it has, or for what it refused.
 
     Raises: RemoteProtocolError if it is to be charged for something else

@@ -15,7 +15,7 @@ from truenext.errors import Code, LocalProtocolError, RemoteProtocolError
 from truenext.limits import ANSWER_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX
 from truenext.wire.stomp.codec import Decoder, unknown_command
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
-from truenext.wire.stomp.shapes import Read, Shapes
+from truenext.wire.stomp.shapes import Read, ShapeCache
 
 
 class Side(Enum):
@@ -63,12 +63,12 @@ _HEART_BEAT_DIGITS = 9
 _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for command in commands} for side in Side}
 
 
-class Protocol(Generic[Read]):
+class StompProtocol(Generic[Read]):
     """The session rules of one connection, seen from one side."""
 
     __slots__ = ("_decoder", "_end", "_known", "_peer_transitions", "side", "state", "stateless")
 
-    def __init__(self, side: Side, shapes: Shapes[Read]) -> None:
+    def __init__(self, side: Side, shapes: ShapeCache[Read]) -> None:
         """`shapes` are what is read instead of frames, where it can be: FRAMES, if it is to be frames."""
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
@@ -95,7 +95,7 @@ class Protocol(Generic[Read]):
         """The agreed version; 1.0 as long as none is."""
         return self._decoder.version or Version.V1_0
 
-    def agree(self, version: Version) -> None:
+    def set_version(self, version: Version) -> None:
         """Both sides speak `version` from here on."""
         self._decoder.version = version
         self._enter(ProtocolState.CONNECTED)

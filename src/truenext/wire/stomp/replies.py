@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from typing import Protocol as Shape
 
 from truenext import envelope
-from truenext.answers import Fault, Receipt
+from truenext.answers import ErrorAnswer, Receipt
 from truenext.commands import AckMode, Login
 from truenext.destination import Destination
 from truenext.envelope import FIRST_OF_GROUP, HOP_BY_HOP_HEADERS
 from truenext.limits import NAME_LENGTH_MAX
 from truenext.message import SentMessage
-from truenext.wire.stomp.direct import Request
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
-from truenext.wire.stomp.protocol import Protocol, ProtocolState
+from truenext.wire.stomp.protocol import ProtocolState, StompProtocol
+from truenext.wire.stomp.request_shapes import ShapedCommand
 
 PARTS_PER_MESSAGE = 5
 """Pieces of bytes that one MESSAGE frame is written in."""
@@ -55,10 +55,10 @@ class Delivery(Shape):
         """Of the queue from which it is."""
 
 
-class Replies:
+class ReplyEncoder:
     """What is said to one client."""
 
-    def __init__(self, protocol: Protocol[Request], message_id_prefix: str) -> None:
+    def __init__(self, protocol: StompProtocol[ShapedCommand], message_id_prefix: str) -> None:
         """`message_id_prefix` is what all message ids begin with; the sequence follows."""
         self._protocol = protocol
         self._message_id_prefix = message_id_prefix
@@ -72,13 +72,13 @@ class Replies:
         self._pattern_subscriptions: set[str] = set()
         """Subscriptions to patterns of queues: their MESSAGEs say from which queue they are."""
 
-    def agree(self, version: Version, login: Login) -> None:
+    def on_connected(self, version: Version, login: Login) -> None:
         """Both sides speak `version` from here on."""
         self._version = version
         self._has_rounds = login.has_rounds
         self._names_begun = login.names_begun
 
-    def add(self, subscription: str, mode: AckMode, *, has_id: bool, has_pattern: bool) -> None:
+    def add_subscription(self, subscription: str, mode: AckMode, *, has_id: bool, has_pattern: bool) -> None:
         """There is a subscription. Without an id (`has_id`) STOMP 1.0 knows it by its destination."""
         version = self._version
         start = "MESSAGE\n"
@@ -94,7 +94,7 @@ class Replies:
         if has_pattern:
             self._pattern_subscriptions.add(subscription)
 
-    def remove(self, subscription: str) -> None:
+    def remove_subscription(self, subscription: str) -> None:
         """It may be none that there is."""
         self._heads.pop(subscription, None)
         self._pattern_subscriptions.discard(subscription)
@@ -182,9 +182,9 @@ class Replies:
         if version is Version.V1_1:
             if b"\\" not in header:
                 return header
-            headers = envelope.read_header(header)
+            headers = envelope.decode_header_lines(header)
         else:
-            headers = _headers_for_v1_0(envelope.read_header(header))
+            headers = _headers_for_v1_0(envelope.decode_header_lines(header))
         return "".join(header_line(name, value, version) for name, value in headers.items()).encode()
 
     def encode_receipt(self, receipt: Receipt) -> bytes:
@@ -199,7 +199,7 @@ class Replies:
             headers["truenext-outcome"] = "unknown"
         return self._protocol.send(Frame("RECEIPT", headers))
 
-    def encode_fault(self, fault: Fault) -> bytes:
+    def encode_fault(self, fault: ErrorAnswer) -> bytes:
         headers = {"message": fault.summary, "truenext-code": fault.code.value, "content-type": "text/plain"}
         if self._protocol.state is ProtocolState.CONNECTING:
             # Nobody knows yet whether a backslash would be an escape.
@@ -209,8 +209,8 @@ class Replies:
             if fault.receipt is not None and len(fault.receipt) <= NAME_LENGTH_MAX:
                 # Nothing of a frame before the login is repeated to anybody.
                 headers["receipt-id"] = fault.receipt
-            if fault.frame:
-                headers["truenext-frame"] = str(fault.frame)
+            if fault.frame_number:
+                headers["truenext-frame"] = str(fault.frame_number)
         return self._protocol.send(Frame("ERROR", headers, (fault.detail or fault.summary).encode()))
 
 
@@ -219,7 +219,7 @@ def _with_destination(header: bytes, address: str) -> bytes:
     line = f"\n{header_line('destination', address, Version.V1_2)}".encode()
     if line in b"\n" + header:
         return header
-    return envelope.write_header(envelope.read_header(header) | {"destination": address})
+    return envelope.encode_header_lines(envelope.decode_header_lines(header) | {"destination": address})
 
 
 def _headers_for_v1_0(headers: dict[str, str]) -> dict[str, str]:

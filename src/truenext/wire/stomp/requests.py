@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from truenext import envelope
-from truenext.client_json import read_json
+from truenext.client_json import decode_client_json
 from truenext.commands import (
     Abort,
     Ack,
@@ -31,7 +31,7 @@ from truenext.destination import (
     Destination,
     DestinationKind,
     durable_key,
-    parse,
+    parse_address,
     split_options,
 )
 from truenext.digits import are_digits
@@ -42,19 +42,19 @@ from truenext.message import SentMessage
 from truenext.order import PRIORITY_DEFAULT, clamp_priority
 from truenext.schedule import FOR_EVER, Schedule, check_schedule
 from truenext.selector import compile_selector
-from truenext.wire.stomp.actions import ACTIONS
-from truenext.wire.stomp.direct import DEFAULT_PRIORITY_LINE
+from truenext.wire.stomp.actions import ACTION_PARSERS
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import (
     OWN_PREFIX,
-    counts_all,
     durable_name,
     parse_cause,
+    parse_counts_all,
     parse_nack_options,
     parse_subscribe_options,
 )
-from truenext.wire.stomp.replies import Replies
-from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, required
+from truenext.wire.stomp.replies import ReplyEncoder
+from truenext.wire.stomp.request_shapes import DEFAULT_PRIORITY_LINE
+from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
 _NOT_FORWARDED = HOP_BY_HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
 """Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
@@ -68,10 +68,10 @@ _PRIORITIES = {str(priority): priority for priority in range(10)}
 _SEQUENCE_DIGITS = 19
 
 
-class Requests:
+class RequestParser:
     """What one client asks for, once it is connected."""
 
-    def __init__(self, session_id: str, message_id_prefix: str, replies: Replies) -> None:
+    def __init__(self, session_id: str, message_id_prefix: str, replies: ReplyEncoder) -> None:
         """`replies` is told of each subscription."""
         self._session_id = session_id
         self._message_id_prefix = message_id_prefix
@@ -84,22 +84,22 @@ class Requests:
         self.client_id = ""
         """What the client calls itself, whichever of its connections it is."""
 
-    def agree(self, version: Version, client_id: str) -> None:
+    def on_connected(self, version: Version, client_id: str) -> None:
         """Both sides speak `version` from here on."""
         self._version = version
         self.client_id = client_id
 
-    def _send(self, frame: Frame) -> Command:
+    def _parse_send(self, frame: Frame) -> Command:
         headers = frame.headers
         address = headers.get("destination")
         if address is None:
             raise RemoteProtocolError("SEND without a destination")
-        destination = parse(address, self._session_id)
+        destination = parse_address(address, self._session_id)
         kind = destination.kind
         if kind is not _QUEUE:
             if kind is DestinationKind.CONTROL:
-                return self._control(frame, destination)
-            if kind is DestinationKind.PATTERN or kind is DestinationKind.QUEUES:
+                return self._parse_control(frame, destination)
+            if kind is DestinationKind.TOPIC_PATTERN or kind is DestinationKind.QUEUE_PATTERN:
                 raise RemoteProtocolError(f"{address} is a pattern: it can only be subscribed to", Code.DESTINATION)
             if kind is DestinationKind.DURABLE:
                 raise RemoteProtocolError(f"{address} is a durable subscription: send to its topic", Code.DESTINATION)
@@ -160,7 +160,7 @@ class Requests:
         reply_to = headers.get("reply-to", "")
         if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
             # A name that only this connection understands becomes one that everybody does.
-            destination = parse(reply_to, self._session_id)
+            destination = parse_address(reply_to, self._session_id)
             if destination.kind is DestinationKind.TEMPORARY and destination.name not in self._reply_queues:
                 # RabbitMQ subscribes for its client here; a client that relies on it would wait in silence.
                 raise RemoteProtocolError(
@@ -169,34 +169,34 @@ class Requests:
                     Code.NOT_FOUND,
                 )
             headers["reply-to"] = destination.address
-        return envelope.write_header(headers)
+        return envelope.encode_header_lines(headers)
 
-    def _control(self, frame: Frame, destination: Destination) -> Command:
+    def _parse_control(self, frame: Frame, destination: Destination) -> Command:
         if "transaction" in frame.headers:
             raise RemoteProtocolError("what is sent to /control/ cannot be part of a transaction")
         own = next((name for name in frame.headers if name.startswith(OWN_PREFIX)), None)
         if own is not None:
             # Elsewhere it would be the user's, and go on; from here nothing goes on.
             raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/: none is understood there; leave it out")
-        if destination.name in ACTIONS:
+        if destination.name in ACTION_PARSERS:
             if not _MESSAGE_ONLY.isdisjoint(frame.headers):
                 raise RemoteProtocolError(
                     f"SEND to /control/{destination.name} is answered by nothing and done at once; leave out "
                     f"{', '.join(sorted(_MESSAGE_ONLY.intersection(frame.headers)))}"
                 )
-            return ACTIONS[destination.name](frame)
-        reply_to = parse(required(frame.command, frame.headers, "reply-to"), self._session_id)
+            return ACTION_PARSERS[destination.name](frame)
+        reply_to = parse_address(require_header(frame.command, frame.headers, "reply-to"), self._session_id)
         if reply_to.kind is not DestinationKind.TEMPORARY or reply_to.session != self._session_id:
             raise RemoteProtocolError(
                 "the answer to a question goes to a /temp-queue/ of the connection that asks", Code.CONTROL_REQUEST
             )
         return ControlRequest(destination.name, frame.body, reply_to, frame.headers.get("correlation-id"))
 
-    def _subscribe(self, frame: Frame) -> Subscribe | Browse:
+    def _parse_subscribe(self, frame: Frame) -> Subscribe | Browse:
         headers = frame.headers
         is_browse = read_boolean("browser", headers.get("browser", "false"))
-        address, options = split_options(required(frame.command, frame.headers, "destination"))
-        destination = parse(address, self._session_id)
+        address, options = split_options(require_header(frame.command, frame.headers, "destination"))
+        destination = parse_address(address, self._session_id)
         if destination.kind is DestinationKind.CONTROL:
             raise RemoteProtocolError(
                 f"{address} is for questions; subscribe to the queue that the answers go to", Code.DESTINATION
@@ -205,13 +205,13 @@ class Requests:
             raise RemoteProtocolError(
                 f"subscriptions to composite destinations are not supported yet: {address!r}", Code.NOT_SUPPORTED
             )
-        if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.PATTERN):
+        if is_browse and destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
                 "browser:true is for queues, and for a durable subscription as /subscription/CLIENT,NAME: "
                 "nothing waits in a topic",
                 Code.DESTINATION,
             )
-        if is_browse and destination.kind is DestinationKind.QUEUES:
+        if is_browse and destination.kind is DestinationKind.QUEUE_PATTERN:
             raise RemoteProtocolError(
                 f"browser:true with {address}: one queue is browsed at a time, name it", Code.DESTINATION
             )
@@ -233,7 +233,7 @@ class Requests:
             # Nothing of it is acknowledged, whatever was asked for.
             mode = AckMode.AUTO
         has_express = read_boolean("truenext-express", headers.get("truenext-express", "false"))
-        if has_express and destination.kind is DestinationKind.QUEUES:
+        if has_express and destination.kind is DestinationKind.QUEUE_PATTERN:
             raise RemoteProtocolError(
                 f"truenext-express with {address}: an express lane is one queue's; subscribe to that by its name"
             )
@@ -263,7 +263,7 @@ class Requests:
             durable=durable,
         )
 
-    def _unsubscribe(self, frame: Frame) -> Unsubscribe:
+    def _parse_unsubscribe(self, frame: Frame) -> Unsubscribe:
         subscription = self._subscription_id(frame)
         by_id = None if subscription in self._queue_by_subscription else subscription
         return Unsubscribe(subscription, self._durable_key(durable_name(frame.headers, by_id)))
@@ -274,15 +274,18 @@ class Requests:
             destination = command.destination
             kind = destination.kind
             mode = command.mode if isinstance(command, Subscribe) else AckMode.AUTO
-            self._replies.add(
-                command.subscription, mode, has_id="id" in frame.headers, has_pattern=kind is DestinationKind.QUEUES
+            self._replies.add_subscription(
+                command.subscription,
+                mode,
+                has_id="id" in frame.headers,
+                has_pattern=kind is DestinationKind.QUEUE_PATTERN,
             )
-            if kind is not DestinationKind.TOPIC and kind is not DestinationKind.PATTERN:
+            if kind is not DestinationKind.TOPIC and kind is not DestinationKind.TOPIC_PATTERN:
                 self._queue_by_subscription[command.subscription] = destination.name
                 if kind is DestinationKind.TEMPORARY and isinstance(command, Subscribe):
                     self._reply_queues[destination.name] += 1
         elif isinstance(command, Unsubscribe):
-            self._replies.remove(command.subscription)
+            self._replies.remove_subscription(command.subscription)
             queue = self._queue_by_subscription.pop(command.subscription, "")
             if queue in self._reply_queues:
                 self._reply_queues[queue] -= 1
@@ -308,7 +311,7 @@ class Requests:
             raise RemoteProtocolError(f"{frame.command} without an id")
         return read_name("id", subscription)
 
-    def _ack(self, frame: Frame) -> Ack:
+    def _parse_ack(self, frame: Frame) -> Ack:
         subscription, sequence, dispatch = self._parse_ack_id(frame)
         ack = Ack(subscription, sequence, frame.headers.get("transaction"), dispatch)
         next_one = frame.headers.get("truenext-started")
@@ -320,7 +323,7 @@ class Requests:
             ack.started = Started(*read_ack_id("truenext-started", next_one))
         return ack
 
-    def _nack(self, frame: Frame) -> Nack:
+    def _parse_nack(self, frame: Frame) -> Nack:
         if self._version is Version.V1_0:
             raise RemoteProtocolError("STOMP 1.0 has no NACK", Code.COMMAND)
         subscription, sequence, dispatch = self._parse_ack_id(frame)
@@ -339,43 +342,43 @@ class Requests:
         """Subscription, sequence and dispatch that an ACK or NACK names; dispatch 0 is not said."""
         headers = frame.headers
         if self._version is Version.V1_2:
-            return read_ack_id(frame.command, required(frame.command, frame.headers, "id"))
-        message_id = required(frame.command, frame.headers, "message-id")
+            return read_ack_id(frame.command, require_header(frame.command, frame.headers, "id"))
+        message_id = require_header(frame.command, frame.headers, "message-id")
         digits = message_id.removeprefix(self._message_id_prefix)
         if digits == message_id or not are_digits(digits, _SEQUENCE_DIGITS):
             raise RemoteProtocolError(
                 f"{frame.command} of message {message_id[:100]!r}, which this broker never sent", Code.NOT_HELD
             )
         if self._version is Version.V1_1:
-            return required(frame.command, frame.headers, "subscription"), int(digits), 0
+            return require_header(frame.command, frame.headers, "subscription"), int(digits), 0
         return headers.get("subscription"), int(digits), 0
 
-    def _begin(self, frame: Frame) -> Begin:
-        return Begin(read_name("transaction", required(frame.command, frame.headers, "transaction")))
+    def _parse_begin(self, frame: Frame) -> Begin:
+        return Begin(read_name("transaction", require_header(frame.command, frame.headers, "transaction")))
 
-    def _commit(self, frame: Frame) -> Commit:
+    def _parse_commit(self, frame: Frame) -> Commit:
         producer, number, is_gapless = _numbered(frame.headers)
-        counts = counts_all(frame.headers)
-        transaction = required(frame.command, frame.headers, "transaction")
+        counts = parse_counts_all(frame.headers)
+        transaction = require_header(frame.command, frame.headers, "transaction")
         return Commit(transaction, producer, number, is_gapless, counts_all=counts)
 
-    def _abort(self, frame: Frame) -> Abort:
-        return Abort(required(frame.command, frame.headers, "transaction"), counts_all(frame.headers))
+    def _parse_abort(self, frame: Frame) -> Abort:
+        return Abort(require_header(frame.command, frame.headers, "transaction"), parse_counts_all(frame.headers))
 
-    def _disconnect(self, frame: Frame) -> Disconnect:
+    def _parse_disconnect(self, frame: Frame) -> Disconnect:
         return Disconnect(_producers_to_forget(frame.headers))
 
 
-REQUESTS: dict[str, Callable[[Requests, Frame], Command]] = {
-    "SEND": Requests._send,
-    "ACK": Requests._ack,
-    "NACK": Requests._nack,
-    "SUBSCRIBE": Requests._subscribe,
-    "UNSUBSCRIBE": Requests._unsubscribe,
-    "BEGIN": Requests._begin,
-    "COMMIT": Requests._commit,
-    "ABORT": Requests._abort,
-    "DISCONNECT": Requests._disconnect,
+REQUEST_PARSERS: dict[str, Callable[[RequestParser, Frame], Command]] = {
+    "SEND": RequestParser._parse_send,
+    "ACK": RequestParser._parse_ack,
+    "NACK": RequestParser._parse_nack,
+    "SUBSCRIBE": RequestParser._parse_subscribe,
+    "UNSUBSCRIBE": RequestParser._parse_unsubscribe,
+    "BEGIN": RequestParser._parse_begin,
+    "COMMIT": RequestParser._parse_commit,
+    "ABORT": RequestParser._parse_abort,
+    "DISCONNECT": RequestParser._parse_disconnect,
 }
 """What each frame of a connected client asks for. Of the class, not of each connection: bound methods kept by their own
 object would be a circle that holds what it last received."""
@@ -406,7 +409,7 @@ def _producers_to_forget(headers: dict[str, str]) -> list[str]:
     text = headers.get("truenext-forget")
     if text is None:
         return []
-    names = read_json("truenext-forget is not a JSON list of names", text, list[str], Code.HEADER)
+    names = decode_client_json("truenext-forget is not a JSON list of names", text, list[str], Code.HEADER)
     return [read_name("a name in truenext-forget", name) for name in names]
 
 

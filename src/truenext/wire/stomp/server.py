@@ -7,24 +7,24 @@ A login is answered here. After that frames become commands (requests.py), deliv
 from collections.abc import Iterator
 from operator import length_hint
 
-from truenext.commands import Ack, Command, Commit, Confirm, InvalidFrame, Login, Send, Started
+from truenext.commands import Ack, Command, Commit, InvalidFrame, Login, ReceiptRequest, Send, Started
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import HEART_BEAT_MS_MIN
-from truenext.wire.stomp.direct import REQUEST_SHAPES, Request
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_own_headers
 from truenext.wire.stomp.login import read_login
-from truenext.wire.stomp.protocol import Protocol, ProtocolState, Side, choose_version, parse_heart_beat
+from truenext.wire.stomp.protocol import ProtocolState, Side, StompProtocol, choose_version, parse_heart_beat
 from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for_client
-from truenext.wire.stomp.replies import Replies
-from truenext.wire.stomp.requests import REQUESTS, Requests
+from truenext.wire.stomp.replies import ReplyEncoder
+from truenext.wire.stomp.request_shapes import REQUEST_SHAPES, ShapedCommand
+from truenext.wire.stomp.requests import REQUEST_PARSERS, RequestParser
 from truenext.wire.stomp.values import read_name
 
 _NUMBERED = (Send, Commit)
 """What may be repeated."""
 
 
-class StompServer:
+class StompSession:
     """One client's connection as its frames and ours."""
 
     def __init__(self, *, session_id: str, identity: str, server_name: str) -> None:
@@ -32,11 +32,11 @@ class StompServer:
         self._session_id = session_id
         self._identity = identity
         self._server_name = server_name
-        self._protocol = Protocol(Side.SERVER, REQUEST_SHAPES)
+        self._protocol = StompProtocol(Side.SERVER, REQUEST_SHAPES)
         message_id_prefix = f"truenext-{identity}-"
-        self.replies = Replies(self._protocol, message_id_prefix)
+        self.replies = ReplyEncoder(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""
-        self._requests = Requests(session_id, message_id_prefix, self.replies)
+        self._requests = RequestParser(session_id, message_id_prefix, self.replies)
         self._detector: ProtocolDetector | None = detector_for_client()
         """Has the first bytes of the client until they tell its protocol."""
         self.last_receipt: str | None = None
@@ -50,7 +50,7 @@ class StompServer:
         self._keeps_open = False
         self._frame_count = 0
         """Those that were decoded,"""
-        self._remaining: Iterator[Frame | Request] = iter(())
+        self._remaining: Iterator[Frame | ShapedCommand] = iter(())
         """and of these the ones that were not looked at yet."""
         self._refused_frame = 0
         """Place of the frame that was refused last; 0 is none."""
@@ -82,7 +82,7 @@ class StompServer:
             self._detector, data = None, opened
         protocol = self._protocol
         requests = self._requests
-        table = REQUESTS
+        table = REQUEST_PARSERS
         stateless = protocol.stateless
         self.last_receipt = None
         command: Command
@@ -136,7 +136,7 @@ class StompServer:
                     requests.on_accepted(frame, command)
                 if receipt is not None:
                     numbered = command if isinstance(command, _NUMBERED) and command.producer is not None else None
-                    yield Confirm(receipt, numbered)
+                    yield ReceiptRequest(receipt, numbered)
             # What may be wrong behind these is no frame that asked for anything.
             self.last_receipt = None
             if not protocol.has_more:
@@ -169,9 +169,9 @@ class StompServer:
         offered_ms, requested_ms = parse_heart_beat(headers.get("heart-beat", "0,0"))
         self.send_interval_ms = max(requested_ms, HEART_BEAT_MS_MIN) if requested_ms else 0
         self.receive_interval_ms = max(offered_ms, HEART_BEAT_MS_MIN) if offered_ms else 0
-        self._protocol.agree(version)
-        self._requests.agree(version, headers.get("client-id", ""))
-        self.replies.agree(version, login)
+        self._protocol.set_version(version)
+        self._requests.on_connected(version, headers.get("client-id", ""))
+        self.replies.on_connected(version, login)
         self.has_unchecked_login = bool(headers.get("login", "").strip() or headers.get("passcode", "").strip())
         return login
 

@@ -120,7 +120,7 @@ class FrameShape(Generic[Read]):
         return start
 
 
-class Shapes(Generic[Read]):
+class ShapeCache(Generic[Read]):
     """All shapes that are known."""
 
     def __init__(self, make: Callable[[Version, str, tuple[str, ...]], Shape[Read]]) -> None:
@@ -165,5 +165,5 @@ def _never(data: bytes, start: int) -> None:
     return None
 
 
-FRAMES: Shapes[Frame] = Shapes(FrameShape)
+FRAME_SHAPES: ShapeCache[Frame] = ShapeCache(FrameShape)
 """For whoever wants frames."""

@@ -12,7 +12,7 @@ _NUMBER_MAX = 10**_DIGITS_MAX - 1
 """Where nothing less is said: the store has eight bytes for it."""
 
 
-def required(what: str, headers: Mapping[str, str], name: str) -> str:
+def require_header(what: str, headers: Mapping[str, str], name: str) -> str:
     """The value of a header that must be there; `what` is the frame that has none."""
     value = headers.get(name)
     if value is None:

@@ -10,7 +10,7 @@ NEVER = 1 << 62
 """The `visible_event` of a message that the history never shows to be durable."""
 AUTO_WINDOW = 1
 """In `auto` mode a consumer that holds something may have no room for more bytes; one that holds nothing has."""
-SELECTIVE = -1
+SELECTOR_WINDOW = -1
 """In place of the window of a consumer with a selector: what it wants the history does not say, so that nothing that it
 got, or did not get, is evidence."""
 UNLIMITED = 1 << 62
@@ -77,7 +77,7 @@ HAS_CAUSE = 4
 """Added to the ReturnReason of a return, and said of a dead letter: it has a cause."""
 
 
-class Start(IntEnum):
+class StartFlag(IntEnum):
     """Flags of a RUN_STARTED."""
 
     CLEAN = 1
@@ -143,7 +143,7 @@ class AuditedConsumer(msgspec.Struct, gc=False):
     """What is known of one that has not ended."""
 
     window: int
-    """Messages that it may hold, as far as is known; with SELECTIVE it may hold none."""
+    """Messages that it may hold, as far as is known; with SELECTOR_WINDOW it may hold none."""
     flags: ConsumerFlags = NO_FLAGS
     requested: int = UNLIMITED
     """Messages that it has requested and not got."""
@@ -169,7 +169,7 @@ class AuditedConsumer(msgspec.Struct, gc=False):
         """Surely: every change of it is told, and nothing comes beyond it."""
         return (
             self.counts_started
-            and self.window != SELECTIVE
+            and self.window != SELECTOR_WINDOW
             and not self.flags & (ConsumerFlags.EXPRESS | ConsumerFlags.PULLS)
         )
 

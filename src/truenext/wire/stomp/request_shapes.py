@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from truenext.commands import Ack, Send, Started
-from truenext.destination import Destination, DestinationKind, parse
+from truenext.destination import Destination, DestinationKind, parse_address
 from truenext.envelope import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import RemoteProtocolError
 from truenext.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
@@ -22,7 +22,7 @@ from truenext.wire.stomp.headers import OWN_PREFIX
 from truenext.wire.stomp.shapes import (
     FrameShape,
     Shape,
-    Shapes,
+    ShapeCache,
     character_pattern,
     header_pattern,
     is_utf8,
@@ -32,7 +32,7 @@ from truenext.wire.stomp.shapes import (
 if TYPE_CHECKING:
     from truenext.wire.stomp.frame import Frame
 
-Request = Send | Ack | Started | tuple[Send | Ack, str]
+ShapedCommand = Send | Ack | Started | tuple[Send | Ack, str]
 """A command; with the receipt that it asks for, if it does."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
@@ -110,7 +110,7 @@ class SendShape:
         self._optional = groups
         """What most do not say: name and place."""
 
-    def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
+    def read(self, data: bytes, start: int, into: list[Frame | ShapedCommand], body_bytes_max: int) -> int:
         match = self.match
         at_destination, at_length = self._destination, self._length
         at_priority, at_persistent, at_receipt = self._priority, self._persistent, self._receipt
@@ -194,7 +194,7 @@ class AckShape:
         self._transaction = groups.get("transaction", 0)
         self._started = groups.get(_STARTED, 0)
 
-    def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
+    def read(self, data: bytes, start: int, into: list[Frame | ShapedCommand], body_bytes_max: int) -> int:
         match = self.match
         at_sequence, at_dispatch, at_subscription = self._id, self._id + 1, self._id + 2
         at_receipt, at_transaction, at_started = self._receipt, self._transaction, self._started
@@ -224,7 +224,7 @@ class StartedShape:
         self.match = header_pattern("SEND", lines, rb"\0")
         self.uses = 0
 
-    def read(self, data: bytes, start: int, into: list[Frame | Request], body_bytes_max: int) -> int:
+    def read(self, data: bytes, start: int, into: list[Frame | ShapedCommand], body_bytes_max: int) -> int:
         match = self.match
         while (found := match(data, start)) is not None:
             start = found.end()
@@ -239,13 +239,13 @@ def _destination(address: bytes) -> Destination | None:
     if b"/temp-" in address:
         return None
     try:
-        destination = parse(address.decode(), "")
+        destination = parse_address(address.decode(), "")
     except (UnicodeDecodeError, RemoteProtocolError):
         return None
     return destination if destination.kind in _SHARED_KINDS else None
 
 
-def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Request]:
+def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[ShapedCommand]:
     if command == "SEND" and _is_fast_path(set(names)):
         return SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
@@ -256,7 +256,7 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Requ
     is_usual = "id" in names and "content-length" not in names and is_known
     if command == "ACK" and version is Version.V1_2 and is_usual:
         return AckShape(names)
-    return FrameShape[Request](version, command, names)
+    return FrameShape[ShapedCommand](version, command, names)
 
 
 def _is_fast_path(names: set[str]) -> bool:
@@ -270,5 +270,5 @@ def _is_fast_path(names: set[str]) -> bool:
     )
 
 
-REQUEST_SHAPES: Shapes[Request] = Shapes(_shape)
+REQUEST_SHAPES: ShapeCache[ShapedCommand] = ShapeCache(_shape)
 """For a broker."""

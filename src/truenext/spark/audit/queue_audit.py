@@ -15,14 +15,14 @@ from heapq import heappop, heappush
 from itertools import chain
 from operator import itemgetter
 
-from truenext.spark.audit.facts import (
+from truenext.spark.audit.model import (
     END_REASONS,
     HAS_CAUSE,
     NEVER,
     NO_CONSUMER,
     NO_FLAGS,
     NO_MESSAGE,
-    SELECTIVE,
+    SELECTOR_WINDOW,
     STILL_WAITING,
     UNKNOWN_PRIORITY,
     UNLIMITED,
@@ -34,7 +34,7 @@ from truenext.spark.audit.facts import (
     MessageState,
     RemovedMessages,
     ReturnReason,
-    Start,
+    StartFlag,
 )
 
 POINTS_MAX = 1000
@@ -47,7 +47,7 @@ RECOVERED_STATES = (WAITING, ENDED)
 """What a start makes of what is surely there."""
 
 
-class Account:
+class QueueAudit:
     def __init__(self, removed: RemovedMessages, stuck_limit: int) -> None:
         """`stuck_limit` in microseconds."""
         self.removed = removed
@@ -106,7 +106,7 @@ class Account:
         self.tick = 0
         self.mask = 0
 
-    def accepted(
+    def on_accepted(
         self,
         event: int,
         at: int,
@@ -128,7 +128,7 @@ class Account:
         if visible_event <= event:
             self.waiting += 1
             if self.free_consumers and self.idle_message is None:
-                self.check_idle(event, at)
+                self.start_idle_time(event, at)
             return
         if group:
             heappush(self.group_committing[priority], sequence)
@@ -158,7 +158,7 @@ class Account:
             if message is not None and message.state is WAITING:
                 self.waiting += 1
                 if self.free_consumers and self.idle_message is None:
-                    self.check_idle(visible_event, message.visible_at)
+                    self.start_idle_time(visible_event, message.visible_at)
 
     def head(self, lane: list[int]) -> AuditedMessage | None:
         while lane:
@@ -193,9 +193,9 @@ class Account:
         """A failed message that is not due yet keeps it from being ready."""
         return bool(self.blocking) and min(self.blocking.values()) < (9 - message.priority, message.sequence)
 
-    def dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
+    def on_dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
         if self.idle_message is not None:
-            self.end_idle(at)
+            self.end_idle_time(at)
         if self.is_paused:
             self.add_finding("premature", event, at, sequence, consumer, detail="paused")
         receiver = self.consumers.get(consumer)
@@ -220,12 +220,12 @@ class Account:
             code = self.removed.get(sequence)
             if code:
                 self.add_finding("duplicate", event, at, sequence, consumer, detail=END_REASONS[EventCode(code)])
-                self.recheck_idle(event, at)
+                self.update_idle_time(event, at)
                 return
             message = AuditedMessage(sequence, UNKNOWN_PRIORITY, False, 0, at, 0, DOUBTFUL, has_known_attempts=False)
             self.messages[sequence] = message
-        elif message.priority >= 0 and (receiver is None or receiver.window != SELECTIVE):
-            self.judge(event, at, message, consumer)
+        elif message.priority >= 0 and (receiver is None or receiver.window != SELECTOR_WINDOW):
+            self.judge_dispatch(event, at, message, consumer)
         if message.state is HELD:
             self.add_finding("duplicate", event, at, message, consumer, detail=f"held by consumer {message.consumer}")
             self.end_hold(message)
@@ -254,7 +254,7 @@ class Account:
             if receiver.held == receiver.window:
                 self.update_is_free(receiver)
         if self.free_consumers and self.waiting:
-            self.check_idle(event, at)
+            self.start_idle_time(event, at)
 
     def update_is_free(self, consumer: AuditedConsumer) -> None:
         """Can it take a message?"""
@@ -287,7 +287,7 @@ class Account:
             detail = f"beyond its window of {receiver.limit}"
         self.add_finding("uncredited", event, at, sequence, consumer, detail=detail)
 
-    def judge(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
+    def judge_dispatch(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
         """Was it the true next message?"""
         priority = message.priority
         if self.is_blocked(message):
@@ -310,9 +310,9 @@ class Account:
             # Ready or still being committed: neither may be overtaken by its equal.
             self.add_finding("order", event, at, message, consumer, overtaken=head)
         elif message.group:
-            self.judge_in_group(event, at, message, consumer)
+            self.judge_group_dispatch(event, at, message, consumer)
 
-    def judge_in_group(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
+    def judge_group_dispatch(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
         """Was it the next of its group?"""
         priority = message.priority
         first = min(self.group_blocking.get(message.group, {}).values(), default=(10, 0))
@@ -369,7 +369,7 @@ class Account:
             if not holder.is_free:
                 self.update_is_free(holder)
 
-    def started(self, event: int, at: int, sequence: int, consumer: int) -> None:
+    def on_started(self, event: int, at: int, sequence: int, consumer: int) -> None:
         """The client says so, or has acknowledged or nacked it inside a transaction."""
         message = self.messages.get(sequence)
         if message is not None and message.state is HELD and message.consumer == consumer:
@@ -413,7 +413,7 @@ class Account:
         message.attempts = attempts
         message.has_known_attempts = True
 
-    def end(self, event: int, at: int, sequence: int, code: EventCode, *, has_cause: bool = False) -> None:
+    def end_message(self, event: int, at: int, sequence: int, code: EventCode, *, has_cause: bool = False) -> None:
         """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED; `has_cause` of a dead letter."""
         self.clear_delay(sequence)
         message = self.messages.pop(sequence, None)
@@ -440,7 +440,7 @@ class Account:
         if message.priority >= 0:
             message.end_reason = END_REASONS[code]
             self.finished.append(message)
-        self.recheck_idle(event, at)
+        self.update_idle_time(event, at)
 
     def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode) -> None:
         """What became of a message that is in the queue no more, if ever it was."""
@@ -453,10 +453,10 @@ class Account:
         if message is not None:
             self.finish_message(message, at, END_REASONS[code])
 
-    def queue_ended(self, event: int, at: int) -> None:
+    def on_queue_ended(self, event: int, at: int) -> None:
         """Its durable subscription has: what follows in this queue is of a new one of the same name, but that what was
         in the old one expires."""
-        self.end_idle(at)
+        self.end_idle_time(at)
         for message in self.messages.values():
             self.removed.add(message.sequence, EventCode.ENDED)
             if message.state is HELD:
@@ -467,7 +467,7 @@ class Account:
         self.messages.clear()
         self.clear_lanes()
 
-    def delayed(
+    def on_delayed(
         self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER, *, is_blocking: bool
     ) -> None:
         """A message waits for its next try: it has just failed, or a page of the store has shown it."""
@@ -489,9 +489,9 @@ class Account:
                 self.group_blocking.setdefault(message.group, {})[sequence] = (9 - message.priority, sequence)
             elif is_blocking:
                 self.blocking[sequence] = (9 - message.priority, sequence)
-        self.recheck_idle(event, at)
+        self.update_idle_time(event, at)
 
-    def returned(self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER) -> None:
+    def on_returned(self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER) -> None:
         self.clear_delay(sequence)
         message = self.messages.get(sequence)
         if message is None:
@@ -513,14 +513,14 @@ class Account:
                     heappush(self.group_committing[message.priority], sequence)
                 if message.visible_event != NEVER:
                     heappush(self.committing, (message.visible_event, sequence))
-        self.recheck_idle(event, at)
+        self.update_idle_time(event, at)
 
-    def subscribed(
+    def on_subscribed(
         self, event: int, at: int, consumer: int, window: int, flags: ConsumerFlags = NO_FLAGS, priority: int = 0
     ) -> None:
         """`priority` is the consumer's, if it is exclusive."""
         subscriber = self.consumers[consumer] = AuditedConsumer(window, flags)
-        if flags & ConsumerFlags.PULLS and window != SELECTIVE:
+        if flags & ConsumerFlags.PULLS and window != SELECTOR_WINDOW:
             # Of one with a selector it is not known whether it is told what it requests: it may be one of a pattern.
             subscriber.requested = 0
         if subscriber.has_exact_window:
@@ -529,58 +529,58 @@ class Account:
             subscriber.rank = (-priority, consumer)
             self.choose_owner()
         self.update_is_free(subscriber)
-        self.recheck_idle(event, at)
+        self.update_idle_time(event, at)
 
-    def window_changed(self, event: int, at: int, consumer: int, window: int) -> None:
+    def on_window_changed(self, event: int, at: int, consumer: int, window: int) -> None:
         known = self.consumers.get(consumer)
         if known is None:
             return
-        if known.window != SELECTIVE:
+        if known.window != SELECTOR_WINDOW:
             known.window = window
         known.limit = window if known.has_exact_window or not window else UNLIMITED
         self.update_is_free(known)
-        self.recheck_idle(event, at)
+        self.update_idle_time(event, at)
 
-    def requested(self, event: int, at: int, consumer: int, count: int) -> None:
+    def on_requested(self, event: int, at: int, consumer: int, count: int) -> None:
         known = self.consumers.get(consumer)
         if known is not None:
             known.requested = count
             self.update_is_free(known)
-            self.recheck_idle(event, at)
+            self.update_idle_time(event, at)
 
-    def unsubscribed(self, event: int, at: int, consumer: int) -> None:
+    def on_unsubscribed(self, event: int, at: int, consumer: int) -> None:
         subscriber = self.consumers.pop(consumer, None)
         if subscriber is not None:
             subscriber.has_ended = True
             self.free_consumers -= subscriber.is_free
             if subscriber is self.owner:
                 self.choose_owner()
-        self.recheck_idle(event, at)
+        self.update_idle_time(event, at)
 
-    def paused(self, event: int, at: int, *, is_paused: bool) -> None:
+    def on_paused(self, event: int, at: int, *, is_paused: bool) -> None:
         self.is_paused = is_paused
-        self.recheck_idle(event, at)
+        self.update_idle_time(event, at)
 
-    def check_idle(self, event: int, at: int) -> None:
+    def start_idle_time(self, event: int, at: int) -> None:
         """Begin to count idle time if somebody could take a message."""
         if self.free_consumers and self.waiting:
             self.idle_message = self.true_next(event)
             self.idle_since = at
             self.idle_event = event
 
-    def recheck_idle(self, event: int, at: int) -> None:
+    def update_idle_time(self, event: int, at: int) -> None:
         if self.idle_message is None:
-            self.check_idle(event, at)
+            self.start_idle_time(event, at)
         elif not (self.free_consumers and self.waiting and self.true_next(event)):
-            self.end_idle(at)
+            self.end_idle_time(at)
 
-    def end_idle(self, at: int) -> None:
+    def end_idle_time(self, at: int) -> None:
         message, self.idle_message = self.idle_message, None
         if message is not None and at - self.idle_since > self.stuck_limit:
             duration = at - self.idle_since
             self.add_finding("stuck", self.idle_event, self.idle_since, message, count=self.waiting, duration=duration)
 
-    def drained(self, event: int, at: int) -> None:
+    def on_drained(self, event: int, at: int) -> None:
         if not self.waiting:
             return
         lost = [each for each in self.messages.values() if each.state is WAITING and each.visible_event <= event]
@@ -592,9 +592,9 @@ class Account:
         for each in lost:
             each.state = UNCERTAIN
         self.waiting = 0
-        self.recheck_idle(event, at)
+        self.update_idle_time(event, at)
 
-    def gap(self) -> None:
+    def on_gap(self) -> None:
         """Whatever is known may have changed unseen."""
         self.idle_message = None
         self.expected = None
@@ -622,14 +622,14 @@ class Account:
         self.group_blocking.clear()
         self.waiting = self.held = 0
 
-    def run_started(self, event: int, at: int, flags: int, previous_at: int) -> None:
+    def on_run_started(self, event: int, at: int, flags: int, previous_at: int) -> None:
         self.resolve_recovered(at)
-        self.end_idle(previous_at)
+        self.end_idle_time(previous_at)
         self.clear_dispatch_state()
         self.knows_consumers = self.knows_exclusive = True
         self.start_flags = flags
         self.start_event = event
-        if not flags & Start.CONTINUED:
+        if not flags & StartFlag.CONTINUED:
             # A run is missing: nothing is known of what it did.
             for message in chain(self.messages.values(), self.expiring.values()):
                 self.finish_message(message, at, "unknown")
@@ -653,7 +653,7 @@ class Account:
             if message.priority < 0:
                 message.state = DOUBTFUL
                 uncertain += 1
-            elif not message.is_persistent and not self.start_flags & Start.CLEAN:
+            elif not message.is_persistent and not self.start_flags & StartFlag.CLEAN:
                 del messages[message.sequence]
                 self.removed.add(message.sequence, EventCode.RUN_STARTED)
                 self.finish_message(message, at, END_REASONS[EventCode.RUN_STARTED])
@@ -667,7 +667,7 @@ class Account:
                 certain += 1
         return certain, uncertain
 
-    def recovered(self, event: int, at: int, count: int) -> None:
+    def on_recovered(self, event: int, at: int, count: int) -> None:
         if self.expected is None:
             return
         certain, uncertain = self.expected
@@ -686,19 +686,19 @@ class Account:
             for message in missing:
                 message.state = UNCERTAIN
             self.waiting = 0
-        elif count > certain + uncertain and self.start_flags & Start.COMPLETE:
+        elif count > certain + uncertain and self.start_flags & StartFlag.COMPLETE:
             self.add_finding("resurrected", event, at, NO_MESSAGE, count=count - certain - uncertain)
 
     def resolve_recovered(self, at: int) -> None:
         """A queue of which the start said nothing had no messages."""
-        if self.expected is not None and self.start_flags & Start.RECOVERED:
-            self.recovered(self.start_event, at, 0)
+        if self.expected is not None and self.start_flags & StartFlag.RECOVERED:
+            self.on_recovered(self.start_event, at, 0)
         self.expected = None
 
     def finish(self, event: int, at: int) -> None:
         """The history ends here."""
         self.resolve_recovered(at)
-        self.end_idle(at)
+        self.end_idle_time(at)
         for message in self.messages.values():
             self.finish_message(message, at, "held" if message.state is HELD else STILL_WAITING)
         for message in self.expiring.values():

@@ -8,7 +8,7 @@ import msgspec
 
 from truenext.batch import NO_CAUSES, Causes, Mark
 from truenext.order import PRIORITY_MAX
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, DamagedRecord, sequence_of, split_lane_key, verify
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, DamagedRecord, sequence_of, split_lane_key, verify_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,20 +25,20 @@ class Damage(NamedTuple):
         return f"{self.file}: {self.problem}"
 
 
-class Findings:
+class DamageReport:
     """What was found so far."""
 
-    def __init__(self, on_finding: Callable[[Damage], None]) -> None:
-        """`on_finding` is told of each finding at once: there may be very many."""
-        self._on_finding = on_finding
+    def __init__(self, on_damage: Callable[[Damage], None]) -> None:
+        """`on_damage` is told of each finding at once: there may be very many."""
+        self._on_damage = on_damage
         self.damage_count = 0
         """How many there were."""
         self.notes: list[str] = []
         """What is no damage, but may be asked about."""
 
-    def add(self, file: str, problem: str) -> None:
+    def add_damage(self, file: str, problem: str) -> None:
         self.damage_count += 1
-        self._on_finding(Damage(file, problem))
+        self._on_damage(Damage(file, problem))
 
 
 class SalvageProgress:
@@ -71,10 +71,10 @@ class SalvagedMessage(msgspec.Struct, gc=False):
     """Empty if every bit is as written."""
 
 
-def find_damage(key: bytes, record: bytes) -> str:
+def find_record_damage(key: bytes, record: bytes) -> str:
     """What is wrong with a record; empty if every bit is as written."""
     try:
-        verify(key, record)
+        verify_record(key, record)
     except DamagedRecord as error:
         return str(error)
     return ""

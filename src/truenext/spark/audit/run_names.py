@@ -7,10 +7,10 @@ from pathlib import Path, PurePosixPath
 from truenext.errors import ConfigurationError
 
 
-def names_of(folders: Sequence[Path | str]) -> list[str]:
+def run_names(folders: Sequence[Path | str]) -> list[str]:
     """Return for each folder, or address such as s3a://..., as much of the end of its path as no other has.
 
-    >>> names_of(["/runs/monday/data", "/runs/tuesday/data", "/copy"])
+    >>> run_names(["/runs/monday/data", "/runs/tuesday/data", "/copy"])
     ['monday/data', 'tuesday/data', 'copy']
 
     Raises: ConfigurationError if one of them is named twice
