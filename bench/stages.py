@@ -193,7 +193,7 @@ class _Path:
             if not batch.is_empty():
                 self._store.apply(batch)
             self._history.append(batch.history)
-            self._engine.committed(batch)
+            self._engine.on_committed(batch)
         self._seconds["journal"] += time.perf_counter() - at
 
     def _write(self, file: int, content: bytes, offset: int) -> None:

@@ -32,7 +32,7 @@ def measure(count: int, queues: int, wildcards: int, window: int, in_a_turn: int
     engine.start()
     batch = engine.take_batch()
     assert batch is not None
-    engine.committed(batch)
+    engine.on_committed(batch)
     sender, receiver = engine.connect("sender"), engine.connect("receiver")
     destinations = [parse_address(f"/queue/q.{number}", "sender") for number in range(queues)]
     for destination in destinations:

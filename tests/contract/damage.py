@@ -371,6 +371,6 @@ def write_history(folder: Path) -> None:
         event_log = EventLog(run=run, first_event=first_event)
         event_log.run_started(after_clean_stop=True)
         for batch in range(1, 20):
-            event_log.committed(batch)
+            event_log.on_committed(batch)
             history.append(event_log.close_chunk())
         history.close()

@@ -53,7 +53,7 @@ class RecordedEngine:
         self.engine.turn()
         while (batch := self.engine.take_batch()) is not None:
             self.chunks.append(batch.history)
-            self.engine.committed(batch)
+            self.engine.on_committed(batch)
             self.engine.turn()
 
     def session(self, name: str = "x") -> ConnectionState:
@@ -460,8 +460,8 @@ def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
     assert queue is not None
     for window in (0, 20):
         recorded.log.window_changed(consumer, queue, window)
-    recorded.log.requested(consumer, queue, 7)
-    recorded.log.requested(consumer, queue, 0)
+    recorded.log.pull_requested(consumer, queue, 7)
+    recorded.log.pull_requested(consumer, queue, 0)
     about = [event for event in recorded.events() if event["kind"] in ("window", "requested")]
     names = ("kind", "queue", "consumer", "window", "count")
     assert [tuple(event.get(name) for name in names) for event in about] == [
@@ -529,7 +529,7 @@ def record_all(recorded: RecordedEngine, log: EventLog) -> None:
     log.window_changed(consumer, consumer.queue, 0)
     for entry in consumer.held.values():
         log.started(entry, consumer)
-    log.requested(consumer, consumer.queue, 3)
+    log.pull_requested(consumer, consumer.queue, 3)
     log.started(entry, consumer)
 
 
@@ -544,7 +544,7 @@ def test_temporary_queues_are_nobodys_business() -> None:
     assert consumer.queue is not None
     recorded.log.started(held, consumer)
     recorded.log.window_changed(consumer, consumer.queue, 0)
-    recorded.log.requested(consumer, consumer.queue, 1)
+    recorded.log.pull_requested(consumer, consumer.queue, 1)
     recorded.engine.acknowledge(session, Ack("s", 1, None))
     assert {event["kind"] for event in recorded.events()} == {"run-started", "committed"}
 
@@ -568,7 +568,7 @@ def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:
         assert batch is not None
         assert batch.is_empty() is not persistent
         assert is_of_batch(batch.history) is persistent
-        recorded.engine.committed(batch)
+        recorded.engine.on_committed(batch)
         recorded.commit()
 
 
@@ -675,7 +675,7 @@ def test_what_was_appended_can_be_read_once_it_is_flushed_or_synced_or_much(tmp_
         history.append(chunk)
     event_log = EventLog(run=1, first_event=len(recorded.events()) + 1)
     for batch in range(10_000):
-        event_log.committed(batch)
+        event_log.on_committed(batch)
     history.append(event_log.close_chunk())
     assert len(read_folder(tmp_path)) == len(recorded.events()) + 10_000
     history.close()
@@ -739,7 +739,7 @@ def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(t
     history = HistoryWriter(tmp_path)
     chunks = []
     for of_batch in (True, True, False):
-        event_log.committed(1)
+        event_log.on_committed(1)
         chunks.append(event_log.close_chunk(of_batch=of_batch))
         history.append(chunks[-1])
     history.close()
@@ -750,7 +750,7 @@ def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(t
     torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + b"torn")
     assert last_batch_of(tmp_path) == (3, 8)
     later = EventLog(run=4, first_event=10)
-    later.committed(1)
+    later.on_committed(1)
     torn.write_bytes(FILE.pack(MAGIC, HISTORY_VERSION, 4) + later.close_chunk())
     assert last_batch_of(tmp_path) is None
     for path in history_files(tmp_path):
@@ -1027,7 +1027,7 @@ def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Pa
     _, first_event = history.start_run(after_clean_stop=True)
     event_log = EventLog(run=1, first_event=first_event)
     for batch in range(1, 11):
-        event_log.committed(batch)
+        event_log.on_committed(batch)
         history.append(event_log.close_chunk())
     history.close()
     (path,) = history_files(tmp_path)

@@ -13,7 +13,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.broker import control_only
 from truenext.cli.files import FILES_OWN
-from truenext.engine.state.memory import LANE_BYTES, QUEUE_BYTES, Memory
+from truenext.engine.state.memory import LANE_BYTES, QUEUE_BYTES, MemoryBudget
 from truenext.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 from truenext.server import connection
 
@@ -266,7 +266,7 @@ def test_the_answers_have_a_queue_though_there_are_as_many_as_there_may_be() -> 
         assert "queues" in sender.error().body.decode()
 
     of_two = 2 * (QUEUE_BYTES + LANE_BYTES)
-    with mock.patch.object(Memory, "has_space_for_queue", property(lambda memory: memory.queues < of_two)):
+    with mock.patch.object(MemoryBudget, "has_space_for_queue", property(lambda memory: memory.queues < of_two)):
         run(use)
 
 

@@ -238,7 +238,7 @@ def write(engine: Engine, store: Store) -> None:
     batch = engine.take_batch()
     assert batch is not None
     store.apply(batch)
-    engine.committed(batch)
+    engine.on_committed(batch)
 
 
 def fill_as_before(data: Path, *fields: str) -> None:
@@ -257,7 +257,7 @@ def fill_as_before(data: Path, *fields: str) -> None:
         engine.send(sender, Send(address, message, schedule=Schedule(delay_ms=1000, period_ms=0, repeat=0, cron="")))
     write(engine, store)
     engine.stop()
-    for batch in engine.last_batches():
+    for batch in engine.final_batches():
         store.apply(batch)
     store.close()
 

@@ -84,7 +84,7 @@ def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_histor
                     ahead.ahead_us += 70_000_000
                     await until_removed(engine)
                     memory = engine.memory
-                    assert (memory.queues, memory.deques, memory.used) == (0, 0, 0)
+                    assert (memory.queue_bytes, memory.deque_bytes, memory.message_bytes) == (0, 0, 0)
                     assert targets.numbered(engine) == {}
 
     asyncio.run(run())

@@ -611,7 +611,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert batch is not None
         self.disk.submit(batch)
         self.disk.done()
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
         self.committed = batch.number
 
     @rule(
@@ -671,8 +671,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
         for peer, session in self.sessions.items():
-            if session.round != peer.round:
-                raise Disagreement(f"{peer.name} is in round {session.round}, not {peer.round}")
+            if session.release_count != peer.round:
+                raise Disagreement(f"{peer.name} is in round {session.release_count}, not {peer.round}")
 
     def actions(self) -> list[str]:
         """What can happen now, each as often as it is likely."""
@@ -1608,7 +1608,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def batch_becomes_durable(self) -> None:
         batch = self.disk.done()
         note("engine.committed(batch)")
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
         self.committed = batch.number
         self.oracle.committed()
         self._report_due()
@@ -1631,8 +1631,8 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def deliver_page(self) -> None:
         read, page = self.disk.next_page(self.committed)
-        note(f"engine.page_read({read.lane.queue.name}, {_sketch(page)})")
-        self.engine.page_read(read, page)
+        note(f"engine.on_page_read({read.lane.queue.name}, {_sketch(page)})")
+        self.engine.on_page_read(read, page)
         self._report_due()
 
     def all_pages_are_there(self) -> None:
@@ -1652,8 +1652,8 @@ class BrokerMachine(RuleBasedStateMachine):
         note(f"# timers are read after {read.after.hex()}: {page}")
 
     def deliver_timers(self) -> None:
-        note("engine.timers_read(...)")
-        self.engine.timers_read(*self.disk.next_timers())
+        note("engine.on_timers_read(...)")
+        self.engine.on_timers_read(*self.disk.next_timers())
 
     def evict(self) -> None:
         note("engine.evict()")
@@ -1748,9 +1748,9 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _read_scheduled(self, request: ScheduledRequest) -> BulkRead | None:
         """Once all is durable that was accepted."""
-        if not self.engine.hold_scheduled():
+        if not self.engine.freeze_scheduled():
             self.all_becomes_durable()
-            if not self.engine.hold_scheduled():
+            if not self.engine.freeze_scheduled():
                 raise Disagreement("what is durable is waited for")
         return self.engine.next_bulk_read(request)
 
@@ -1895,7 +1895,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def squeeze(self, share: float, is_written: bool) -> None:
         """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""
-        self.engine.memory.limit = int((self.engine.memory.used + self.engine.memory.deques) * share)
+        self.engine.memory.limit = int((self.engine.memory.message_bytes + self.engine.memory.deque_bytes) * share)
         note(f"engine.memory.limit = {self.engine.memory.limit}")
         self.evict()
         note(f"engine.memory.limit = {self.memory_limit}")
@@ -2157,9 +2157,9 @@ class BrokerMachine(RuleBasedStateMachine):
         with pytest.MonkeyPatch.context() as patch:
             # Hardly more than one message in each.
             targets.STORE_TRANSACTION_BYTES_MAX.replace(patch, 100)
-            for batch in self.engine.last_batches():
+            for batch in self.engine.final_batches():
                 self.disk.submit(batch)
-                self.engine.committed(self.disk.done())
+                self.engine.on_committed(self.disk.done())
                 # What was wanted before goes on.
                 self.all_pages_are_there()
                 self.engine.turn()
@@ -3001,7 +3001,7 @@ def _receivers_without_groups(engine: Engine, cursor: GroupScanCursor) -> list[B
         scan = engine.selections.scan_of(consumer, queue)
         cursors = [] if scan is None else list(scan.cursors.values())
         return cursor in cursors and not any(
-            isinstance(one, GroupScanCursor) and one.heads.get(consumer) for one in cursors
+            isinstance(one, GroupScanCursor) and one.heads_by_owner.get(consumer) for one in cursors
         )
 
     return list(filter(is_scanning, engine.clients.receivers_of(queue).all()))

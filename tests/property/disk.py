@@ -19,7 +19,7 @@ from truenext.broker.pager import read_page
 from truenext.destination import ENDED_PREFIX
 from truenext.engine.background.browsing import BrowseRead
 from truenext.engine.memory.timers import TimerRead, TimersResult
-from truenext.engine.state.pages import PageMessage, PageResult, Read, SideRead
+from truenext.engine.state.pages import PageMessage, PageResult, SideRead, StoreRead
 from truenext.message import SentMessage
 from truenext.order import RANKS
 from truenext.record import (
@@ -65,10 +65,10 @@ class Disk:
         self.in_flight: Batch | None = None
         self.is_written = False
         """The batch in flight is durable; the engine does not know yet."""
-        self.requested: deque[Read] = deque()
-        self._pages: deque[tuple[Read, PageResult]] = deque()
+        self.requested: deque[StoreRead] = deque()
+        self._pages: deque[tuple[StoreRead, PageResult]] = deque()
         """Read, and not handed to the engine yet."""
-        self._early: list[tuple[Read, PageResult]] = []
+        self._early: list[tuple[StoreRead, PageResult]] = []
         """Handed to the engine, which does not know of the batch that they show."""
         self.requested_timers: deque[TimerRead] = deque()
         self._timers: deque[tuple[TimerRead, TimersResult]] = deque()
@@ -110,16 +110,16 @@ class Disk:
 
     # Pages ------------------------------------------------------------------------------------------------------------
 
-    def request(self, reads: list[Read]) -> None:
+    def request(self, reads: list[StoreRead]) -> None:
         self.requested.extend(reads)
 
-    def read(self) -> tuple[Read, PageResult]:
+    def read(self) -> tuple[StoreRead, PageResult]:
         """Read the page that was wanted first."""
         read = self.requested.popleft()
         self._pages.append((read, self.read_at_once(read)))
         return self._pages[-1]
 
-    def read_at_once(self, read: Read) -> PageResult:
+    def read_at_once(self, read: StoreRead) -> PageResult:
         page = read_page(self._store, read)
         found = [found_of(each) for each in page.messages]
         return PageResult(found, page.as_of, page.is_end)
@@ -128,7 +128,7 @@ class Disk:
     def has_page(self) -> bool:
         return bool(self._pages)
 
-    def next_page(self, committed: int) -> tuple[Read, PageResult]:
+    def next_page(self, committed: int) -> tuple[StoreRead, PageResult]:
         """The page that was read first; the engine is about to get it, and knows of batches up to `committed`."""
         read, page = self._pages.popleft()
         if page.as_of > committed and not isinstance(read, BrowseRead):

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 
 from tests.property import targets
 from truenext.engine.engine import Engine
-from truenext.engine.selecting.groups import GroupScanCursor, group_size
+from truenext.engine.selecting.groups import GroupScanCursor, group_bytes
 from truenext.engine.selecting.keyed import key_count
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.consumer import ConnectionState, Subscriber
@@ -44,41 +44,45 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
     memory = engine.memory
     queues = [*engine.queues(), *targets.queues_of_scheduled(engine), *targets.queues_that_ended(engine)]
     books = [
-        (f"resident of {queue.name}", queue.resident, in_memory) for queue, in_memory in counted.items()
+        (f"resident of {queue.name}", queue.resident_bytes, in_memory) for queue, in_memory in counted.items()
     ]  # fmt: skip
     books += [(f"messages in memory of {queue.name}", queue.resident_count, count) for queue, count in messages.items()]
     books += [
-        ("used", memory.used, sum(counted.values())),
+        ("used", memory.message_bytes, sum(counted.values())),
         (
             "leaving",
-            memory.pending_free,
+            memory.pending_free_bytes,
             sum(_size(lane.unread_in_memory) for queue in counted for lane in queue.lanes),
         ),
-        ("places", memory.deques, DEQUE_BYTES * sum(lane.has_deque for queue in counted for lane in queue.lanes)),
+        ("places", memory.deque_bytes, DEQUE_BYTES * sum(lane.has_deque for queue in counted for lane in queue.lanes)),
         (
             "queues",
-            memory.queues,
+            memory.queue_bytes,
             sum(_bytes_of(engine, queue) for queue in queues)
             + _bytes_of_consumers(engine, sessions)
             + sum(queue_size(one) + LANE_BYTES for one in targets.reserved(engine).values()),
         ),
-        ("unsent", memory.unsent, sum(session.unsent_bytes for session in sessions)),
-        ("open", memory.open_bytes, sum(each.size for session in sessions for each in session.transactions.values())),
+        ("unsent", memory.unsent_bytes, sum(session.unsent_bytes for session in sessions)),
+        (
+            "open",
+            memory.transaction_bytes,
+            sum(each.total_bytes for session in sessions for each in session.transactions.values()),
+        ),
     ]
     reserved = {name for session in sessions for each in session.transactions.values() for name in each.reserved_queues}
     there = {queue.name for queue in queues}
     books.append(("promised, and there or not said", 0, len(targets.reserved(engine).keys() - (reserved - there))))
     for session in sessions:
         is_open = session.transactions
-        answering = sum(each.count > len(each.sends) for each in is_open.values())
+        answering = sum(each.message_count > len(each.sends) for each in is_open.values())
         books += [
-            ("said in transactions", is_open.count, sum(each.count for each in is_open.values())),
-            ("bytes said in transactions", is_open.size, sum(each.size for each in is_open.values())),
-            ("transactions that answer", len(is_open.settling), answering),
+            ("said in transactions", is_open.message_count, sum(each.message_count for each in is_open.values())),
+            ("bytes said in transactions", is_open.total_bytes, sum(each.total_bytes for each in is_open.values())),
+            ("transactions that answer", len(is_open.settling_transactions), answering),
             (
                 "... and are not known to",
                 0,
-                sum(each not in is_open.settling for each in is_open.values() if each.held),
+                sum(each not in is_open.settling_transactions for each in is_open.values() if each.held),
             ),
         ]
     for queue in engine.queues():
@@ -88,9 +92,9 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
         )
         is_all_here &= all(entry.message is not None for entry in _all(engine, queue))
         if is_all_here or not queue.is_subscription:
-            books.append((f"spilled of {queue.name}", queue.spilled, 0))
-        elif queue.spilled < sum(queue.spilled_sizes.values()):
-            books.append((f"spilled of {queue.name}", queue.spilled, sum(queue.spilled_sizes.values())))
+            books.append((f"spilled of {queue.name}", queue.spilled_bytes, 0))
+        elif queue.spilled_bytes < sum(queue.spilled_sizes.values()):
+            books.append((f"spilled of {queue.name}", queue.spilled_bytes, sum(queue.spilled_sizes.values())))
     return [f"{name} is {booked}, counted are {there}" for name, booked, there in books if booked != there]
 
 
@@ -101,7 +105,7 @@ def _bytes_of(engine: Engine, queue: Queue) -> int:
     selecting = engine.selections.by_queue.get(queue)
     if selecting is not None:
         if selecting.groups is not None:
-            size += GROUPS_BYTES + sum(map(group_size, selecting.groups.owners))
+            size += GROUPS_BYTES + sum(map(group_bytes, selecting.groups.owners))
         scans = selecting.scans.values()
         cursors = [cursor for scan in scans for cursor in scan.cursors.values()]
         groups = sum(isinstance(cursor, GroupScanCursor) for cursor in cursors)
@@ -142,9 +146,9 @@ def not_evicted(engine: Engine, policy: Policy) -> list[str]:
     if engine.memory.bytes_over_limit > 0 and any(evictable.values()):
         wrong.append(f"{engine.memory.bytes_over_limit} bytes too many, and {evictable} can leave")
     wrong += [
-        f"{queue.name} has {queue.resident} bytes in memory, {size} of which can leave"
+        f"{queue.name} has {queue.resident_bytes} bytes in memory, {size} of which can leave"
         for queue, size in evictable.items()
-        if size and queue.resident > policy.memory_limit and not queue.is_temporary
+        if size and queue.resident_bytes > policy.memory_limit and not queue.is_temporary
     ]
     return wrong
 

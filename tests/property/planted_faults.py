@@ -55,11 +55,19 @@ from truenext.commands import (
     Unsubscribe,
 )
 from truenext.destination import Destination, DestinationKind
-from truenext.engine.background.browsing import BrowseRead, BrowseReadOne, Browsing
-from truenext.engine.background.bulk import BulkRead, BulkRequest, BulkResult, Move, Purge, Removal, ScheduledRequest
-from truenext.engine.background.bulk_work import Bulk
-from truenext.engine.background.expiry import BlockRead, Expiry
-from truenext.engine.background.scheduled import DueRead, Scheduler
+from truenext.engine.background.browsing import BrowseEntryRead, BrowseRead, BrowseTask
+from truenext.engine.background.bulk import (
+    BulkRead,
+    BulkRequest,
+    BulkResult,
+    Move,
+    PlannedRemoval,
+    Purge,
+    ScheduledRequest,
+)
+from truenext.engine.background.bulk_work import BulkOperations
+from truenext.engine.background.expiry import ExpiryBlockRead, ExpiryTask
+from truenext.engine.background.scheduled import DueSendsRead, Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
 from truenext.engine.commands.connecting import Connecting
@@ -68,42 +76,42 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
-from truenext.engine.dispatch.nothing_ready import NothingReady
+from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher, RankedConsumer
-from truenext.engine.dispatch.selective import HOLDS, ConsumerClass, GroupedQueueDispatch, QueueDispatch
+from truenext.engine.dispatch.selective import BLOCKED_BY_RETRY, ConsumerClass, GroupedQueueDispatch, QueueDispatch
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.arrivals import SENT_ALONE, Arrivals
-from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
+from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.memory import horizon
-from truenext.engine.memory.delays import Delays
+from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import LaneRead, PageReader
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
 from truenext.engine.queues.queues import Queues
-from truenext.engine.queues.topics import Topics
+from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.run import EngineRun
-from truenext.engine.selecting.groups import Groups, GroupScanCursor
+from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.state.causes import KnownCauses
-from truenext.engine.state.clients import Receivers
+from truenext.engine.state.clients import QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.engine.state.memory import size_of
-from truenext.engine.state.pages import PageMessage, PageResult, Read
+from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.producer import CommitOutcome, Producer
 from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane, Queue
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.engine.state.transaction import OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Effects, Turn
 from truenext.engine.writing.commit_state import CommitState
-from truenext.engine.writing.copies import NO_CONTENTS, Contents
-from truenext.engine.writing.numbers import QueueNumbers
-from truenext.engine.writing.producers import ProducerInfo, Producers
+from truenext.engine.writing.copies import NO_CONTENTS, ContentNumbers
+from truenext.engine.writing.numbers import QueueNumberAllocator
+from truenext.engine.writing.producers import ProducerInfo, ProducerRegistry
 from truenext.limits import SEQUENCE_BLOCK
 from truenext.message import SentMessage, with_ttl
 from truenext.pattern import matches
@@ -201,22 +209,22 @@ class Choice:
         return 0 < _message_of(entry).expires_ms <= now_ms
 
     def has_credit(self, consumer: BrokerConsumer) -> bool:
-        return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_max
+        return len(consumer.held) < consumer.window and consumer.session.unsent_bytes < consumer.memory.unsent_bytes_max
 
-    def who_takes(self, receivers: Receivers) -> Sequence[BrokerConsumer]:
+    def who_takes(self, receivers: QueueReceivers) -> Sequence[BrokerConsumer]:
         return receivers.consumers if receivers.exclusive is None else [receivers.exclusive]
 
     def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-        return (consumer.service_rank, len(consumer.held), consumer.last_dispatch)
+        return (consumer.service_rank, len(consumer.held), consumer.last_dispatch_number)
 
     def install(self, patch: Patch) -> None:
         with_selectors = targets.DISPATCH.original
 
         def dispatch(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
-            if queue.watcher is not None:
+            if queue.observer is not None:
                 return with_selectors(dispatcher, queue, deliveries)
             commit_state = targets.commit_state_of(dispatcher)
-            committed, now_ms = commit_state.committed, commit_state.now_ms
+            committed, now_ms = commit_state.last_committed, commit_state.now_ms
             memory, clients, events = (
                 targets.memory(dispatcher),
                 targets.clients_of(dispatcher),
@@ -227,7 +235,7 @@ class Choice:
                 consumer.adjust_window(now_ms)
             while receivers := [consumer for consumer in consumers if self.has_credit(consumer)]:
                 waiting, unread = _in_memory(dispatcher, queue, committed)
-                candidates = self.candidates(waiting, clients.dispatches)
+                candidates = self.candidates(waiting, clients.dispatch_count)
                 if not candidates:
                     return unread
                 entry = candidates[0]
@@ -244,11 +252,11 @@ class Choice:
                 message = _message_of(entry)
                 size = len(message.body) + len(message.header) + consumer.frame_bytes
                 consumer.session.unsent_bytes += size
-                memory.unsent += size
-                if memory.unsent > memory.unsent_threshold:
-                    memory.unsent_max = 1
-                clients.dispatches += 1
-                consumer.last_dispatch = clients.dispatches
+                memory.unsent_bytes += size
+                if memory.unsent_bytes > memory.unsent_threshold:
+                    memory.unsent_bytes_max = 1
+                clients.dispatch_count += 1
+                consumer.last_dispatch_number = clients.dispatch_count
                 deliveries.setdefault(consumer, []).append(entry)
             entries: list[Entry] = []
             consumer_numbers: list[int] = []
@@ -406,7 +414,7 @@ def an_expired_message_is_dispatched(patch: Patch) -> None:
 def the_consumer_that_was_served_last_is_preferred(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (consumer.service_rank, len(consumer.held), -consumer.last_dispatch)
+            return (consumer.service_rank, len(consumer.held), -consumer.last_dispatch_number)
 
     Fault().install(patch)
 
@@ -423,7 +431,7 @@ def the_first_subscription_is_preferred(patch: Patch) -> None:
 def the_longest_waiting_is_preferred_even_if_it_holds_more(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (consumer.service_rank, consumer.last_dispatch)
+            return (consumer.service_rank, consumer.last_dispatch_number)
 
     Fault().install(patch)
 
@@ -434,7 +442,7 @@ def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
 
     def faulty(subscribing: Subscribing, session: ConnectionState, command: Subscribe) -> None:
         subscribe(subscribing, session, command)
-        session.consumers[command.subscription].last_dispatch = 0
+        session.consumers[command.subscription].last_dispatch_number = 0
 
     targets.SUBSCRIBE.replace(patch, faulty)
 
@@ -443,7 +451,7 @@ def a_new_subscription_is_served_before_all_that_wait(patch: Patch) -> None:
 def consumer_priority_is_ignored(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (len(consumer.held), consumer.last_dispatch)
+            return (len(consumer.held), consumer.last_dispatch_number)
 
     Fault().install(patch)
 
@@ -452,7 +460,7 @@ def consumer_priority_is_ignored(patch: Patch) -> None:
 def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (len(consumer.held), consumer.service_rank, consumer.last_dispatch)
+            return (len(consumer.held), consumer.service_rank, consumer.last_dispatch_number)
 
     Fault().install(patch)
 
@@ -461,7 +469,7 @@ def consumer_priority_matters_only_among_those_that_hold_as_much(patch: Patch) -
 def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> None:
     class Fault(Choice):
         def preference(self, consumer: BrokerConsumer) -> tuple[int, ...]:
-            return (-consumer.priority, len(consumer.held), consumer.last_dispatch)
+            return (-consumer.priority, len(consumer.held), consumer.last_dispatch_number)
 
     Fault().install(patch)
 
@@ -469,7 +477,7 @@ def a_window_that_was_stretched_is_preferred_like_any_other(patch: Patch) -> Non
 @shows_in(WindowsMachine)
 def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
     class Fault(Choice):
-        def who_takes(self, receivers: Receivers) -> Sequence[BrokerConsumer]:
+        def who_takes(self, receivers: QueueReceivers) -> Sequence[BrokerConsumer]:
             return receivers.consumers
 
     Fault().install(patch)
@@ -477,7 +485,7 @@ def an_exclusive_consumer_shares_its_queue(patch: Patch) -> None:
 
 @shows_in(WindowsMachine)
 def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
-    def faulty(receivers: Receivers) -> None:
+    def faulty(receivers: QueueReceivers) -> None:
         receivers.exclusive = max(
             (each for each in receivers.consumers if each.is_exclusive), key=_number, default=None
         )
@@ -489,7 +497,7 @@ def the_exclusive_consumer_that_came_last_owns_the_queue(patch: Patch) -> None:
 def an_exclusive_consumer_that_has_gone_still_owns_the_queue(patch: Patch) -> None:
     choose_exclusive = targets.CHOOSE_OWNER.original
 
-    def faulty(receivers: Receivers) -> None:
+    def faulty(receivers: QueueReceivers) -> None:
         owner = receivers.exclusive
         choose_exclusive(receivers)
         if owner is not None and receivers.exclusive is None:
@@ -518,14 +526,14 @@ def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
     express = targets.EXPRESS.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, consumers: list[BrokerConsumer], *rest: Any) -> Lane | None:
-        answered = [consumer.last_ack for consumer in consumers]
+        answered = [consumer.last_ack_number for consumer in consumers]
         for consumer in consumers:
-            consumer.last_ack = -consumer.last_ack
+            consumer.last_ack_number = -consumer.last_ack_number
         try:
             return express(dispatcher, queue, consumers, *rest)
         finally:
             for consumer, answered_at in zip(consumers, answered, strict=True):
-                consumer.last_ack = answered_at
+                consumer.last_ack_number = answered_at
 
     targets.EXPRESS.replace(patch, faulty)
 
@@ -545,7 +553,7 @@ def the_express_lane_is_open_at_a_window_of_one(patch: Patch) -> None:
         lambda consumer, rank: (
             consumer.window == 1 == len(consumer.held)
             and all(entry.lane.rank > rank for entry in consumer.held.values())
-            and consumer.session.unsent_bytes < consumer.memory.unsent_max
+            and consumer.session.unsent_bytes < consumer.memory.unsent_bytes_max
         ),
     )
 
@@ -557,7 +565,7 @@ def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
         lambda consumer, rank: (
             1 < consumer.window <= len(consumer.held) < consumer.window + 10
             and sum(entry.lane.rank >= rank for entry in consumer.held.values()) >= consumer.window
-            and consumer.session.unsent_bytes < consumer.memory.unsent_max
+            and consumer.session.unsent_bytes < consumer.memory.unsent_bytes_max
         ),
     )
 
@@ -632,7 +640,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
                 entry.message = message
                 if message is not None:
                     targets.COUNT_LOADED.of(connecting)(entry, message)
-                targets.REQUEUE.of(connecting)(entry, Reason.RELEASED)
+                targets.REQUEUE.of(connecting)(entry, RequeueReason.RELEASED)
 
     targets.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
     targets.DISCONNECT.replace(patch, faulty_disconnect)
@@ -654,7 +662,7 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     def faulty_abort(transactions: Transactions, session: ConnectionState, command: Abort) -> None:
         abort(transactions, session, command)
         for entry in outside.pop(targets.all_queues(transactions), []):
-            targets.REQUEUE.of(transactions)(entry, Reason.RELEASED)
+            targets.REQUEUE.of(transactions)(entry, RequeueReason.RELEASED)
 
     outside: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
     targets.ACKNOWLEDGE.replace(patch, faulty_acknowledge)
@@ -674,7 +682,7 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     def faulty_turn(turn: Turn) -> Effects:
         effects = take_turn(turn)
         for entry in late.pop(targets.all_queues(turn), []):
-            targets.REQUEUE.of(turn)(entry, Reason.RELEASED)
+            targets.REQUEUE.of(turn)(entry, RequeueReason.RELEASED)
         return effects
 
     targets.UNSUBSCRIBE.replace(patch, faulty_unsubscribe)
@@ -684,11 +692,13 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
 def an_attempt_is_written_only_when_somebody_waits_for_it(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def faulty(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         commit_state = targets.commit_state_of(outcomes)
-        was_awaited = commit_state.is_awaited
+        was_awaited = commit_state.is_batch_awaited
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
-        commit_state.is_awaited = was_awaited
+        commit_state.is_batch_awaited = was_awaited
 
     targets.REQUEUE.replace(patch, faulty)
 
@@ -698,9 +708,9 @@ def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None
     abort = targets.ABORT_TRANSACTION.original
 
     def faulty(transactions: Transactions, session: ConnectionState, name: str, *, counts_all: bool) -> None:
-        batch = session.batch
+        batch = session.last_batch
         abort(transactions, session, name, counts_all=counts_all)
-        session.batch = batch
+        session.last_batch = batch
 
     targets.ABORT_TRANSACTION.replace(patch, faulty)
 
@@ -714,7 +724,7 @@ def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
             del consumer.held[entry.sequence]
         end_consumer(subscribing, consumer, is_lost=is_lost)
         for entry in rest:
-            targets.REQUEUE.of(subscribing)(entry, Reason.LOST)
+            targets.REQUEUE.of(subscribing)(entry, RequeueReason.LOST)
 
     targets.END_CONSUMER.replace(patch, faulty)
 
@@ -737,11 +747,11 @@ def a_nack_covers_only_the_message_it_names(patch: Patch) -> None:
 
 def _abort_without_an_attempt(transactions: Transactions, session: ConnectionState, name: str) -> None:
     transaction = session.transactions.end(name)
-    targets.memory(transactions).open_bytes -= transaction.size
+    targets.memory(transactions).transaction_bytes -= transaction.total_bytes
     for entry in (*transaction.acknowledged(), *transaction.nacked()):
-        targets.REQUEUE.of(transactions)(entry, Reason.RELEASED)
+        targets.REQUEUE.of(transactions)(entry, RequeueReason.RELEASED)
     if transaction.held:
-        session.batch = targets.commit_state_of(transactions).latest_batch
+        session.last_batch = targets.commit_state_of(transactions).latest_batch
 
 
 @shows_in(BrokerMachine, first=1)
@@ -779,7 +789,7 @@ def a_transaction_is_half_visible_before_it_is_durable(patch: Patch) -> None:
         queue: Queue,
         message: SentMessage,
         batch: int = SENT_ALONE,
-        contents: Contents = NO_CONTENTS,
+        contents: ContentNumbers = NO_CONTENTS,
     ) -> bool:
         nonlocal is_first
         seen_at, is_first = 0 if is_first else batch, False
@@ -863,9 +873,9 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
     is_repeat = targets.IS_REPEAT.original
 
     def faulty(sending: Sending, session: ConnectionState, said: Send | Commit) -> bool:
-        batch = session.batch
+        batch = session.last_batch
         answer = is_repeat(sending, session, said)
-        session.batch = batch
+        session.last_batch = batch
         return answer
 
     targets.IS_REPEAT.replace(patch, faulty)
@@ -875,7 +885,7 @@ def the_receipt_of_a_repeat_does_not_wait_for_the_first(patch: Patch) -> None:
 def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
     record = targets.RECORD_PRODUCER.original
 
-    def faulty(producers: Producers, said: Send | Commit, *, is_stored: bool) -> None:
+    def faulty(producers: ProducerRegistry, said: Send | Commit, *, is_stored: bool) -> None:
         assert said.producer is not None
         is_new = said.producer not in targets.producers(producers)
         record(producers, said, is_stored=is_stored)
@@ -889,7 +899,7 @@ def a_producer_of_a_commit_is_forgotten_early(patch: Patch) -> None:
 def a_producer_of_two_sends_is_forgotten_early(patch: Patch) -> None:
     record = targets.RECORD_PRODUCER.original
 
-    def faulty(producers: Producers, said: Send | Commit, *, is_stored: bool) -> None:
+    def faulty(producers: ProducerRegistry, said: Send | Commit, *, is_stored: bool) -> None:
         assert said.producer is not None
         was_once = said.producer in targets.sent_once(producers)
         record(producers, said, is_stored=is_stored)
@@ -903,7 +913,7 @@ def a_producer_of_two_sends_is_forgotten_early(patch: Patch) -> None:
 def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
     repeated = targets.FIND_REPEATED.original
 
-    def faulty(producers: Producers, said: Send | Commit) -> Producer | None:
+    def faulty(producers: ProducerRegistry, said: Send | Commit) -> Producer | None:
         assert said.producer is not None
         was_once = said.producer in targets.sent_once(producers)
         known = repeated(producers, said)
@@ -918,7 +928,7 @@ def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
 def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_not(patch: Patch) -> None:
     repeated = targets.FIND_REPEATED.original
 
-    def faulty(producers: Producers, said: Send | Commit) -> Producer | None:
+    def faulty(producers: ProducerRegistry, said: Send | Commit) -> Producer | None:
         assert said.producer is not None
         batch = targets.commit_state_of(producers).batch
         written = batch.producers.get(said.producer)
@@ -943,7 +953,7 @@ def a_producer_is_not_forgotten_for_a_new_one_after_an_hour(patch: Patch) -> Non
 
 @shows_in(ProducersMachine)
 def the_producer_used_last_is_forgotten_early(patch: Patch) -> None:
-    def faulty(producers: Producers) -> str | None:
+    def faulty(producers: ProducerRegistry) -> str | None:
         now_ms = targets.commit_state_of(producers).now_ms
         old = [
             name
@@ -1036,7 +1046,7 @@ def below_resolved_numbers_that_are_forgotten_all_is_said_to_be_committed(patch:
 def what_was_resolved_is_forgotten_in_a_crash(patch: Patch) -> None:
     state = targets.STATE_OF_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, producer: Producer) -> ProducerState:
+    def faulty(producers: ProducerRegistry, name: str, producer: Producer) -> ProducerState:
         return structs.replace(state(producers, name, producer), resolved=())
 
     targets.STATE_OF_PRODUCER.replace(patch, faulty)
@@ -1046,7 +1056,7 @@ def what_was_resolved_is_forgotten_in_a_crash(patch: Patch) -> None:
 def that_a_producer_has_no_gaps_is_forgotten_in_a_crash(patch: Patch) -> None:
     state = targets.STATE_OF_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, producer: Producer) -> ProducerState:
+    def faulty(producers: ProducerRegistry, name: str, producer: Producer) -> ProducerState:
         return structs.replace(state(producers, name, producer), is_gapless=None)
 
     targets.STATE_OF_PRODUCER.replace(patch, faulty)
@@ -1056,7 +1066,7 @@ def that_a_producer_has_no_gaps_is_forgotten_in_a_crash(patch: Patch) -> None:
 def an_answer_about_a_producer_does_not_wait_until_it_is_durable(patch: Patch) -> None:
     ask = targets.QUERY_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
+    def faulty(producers: ProducerRegistry, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
         return ask(producers, name, commit, resolves=resolves)._replace(batch=0)
 
     targets.QUERY_PRODUCER.replace(patch, faulty)
@@ -1066,7 +1076,7 @@ def an_answer_about_a_producer_does_not_wait_until_it_is_durable(patch: Patch) -
 def numbers_of_transients_that_were_answered_are_forgotten_in_a_crash(patch: Patch) -> None:
     ask = targets.QUERY_PRODUCER.original
 
-    def faulty(producers: Producers, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
+    def faulty(producers: ProducerRegistry, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
         batch = targets.commit_state_of(producers).batch
         before = dict(batch.producers)
         known = ask(producers, name, commit, resolves=resolves)
@@ -1081,10 +1091,10 @@ def numbers_of_transients_that_were_answered_are_forgotten_in_a_crash(patch: Pat
 def who_says_that_a_producer_is_not_needed_is_answered_before_that_is_durable(patch: Patch) -> None:
     forget = targets.FORGET_PRODUCERS.original
 
-    def faulty(producers: Producers, session: ConnectionState, names: Iterable[str]) -> None:
-        before = session.batch
+    def faulty(producers: ProducerRegistry, session: ConnectionState, names: Iterable[str]) -> None:
+        before = session.last_batch
         forget(producers, session, names)
-        session.batch = before
+        session.last_batch = before
 
     targets.FORGET_PRODUCERS.replace(patch, faulty)
 
@@ -1093,7 +1103,7 @@ def who_says_that_a_producer_is_not_needed_is_answered_before_that_is_durable(pa
 def the_store_still_knows_a_producer_that_is_forgotten_early(patch: Patch) -> None:
     forget = targets.FORGET_PRODUCER.original
 
-    def faulty(producers: Producers, name: str) -> None:
+    def faulty(producers: ProducerRegistry, name: str) -> None:
         forget(producers, name)
         targets.commit_state_of(producers).batch.forgotten_producers.remove(name)
 
@@ -1115,7 +1125,7 @@ def a_receipt_leaves_when_the_batch_is_handed_over(patch: Patch) -> None:
     answer = targets.ANSWER.original
 
     def faulty(commit_state: CommitState, session: ConnectionState, said: Answer) -> None:
-        if session.batch < targets.gathering(commit_state).number:
+        if session.last_batch < targets.gathering(commit_state).number:
             targets.ready_answers(commit_state).append((session, said))
         else:
             answer(commit_state, session, said)
@@ -1127,9 +1137,9 @@ def a_receipt_does_not_wait_for_an_acknowledgement(patch: Patch) -> None:
     acknowledge = targets.ACKNOWLEDGE.original
 
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
-        batch = session.batch
+        batch = session.last_batch
         acknowledge(acknowledging, session, ack)
-        session.batch = batch
+        session.last_batch = batch
 
     targets.ACKNOWLEDGE.replace(patch, faulty)
 
@@ -1138,7 +1148,7 @@ def a_receipt_waits_for_a_batch_too_many(patch: Patch) -> None:
     answer = targets.ANSWER.original
 
     def faulty(commit_state: CommitState, session: ConnectionState, said: Answer) -> None:
-        session.batch = max(session.batch, targets.gathering(commit_state).number)
+        session.last_batch = max(session.last_batch, targets.gathering(commit_state).number)
         answer(commit_state, session, said)
 
     targets.ANSWER.replace(patch, faulty)
@@ -1172,7 +1182,9 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
     requeue, remove = targets.REQUEUE.original, targets.WRITE_REMOVAL.original
     is_requeuing = False
 
-    def faulty_requeue(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def faulty_requeue(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         nonlocal is_requeuing
         is_requeuing = True
         try:
@@ -1253,7 +1265,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
         before[disk] = disk.contents()
         write(disk)
 
-    def faulty_read(disk: Disk) -> tuple[Read, PageResult]:
+    def faulty_read(disk: Disk) -> tuple[StoreRead, PageResult]:
         read, page = read_page(disk)
         behind = message_key(read.lane.key, read.after_sequence)
         keys = sorted(key for key in before[disk] if key.startswith(read.lane.key) and key > behind)
@@ -1271,7 +1283,7 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 
 @shows_in(PagingMachine, first=11)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
-    def faulty(turn: Turn, read: Read, page: PageResult) -> None:
+    def faulty(turn: Turn, read: StoreRead, page: PageResult) -> None:
         read.on_page(page)
         read.finish()
         for entry in targets.take_failed(turn):
@@ -1411,13 +1423,13 @@ def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     disembody = targets.UNLOAD_BODIES.original
 
     def faulty(eviction: Eviction, entries: list[Entry], needed: int) -> int:
-        used = targets.memory(eviction).used
+        used = targets.memory(eviction).message_bytes
         # What is told of these asks their messages.
         targets.events_of(eviction).end_block()
         for entry in [entry for entry in entries if entry.store_batch is None]:
             entries.remove(entry)
             targets.UNLOAD.of(eviction)(entry)
-        left = used - targets.memory(eviction).used
+        left = used - targets.memory(eviction).message_bytes
         return left + disembody(eviction, entries, needed - left)
 
     targets.UNLOAD_BODIES.replace(patch, faulty)
@@ -1454,7 +1466,7 @@ def what_is_read_again_is_not_counted(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def a_delayed_message_loses_its_place(patch: Patch) -> None:
-    def faulty(outcomes: Outcomes, entry: Entry) -> None:
+    def faulty(outcomes: Settlement, entry: Entry) -> None:
         lane = entry.lane
         if lane.delayed.pop(entry.sequence, None) is not None:
             _arrived_of(lane).append(entry)
@@ -1467,7 +1479,7 @@ def a_delayed_message_loses_its_place(patch: Patch) -> None:
 def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
     delay = targets.DELAY.original
 
-    def faulty(delays: Delays, entry: Entry, delay_ms: int) -> bool:
+    def faulty(delays: DelayedEntries, entry: Entry, delay_ms: int) -> bool:
         delay(delays, entry, delay_ms)
         return True
 
@@ -1517,7 +1529,7 @@ def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> No
 def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
     end_delay = targets.END_DELAY.original
 
-    def faulty(outcomes: Outcomes, entry: Entry) -> None:
+    def faulty(outcomes: Settlement, entry: Entry) -> None:
         touched = dict(targets.touched(outcomes))
         end_delay(outcomes, entry)
         targets.touched(outcomes).clear()
@@ -1540,7 +1552,9 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
 def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def faulty(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         requeue(outcomes, entry, reason, delay_ms=delay_ms or 5, cause=cause)
 
     targets.REQUEUE.replace(patch, faulty)
@@ -1581,7 +1595,7 @@ def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
 
 
 def _taken_out_without_a_trace(resident: ResidentSet, lane: Lane, entries: list[Entry]) -> None:
-    horizon.remove_from_lane(lane, entries, targets.commit_state_of(resident).batch.number)
+    horizon.remove_entries(lane, entries, targets.commit_state_of(resident).batch.number)
     lane.removed.clear()
 
 
@@ -1613,7 +1627,7 @@ def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
     do_bulk = targets.EXECUTE_BULK.original
 
-    def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
+    def faulty(bulk: BulkOperations, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         with pytest.MonkeyPatch.context() as inner:
             targets.FORGET.replace(inner, lambda outcomes, entry: targets.UNLOAD.of(outcomes)(entry))
             return do_bulk(bulk, asked, read, page)
@@ -1625,14 +1639,16 @@ def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
 def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
 
-    def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any) -> tuple[list[Removal], BulkResult]:
+    def faulty(
+        asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any
+    ) -> tuple[list[PlannedRemoval], BulkResult]:
         here, answer = targets.PLAN_BULK_PIECE.original(asked, read, page, *rest)
         taken = {each.entry.sequence for each in here}
         consumers = targets.receivers_of(at_work(), read.lane.queue).consumers
         for consumer in consumers if isinstance(asked, Purge) else ():
             for entry in consumer.held.values():
                 if entry.lane is read.lane and entry.sequence not in taken:
-                    here.append(Removal(entry, None))
+                    here.append(PlannedRemoval(entry, None))
         return here, answer
 
     targets.PLAN_BULK_PIECE.replace(patch, faulty)
@@ -1640,7 +1656,9 @@ def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
 
 @shows_in(BulkMachine)
 def a_move_doubles(patch: Patch) -> None:
-    def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any) -> tuple[list[Removal], BulkResult]:
+    def faulty(
+        asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any
+    ) -> tuple[list[PlannedRemoval], BulkResult]:
         here, answer = targets.PLAN_BULK_PIECE.original(asked, read, page, *rest)
         return here + here[-1:] if isinstance(asked, Move) else here, answer
 
@@ -1689,7 +1707,7 @@ def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
 def what_is_moved_is_visible_at_once(patch: Patch) -> None:
     do_bulk, accept = targets.EXECUTE_BULK.original, targets.ACCEPT.original
 
-    def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
+    def faulty(bulk: BulkOperations, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         with pytest.MonkeyPatch.context() as inner:
             targets.ACCEPT.replace(inner, lambda arrivals, queue, message, batch: accept(arrivals, queue, message, 0))
             return do_bulk(bulk, asked, read, page)
@@ -1781,7 +1799,7 @@ def a_scheduled_send_is_due_by_the_clock_that_does_not_jump(patch: Patch) -> Non
 
     page_read = targets.SEND_WHAT_IS_DUE.original
 
-    def reading(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
+    def reading(scheduler: Scheduler, read: DueSendsRead, page: PageResult) -> None:
         now_ms = max(targets.commit_state_of(scheduler).now_ms, latest.get(scheduler, 0))
         with targets.pretending(scheduler, now_ms=now_ms):
             page_read(scheduler, read, page)
@@ -1906,7 +1924,7 @@ def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
 def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
     page_read = targets.PAGE_READ_FOR_BROWSER.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, page: PageResult) -> None:
+    def faulty(browsing: BrowseTask, read: BrowseRead, page: PageResult) -> None:
         lane = read.lane
         if page.messages and read.after_sequence <= lane.horizon != UNBOUNDED:
             taken = sum(found.sequence > lane.horizon for found in page.messages)
@@ -1919,7 +1937,7 @@ def a_page_of_a_browser_is_taken_into_the_lane(patch: Patch) -> None:
 def a_browser_sees_one_page_of_a_lane(patch: Patch) -> None:
     show_page = targets.SHOW_PAGE.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, *rest: Any) -> None:
+    def faulty(browsing: BrowseTask, read: BrowseRead, *rest: Any) -> None:
         show_page(browsing, read, *rest)
         read.browser.next_lane()
 
@@ -1929,7 +1947,7 @@ def a_browser_sees_one_page_of_a_lane(patch: Patch) -> None:
 def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
     show_slice = targets.SHOW_SLICE.original
 
-    def faulty(browsing: Browsing, browser: Browser, *rest: Any) -> BrowseRead | None:
+    def faulty(browsing: BrowseTask, browser: Browser, *rest: Any) -> BrowseRead | None:
         while (read := show_slice(browsing, browser, *rest)) is not None:
             if read.lane.rank == browser.rank:
                 browser.next_lane()
@@ -1941,7 +1959,7 @@ def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
 def the_last_message_of_a_browsers_page_is_shown_again(patch: Patch) -> None:
     show_page = targets.SHOW_PAGE.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
+    def faulty(browsing: BrowseTask, read: BrowseRead, page: PageResult, *rest: Any) -> None:
         show_page(browsing, read, page, *rest)
         read.browser.after_sequence = page.messages[-1].sequence - 1 if page.messages else read.browser.after_sequence
 
@@ -1960,7 +1978,7 @@ def a_browser_misses_what_is_being_written(patch: Patch) -> None:
 
     def faulty(read: BrowseRead, *arguments: Any) -> None:
         init(read, *arguments)
-        read.recent = {}
+        read.unread_in_memory = {}
 
     targets.READ_FOR_BROWSER.replace(patch, faulty)
 
@@ -1968,8 +1986,10 @@ def a_browser_misses_what_is_being_written(patch: Patch) -> None:
 def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> None:
     show_page = targets.SHOW_PAGE.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
-        read.recent = {sequence: entry for sequence, entry in read.recent.items() if entry.message is not None}
+    def faulty(browsing: BrowseTask, read: BrowseRead, page: PageResult, *rest: Any) -> None:
+        read.unread_in_memory = {
+            sequence: entry for sequence, entry in read.unread_in_memory.items() if entry.message is not None
+        }
         show_page(browsing, read, page, *rest)
 
     targets.SHOW_PAGE.replace(patch, faulty)
@@ -1978,8 +1998,8 @@ def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> N
 def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> None:
     show_page = targets.SHOW_PAGE.original
 
-    def faulty(browsing: Browsing, read: BrowseRead, page: PageResult, *rest: Any) -> None:
-        if isinstance(read, BrowseReadOne):
+    def faulty(browsing: BrowseTask, read: BrowseRead, page: PageResult, *rest: Any) -> None:
+        if isinstance(read, BrowseEntryRead):
             page.messages = []
             page.is_end = True
         show_page(browsing, read, page, *rest)
@@ -1999,7 +2019,7 @@ def a_browser_is_shown_what_is_expired(patch: Patch) -> None:
 def _change_show(patch: Patch, **moment: int) -> None:
     show = targets.SHOW.original
 
-    def faulty(browsing: Browsing, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
+    def faulty(browsing: BrowseTask, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
         with targets.pretending(browsing, **moment):
             show(browsing, browser, entry, shown)
 
@@ -2009,7 +2029,7 @@ def _change_show(patch: Patch, **moment: int) -> None:
 def being_shown_counts_as_a_delivery(patch: Patch) -> None:
     show = targets.SHOW.original
 
-    def faulty(browsing: Browsing, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
+    def faulty(browsing: BrowseTask, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
         entry.deliveries += 1
         show(browsing, browser, entry, shown)
 
@@ -2054,7 +2074,7 @@ def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
 def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
     give_up = targets.DEAD_LETTER_EXHAUSTED.original
 
-    def faulty(outcomes: Outcomes, lane: Lane) -> None:
+    def faulty(outcomes: Settlement, lane: Lane) -> None:
         known = dict(targets.gathering(outcomes).marks)
         give_up(outcomes, lane)
         targets.gathering(outcomes).marks = known
@@ -2066,10 +2086,12 @@ def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
 def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def faulty(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         queue = entry.lane.queue
         policy = queue.policy
-        if reason is Reason.RELEASED:
+        if reason is RequeueReason.RELEASED:
             queue.policy = replace(policy, attempts_max=maxsize)
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         queue.policy = policy
@@ -2094,7 +2116,7 @@ def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
 def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
     page_read = targets.EXPIRE_IN_PAGE.original
 
-    def faulty(expiry: Expiry, read: BlockRead, page: PageResult, *rest: Any) -> None:
+    def faulty(expiry: ExpiryTask, read: ExpiryBlockRead, page: PageResult, *rest: Any) -> None:
         page_read(expiry, read, page, *rest)
         lane = read.lane
         for found in page.messages:
@@ -2108,7 +2130,7 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
 def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
     entry_of = targets.UNLOADED_ENTRIES.original
 
-    def faulty(expiry: Expiry, lane: Lane, found: PageMessage) -> list[Entry]:
+    def faulty(expiry: ExpiryTask, lane: Lane, found: PageMessage) -> list[Entry]:
         return entry_of(expiry, lane, found) if found.sequence <= lane.horizon else []
 
     targets.UNLOADED_ENTRIES.replace(patch, faulty)
@@ -2150,7 +2172,7 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
 def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
     committed = targets.EXPIRE_WHAT_IS_COMMITTED.original
 
-    def faulty(expiry: Expiry) -> None:
+    def faulty(expiry: ExpiryTask) -> None:
         targets.waiting_for_commit(expiry).clear()
         committed(expiry)
 
@@ -2208,7 +2230,7 @@ def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None
 def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) -> None:
     add = targets.ADD_TO_TOPICS.original
 
-    def faulty(topics: Topics, queue: Queue) -> None:
+    def faulty(topics: TopicRouter, queue: Queue) -> None:
         known = dict(targets.known_topics(topics))
         add(topics, queue)
         targets.known_topics(topics).update(known)
@@ -2244,13 +2266,13 @@ def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
 
 @shows_in(TopicsMachine)
 def a_content_is_counted_for_copies_that_are_not_stored(patch: Patch) -> None:
-    def faulty(arrivals: Arrivals, message: SentMessage, queues: list[Queue]) -> Contents:
+    def faulty(arrivals: Arrivals, message: SentMessage, queues: list[Queue]) -> ContentNumbers:
         if not message.persistent or len(queues) < 2:
             return NO_CONTENTS
         targets.SHARE_CONTENT.original(
             targets.gathering(arrivals), targets.next_sequence(arrivals), message, len(queues), persistent=True
         )
-        return Contents(targets.next_sequence(arrivals), 0)
+        return ContentNumbers(targets.next_sequence(arrivals), 0)
 
     targets.SHARE.replace(patch, faulty)
 
@@ -2391,10 +2413,10 @@ def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_dura
 
     def faulty(subscribing: Subscribing, session: ConnectionState, one: Subscribe) -> None:
         introduced = dict(targets.introduced(subscribing))
-        before = session.batch
+        before = session.last_batch
         subscribe(subscribing, session, one)
         if targets.introduced(subscribing) == introduced:
-            session.batch = before
+            session.last_batch = before
 
     targets.SUBSCRIBE.replace(patch, faulty)
 
@@ -2435,7 +2457,7 @@ def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(pa
     forget = targets.FORGET_LANE.original
 
     def faulty(resident_set: ResidentSet, lane: Lane) -> None:
-        targets.memory(resident_set).pending_free += sum(
+        targets.memory(resident_set).pending_free_bytes += sum(
             size_of(_message_of(entry)) for entry in lane.unread_in_memory if entry.message is not None
         )
         forget(resident_set, lane)
@@ -2526,7 +2548,7 @@ def a_queue_goes_and_a_wildcard_keeps_it(patch: Patch) -> None:
 def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
     free_number = targets.FREE_NUMBER.original
 
-    def faulty(numbers: QueueNumbers, queue: Queue) -> None:
+    def faulty(numbers: QueueNumberAllocator, queue: Queue) -> None:
         free_number(numbers, queue)
         targets.commit_state_of(numbers).batch.queues.pop(queue.number, None)
 
@@ -2537,7 +2559,7 @@ def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
     free_number = targets.FREE_NUMBER.original
 
-    def faulty(numbers: QueueNumbers, queue: Queue) -> None:
+    def faulty(numbers: QueueNumberAllocator, queue: Queue) -> None:
         free_number(numbers, queue)
         targets.free_numbers(numbers).extend(number for _, number in targets.pending_free_numbers(numbers))
         targets.pending_free_numbers(numbers).clear()
@@ -2591,7 +2613,7 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
     do_bulk = targets.EXECUTE_BULK.original
 
-    def faulty(bulk: Bulk, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
+    def faulty(bulk: BulkOperations, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         queue = read.lane.queue
         with pytest.MonkeyPatch.context() as inner:
             inner.setitem(targets.queues(bulk), queue.name, queue)
@@ -2643,9 +2665,9 @@ def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -
     def faulty(lane: Lane, committed: int) -> list[Entry]:
         if lane.selected is None:
             return let_go(lane, committed)
-        scanning, lane.selected.scan_reads = lane.selected.scan_reads, 0
+        scanning, lane.selected.scan_read_count = lane.selected.scan_read_count, 0
         gone = let_go(lane, committed)
-        lane.selected.scan_reads = scanning
+        lane.selected.scan_read_count = scanning
         return gone
 
     targets.POP_DURABLE.replace(patch, faulty)
@@ -2716,7 +2738,7 @@ def a_commit_in_flight_that_a_consumer_could_not_take_holds_it_back(patch: Patch
     def faulty(queue_dispatch: QueueDispatch, scan: QueueScan) -> Entry | None:
         entry = first_wanted(queue_dispatch, scan)
         if entry is not None and any(
-            one.batch > targets.commit_state_of(queue_dispatch).committed and one.sequence < entry.sequence
+            one.batch > targets.commit_state_of(queue_dispatch).last_committed and one.sequence < entry.sequence
             for one in entry.lane
         ):
             return None
@@ -2778,7 +2800,7 @@ def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
 def what_is_due_and_was_left_out_for_its_size_is_taken_for_gone(patch: Patch) -> None:
     page_read = targets.SEND_WHAT_IS_DUE.original
 
-    def faulty(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
+    def faulty(scheduler: Scheduler, read: DueSendsRead, page: PageResult) -> None:
         page.is_end = True
         page_read(scheduler, read, page)
 
@@ -2796,7 +2818,7 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
     """In that of its numbers, within what is read together."""
     page_read = targets.SEND_WHAT_IS_DUE.original
 
-    def faulty(scheduler: Scheduler, read: DueRead, page: PageResult) -> None:
+    def faulty(scheduler: Scheduler, read: DueSendsRead, page: PageResult) -> None:
         first = scheduler.timers.in_memory[: len(read.lanes)]
         scheduler.timers.in_memory[: len(read.lanes)] = sorted(first, key=lambda timer: split_scheduled_timer(timer)[1])
         page_read(scheduler, read, page)
@@ -2816,7 +2838,7 @@ def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) ->
 def a_group_that_waited_is_forgotten(patch: Patch) -> None:
     freed = targets.GROUP_FREED.original
 
-    def faulty(groups: Groups, entry: Entry) -> None:
+    def faulty(groups: GroupOwnership, entry: Entry) -> None:
         targets.GROUP_FREED.replace(patch, lambda groups, group: None)
         ended_delay(groups, entry)
         targets.GROUP_FREED.replace(patch, freed)
@@ -2830,8 +2852,8 @@ def a_group_that_waits_holds_back_the_whole_queue(patch: Patch) -> None:
     targets.DELAY.replace(patch, _with_wait(targets.DELAY.original))
 
 
-def _with_wait(delay: Callable[[Delays, Entry, int], bool]) -> Callable[[Delays, Entry, int], bool]:
-    def faulty(delays: Delays, entry: Entry, delay_ms: int) -> bool:
+def _with_wait(delay: Callable[[DelayedEntries, Entry, int], bool]) -> Callable[[DelayedEntries, Entry, int], bool]:
+    def faulty(delays: DelayedEntries, entry: Entry, delay_ms: int) -> bool:
         delay(delays, entry, delay_ms)
         return entry.lane.queue.policy.while_waiting is WhileWaiting.SKIP
 
@@ -2876,7 +2898,7 @@ def _without(asked_again: Callable[..., list[ConsumerClass]], name: str) -> Call
     def faulty(queue_dispatch: GroupedQueueDispatch, *rest: Any) -> list[ConsumerClass]:
         groups = targets.groups_of_queue_dispatch(queue_dispatch)
         owned, freed = targets.owned_and_freed(queue_dispatch)
-        times = (groups.owned_count, freed) if name == "times_owned" else (owned, groups.freed_count)
+        times = (groups.assigned_count, freed) if name == "times_owned" else (owned, groups.freed_count)
         targets.set_owned_and_freed(queue_dispatch, times)
         return asked_again(queue_dispatch, *rest)
 
@@ -2890,7 +2912,7 @@ def a_group_stays_with_a_consumer_that_is_gone(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def a_group_is_handed_to_two_consumers(patch: Patch) -> None:
-    def faulty(groups: Groups, entry: Entry, consumer: BrokerConsumer) -> None:
+    def faulty(groups: GroupOwnership, entry: Entry, consumer: BrokerConsumer) -> None:
         is_first = groups.owners.get(entry.group) is None
         took(groups, entry, consumer)
         if entry.sequence % 3 == 0:
@@ -2936,8 +2958,8 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
     def faulty(reading: PageReader, entry: Entry) -> None:
         delay_stray(reading, entry)
         if entry.group:
-            assert entry.lane.queue.watcher is not None
-            entry.lane.queue.watcher.on_delay_ended(entry)
+            assert entry.lane.queue.observer is not None
+            entry.lane.queue.observer.on_delay_ended(entry)
 
     delay_stray = targets.DELAY_SELECTED.original
     targets.DELAY_SELECTED.replace(patch, faulty)
@@ -2961,7 +2983,7 @@ def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
 
 @shows_in(GroupsMachine)
 def the_first_of_a_group_is_not_marked_as_that(patch: Patch) -> None:
-    def faulty(groups: Groups, entry: Entry, consumer: BrokerConsumer) -> None:
+    def faulty(groups: GroupOwnership, entry: Entry, consumer: BrokerConsumer) -> None:
         took(groups, entry, consumer)
         entry.is_first_of_group = False
 
@@ -2998,7 +3020,7 @@ def a_queue_that_is_made_later_is_missed_by_wildcards(patch: Patch) -> None:
 @shows_in(WildcardMachine)
 def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
     def faulty(wildcard: Wildcard) -> bool:
-        has_room = wildcard.session.unsent_bytes < wildcard.memory.unsent_max
+        has_room = wildcard.session.unsent_bytes < wildcard.memory.unsent_bytes_max
         return has_room and len(wildcard.held) < wildcard.window * max(1, len(wildcard.queues))
 
     targets.IS_WILDCARD_OPEN.replace(patch, faulty)
@@ -3011,8 +3033,8 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
         for entry in consumer.held.values() if len(queues) > 1 else ():
             wrong = queues[0] if queues[0] is not entry.lane.queue else queues[1]
             size = 0 if entry.message is None else size_of(entry.message)
-            entry.lane.queue.resident -= size
-            wrong.resident += size
+            entry.lane.queue.resident_bytes -= size
+            wrong.resident_bytes += size
             entry.lane = wrong.lane(entry.lane.rank)
         end_consumer(subscribing, consumer, is_lost=is_lost)
 
@@ -3024,7 +3046,7 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
 def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch) -> None:
     def faulty(way: QueueDispatch, consumer: BrokerConsumer, rank: int) -> Entry | int | None:
         head = head_for(way, consumer, rank)
-        if isinstance(head, int) and head != HOLDS:
+        if isinstance(head, int) and head != BLOCKED_BY_RETRY:
             targets.REQUEST_PAGE.of(way)(targets.queue_of(way).lane(rank))
             return None
         return head
@@ -3133,8 +3155,8 @@ def _while_releasing(patch: Patch, target: targets.AnyTarget, with_this: object)
 def a_request_to_give_back_charges_an_attempt(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason) -> None:
-        requeue(outcomes, entry, Reason.LOST)
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason) -> None:
+        requeue(outcomes, entry, RequeueReason.LOST)
 
     _while_releasing(patch, targets.REQUEUE, faulty)
 
@@ -3151,7 +3173,7 @@ def what_a_request_gives_back_goes_to_the_end(patch: Patch) -> None:
 def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
     def faulty(releasing: Releasing, session: ConnectionState, request: Release) -> None:
         release(releasing, session, request)
-        session.round -= 1
+        session.release_count -= 1
 
     release = targets.RELEASE.original
     targets.RELEASE.replace(patch, faulty)
@@ -3210,8 +3232,8 @@ def a_group_stays_with_one_that_rests(patch: Patch) -> None:
 
 @shows_in(ReleasingGroupsMachine, first=2)
 def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patch) -> None:
-    def faulty(groups: Groups, queue: Queue) -> None:
-        sessions = {consumer.session: consumer.session.transactions for consumer in groups.suspended}
+    def faulty(groups: GroupOwnership, queue: Queue) -> None:
+        sessions = {consumer.session: consumer.session.transactions for consumer in groups.suspended_owners}
         for session, transactions in sessions.items():
             session.transactions = OpenTransactions()
             session.transactions.ended_count = transactions.ended_count
@@ -3225,8 +3247,8 @@ def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patc
 
 @shows_in(ReleasingGroupsMachine)
 def a_group_leaves_one_that_rests_though_it_has_kept_one_of_it(patch: Patch) -> None:
-    def faulty(groups: Groups, queue: Queue) -> None:
-        held = {consumer: consumer.held for consumer in groups.suspended}
+    def faulty(groups: GroupOwnership, queue: Queue) -> None:
+        held = {consumer: consumer.held for consumer in groups.suspended_owners}
         for consumer in held:
             consumer.held = {}
         free(groups, queue)
@@ -3283,7 +3305,9 @@ def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None
 
 @shows_in(ReleasingMachine, first=3)
 def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def faulty(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         is_started = entry.is_started
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.is_started = is_started
@@ -3338,7 +3362,9 @@ def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> Non
 
 @shows_in(ReleasingMachine, first=10)
 def a_message_is_said_to_be_lost_after_it_was_refused(patch: Patch) -> None:
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def faulty(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         was_lost = entry.was_lost
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.was_lost |= was_lost
@@ -3403,7 +3429,9 @@ def causes_leave_memory_before_the_store_has_them(patch: Patch) -> None:
 
 @shows_in(FailingMachine, first=1)
 def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def faulty(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause or said.pop(entry.sequence, ""))
 
     def noting(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
@@ -3418,7 +3446,7 @@ def an_abort_keeps_the_cause_of_a_nack(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def only_the_message_that_a_nack_names_gets_its_cause(patch: Patch) -> None:
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
+    def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason, nack: Nack | None = None) -> None:
         if nack is not None and nack.sequence != entry.sequence:
             nack = Nack(nack.subscription, nack.sequence, None, nack.delay_ms, nack.is_rejected)
         fail(outcomes, entry, reason, nack)
@@ -3429,7 +3457,9 @@ def only_the_message_that_a_nack_names_gets_its_cause(patch: Patch) -> None:
 
 @shows_in(FailingMachine)
 def an_attempt_without_a_cause_forgets_the_last_one(patch: Patch) -> None:
-    def faulty(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def faulty(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         if entry.causes is not None and not cause:
             entry.causes = KnownCauses(entry.causes.first, entry.causes.first, entry.causes.batch)
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
@@ -3466,7 +3496,7 @@ def a_doomed_transaction_is_committed(patch: Patch) -> None:
 def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[BrokerConsumer, Queue], bool]) -> None:
     """While something has to be read or compared before that is known."""
 
-    def faulty(nothing_ready: NothingReady, consumer: BrokerConsumer, queue: Queue) -> bool:
+    def faulty(nothing_ready: NoWaitPullEnder, consumer: BrokerConsumer, queue: Queue) -> bool:
         if is_nothing_ready(nothing_ready, consumer, queue):
             return True
         queue_dispatch = targets.queue_dispatch_of(nothing_ready, queue)
@@ -3479,7 +3509,7 @@ def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[BrokerConsumer
 
 @shows_in(ReleasingMachine)
 def nothing_is_said_to_be_ready_while_a_page_is_read(patch: Patch) -> None:
-    _say_that_nothing_is_ready(patch, lambda consumer, queue: queue.watcher is None)
+    _say_that_nothing_is_ready(patch, lambda consumer, queue: queue.observer is None)
 
 
 @shows_in(ReleasingGroupsMachine)
@@ -3520,7 +3550,7 @@ def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> No
         if consumer.pull_request is not None:
             with pytest.MonkeyPatch.context() as inner:
                 targets.FORGET_PULL_REQUEST.replace(inner, targets.FORGET_PULL_REQUEST.original)
-                pull_requests.end(consumer)
+                pull_requests.end_with_notice(consumer)
 
     _while_releasing(patch, targets.FORGET_PULL_REQUEST, faulty)
 
@@ -3529,7 +3559,7 @@ def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> No
 def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
     def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         add(pull_requests, consumer)
-        pull_requests.no_wait.setdefault(consumer.queue or consumer, {})[consumer] = None
+        pull_requests.no_wait_by_queue.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     add = targets.ADD_PULL_REQUEST.original
     targets.ADD_PULL_REQUEST.replace(patch, faulty)

@@ -33,11 +33,11 @@ from truenext.engine.background import browsing as browsing_module
 from truenext.engine.background import bulk as bulk_module
 from truenext.engine.background import expiry as expiry_module
 from truenext.engine.background import scheduled as scheduled_module
-from truenext.engine.background.browsing import BrowseRead, Browsing
+from truenext.engine.background.browsing import BrowseRead, BrowseTask
 from truenext.engine.background.bulk import BulkRead, plan_piece
-from truenext.engine.background.bulk_work import Bulk
-from truenext.engine.background.expiry import Expiry
-from truenext.engine.background.scheduled import DueRead, Scheduler
+from truenext.engine.background.bulk_work import BulkOperations
+from truenext.engine.background.expiry import ExpiryTask
+from truenext.engine.background.scheduled import DueSendsRead, Scheduler
 from truenext.engine.commands import subscribing as subscribing_module
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
@@ -47,23 +47,23 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
-from truenext.engine.dispatch.nothing_ready import NothingReady
+from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
-from truenext.engine.lifecycle import outcomes as outcomes_module
+from truenext.engine.lifecycle import settlement as outcomes_module
 from truenext.engine.lifecycle.arrivals import Arrivals
-from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.pull_requests import PullRequests
-from truenext.engine.lifecycle.redelivery import dead_letter
+from truenext.engine.lifecycle.redelivery import make_dead_letter
+from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.memory import eviction as eviction_module
 from truenext.engine.memory import horizon as horizon_module
 from truenext.engine.memory import reading as reading_module
 from truenext.engine.memory import resident_set as resident_set_module
 from truenext.engine.memory import spilling as spilling_module
 from truenext.engine.memory import timers as timers_module
-from truenext.engine.memory.delays import Delays
+from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
@@ -75,7 +75,7 @@ from truenext.engine.queues import topics as topics_module
 from truenext.engine.queues import wildcards as wildcards_module
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-from truenext.engine.queues.topics import Topics
+from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.queues.unused import must_keep
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.run import EngineRun
@@ -83,7 +83,7 @@ from truenext.engine.selecting import groups as groups_module
 from truenext.engine.selecting import scan as scan_module
 from truenext.engine.selecting import selecting as selecting_module
 from truenext.engine.selecting import selections as selections_module
-from truenext.engine.selecting.groups import Groups, GroupScanCursor
+from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans
 from truenext.engine.selecting.scan import ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
@@ -91,10 +91,10 @@ from truenext.engine.selecting.selections import Selections
 from truenext.engine.state import consumer as consumer_module
 from truenext.engine.state import producer as producer_module
 from truenext.engine.state.causes import append_cause
-from truenext.engine.state.clients import Clients, Receivers
+from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
-from truenext.engine.state.holder import Holder
-from truenext.engine.state.memory import Memory
+from truenext.engine.state.holder import EntryHolder
+from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.producer import Producer, check_gap
 from truenext.engine.state.queue import Entry, Lane, Queue, SelectedEntries, is_undeliverable
 from truenext.engine.state.wildcard import Wildcard
@@ -102,11 +102,11 @@ from truenext.engine.turn import Turn
 from truenext.engine.writing import copies as copies_module
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.commit_state import CommitState
-from truenext.engine.writing.copies import put_all
-from truenext.engine.writing.entries import dereference, introduce, mark, put, remove, share
+from truenext.engine.writing.copies import put_copies
+from truenext.engine.writing.entries import dereference_content, introduce_queue, mark, put, put_content, remove
 from truenext.engine.writing.event_log import EventLog
-from truenext.engine.writing.numbers import QueueNumbers
-from truenext.engine.writing.producers import Producers
+from truenext.engine.writing.numbers import QueueNumberAllocator
+from truenext.engine.writing.producers import ProducerRegistry
 from truenext.envelope import closes_group
 from truenext.message import SentMessage
 from truenext.pattern import matches
@@ -236,7 +236,7 @@ RESTORE_QUEUE = Target(EngineRun.restore_queue, EngineRun)
 RESTORE_PAUSE = Target(EngineRun.restore_pause, EngineRun)
 TICK = Target(CommitState.tick, CommitState)
 START = Target(EngineRun.start, EngineRun)
-LAST_BATCHES = Target(EngineRun.last_batches, EngineRun)
+LAST_BATCHES = Target(EngineRun.final_batches, EngineRun)
 DISCONNECT = Target(Connecting.disconnect, Connecting)
 ANSWER = Target(CommitState.answer, CommitState)
 SEND = Target(Sending.send, Sending)
@@ -247,39 +247,39 @@ ACKNOWLEDGE = Target(Acknowledging.acknowledge, Acknowledging)
 NACK = Target(Acknowledging.nack, Acknowledging)
 COMMIT = Target(Transactions.commit, Transactions)
 ABORT = Target(Transactions.abort, Transactions)
-CAN_EXECUTE_BULK = Attribute("can_execute", Bulk)
-EXECUTE_BULK = Target(Bulk.execute, Bulk)
+CAN_EXECUTE_BULK = Attribute("can_execute", BulkOperations)
+EXECUTE_BULK = Target(BulkOperations.execute, BulkOperations)
 RESUME = Target(Administering.resume, Administering)
 TURN = Target(Turn.run, Turn)
-PAGE_READ = Target(Turn.page_read, Turn)
+PAGE_READ = Target(Turn.on_page_read, Turn)
 CHANGE_POLICIES = Target(Administering.change_policies, Administering)
-COMMITTED = Target(Turn.committed, Turn)
+COMMITTED = Target(Turn.on_committed, Turn)
 
 # Accept ---------------------------------------------------------------------------------------------------------------
 ACCEPT = Target(Arrivals.accept, Arrivals)
 SPREAD = Target(Arrivals.accept_copies, Arrivals)
 SHARE = Target(Arrivals.share_content, Arrivals)
 QUEUES_FOR = Target(Queues.queues_for, Queues)
-QUEUES_OF_PARTS = Target(Queues.queues_of_parts, Queues)
-QUEUES_OF_TOPIC = Target(Topics.queues_of, Topics)
+QUEUES_OF_PARTS = Target(Queues.queues_for_copies, Queues)
+QUEUES_OF_TOPIC = Target(TopicRouter.queues_of, TopicRouter)
 IS_REPEAT = Target(Sending.is_repeat, Sending)
 
 # Give back, give up, be done with -------------------------------------------------------------------------------------
-FAIL = Target(Outcomes.fail, Outcomes)
-REQUEUE = Target(Outcomes.requeue, Outcomes)
+FAIL = Target(Settlement.fail, Settlement)
+REQUEUE = Target(Settlement.requeue, Settlement)
 END_CONSUMER = Target(Subscribing.end_consumer, Subscribing)
-END_DELAY = Target(Outcomes.end_delay, Outcomes)
-DEAD_LETTER_EXHAUSTED = Target(Outcomes.dead_letter_exhausted, Outcomes)
-MAKE_DEAD_LETTER = Target(dead_letter, outcomes_module)
+END_DELAY = Target(Settlement.end_delay, Settlement)
+DEAD_LETTER_EXHAUSTED = Target(Settlement.dead_letter_exhausted, Settlement)
+MAKE_DEAD_LETTER = Target(make_dead_letter, outcomes_module)
 APPEND_CAUSE = Target(append_cause, resident_set_module)
 LOAD_CAUSES = Target(ResidentSet.load_causes, ResidentSet)
 CAN_UNLOAD_CAUSES = Target(ResidentSet.can_unload_causes, ResidentSet)
-DEAD_LETTER = Target(Outcomes.dead_letter, Outcomes)
+DEAD_LETTER = Target(Settlement.dead_letter, Settlement)
 ABORT_TRANSACTION = Target(Transactions.abort_open, Transactions)
-DROP_QUEUE_OF_HOLDER = Target(Holder.drop_queue, Holder)
-ACKNOWLEDGED = Target(Outcomes.acknowledge, Outcomes)
-FORGET = Target(Outcomes.complete, Outcomes)
-STORE_ENTRY = Target(EngineRun._store_entry, EngineRun)
+DROP_QUEUE_OF_HOLDER = Target(EntryHolder.drop_queue, EntryHolder)
+ACKNOWLEDGED = Target(Settlement.acknowledge, Settlement)
+FORGET = Target(Settlement.complete, Settlement)
+STORE_ENTRY = Target(EngineRun._put_final_state, EngineRun)
 WRITE_MARK = Target(mark, outcomes_module, run_module)
 WRITE_REMOVAL = Target(remove, outcomes_module)
 IS_UNDELIVERABLE = Target(is_undeliverable, outcomes_module)
@@ -292,10 +292,10 @@ WAKE_CONSUMER = Target(Releasing.wake_consumer, Releasing)
 MARK_STARTED = Target(Acknowledging.mark_started, Acknowledging)
 PULL = Target(Pulling.pull, Pulling)
 ADD_PULL_REQUEST = Target(PullRequests.add, PullRequests)
-FORGET_PULL_REQUEST = Target(PullRequests.forget, PullRequests)
+FORGET_PULL_REQUEST = Target(PullRequests.end_without_notice, PullRequests)
 TAKE_ENDED_PULL_REQUESTS = Target(PullRequests.take_ended, PullRequests)
-IS_NOTHING_READY = Target(NothingReady._has_nothing_for, NothingReady)
-IS_NOTHING_READY_ANYWHERE = Target(WildcardDispatch.has_nothing_for, WildcardDispatch)
+IS_NOTHING_READY = Target(NoWaitPullEnder._has_nothing_ready_for, NoWaitPullEnder)
+IS_NOTHING_READY_ANYWHERE = Target(WildcardDispatch.has_nothing_ready_for, WildcardDispatch)
 RESTART_AUTO_WINDOW = Target(BrokerConsumer.restart_auto_window, BrokerConsumer)
 CONSUMER_OF = Target(ConnectionState.consumer_of, ConnectionState)
 
@@ -303,21 +303,21 @@ CONSUMER_OF = Target(ConnectionState.consumer_of, ConnectionState)
 GET_OR_CREATE_QUEUE = Target(Queues.get_or_create, Queues)
 STORED_QUEUE = Target(parse_stored_queue_name, queues_module)
 REMOVE_QUEUE = Target(Queues.remove, Queues)
-NEW_NUMBER = Target(QueueNumbers.allocate, QueueNumbers)
+NEW_NUMBER = Target(QueueNumberAllocator.allocate, QueueNumberAllocator)
 UNPIN = Target(ResidentSet.unpin, ResidentSet)
 LANE_OF = Target(Queues.lane_of, Queues)
-DURABLE_SUBSCRIPTION = Target(Subscribing._durable_subscription, Subscribing)
+DURABLE_SUBSCRIPTION = Target(Subscribing._get_or_create_durable, Subscribing)
 ARE_SAME = Target(are_equivalent, subscribing_module)
-END_SUBSCRIPTION = Target(Queues.end_durable, Queues)
-ADD_ENDED_QUEUE = Target(SubscriptionCleanup.add, SubscriptionCleanup)
-DEREFERENCE_CONTENT_OF_ENDED = Target(dereference, endings_module)
+END_SUBSCRIPTION = Target(Queues.end_durable_subscription, Queues)
+ADD_ENDED_QUEUE = Target(SubscriptionCleanup.add_ended_queue, SubscriptionCleanup)
+DEREFERENCE_CONTENT_OF_ENDED = Target(dereference_content, endings_module)
 MUST_KEEP = Target(must_keep, queues_module)
-IS_RESERVED = Target(Queues.is_reserved, Queues)
-FREE_RESERVATIONS = Target(Queues.free_promised, Queues)
-INTRODUCE = Target(introduce, queues_module)
+IS_RESERVED = Target(Queues.has_open_sends, Queues)
+FREE_RESERVATIONS = Target(Queues.free_reserved, Queues)
+INTRODUCE = Target(introduce_queue, queues_module)
 AWAIT_INTRODUCTION = Target(Queues.await_introduction, Queues)
-ADD_TO_TOPICS = Target(Topics.add, Topics)
-SELECTORS_OF_TOPICS = Attribute("_selectors", Topics)
+ADD_TO_TOPICS = Target(TopicRouter.add, TopicRouter)
+SELECTORS_OF_TOPICS = Attribute("_selectors", TopicRouter)
 MATCHES_TOPIC = Target(matches, topics_module)
 VIRTUAL_TOPIC = Target(virtual_topic, topics_module)
 
@@ -325,7 +325,7 @@ VIRTUAL_TOPIC = Target(virtual_topic, topics_module)
 IS_QUEUE_NEEDED = Attribute("is_needed", Queue)
 IS_QUEUE_REMOVABLE = Target(Queues.is_removable, Queues)
 DISPOSE_QUEUE = Target(Queue.dispose, Queue)
-FREE_NUMBER = Target(QueueNumbers.free, QueueNumbers)
+FREE_NUMBER = Target(QueueNumberAllocator.free, QueueNumberAllocator)
 
 # Dispatch -------------------------------------------------------------------------------------------------------------
 DISPATCH = Target(Dispatcher.dispatch, Dispatcher)
@@ -333,8 +333,8 @@ DISPATCH_LANE = Target(Dispatcher._dispatch_lane, Dispatcher)
 EXPRESS = Target(Dispatcher._dispatch_express, Dispatcher)
 HAS_EXPRESS_CREDIT = Target(BrokerConsumer.has_express_credit, BrokerConsumer)
 EXPRESS_MAX = Attribute("EXPRESS_MAX", consumer_module)
-COVERED_BY = Target(BrokerConsumer.covered_by, BrokerConsumer)
-CHOOSE_OWNER = Target(Receivers.choose_exclusive, Receivers)
+COVERED_BY = Target(BrokerConsumer.covered_sequences, BrokerConsumer)
+CHOOSE_OWNER = Target(QueueReceivers.choose_exclusive, QueueReceivers)
 
 # Lanes ----------------------------------------------------------------------------------------------------------------
 RETURN_TO_LANE = Target(Lane.requeue, Lane)
@@ -345,8 +345,8 @@ IS_LANE_PINNED = Attribute("is_pinned", Lane)
 IS_SELECTED_EMPTY = Attribute("is_empty", SelectedEntries)
 
 # Paging ---------------------------------------------------------------------------------------------------------------
-APPLY_PAGE = Target(PageReader.page_read, PageReader)
-LOAD_RECENT = Target(ResidentSet.load_recent, ResidentSet)
+APPLY_PAGE = Target(PageReader.on_page_read, PageReader)
+LOAD_RECENT = Target(ResidentSet.load_unread_in_memory, ResidentSet)
 REQUEST_PAGE = Target(PageReader.request_page, PageReader)
 LOAD_ENTRY = Target(PageReader.load_entry, PageReader)
 NEW_ENTRY_OF_PAGE = Target(Entry, reading_module)
@@ -355,13 +355,13 @@ LOWER_HORIZON_OF_ONE = Target(Eviction._lower_horizon, Eviction)
 LOWER_HORIZONS = Target(Eviction._lower_horizons, Eviction)
 UNLOAD_BODIES = Target(Eviction._unload_bodies, Eviction)
 RESTORE_BODY = Target(PageReader._restore_body, PageReader)
-WRITE_EVICTED = Target(put_all, eviction_module)
+WRITE_EVICTED = Target(put_copies, eviction_module)
 COUNT_LOADED = Target(ResidentSet.count_loaded, ResidentSet)
 UNLOAD = Target(ResidentSet.unload, ResidentSet)
 UNLOAD_TO_DISK = Target(ResidentSet.unload_to_disk, ResidentSet)
 COUNT_LOADED_FROM_DISK = Target(ResidentSet.count_loaded_from_disk, ResidentSet)
 AWAIT_DEAD_LETTER = Target(ResidentSet.await_dead_letter, ResidentSet)
-REMOVE_FROM_LANE = Target(ResidentSet.remove_from_lane, ResidentSet)
+REMOVE_FROM_LANE = Target(ResidentSet.remove_entries, ResidentSet)
 FORGET_LANE = Target(ResidentSet.forget_lane, ResidentSet)
 MEMORY_LIMIT_CHANGED = Target(ResidentSet.on_policy_changed, ResidentSet)
 DELAY_SELECTED = Target(PageReader.delay_selected, PageReader)
@@ -370,32 +370,32 @@ FORGET_SELECTED = Target(ResidentSet.forget_selected, ResidentSet)
 # Spilling and contents that are shared --------------------------------------------------------------------------------
 END_SPILLING = Target(Spilling.stop, Spilling)
 ENDED_PREFIX_OF_SPILLED = Attribute("ENDED_PREFIX", spilling_module)
-SHARE_CONTENT = Target(share, copies_module)
+SHARE_CONTENT = Target(put_content, copies_module)
 
 # Delays ---------------------------------------------------------------------------------------------------------------
-DELAY = Target(Delays.delay, Delays)
-RESTORE_DELAY = Target(Delays.restore, Delays)
-DUE_MS = Target(Delays.due_ms, Delays)
+DELAY = Target(DelayedEntries.delay, DelayedEntries)
+RESTORE_DELAY = Target(DelayedEntries.restore, DelayedEntries)
+DUE_MS = Target(DelayedEntries.due_ms, DelayedEntries)
 
 # Expiry and timers ----------------------------------------------------------------------------------------------------
-EXPIRE_STEP = Target(Expiry.step, Expiry)
-EXPIRE_IN_PAGE = Target(Expiry.page_read, Expiry)
-UNLOADED_ENTRIES = Target(Expiry._unloaded_entries, Expiry)
-EXPIRE_WHAT_IS_COMMITTED = Target(Expiry.committed, Expiry)
-IS_HELD = Target(Expiry._is_held, Expiry)
+EXPIRE_STEP = Target(ExpiryTask.step, ExpiryTask)
+EXPIRE_IN_PAGE = Target(ExpiryTask.on_page_read, ExpiryTask)
+UNLOADED_ENTRIES = Target(ExpiryTask._unloaded_entries, ExpiryTask)
+EXPIRE_WHAT_IS_COMMITTED = Target(ExpiryTask.on_committed, ExpiryTask)
+IS_HELD = Target(ExpiryTask._has_held, ExpiryTask)
 SET_TIMER = Target(Timers.set, Timers)
 REMOVE_TIMER = Target(Timers.remove, Timers)
-TIMERS_PAGE_READ = Target(Timers.page_read, Timers)
+TIMERS_PAGE_READ = Target(Timers.on_page_read, Timers)
 
 # Scheduled sends ------------------------------------------------------------------------------------------------------
 SCHEDULE = Target(Sending.schedule, Sending)
 ACCEPT_SCHEDULED = Target(Scheduler.accept, Scheduler)
 COUNT_SCHEDULED = Target(Queues.scheduled_count, Queues)
 IS_SCHEDULED_DUE = Target(Scheduler.is_due, Scheduler)
-SEND_WHAT_IS_DUE = Target(Scheduler.page_read, Scheduler)
-ACCEPT_DUE = Target(Arrivals.accept_due, Arrivals)
-KEYS_OF_DUE = Attribute("keys", DueRead)
-UNWRITTEN_SCHEDULED = Attribute("_unwritten", Scheduler)
+SEND_WHAT_IS_DUE = Target(Scheduler.on_page_read, Scheduler)
+ACCEPT_DUE = Target(Arrivals.accept_scheduled, Arrivals)
+KEYS_OF_DUE = Attribute("keys", DueSendsRead)
+UNWRITTEN_SCHEDULED = Attribute("_uncommitted_batches", Scheduler)
 LIST_OR_CANCEL_SCHEDULED = Target(Scheduler.list_or_cancel, Scheduler)
 WRITE_SCHEDULED = Target(put, scheduled_module)
 REMOVE_SCHEDULED = Target(remove, scheduled_module)
@@ -404,71 +404,71 @@ SPLIT_DUE_TIMER = Target(split_scheduled_timer, scheduled_module)
 
 # Bulk work ------------------------------------------------------------------------------------------------------------
 PLAN_BULK_PIECE = Target(plan_piece, bulk_module)
-IN_MEMORY_OF_BULK = Target(bulk_module._in_memory, bulk_module)
+IN_MEMORY_OF_BULK = Target(bulk_module._entries_in_memory, bulk_module)
 IS_UNDELIVERABLE_IN_BULK = Target(is_undeliverable, bulk_module)
 NEW_ENTRY_OF_BULK = Target(Entry, bulk_module)
 NEXT_OF_BULK = Target(BulkRead.next_position, BulkRead)
 
 # Browsing -------------------------------------------------------------------------------------------------------------
-SHOW_SLICE = Target(Browsing._show_slice, Browsing)
-SHOW_PAGE = Target(Browsing._show_page, Browsing)
-SHOW = Target(Browsing._show, Browsing)
-PAGE_READ_FOR_BROWSER = Target(Browsing.page_read, Browsing)
+SHOW_SLICE = Target(BrowseTask._show_slice, BrowseTask)
+SHOW_PAGE = Target(BrowseTask._show_page, BrowseTask)
+SHOW = Target(BrowseTask._show_entry, BrowseTask)
+PAGE_READ_FOR_BROWSER = Target(BrowseTask.on_page_read, BrowseTask)
 READ_FOR_BROWSER = Target(BrowseRead.__init__, BrowseRead)
-IN_MEMORY_OF_BROWSER = Target(browsing_module._in_memory, browsing_module)
+IN_MEMORY_OF_BROWSER = Target(browsing_module._entries_in_memory, browsing_module)
 IS_BROWSER_OPEN = Target(Browser.has_credit, Browser)
 MATCHES_SELECTOR = Target(Selector.matches, Selector)
 
 # Producers ------------------------------------------------------------------------------------------------------------
-RECORD_PRODUCER = Target(Producers.record, Producers)
-FIND_REPEATED = Target(Producers.repeated, Producers)
-DISPENSABLE_PRODUCER = Target(Producers._dispensable, Producers)
-FORGET_PRODUCER = Target(Producers._forget, Producers)
-QUERY_PRODUCER = Target(Producers.query, Producers)
-FORGET_PRODUCERS = Target(Producers.forget, Producers)
-STATE_OF_PRODUCER = Target(Producers._state, Producers)
+RECORD_PRODUCER = Target(ProducerRegistry.record_use, ProducerRegistry)
+FIND_REPEATED = Target(ProducerRegistry.find_repeat, ProducerRegistry)
+DISPENSABLE_PRODUCER = Target(ProducerRegistry._oldest_dispensable, ProducerRegistry)
+FORGET_PRODUCER = Target(ProducerRegistry._forget_producer, ProducerRegistry)
+QUERY_PRODUCER = Target(ProducerRegistry.query, ProducerRegistry)
+FORGET_PRODUCERS = Target(ProducerRegistry.forget, ProducerRegistry)
+STATE_OF_PRODUCER = Target(ProducerRegistry._state, ProducerRegistry)
 HAS_USED = Target(Producer.has_used, Producer)
-USE_NUMBER = Target(Producer.use, Producer)
+USE_NUMBER = Target(Producer.record_use, Producer)
 IS_USE_UNKNOWN = Target(Producer.is_use_unknown, Producer)
 RESOLVE = Target(Producer.resolve, Producer)
 CHECK_GAP = Target(check_gap, producer_module, producers_module)
 PRODUCER_RETENTION_MS_MIN = Attribute("PRODUCER_RETENTION_MS_MIN", producers_module)
 
 # Selectors of consumers -----------------------------------------------------------------------------------------------
-CANDIDATE_SCANS = Target(KeyedScans.candidates, KeyedScans)
+CANDIDATE_SCANS = Target(KeyedScans.candidate_scans, KeyedScans)
 TEST_PAGE = Target(QueueSelection.test_page, QueueSelection)
-TEST_ABOVE = Target(QueueSelection._test_above, QueueSelection)
+TEST_ABOVE = Target(QueueSelection._test_above_horizon, QueueSelection)
 COMPARE_WHAT_ARRIVED = Target(QueueSelection.on_arrived, QueueSelection)
 COMPARE_REQUEUED = Target(QueueSelection.on_requeued, QueueSelection)
 LANE_CREATED = Target(QueueSelection.on_lane_created, QueueSelection)
 HAS_FOUND = Target(QueueSelection.has_found, QueueSelection)
-ACTIVATE_SELECTION = Target(Selections.activate, Selections)
+ACTIVATE_SELECTION = Target(Selections.activate_selection, Selections)
 FIRST_OF_CURSOR = Target(ScanCursor.first, ScanCursor)
 IS_CURSOR_UNFINISHED = Attribute("is_unfinished", ScanCursor)
 IS_MATCH = Target(ScanCursor._is_match, ScanCursor)
-FIRST_FOUND = Target(QueueDispatch._first_found, QueueDispatch)
+FIRST_FOUND = Target(QueueDispatch._first_in_scan, QueueDispatch)
 HEAD_FOR = Target(QueueDispatch.head_for, QueueDispatch)
 
 # Groups ---------------------------------------------------------------------------------------------------------------
-HAS_EARLIER_DELAYED = Target(Groups.has_earlier_delayed, Groups)
-GROUP_FREED = Target(Groups._on_freed, Groups)
-ENDED_DELAY_IN_GROUP = Target(Groups.on_delay_ended, Groups)
-FREE_GROUPS_OF_SUSPENDED = Target(Groups.free_groups_of_suspended, Groups)
-DISPATCHED_OF_GROUP = Target(Groups.on_dispatched, Groups)
-UNSUBSCRIBED_FROM_GROUPS = Target(Groups.on_unsubscribed, Groups)
+HAS_EARLIER_DELAYED = Target(GroupOwnership.has_earlier_delayed, GroupOwnership)
+GROUP_FREED = Target(GroupOwnership._on_freed, GroupOwnership)
+ENDED_DELAY_IN_GROUP = Target(GroupOwnership.on_delay_ended, GroupOwnership)
+FREE_GROUPS_OF_SUSPENDED = Target(GroupOwnership.free_groups_of_suspended, GroupOwnership)
+DISPATCHED_OF_GROUP = Target(GroupOwnership.on_dispatched, GroupOwnership)
+UNSUBSCRIBED_FROM_GROUPS = Target(GroupOwnership.on_unsubscribed, GroupOwnership)
 CLOSES_GROUP = Target(closes_group, groups_module)
 FIRST_OF_GROUPS = Target(GroupScanCursor.first_for, GroupScanCursor)
 HEAD_OF_GROUP = Target(GroupScanCursor._head_of_group, GroupScanCursor)
-SKIPS = Target(GroupScanCursor._skips, GroupScanCursor)
-HAS_OWN_GROUPS = Target(GroupedQueueDispatch._has_own_groups, GroupedQueueDispatch)
+SKIPS = Target(GroupScanCursor._skips_sequence, GroupScanCursor)
+HAS_OWN_GROUPS = Target(GroupedQueueDispatch._owns_groups, GroupedQueueDispatch)
 CLASSES_TO_QUERY = Target(GroupedQueueDispatch._classes_to_query, GroupedQueueDispatch)
 
 # Wildcards ------------------------------------------------------------------------------------------------------------
 TRUE_NEXT = Target(WildcardDispatch._true_next, WildcardDispatch)
-DISPATCH_OF_QUEUE = Target(WildcardDispatch._dispatch_of, WildcardDispatch)
-LIMIT_OF_RANK = Target(WildcardDispatch._limit, WildcardDispatch)
-QUEUE_CREATED = Target(Wildcards.queue_created, Wildcards)
-QUEUE_REMOVED = Target(Wildcards.queue_removed, Wildcards)
+DISPATCH_OF_QUEUE = Target(WildcardDispatch._queue_dispatch, WildcardDispatch)
+LIMIT_OF_RANK = Target(WildcardDispatch._first_uncommitted, WildcardDispatch)
+QUEUE_CREATED = Target(Wildcards.on_queue_created, Wildcards)
+QUEUE_REMOVED = Target(Wildcards.on_queue_removed, Wildcards)
 ADD_UNCOMMITTED = Target(Wildcards._add_uncommitted, Wildcards)
 IS_WILDCARD_OPEN = Target(Wildcard.has_credit, Wildcard)
 MATCHES_QUEUE = Target(Wildcard.matches_queue, Wildcard)
@@ -479,7 +479,7 @@ READ_FROM_DISK = Target(Disk.read, Disk)
 
 # Sizes that are made small, so that few messages make what needs many ------------------------------------------------
 BLOCK_BITS = Attribute("BLOCK_BITS", record_module)
-BLOCK = Attribute("BLOCK", expiry_module)
+BLOCK = Attribute("BLOCK_SIZE", expiry_module)
 TIMERS_MAX = Attribute("TIMERS_MAX", timers_module)
 TIMERS_PAGE_SIZE = Attribute("PAGE_SIZE", timers_module)
 CONTENT_BYTES_MIN = Attribute("CONTENT_BYTES_MIN", copies_module)
@@ -490,7 +490,7 @@ RESOLVED_MAX = Attribute("RESOLVED_MAX", producer_module)
 SCAN_MESSAGES_PER_TURN = Attribute("SCAN_MESSAGES_PER_TURN", selecting_module)
 SCAN_PAGE_SIZE = Attribute("SCAN_PAGE_SIZE", selections_module)
 SCAN_FOUND_MAX = Attribute("SCAN_FOUND_MAX", scan_module)
-SCAN_CHUNK = Attribute("CHUNK", scan_module)
+SCAN_CHUNK = Attribute("PENDING_ENTRIES_MAX", scan_module)
 SCAN_FOUND_MAX_OF_GROUPS = Attribute("SCAN_FOUND_MAX", groups_module)
 GROUP_FOUND_MIN = Attribute("GROUP_FOUND_MIN", groups_module)
 JOIN_QUEUES_PER_TURN = Attribute("JOIN_QUEUES_PER_TURN", wildcards_module)
@@ -509,18 +509,18 @@ def window_of(consumer: BrokerConsumer) -> int:
     return consumer.window if consumer.awake_window is None else consumer.awake_window
 
 
-def queue_dispatch_of(nothing_ready: NothingReady, queue: Queue) -> QueueDispatch:
+def queue_dispatch_of(nothing_ready: NoWaitPullEnder, queue: Queue) -> QueueDispatch:
     """How to find what is next in a queue for each of its consumers."""
-    return nothing_ready._dispatcher.queue_dispatch(queue)
+    return nothing_ready._dispatcher.new_queue_dispatch(queue)
 
 
-def receivers_of(part: object, queue: Queue) -> Receivers:
+def receivers_of(part: object, queue: Queue) -> QueueReceivers:
     """Who takes from a queue."""
     return clients_of(part).receivers_of(queue)
 
 
-def clients_of(part: object) -> Clients:
-    return _part(part, Clients)
+def clients_of(part: object) -> ClientRegistry:
+    return _part(part, ClientRegistry)
 
 
 def events_of(part: object) -> EventLog:
@@ -529,7 +529,7 @@ def events_of(part: object) -> EventLog:
 
 def take_failed(part: object) -> list[Entry]:
     """Messages that pages have shown, and that failed too often."""
-    return _part(part, PageReader).take_failed()
+    return _part(part, PageReader).take_exhausted()
 
 
 def commit_state_of(part: object) -> CommitState:
@@ -551,7 +551,7 @@ def pretending(part: object, **moment: object) -> Iterator[None]:
 
 def touched(part: object) -> dict[Queue, None]:
     """Queues that the next turn looks at."""
-    return commit_state_of(part).touched
+    return commit_state_of(part).touched_queues
 
 
 def gathering(part: object) -> Batch:
@@ -560,7 +560,7 @@ def gathering(part: object) -> Batch:
 
 def committed(part: object) -> int:
     """The last batch that is known to be durable."""
-    return commit_state_of(part).committed
+    return commit_state_of(part).last_committed
 
 
 def next_sequence(part: object) -> int:
@@ -595,7 +595,7 @@ def last_number(engine: Engine) -> int:
     return engine._queues._numbers._last
 
 
-def topics(engine: Engine) -> Topics:
+def topics(engine: Engine) -> TopicRouter:
     return engine._queues._topics
 
 
@@ -619,11 +619,11 @@ def queues(part: object) -> dict[str, Queue]:
 
 def introduced(part: object) -> dict[Queue, int]:
     """Queues that remember of which the store does not know durably yet, and the batch that tells it."""
-    return all_queues(part)._introduced
+    return all_queues(part)._introduction_batches
 
 
 def durable_subscriptions(part: object) -> dict[str, Queue]:
-    return all_queues(part).durable
+    return all_queues(part).durable_by_key
 
 
 def queues_that_ended(part: object) -> list[Queue]:
@@ -632,12 +632,12 @@ def queues_that_ended(part: object) -> list[Queue]:
 
 def queues_of_scheduled(engine: Engine) -> list[Queue]:
     """The hidden ones in which scheduled sends wait."""
-    return list(engine._queues.hidden.values())
+    return list(engine._queues.hidden_by_name.values())
 
 
 def names_of_scheduled(engine: Engine) -> list[str]:
     """Of the queues for which something was scheduled."""
-    return list(engine._queues.hidden)
+    return list(engine._queues.hidden_by_name)
 
 
 def selectors_of_topics(engine: Engine) -> list[Selector]:
@@ -663,12 +663,12 @@ def set_policies(part: object, policies: Policies) -> None:
     all_queues(part).policies = policies
 
 
-def memory(of: object) -> Memory:
-    return _part(of, Memory)
+def memory(of: object) -> MemoryBudget:
+    return _part(of, MemoryBudget)
 
 
 def expire(dispatcher: Dispatcher, entry: Entry) -> None:
-    dispatcher._outcomes.expire(entry)
+    dispatcher._settlement.expire(entry)
 
 
 def forget_what_may_be_redelivered(reading: PageReader) -> None:
@@ -676,28 +676,28 @@ def forget_what_may_be_redelivered(reading: PageReader) -> None:
 
 
 def forget_how_far_time_is_ahead(commit_state: CommitState) -> None:
-    commit_state.ahead_us = 0
+    commit_state.wall_clock_ahead_us = 0
 
 
-def waiting_for_commit(expiry: Expiry) -> list[bytes]:
+def waiting_for_commit(expiry: ExpiryTask) -> list[bytes]:
     """Timers of what was not visible when it was due."""
     return expiry._waiting_timers
 
 
 def timers_being_written(timers: Timers) -> dict[bytes, int]:
-    return timers._recent
+    return timers._unstored_batches
 
 
-def producers(of: Producers) -> Mapping[str, Producer]:
+def producers(of: ProducerRegistry) -> Mapping[str, Producer]:
     return of._producers
 
 
-def sent_once(of: Producers) -> dict[str, None]:
+def sent_once(of: ProducerRegistry) -> dict[str, None]:
     """Producers that may be forgotten early, the one used first first."""
     return of._used_once
 
 
-def known_topics(topics: Topics) -> dict[str, list[Queue]]:
+def known_topics(topics: TopicRouter) -> dict[str, list[Queue]]:
     """Topics that were sent to, and who gets what is."""
     return topics._cache
 
@@ -706,20 +706,20 @@ def spilling_queues(spilling: Spilling) -> dict[Queue, None]:
     return spilling._queues
 
 
-def numbers_of(spilling: Spilling) -> QueueNumbers:
+def numbers_of(spilling: Spilling) -> QueueNumberAllocator:
     return spilling._numbers
 
 
-def free_numbers(numbers: QueueNumbers) -> list[int]:
+def free_numbers(numbers: QueueNumberAllocator) -> list[int]:
     return numbers._free
 
 
-def pending_free_numbers(numbers: QueueNumbers) -> list[tuple[int, int]]:
+def pending_free_numbers(numbers: QueueNumberAllocator) -> list[tuple[int, int]]:
     """Batches, and the number that is free once each is durable."""
     return numbers._pending_free
 
 
-def groups_of_queue_dispatch(queue_dispatch: GroupedQueueDispatch) -> Groups:
+def groups_of_queue_dispatch(queue_dispatch: GroupedQueueDispatch) -> GroupOwnership:
     return queue_dispatch._groups
 
 
@@ -736,7 +736,7 @@ def set_owned_and_freed(queue_dispatch: GroupedQueueDispatch, times: tuple[int, 
     queue_dispatch._counts = times
 
 
-def groups_of(cursor: GroupScanCursor) -> Groups:
+def groups_of(cursor: GroupScanCursor) -> GroupOwnership:
     return cursor._groups
 
 
@@ -762,4 +762,4 @@ def awaiting_dead_letter(engine: Engine) -> list[Entry]:
 
 def reserved(engine: Engine) -> dict[str, Destination]:
     """Queues that are not there, and for which room is kept because an open transaction sends to them."""
-    return engine._queues._reservations._missing
+    return engine._queues._reservations._missing_queues

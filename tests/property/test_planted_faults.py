@@ -17,11 +17,11 @@ from tests.property.broker_machine import MACHINES, BrokerMachine
 from tests.property.oracle import Disagreement
 from tests.property.targets import AnyTarget
 from truenext.engine.commands.sending import Sending
-from truenext.engine.lifecycle import outcomes
+from truenext.engine.lifecycle import settlement
 from truenext.engine.state.queue import Lane
 from truenext.engine.writing import entries as writing
 from truenext.engine.writing.entries import remove
-from truenext.engine.writing.producers import Producers
+from truenext.engine.writing.producers import ProducerRegistry
 from truenext.record import DamagedRecord
 
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
@@ -113,15 +113,15 @@ def never_called(
 
 
 def test_what_nobody_calls_is_noticed(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
-    method = targets.Target(Producers.take_forgotten, Producers)
+    method = targets.Target(ProducerRegistry.take_forgotten, ProducerRegistry)
     never = never_called(BrokerMachine, [targets.SEND, method], monkeypatch, steps, examples=5)
-    assert never == {"Producers.take_forgotten"}
+    assert never == {"ProducerRegistry.take_forgotten"}
 
 
 def test_what_is_called_in_one_module_and_not_in_another_is_noticed(
     monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
-    function = targets.Target(remove, outcomes, writing)
+    function = targets.Target(remove, settlement, writing)
     never = never_called(BrokerMachine, [function], monkeypatch, steps, examples=5)
     assert never == {"truenext.engine.writing.entries.remove"}
 

@@ -16,12 +16,12 @@ from truenext.destination import parse_address
 from truenext.engine.commands.connecting import Connecting
 from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.subscribing import Subscribing
-from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.pull_requests import PullRequests
-from truenext.engine.state.clients import Clients, Receivers
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
 from truenext.engine.state.queue import Entry, Queue
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.events import FAILURES
 
 Patch = pytest.MonkeyPatch
@@ -94,7 +94,7 @@ def what_came_still_counts_as_asked_for(patch: Patch) -> None:
 
 
 def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
-    forget = PullRequests.forget
+    forget = PullRequests.end_without_notice
 
     def forgets_for_others(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         remaining = consumer.pull_request.remaining if consumer.pull_request is not None else 0
@@ -113,15 +113,15 @@ def who_asks_gets_nothing(patch: Patch) -> None:
 
 
 def exclusive_consumers_share_their_queue(patch: Patch) -> None:
-    patch.setattr(Receivers, "choose_exclusive", lambda receivers: None)
+    patch.setattr(QueueReceivers, "choose_exclusive", lambda receivers: None)
 
 
 def the_first_exclusive_consumer_has_the_queue_whatever_its_priority(patch: Patch) -> None:
-    def choose(receivers: Receivers) -> None:
+    def choose(receivers: QueueReceivers) -> None:
         exclusive = [consumer for consumer in receivers.all() if consumer.is_exclusive]
         receivers.exclusive = min(exclusive, key=lambda consumer: consumer.number, default=None)
 
-    patch.setattr(Receivers, "choose_exclusive", choose)
+    patch.setattr(QueueReceivers, "choose_exclusive", choose)
 
 
 def the_first_is_charged_begun_or_not(patch: Patch) -> None:
@@ -135,24 +135,28 @@ def the_first_is_charged_begun_or_not(patch: Patch) -> None:
 
 
 def begun_outlives_its_dispatch(patch: Patch) -> None:
-    requeue = Outcomes.requeue
+    requeue = Settlement.requeue
 
-    def remembers(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def remembers(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
         is_started = entry.is_started
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
         entry.is_started = is_started
 
-    patch.setattr(Outcomes, "requeue", remembers)
+    patch.setattr(Settlement, "requeue", remembers)
 
 
 def a_release_counts_as_an_attempt(patch: Patch) -> None:
-    requeue = Outcomes.requeue
+    requeue = Settlement.requeue
 
-    def counts(outcomes: Outcomes, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
-        entry.attempts += reason is Reason.RELEASED
+    def counts(
+        outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
+    ) -> None:
+        entry.attempts += reason is RequeueReason.RELEASED
         requeue(outcomes, entry, reason, delay_ms=delay_ms, cause=cause)
 
-    patch.setattr(Outcomes, "requeue", counts)
+    patch.setattr(Settlement, "requeue", counts)
 
 
 def what_is_kept_comes_again(patch: Patch) -> None:
@@ -162,20 +166,20 @@ def what_is_kept_comes_again(patch: Patch) -> None:
         release_held(releasing, consumer, kept)
         for entry in consumer.held.values():
             entry.lane.requeue(entry)
-            releasing._commit_state.touched[entry.lane.queue] = None
+            releasing._commit_state.touched_queues[entry.lane.queue] = None
         consumer.held.clear()
 
     patch.setattr(Releasing, "_release_held", returns_it_too)
 
 
 def who_has_ended_still_gets_messages(patch: Patch) -> None:
-    leave = Clients.remove_consumer
+    leave = ClientRegistry.remove_consumer
 
-    def stays(clients: Clients, consumer: BrokerConsumer, queue: Queue) -> None:
+    def stays(clients: ClientRegistry, consumer: BrokerConsumer, queue: Queue) -> None:
         if not isinstance(consumer, QueueConsumer) or consumer.pull_request is not None:
             leave(clients, consumer, queue)
 
-    patch.setattr(Clients, "remove_consumer", stays)
+    patch.setattr(ClientRegistry, "remove_consumer", stays)
 
 
 def behind_the_end(act: Callable[[Connecting, BrokerConsumer, Entry], None]) -> Callable[[Patch], None]:

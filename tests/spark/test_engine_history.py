@@ -139,12 +139,12 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
             for one in engine.turn().reads:
                 page = store.read_page(one.lane.key, one.after_sequence, one.limit, one.size_max)
                 found = [found_of(each) for each in page.messages]
-                engine.page_read(one, PageResult(found, page.as_of, page.is_end))
+                engine.on_page_read(one, PageResult(found, page.as_of, page.is_end))
             batch = engine.take_batch()
             if batch is not None:
                 recorded.chunks.append(batch.history)
                 store.apply(batch)
-                engine.committed(batch)
+                engine.on_committed(batch)
 
     news = parse_address("/topic/news", "x")
     durable = Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable="me,s")

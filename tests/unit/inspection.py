@@ -3,12 +3,14 @@
 from collections.abc import Callable, Collection
 
 from truenext.engine.engine import Engine
-from truenext.engine.selecting.groups import Groups
+from truenext.engine.selecting.groups import GroupOwnership
 from truenext.engine.state.queue import Lane, Queue
-from truenext.engine.stuck import StuckAudit
+from truenext.engine.stuck import StuckQueueDetector
 
 
-def run_stuck_audit(audit: StuckAudit, engine: Engine, read_lanes: Callable[[], Collection[Lane]] = set) -> list[Queue]:
+def run_stuck_audit(
+    audit: StuckQueueDetector, engine: Engine, read_lanes: Callable[[], Collection[Lane]] = set
+) -> list[Queue]:
     steps = audit.check(engine, read_lanes)
     while True:
         try:
@@ -18,7 +20,7 @@ def run_stuck_audit(audit: StuckAudit, engine: Engine, read_lanes: Callable[[], 
             return found
 
 
-def groups_of(engine: Engine, queue: Queue) -> Groups | None:
+def groups_of(engine: Engine, queue: Queue) -> GroupOwnership | None:
     """Of a queue that has had a message of one, and may have another."""
     selecting = engine.selections.by_queue.get(queue)
     return None if selecting is None else selecting.groups

@@ -39,7 +39,7 @@ class Held:
 
     def write(self) -> None:
         while (batch := self.engine.take_batch()) is not None:
-            self.engine.committed(batch)
+            self.engine.on_committed(batch)
 
     def answered(self, session: ConnectionState) -> list[object]:
         return [answer for each, answer in self.engine.turn().answers if each is session]

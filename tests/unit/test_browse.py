@@ -10,7 +10,7 @@ from truenext.destination import parse_address
 from truenext.engine.background.browsing import BrowseRead, BrowseSlice
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageMessage, PageResult, Read
+from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.errors import RemoteProtocolError, StoreError
 from truenext.limits import BROWSE_MESSAGES_PER_TURN, BROWSERS_MAX, PAGE_SIZE_SHORT, SUBSCRIPTIONS_MAX, UNSENT_BYTES_MAX
 from truenext.message import SentMessage
@@ -30,7 +30,7 @@ class BrowseDriver:
         self.engine.start()
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
         self.session = self.engine.connect("s")
         self.send(count, size)
 
@@ -204,7 +204,7 @@ def test_nobody_else_browses_a_temporary_queue() -> None:
 # ---- Pages ----
 
 
-def next_read(driver: BrowseDriver) -> Read:
+def next_read(driver: BrowseDriver) -> StoreRead:
     (read,) = driver.engine.turn().reads
     return read
 
@@ -223,7 +223,7 @@ def test_one_page_of_all_browsers_is_read_at_a_time_and_those_of_lanes_do_not_wa
     assert not driver.engine.has_work
     driver.engine.subscribe(driver.session, Subscribe("c", A, AckMode.INDIVIDUAL, 1))
     assert not isinstance(next_read(driver), BrowseRead)
-    driver.engine.page_read(read, page(1, 2))
+    driver.engine.on_page_read(read, page(1, 2))
     effects = driver.engine.turn()
     assert [entry.sequence for entry in effects.browse_slices[0].entries] == [1, 2]
     second = next_read(driver)
@@ -236,7 +236,7 @@ def test_the_page_of_a_browser_that_is_gone_is_thrown_away() -> None:
     driver.browse("second")
     read = next_read(driver)
     driver.engine.unsubscribe(driver.session, Unsubscribe("first"))
-    driver.engine.page_read(read, page(1, 2))
+    driver.engine.on_page_read(read, page(1, 2))
     effects = driver.engine.turn()
     assert effects.browse_slices == []
     (second,) = effects.reads
@@ -254,7 +254,7 @@ def test_a_page_that_is_empty_and_not_the_last_is_damage() -> None:
     driver = BrowseDriver(stored=3)
     driver.browse()
     with pytest.raises(StoreError, match="'a', priority 4, a page is empty"):
-        driver.engine.page_read(next_read(driver), page())
+        driver.engine.on_page_read(next_read(driver), page())
 
 
 def test_a_damaged_message_is_left_out() -> None:
@@ -262,7 +262,7 @@ def test_a_damaged_message_is_left_out() -> None:
     driver.browse()
     found = page(1, 2, 3, is_end=True)
     found.messages[1].message = None
-    driver.engine.page_read(next_read(driver), found)
+    driver.engine.on_page_read(next_read(driver), found)
     (showing, end) = driver.turns()
     assert [entry.sequence for entry in showing.entries] == [1, 3]
     assert end.is_end

@@ -25,7 +25,7 @@ class Running:
             self.engine.send(self.session, Send(queue, SentMessage(4, True, 0, headers, b"x")))
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
         self.engine.subscribe(self.session, Subscribe("0", queue, AckMode.INDIVIDUAL, len(COLOURS)))
         deliveries = self.engine.turn().deliveries
         self.engine.on_all_sent(self.session)

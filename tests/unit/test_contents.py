@@ -96,7 +96,7 @@ def test_every_other_record_has_its_own(to: str, body: bytes, persistent: bool) 
     run = Run()
     send(run, to, body, persistent=persistent)
     run.engine.stop()
-    for batch in run.engine.last_batches():
+    for batch in run.engine.final_batches():
         run.store.apply(batch)
     assert contents(run) == []
     assert {each.content for each in stored(run)} == {b""}

@@ -8,14 +8,14 @@ from truenext.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.destination import Destination, DestinationKind, parse_address
 from truenext.engine.engine import Engine
-from truenext.engine.lifecycle.redelivery import REJECTED, dead_letter, redirect, restore_original, retry_delay_ms
-from truenext.engine.memory.horizon import remove_from_lane
+from truenext.engine.lifecycle.redelivery import REJECTED, make_dead_letter, redirect, restore_original, retry_delay_ms
+from truenext.engine.memory.horizon import remove_entries
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageMessage, PageResult, Read
+from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Lane
-from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
 from truenext.envelope import DEAD_LETTER_HEADERS, decode_header_lines
 from truenext.limits import DELAY_MS_MAX
 from truenext.message import SentMessage
@@ -70,7 +70,7 @@ class DelayDriver:
         self.advance(0)
         self.engine.start()
         self.commit()
-        self.audit = StuckAudit()
+        self.audit = StuckQueueDetector()
         self.session: ConnectionState = self.engine.connect("s")
         self.engine.subscribe(self.session, Subscribe("0", parse_address("/queue/a", "s"), AckMode.INDIVIDUAL, window))
 
@@ -82,7 +82,7 @@ class DelayDriver:
     def commit(self) -> Batch:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
         return batch
 
     def send(self, *, persistent: bool = False, expires_ms: int = 0) -> None:
@@ -97,13 +97,13 @@ class DelayDriver:
             self.engine.on_all_sent(self.session)
             order += [entry.sequence for entries in effects.deliveries.values() for entry in entries]
             for timer_read in effects.timer_reads:
-                self.engine.timers_read(timer_read, TimersResult([], 0, True))
+                self.engine.on_timers_read(timer_read, TimersResult([], 0, True))
             for read in effects.reads:
-                self.engine.page_read(read, self.page(read))
+                self.engine.on_page_read(read, self.page(read))
             if not (effects.reads or effects.deliveries):
                 return order
 
-    def page(self, read: Read) -> PageResult:
+    def page(self, read: StoreRead) -> PageResult:
         after = [sequence for sequence in self.in_store if sequence > read.after_sequence]
         message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in after]
         found = [PageMessage(*pair, self.in_store[pair[0]]) for pair in zip(after, message, strict=True)][: read.limit]
@@ -130,13 +130,13 @@ def test_the_next_due_time_is_that_of_the_clock_that_does_not_jump() -> None:
     driver.send()
     (sequence,) = driver.turn()
     driver.nack(sequence)
-    assert driver.engine.delays.next_us == driver.steady_us + 300_000
+    assert driver.engine.delayed_entries.next_us == driver.steady_us + 300_000
     driver.wall_ms -= 10**9
     driver.advance(299)
     assert driver.turn() == []
     driver.advance(1)
     assert driver.turn() == [sequence]
-    assert driver.engine.delays.next_us is None
+    assert driver.engine.delayed_entries.next_us is None
 
 
 def test_the_store_is_told_the_time_of_the_wall_clock_and_a_clean_stop_what_is_left() -> None:
@@ -149,7 +149,7 @@ def test_the_store_is_told_the_time_of_the_wall_clock_and_a_clean_stop_what_is_l
     driver.wall_ms += 5000
     driver.advance(100)
     driver.engine.stop()
-    (batch,) = driver.engine.last_batches()
+    (batch,) = driver.engine.final_batches()
     assert [*batch.marks.values()] == [Mark(1, 1, WALL_MS + 5000 + 300)]
 
 
@@ -228,7 +228,7 @@ def test_a_transient_that_was_stored_after_it_failed_is_given_up_with_a_mark_of_
     driver.engine.evict()
     assert len(driver.commit().transient_puts) == 1
     driver.engine.evict()
-    assert driver.engine.memory.used == 0
+    assert driver.engine.memory.message_bytes == 0
     driver.engine.change_policies(Policies(Policy(attempts_max=1)))
     assert [mark.attempts for mark in driver.commit().marks.values()] == [1]
 
@@ -242,7 +242,7 @@ def test_poison_that_had_to_be_read_is_moved_after_a_crash_too() -> None:
 def test_what_waits_is_counted_as_waiting_and_has_no_body_after_a_restart() -> None:
     driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS + 50)})
     driver.turn()
-    assert (driver.queue.waiting_count(), driver.queue.resident) == (1, 0)
+    assert (driver.queue.waiting_count(), driver.queue.resident_bytes) == (1, 0)
 
 
 # ---- Stuck, or rightly waiting? ----
@@ -267,7 +267,7 @@ def test_a_message_that_is_due_and_not_tried_is_found(
     driver.send()
     (sequence,) = driver.turn()
     driver.nack(sequence)
-    monkeypatch.setattr("truenext.engine.memory.delays.Delays.pop_due", lambda delays: [])
+    monkeypatch.setattr("truenext.engine.memory.delays.DelayedEntries.pop_due", lambda delays: [])
     assert driver.stuck_within(3 * STUCK_MS) == ["a"]
 
 
@@ -284,7 +284,7 @@ def test_what_does_not_say_where_it_came_from_is_no_dead_letter(header: bytes) -
 @pytest.mark.parametrize("origin", ["a", "subscription,me,n,news,colour = 'red'"])
 def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(origin: str) -> None:
     message = SentMessage(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
-    _, letter = dead_letter(
+    _, letter = make_dead_letter(
         message, origin, Policy(), attempts=1, causes=Causes("a", "b"), reason=REJECTED, now_ms=WALL_MS
     )
     said = decode_header_lines(letter.header)
@@ -320,7 +320,7 @@ def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None
     lane: Lane = driver.queue.lane(5)
     targets.REQUEST_PAGE.of(driver.engine)(lane)
     entry = Entry(2, None, lane, 0, True, 0)
-    remove_from_lane(lane, [entry], 5)
+    remove_entries(lane, [entry], 5)
     lane.forget_removed(5)
     assert lane.removed == {2: 5}, "a page is being read"
     assert driver.turn() == [1]

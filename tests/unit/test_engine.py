@@ -27,7 +27,7 @@ def started(limit_of_broker: int = maxsize, **policy: object) -> Engine:
 def commit(engine: Engine) -> None:
     batch = engine.take_batch()
     assert batch is not None
-    engine.committed(batch)
+    engine.on_committed(batch)
 
 
 def send(
@@ -72,7 +72,7 @@ def test_the_number_of_a_transient_send_is_written_by_a_clean_stop() -> None:
     engine.turn()
     engine.stop()
     numbers: dict[str, int] = {}
-    for batch in engine.last_batches():
+    for batch in engine.final_batches():
         numbers |= {name: state.sends for name, state in batch.producers.items()}
     assert numbers == {"p": 7}
 
@@ -137,7 +137,7 @@ def test_a_receipt_leaves_although_the_write_that_it_waits_for_was_cancelled() -
     batch = engine.take_batch()
     assert batch is not None
     assert batch.is_empty()
-    engine.committed(batch)
+    engine.on_committed(batch)
     assert engine.turn().answers == [(session, Receipt("r"))]
 
 
@@ -152,10 +152,10 @@ def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_i
     assert len(dispatched(engine)) == 5
     (queue,) = engine.queues()
     engine.evict()
-    assert queue.resident > limit
+    assert queue.resident_bytes > limit
     commit(engine)
     engine.evict()
-    assert queue.resident <= limit
+    assert queue.resident_bytes <= limit
 
 
 @pytest.mark.parametrize("end", [Abort, Commit])
@@ -174,13 +174,13 @@ def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[A
     for sequence in held:
         engine.nack(session, Nack("0", sequence, "t"))
     engine.evict()
-    assert engine.memory.used > limit
+    assert engine.memory.message_bytes > limit
     session.consumers["0"].window = 0
     action = engine.abort if end is Abort else engine.commit
     action(session, end("t"))  # type: ignore[arg-type]
     engine.turn()
     engine.evict()
-    assert engine.memory.used <= limit
+    assert engine.memory.message_bytes <= limit
 
 
 def test_a_commit_that_takes_only_transients_away_is_visible_at_once_though_the_store_has_them() -> None:

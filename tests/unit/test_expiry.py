@@ -6,7 +6,7 @@ import pytest
 
 from truenext.commands import AckMode, Begin, Commit, Send, Subscribe, Unsubscribe
 from truenext.destination import parse_address
-from truenext.engine.background.expiry import STEP_MAX, BlockRead
+from truenext.engine.background.expiry import EXPIRED_PER_STEP_MAX, ExpiryBlockRead
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult
@@ -26,14 +26,14 @@ def started(**policy: Any) -> Engine:
     engine.start()
     commit(engine)
     read = engine.turn().timer_reads[0]
-    engine.timers_read(read, TimersResult([], 1, is_end=True))
+    engine.on_timers_read(read, TimersResult([], 1, is_end=True))
     return engine
 
 
 def commit(engine: Engine) -> None:
     batch = engine.take_batch()
     assert batch is not None
-    engine.committed(batch)
+    engine.on_committed(batch)
 
 
 def send(engine: Engine, count: int, expires_ms: int, address: str = "/queue/a", *, persistent: bool = False) -> None:
@@ -136,7 +136,7 @@ def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool
     assert batch is not None
     assert len(batch.removes) == (10 if persistent else 0)
     assert len(batch.cleared_timers) == 1
-    assert engine.memory.used == 0
+    assert engine.memory.message_bytes == 0
 
 
 def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
@@ -164,14 +164,14 @@ def test_what_expires_in_a_dead_letter_queue_is_dropped_whatever_the_policy() ->
 
 def test_much_that_expires_at_once_goes_in_several_turns() -> None:
     engine = started()
-    count = 10 * STEP_MAX
+    count = 10 * EXPIRED_PER_STEP_MAX
     send(engine, count, NOW_MS + 1000)
     engine.commit_state.now_ms += 1000
     turns = 0
     while engine.has_work:
         before = sum(waiting(engine).values())
         engine.turn()
-        assert before - sum(waiting(engine).values()) <= STEP_MAX + (1 << BLOCK_BITS)
+        assert before - sum(waiting(engine).values()) <= EXPIRED_PER_STEP_MAX + (1 << BLOCK_BITS)
         turns += 1
     assert waiting(engine) == {"a": 0}
     assert turns >= 5
@@ -187,9 +187,9 @@ def test_nothing_expires_while_the_last_batches_are_written() -> None:
     engine.stop()
     commit(engine)
     stored = 0
-    for batch in engine.last_batches():
+    for batch in engine.final_batches():
         stored += len(batch.transient_puts)
-        engine.committed(batch)
+        engine.on_committed(batch)
         engine.commit_state.now_ms += 1000
         engine.turn()
     assert stored == 12
@@ -205,15 +205,15 @@ def test_the_last_time_there_is_can_be_asked_for() -> None:
 # ---- Looks ----
 
 
-def side_read(engine: Engine) -> BlockRead:
+def side_read(engine: Engine) -> ExpiryBlockRead:
     """The page of a block that the next turn wants."""
-    (read,) = (read for read in engine.turn().reads if isinstance(read, BlockRead))
+    (read,) = (read for read in engine.turn().reads if isinstance(read, ExpiryBlockRead))
     return read
 
 
-def show(engine: Engine, read: BlockRead, *sequences: int) -> None:
+def show(engine: Engine, read: ExpiryBlockRead, *sequences: int) -> None:
     """That page, true as of what is durable now."""
-    engine.page_read(read, page(*sequences, as_of=engine.last_committed))
+    engine.on_page_read(read, page(*sequences, as_of=engine.last_committed))
 
 
 def page(*sequences: int, as_of: int) -> PageResult:
@@ -257,8 +257,8 @@ def test_what_becomes_visible_and_leaves_memory_behind_a_look_is_looked_at_again
     first = side_read(engine)
     early = page(1, as_of=engine.last_committed)
     commit(engine)
-    assert engine.memory.used == 0
-    engine.page_read(first, early)
+    assert engine.memory.message_bytes == 0
+    engine.on_page_read(first, early)
     assert waiting(engine) == {"a": 1}
     show(engine, side_read(engine), 2)
     assert waiting(engine) == {"a": 0}

@@ -9,9 +9,9 @@ from tests.unit.inspection import groups_of, run_stuck_audit
 from tests.unit.test_selecting import A, SelectingDriver, numbers
 from truenext.commands import Ack, Nack, Send, Unsubscribe
 from truenext.engine.selecting import groups as groups_of_engine
-from truenext.engine.selecting.groups import Groups, GroupScanCursor
+from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.state.queue import Entry
-from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
 from truenext.envelope import closes_group, group_of
 from truenext.limits import GROUPS_MIN, SCAN_FOUND_MAX, SCAN_PAGE_SIZE
 from truenext.message import SentMessage
@@ -83,7 +83,7 @@ def test_a_busy_group_with_a_long_backlog_blocks_nobody_and_takes_no_memory(is_e
     driver.subscribe("other")
     assert driver.settle() == {"other": ["h1", "free"]}
     if is_evicted:
-        assert driver.engine.memory.used < 500 * (2 * SCAN_FOUND_MAX)
+        assert driver.engine.memory.message_bytes < 500 * (2 * SCAN_FOUND_MAX)
 
 
 @STORE_ONLY
@@ -143,7 +143,7 @@ def test_what_comes_back_while_its_group_is_gone_through_once_more_is_the_head_o
     driver.send("in the lane")
     (queue,) = driver.engine.queues()
     lane = queue.lane(rank(4))
-    groups = Groups(lambda: [cursor], driver.engine.memory)
+    groups = GroupOwnership(lambda: [cursor], driver.engine.memory)
     cursor = GroupScanCursor(lane, None, groups)
     g, g_again, h, plain, h_again = (
         Entry(sequence, SentMessage(4, False, 0, b"", b"", group=group), lane, 0, False, None, group=group)
@@ -219,7 +219,7 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
     memory = driver.engine.memory
     send(driver, "held", "first")
     driver.settle()
-    before = memory.queues
+    before = memory.queue_bytes
 
     def receive(numbers: range) -> None:
         for number in numbers:
@@ -234,8 +234,8 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
     groups, fewest = driver.engine.selections.groups_of(queue), [0]
     receive(range(300))
     fewest.clear()
-    assert len(groups.owners) == 301 and memory.queues > before + 300 * 400
-    memory.queues_limit = memory.queues
+    assert len(groups.owners) == 301 and memory.queue_bytes > before + 300 * 400
+    memory.queues_limit = memory.queue_bytes
     receive(range(300, 700))
     assert "held" in groups.owners
     assert min(fewest) >= GROUPS_MIN and len(groups.owners) < 3 * GROUPS_MIN
@@ -243,7 +243,7 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
     driver.engine.unsubscribe(driver.session, Unsubscribe("one"))
     driver.settle()
     driver.engine.remove_unused_queues()
-    assert memory.queues < before
+    assert memory.queue_bytes < before
 
 
 def test_of_more_groups_than_are_remembered_those_of_which_something_is_held_stay(
@@ -277,7 +277,7 @@ def test_the_stuck_audit_does_not_take_a_busy_group_for_stuck_and_sees_one_that_
     driver.subscribe("two")
     send(driver, "g", "g1", "g2")
     driver.settle()
-    audit = StuckAudit()
+    audit = StuckQueueDetector()
 
     def dispatched_at(now_ms: int) -> list[str]:
         driver.engine.tick(now_ms * 1000, now_ms * 1000)

@@ -10,7 +10,7 @@ from truenext.broker import connection_request
 from truenext.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
 from truenext.destination import parse_address
 from truenext.engine.engine import Engine
-from truenext.engine.idle import STEP_SIZE, Idle, idle_reason
+from truenext.engine.idle import ITEMS_PER_STEP, IdleReason, idle_reason
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.limits import JOIN_QUEUES_PER_TURN, SCAN_MESSAGES_PER_TURN, UNSENT_BYTES_MAX
 from truenext.message import SentMessage
@@ -28,7 +28,7 @@ class IdleDriver:
     def commit(self) -> None:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
 
     def send(self, queue: str, *, priority: int = 4, persistent: bool = False, group: str = "") -> None:
         message = SentMessage(priority, persistent, 0, b"content-length:0\n", b"")
@@ -51,9 +51,9 @@ class IdleDriver:
         while self.engine.has_work:
             self.engine.turn()
 
-    def why(self, consumer: BrokerConsumer) -> Idle:
+    def why(self, consumer: BrokerConsumer) -> IdleReason:
         why, _ = finished(idle_reason(self.engine, consumer))
-        assert isinstance(why, Idle)
+        assert isinstance(why, IdleReason)
         return why
 
     def answer(self) -> tuple[dict[str, Any], int]:
@@ -78,20 +78,20 @@ def test_what_the_next_turn_will_give_it_could_come(queue: str, selector: str) -
     driver = IdleDriver()
     consumer = driver.subscribe(queue, selector=selector)
     driver.turn()
-    assert driver.why(consumer) is Idle.EMPTY
+    assert driver.why(consumer) is IdleReason.EMPTY
     driver.send("a")
-    assert driver.why(consumer) is Idle.NOT_IDLE
+    assert driver.why(consumer) is IdleReason.NOT_IDLE
     assert not consumer.held
     driver.turn()
     assert len(consumer.held) == 1
-    assert driver.why(consumer) is Idle.EMPTY
+    assert driver.why(consumer) is IdleReason.EMPTY
 
 
 def test_a_full_socket() -> None:
     driver = IdleDriver()
     consumer = driver.subscribe("a")
     driver.session.unsent_bytes = UNSENT_BYTES_MAX
-    assert driver.why(consumer) is Idle.UNREAD
+    assert driver.why(consumer) is IdleReason.UNREAD
 
 
 def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
@@ -101,9 +101,9 @@ def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
     driver.turn()
     consumer = driver.subscribe("q.*", window=1)
     driver.engine.turn()
-    assert driver.why(consumer) is Idle.JOINING
+    assert driver.why(consumer) is IdleReason.JOINING
     driver.turn()
-    assert driver.why(consumer) is Idle.NO_CREDIT
+    assert driver.why(consumer) is IdleReason.NO_CREDIT
 
 
 def test_of_several_queues_that_counts_which_is_next() -> None:
@@ -112,19 +112,19 @@ def test_of_several_queues_that_counts_which_is_next() -> None:
     driver.turn()
     driver.send("q.a", persistent=True)
     driver.turn()
-    assert driver.why(consumer) is Idle.COMMITTING
+    assert driver.why(consumer) is IdleReason.COMMITTING
     driver.send("q.b")
     driver.turn()
     # It must not overtake its equal, and so nothing comes.
-    assert driver.why(consumer) is Idle.COMMITTING and not consumer.held
+    assert driver.why(consumer) is IdleReason.COMMITTING and not consumer.held
     driver.send("q.c", priority=3)
-    assert driver.why(consumer) is Idle.NOT_IDLE
+    assert driver.why(consumer) is IdleReason.NOT_IDLE
     driver.turn()
     assert len(consumer.held) == 1
     driver.engine.pause("q.a")
     driver.turn()
     # A paused queue is none of its queues.
-    assert len(consumer.held) == 2 and driver.why(consumer) is Idle.PAUSED
+    assert len(consumer.held) == 2 and driver.why(consumer) is IdleReason.PAUSED
 
 
 def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
@@ -136,7 +136,7 @@ def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
     (sequence,) = list(first.held)[:1]
     driver.engine.nack(driver.session, Nack(first.subscription, sequence, delay_ms=60_000))
     driver.turn()
-    assert (driver.why(first), driver.why(second)) == (Idle.DELAYED, Idle.GROUP)
+    assert (driver.why(first), driver.why(second)) == (IdleReason.DELAYED, IdleReason.GROUP)
 
 
 def test_who_has_acknowledged_what_it_asked_for_has_no_credit() -> None:
@@ -147,7 +147,7 @@ def test_who_has_acknowledged_what_it_asked_for_has_no_credit() -> None:
     driver.turn()
     (sequence,) = consumer.held
     driver.engine.acknowledge(driver.session, Ack(consumer.subscription, sequence))
-    assert not consumer.held and driver.why(consumer) is Idle.NO_CREDIT
+    assert not consumer.held and driver.why(consumer) is IdleReason.NO_CREDIT
 
 
 def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_compared() -> None:
@@ -155,9 +155,9 @@ def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_com
     for _ in range(2 * SCAN_MESSAGES_PER_TURN):
         driver.send("a")
     consumer = driver.subscribe("a", selector="JMSPriority = 9 OR colour = 'red'")
-    assert driver.why(consumer) is Idle.SCANNING
+    assert driver.why(consumer) is IdleReason.SCANNING
     driver.send("a", priority=9, persistent=True)
-    assert driver.why(consumer) is Idle.COMMITTING
+    assert driver.why(consumer) is IdleReason.COMMITTING
 
 
 def test_what_holds_the_others_back_need_not_be_read() -> None:
@@ -171,7 +171,7 @@ def test_what_holds_the_others_back_need_not_be_read() -> None:
     head = consumer.all_queues()[0].lanes[0].head()
     assert head is not None
     head.message = None
-    assert driver.why(consumer) is Idle.DELAYED
+    assert driver.why(consumer) is IdleReason.DELAYED
 
 
 def test_looking_asks_for_nothing() -> None:
@@ -188,8 +188,8 @@ def test_looking_asks_for_nothing() -> None:
             entry = cursor.found[sequence]
             entry.is_out_of_lane = True
     consumer.window = 2
-    assert driver.why(consumer) is Idle.SCANNING
-    assert not any(cursor.needs_refill for cursor in cursors) and not selecting.unfinished
+    assert driver.why(consumer) is IdleReason.SCANNING
+    assert not any(cursor.needs_refill for cursor in cursors) and not selecting.unfinished_cursors
 
 
 def test_it_is_done_in_steps_however_many_queues_and_subscriptions_there_are() -> None:
@@ -203,7 +203,7 @@ def test_it_is_done_in_steps_however_many_queues_and_subscriptions_there_are() -
     driver.turn()
     answer, steps = driver.answer()
     assert len(answer["subscriptions"]) == 101 and {row["idle"] for row in answer["subscriptions"]} == {"empty"}
-    assert steps >= 2 * queues // STEP_SIZE + 100
+    assert steps >= 2 * queues // ITEMS_PER_STEP + 100
 
 
 def test_a_subscription_that_ends_meanwhile_is_left_out() -> None:

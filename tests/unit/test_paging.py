@@ -7,7 +7,7 @@ from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
 from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageMessage, PageResult, Read
+from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.errors import StoreError
 from truenext.message import SentMessage
@@ -17,7 +17,7 @@ LARGE = 1 << 30
 STORED = range(1, 11)
 
 
-def page(read: Read) -> PageResult:
+def page(read: StoreRead) -> PageResult:
     """What a store with the messages of STORED has to say."""
     after = [sequence for sequence in STORED if sequence > read.after_sequence]
     message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in after]
@@ -31,7 +31,7 @@ def commit(engine: Engine) -> int:
     while engine.has_batch:
         batch = engine.take_batch()
         assert batch is not None
-        engine.committed(batch)
+        engine.on_committed(batch)
         number = batch.number
     return number
 
@@ -58,7 +58,7 @@ def order_of_dispatch() -> list[int]:
     """Once, memory is short while the next page is being read."""
     engine, session = start_engine()
     order: list[int] = []
-    reads: list[Read] = []
+    reads: list[StoreRead] = []
     was_short = False
     for _ in range(50):
         effects = engine.turn()
@@ -69,7 +69,7 @@ def order_of_dispatch() -> list[int]:
             was_short = True
             squeeze(engine, limit=0)
         for read in reads:
-            engine.page_read(read, page(read))
+            engine.on_page_read(read, page(read))
         reads.clear()
         engine.on_all_sent(session)
         for consumer in session.consumers.values():
@@ -114,7 +114,7 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
     engine.turn()
     engine.on_all_sent(session)
     engine.unsubscribe(session, Unsubscribe("0"))
-    squeeze(engine, limit=engine.memory.used - 1)
+    squeeze(engine, limit=engine.memory.message_bytes - 1)
     engine.subscribe(session, subscribe)
     as_of = commit(engine)
     (read,) = engine.turn().reads
@@ -122,10 +122,10 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
     commit(engine)
     squeeze(engine, limit=0)
 
-    engine.page_read(read, PageResult([PageMessage(1, persistent)], as_of, is_end=True))
+    engine.on_page_read(read, PageResult([PageMessage(1, persistent)], as_of, is_end=True))
 
     effects = engine.turn()
-    engine.page_read(effects.reads[0], PageResult([PageMessage(2, transient)], as_of + 1, is_end=True))
+    engine.on_page_read(effects.reads[0], PageResult([PageMessage(2, transient)], as_of + 1, is_end=True))
     then = engine.turn()
     seen = [entry.sequence for one in (effects, then) for entries in one.deliveries.values() for entry in entries]
     assert seen == [1, 2]
@@ -135,8 +135,8 @@ def test_what_is_written_leaves_memory_though_the_page_it_waited_for_is_of_no_us
     """It stayed there until something else was written."""
     engine, session = start_engine()
     (read,) = engine.turn().reads
-    engine.page_read(read, page(read))
-    reads: list[Read] = []
+    engine.on_page_read(read, page(read))
+    reads: list[StoreRead] = []
     while not reads:
         for sequence in list(session.consumers["0"].held):
             engine.acknowledge(session, Ack("0", sequence))
@@ -145,5 +145,5 @@ def test_what_is_written_leaves_memory_though_the_page_it_waited_for_is_of_no_us
     engine.send(session, Send(parse_address("/queue/a", "s"), SentMessage(4, True, 0, b"content-length:0\n", b"")))
     commit(engine)
     squeeze(engine, limit=0)
-    engine.page_read(reads[0], page(reads[0]))
-    assert engine.memory.used == engine.memory.pending_free == 0
+    engine.on_page_read(reads[0], page(reads[0]))
+    assert engine.memory.message_bytes == engine.memory.pending_free_bytes == 0

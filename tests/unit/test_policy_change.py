@@ -9,7 +9,7 @@ from truenext.destination import parse_address
 from truenext.engine.background.bulk import Purge
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageMessage, PageResult, Read
+from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 from truenext.record import sequence_of
@@ -35,19 +35,19 @@ class Running:
     def make_durable(self) -> None:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
 
-    def turn(self) -> tuple[list[int], list[Read]]:
+    def turn(self) -> tuple[list[int], list[StoreRead]]:
         """What is dispatched, and what is to be read."""
         effects = self.engine.turn()
         self.engine.on_all_sent(self.session)
         return [entry.sequence for entries in effects.deliveries.values() for entry in entries], effects.reads
 
-    def read(self, reads: list[Read]) -> None:
+    def read(self, reads: list[StoreRead]) -> None:
         for read in reads:
             there = [sequence for sequence in STORED if sequence > read.after_sequence][: read.limit]
             found = [PageMessage(each, SentMessage(4, True, 0, b"content-length:0\n", b"")) for each in there]
-            self.engine.page_read(read, PageResult(found, 0, there[-1:] == [STORED[-1]]))
+            self.engine.on_page_read(read, PageResult(found, 0, there[-1:] == [STORED[-1]]))
 
     def nack(self, *sequences: int) -> None:
         for sequence in sequences:
@@ -114,7 +114,7 @@ def test_a_clean_stop_writes_down_how_often_that_was_dispatched_which_was_given_
     running.squeeze()
     running.change(attempts_max=1)
     running.engine.stop()
-    marks = {sequence_of(key): mark for batch in running.engine.last_batches() for key, mark in batch.marks.items()}
+    marks = {sequence_of(key): mark for batch in running.engine.final_batches() for key, mark in batch.marks.items()}
     assert marks[1] == Mark(attempts=1, deliveries=2, due_ms=0)
 
 
@@ -136,10 +136,10 @@ def test_nothing_happens_between_the_last_batches_but_that_they_are_written(monk
     _, reads = running.turn()
     engine.stop()
     batches = []
-    for batch in engine.last_batches():
+    for batch in engine.final_batches():
         batches.append(batch)
         engine.tick(10_000_000, 9_000_000)
-        engine.committed(batch)
+        engine.on_committed(batch)
         running.read(reads)
         reads = engine.turn().reads
     assert len(batches) > 2
@@ -161,11 +161,11 @@ def test_more_attempts_are_for_whoever_is_not_given_up_yet() -> None:
 
 def test_a_smaller_limit_makes_messages_leave_memory_though_nothing_else_happens() -> None:
     running = Running(window=1)
-    before = running.queue.resident
+    before = running.queue.resident_bytes
     running.change(memory_limit=before // 2)
     running.turn()
     running.engine.evict()
-    assert 0 < running.queue.resident <= before // 2
+    assert 0 < running.queue.resident_bytes <= before // 2
     assert running.waiting() == {"a": 5}
 
 
@@ -174,15 +174,15 @@ def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_
     waits = SentMessage(4, True, 0, b"content-length:0\n", b"")
     running.engine.send(running.session, Send(parse_address("/queue/a", "s"), waits))
     running.make_durable()
-    before = running.queue.resident
+    before = running.queue.resident_bytes
     read = running.engine.next_bulk_read(Purge("a", selector="colour = 'red'"))
     assert read is not None
     running.change(memory_limit=before // 2)
     running.engine.evict()
-    assert running.queue.resident == before
+    assert running.queue.resident_bytes == before
     running.engine.execute_bulk(Purge("a", selector="colour = 'red'"), read, PageResult([], 0, True))
     running.engine.evict()
-    assert running.queue.resident <= before // 2
+    assert running.queue.resident_bytes <= before // 2
 
 
 def test_the_next_page_has_the_new_size() -> None:

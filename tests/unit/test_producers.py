@@ -13,13 +13,13 @@ from truenext.engine.state.producer import CommitOutcome
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import NoEventLog
-from truenext.engine.writing.producers import Producers
+from truenext.engine.writing.producers import ProducerRegistry
 from truenext.errors import RemoteProtocolError
 from truenext.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_MAX
 from truenext.message import SentMessage
 
 COMMITTED, ROLLED_BACK = CommitOutcome.COMMITTED, CommitOutcome.ROLLED_BACK
-NOT_SO_FAR, UNKNOWN = CommitOutcome.NOT_SO_FAR, CommitOutcome.UNKNOWN
+NOT_SO_FAR, UNKNOWN = CommitOutcome.NOT_YET_COMMITTED, CommitOutcome.UNKNOWN
 
 LATER_MS = PRODUCERS_MAX + PRODUCER_RETENTION_MS_MIN
 
@@ -33,15 +33,17 @@ def commit(name: str, number: int = 1, *, is_gapless: bool = False) -> Commit:
     return Commit("t", name, number, is_gapless=is_gapless)
 
 
-def use_number(producers: Producers, command: Send | Commit, *, is_stored: bool = True) -> bool:
+def use_number(producers: ProducerRegistry, command: Send | Commit, *, is_stored: bool = True) -> bool:
     """True if it is a repeat."""
-    if producers.repeated(command) is not None:
+    if producers.find_repeat(command) is not None:
         return True
-    producers.record(command, is_stored=is_stored)
+    producers.record_use(command, is_stored=is_stored)
     return False
 
 
-def outcome(producers: Producers, number: int, *, name: str = "p", resolves: bool = False) -> CommitOutcome | None:
+def outcome(
+    producers: ProducerRegistry, number: int, *, name: str = "p", resolves: bool = False
+) -> CommitOutcome | None:
     return producers.query(name, number, resolves=resolves).outcome
 
 
@@ -50,7 +52,7 @@ class ProducersDriver:
 
     def __init__(self) -> None:
         self.commit_state = CommitState(NoEventLog())
-        self.producers = Producers(self.commit_state)
+        self.producers = ProducerRegistry(self.commit_state)
         for number in range(PRODUCERS_MAX):
             self.send(str(number))
 
@@ -69,7 +71,7 @@ class ProducersDriver:
 
     def restart(self) -> None:
         states = self.batch.producers.items()
-        self.producers = Producers(self.commit_state)
+        self.producers = ProducerRegistry(self.commit_state)
         self.producers.restore(sorted(states, key=lambda item: item[1].last_used_ms))
 
     def take_forgotten(self) -> list[str]:
@@ -120,33 +122,33 @@ def test_one_that_committed_or_sent_or_repeated_more_than_once_never_goes(
 
 def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
     commit_state = CommitState(NoEventLog())
-    producers, batch = Producers(commit_state), commit_state.batch
+    producers, batch = ProducerRegistry(commit_state), commit_state.batch
     for number in range(PRODUCERS_MAX):
-        producers.record(commit(str(number)), is_stored=True)
+        producers.record_use(commit(str(number)), is_stored=True)
     with pytest.raises(RemoteProtocolError, match="none of them had one SEND alone"):
         commit_state.now_ms = LATER_MS
-        producers.repeated(commit("new"))
+        producers.find_repeat(commit("new"))
     commit_state.now_ms = PRODUCER_RETENTION_MS
     producers.forget_old()
-    assert producers.repeated(commit("new")) is None
+    assert producers.find_repeat(commit("new")) is None
     assert len(batch.forgotten_producers) == PRODUCERS_MAX
     assert producers.take_forgotten()[0] == 0, "it was their time"
 
 
 def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_the_send() -> None:
     commit_state = CommitState(NoEventLog())
-    producers = Producers(commit_state)
+    producers = ProducerRegistry(commit_state)
     commit_state.now_ms = 10
-    producers.record(send("stored"), is_stored=True)
-    producers.record(send("transient"), is_stored=False)
+    producers.record_use(send("stored"), is_stored=True)
+    producers.record_use(send("transient"), is_stored=False)
     commit_state.close_batch()
     batch = commit_state.batch
     for commit_state.now_ms in (20, 30):
         for name in ("stored", "transient"):
-            assert producers.repeated(send(name)) is not None
+            assert producers.find_repeat(send(name)) is not None
     assert batch.producers == {"stored": ProducerState(1, 20, is_gapless=False)}
     after = ProducerState(1, 30, is_gapless=False)
-    assert dict(producers.unstored()) == dict.fromkeys(("stored", "transient"), after)
+    assert dict(producers.unstored_states()) == dict.fromkeys(("stored", "transient"), after)
 
 
 def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(driver: ProducersDriver) -> None:
@@ -166,12 +168,12 @@ def commit_state() -> CommitState:
 
 
 @pytest.fixture
-def producers(commit_state: CommitState) -> Producers:
-    return Producers(commit_state)
+def producers(commit_state: CommitState) -> ProducerRegistry:
+    return ProducerRegistry(commit_state)
 
 
 @pytest.mark.parametrize("is_gapless", [False, True])
-def test_sends_and_commits_count_by_themselves(producers: Producers, is_gapless: bool) -> None:
+def test_sends_and_commits_count_by_themselves(producers: ProducerRegistry, is_gapless: bool) -> None:
     for number in (1, 2):
         assert not use_number(producers, send("p", number, is_gapless=is_gapless))
     assert not use_number(producers, commit("p", 1, is_gapless=is_gapless))
@@ -188,39 +190,39 @@ def test_sends_and_commits_count_by_themselves(producers: Producers, is_gapless:
 
 @pytest.mark.parametrize("make", [send, commit])
 def test_a_number_too_far_on_is_refused_and_does_nothing(
-    producers: Producers, make: Callable[..., Send | Commit]
+    producers: ProducerRegistry, make: Callable[..., Send | Commit]
 ) -> None:
     with pytest.raises(
         RemoteProtocolError, match="number 2 of producer 'p', whose numbers have no gaps: the next is 1"
     ):
-        producers.repeated(make("p", 2, is_gapless=True))
+        producers.find_repeat(make("p", 2, is_gapless=True))
     assert producers.query("p", None, resolves=False).producer is None
     with pytest.raises(RemoteProtocolError, match="numbers without gaps begin with 1"):
-        producers.repeated(make("p", 0, is_gapless=True))
+        producers.find_repeat(make("p", 0, is_gapless=True))
     assert not use_number(producers, make("p", 1, is_gapless=True))
     for declares_again in (False, True):
         with pytest.raises(RemoteProtocolError, match="the next is 2"):
-            producers.repeated(make("p", 3, is_gapless=declares_again))
+            producers.find_repeat(make("p", 3, is_gapless=declares_again))
         with pytest.raises(RemoteProtocolError, match="begin with 1"):
-            producers.repeated(make("p", 0, is_gapless=declares_again))
+            producers.find_repeat(make("p", 0, is_gapless=declares_again))
     assert not use_number(producers, make("p", 2))
 
 
-def test_who_had_numbers_before_it_said_that_they_have_no_gaps_is_refused(producers: Producers) -> None:
+def test_who_had_numbers_before_it_said_that_they_have_no_gaps_is_refused(producers: ProducerRegistry) -> None:
     assert not use_number(producers, send("p", 1))
     for command in (send("p", 2, is_gapless=True), send("p", 1, is_gapless=True), commit("p", 1, is_gapless=True)):
         with pytest.raises(RemoteProtocolError, match="producer 'p' had numbers before it said so"):
-            producers.repeated(command)
+            producers.find_repeat(command)
     assert not use_number(producers, send("p", 7))
 
 
 @pytest.mark.parametrize("make", [send, commit])
 def test_a_repeat_is_unknown_if_its_number_may_have_been_left_out(
-    producers: Producers, make: Callable[..., Send | Commit]
+    producers: ProducerRegistry, make: Callable[..., Send | Commit]
 ) -> None:
     for number in (1, 2):
-        producers.record(make("gapless", number, is_gapless=True), is_stored=True)
-        producers.record(make("other", number), is_stored=True)
+        producers.record_use(make("gapless", number, is_gapless=True), is_stored=True)
+        producers.record_use(make("other", number), is_stored=True)
     for name, number, is_unknown in [
         ("gapless", 1, False),
         ("gapless", 2, False),
@@ -228,18 +230,18 @@ def test_a_repeat_is_unknown_if_its_number_may_have_been_left_out(
         ("other", 2, False),
     ]:
         command = make(name, number)
-        assert producers.repeated(command) is not None
+        assert producers.find_repeat(command) is not None
         assert (command.is_repeat, command.is_unknown) == (True, is_unknown), command
 
 
-def test_a_number_of_0_is_one_that_may_be_used(producers: Producers) -> None:
+def test_a_number_of_0_is_one_that_may_be_used(producers: ProducerRegistry) -> None:
     assert outcome(producers, 0) is UNKNOWN
     assert not use_number(producers, commit("p", 0))
     assert outcome(producers, 0) is COMMITTED
     assert use_number(producers, commit("p", 0))
 
 
-def test_what_became_of_a_commit_of_one_without_gaps(producers: Producers) -> None:
+def test_what_became_of_a_commit_of_one_without_gaps(producers: ProducerRegistry) -> None:
     assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, UNKNOWN, UNKNOWN)
     use_number(producers, send("p", 1, is_gapless=True))
     assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, NOT_SO_FAR, UNKNOWN)
@@ -248,36 +250,36 @@ def test_what_became_of_a_commit_of_one_without_gaps(producers: Producers) -> No
     assert [outcome(producers, number) for number in range(4)] == [UNKNOWN, COMMITTED, COMMITTED, NOT_SO_FAR]
 
 
-def test_what_became_of_a_commit_of_one_with_gaps(producers: Producers) -> None:
+def test_what_became_of_a_commit_of_one_with_gaps(producers: ProducerRegistry) -> None:
     for number in (3, 5):
         use_number(producers, commit("p", number))
     assert [outcome(producers, number) for number in (2, 3, 4, 5, 6)] == [UNKNOWN] * 3 + [COMMITTED, NOT_SO_FAR]
 
 
-def test_of_one_without_gaps_only_the_next_commit_is_resolved(producers: Producers) -> None:
+def test_of_one_without_gaps_only_the_next_commit_is_resolved(producers: ProducerRegistry) -> None:
     use_number(producers, commit("p", 1, is_gapless=True))
     assert outcome(producers, 3, resolves=True) is NOT_SO_FAR
     assert outcome(producers, 1, resolves=True) is COMMITTED
     assert outcome(producers, 2, resolves=True) is ROLLED_BACK
     with pytest.raises(RemoteProtocolError, match="COMMIT 2 of producer 'p' was resolved as rolled back"):
-        producers.repeated(commit("p", 2))
+        producers.find_repeat(commit("p", 2))
     assert not use_number(producers, commit("p", 3)), "what is resolved counts as used"
     assert [outcome(producers, number) for number in (1, 2, 3)] == [COMMITTED, ROLLED_BACK, COMMITTED]
     assert not use_number(producers, send("p", 1)), "SENDs have numbers of their own"
 
 
-def test_of_one_with_gaps_any_commit_above_the_highest_is_resolved(producers: Producers) -> None:
+def test_of_one_with_gaps_any_commit_above_the_highest_is_resolved(producers: ProducerRegistry) -> None:
     use_number(producers, commit("p", 3))
     assert outcome(producers, 2, resolves=True) is UNKNOWN
     assert outcome(producers, 9, resolves=True) is ROLLED_BACK
     command = commit("p", 8)
-    assert producers.repeated(command) is not None and command.is_unknown
+    assert producers.find_repeat(command) is not None and command.is_unknown
     assert [outcome(producers, number) for number in (3, 8, 9, 10)] == [UNKNOWN, UNKNOWN, ROLLED_BACK, NOT_SO_FAR]
 
 
 @pytest.mark.parametrize("is_gapless", [False, True])
 def test_one_that_only_had_commits_resolved_says_with_its_first_use_whether_it_has_gaps(
-    producers: Producers, is_gapless: bool
+    producers: ProducerRegistry, is_gapless: bool
 ) -> None:
     assert outcome(producers, 2, resolves=True) is UNKNOWN
     assert outcome(producers, 1, resolves=True) is ROLLED_BACK
@@ -285,7 +287,7 @@ def test_one_that_only_had_commits_resolved_says_with_its_first_use_whether_it_h
     assert outcome(producers, 2, resolves=True) is ROLLED_BACK
     for declares in (False, True):
         with pytest.raises(RemoteProtocolError, match="resolved as rolled back"):
-            producers.repeated(commit("p", 2, is_gapless=declares))
+            producers.find_repeat(commit("p", 2, is_gapless=declares))
     assert not use_number(producers, commit("p", 3, is_gapless=is_gapless))
     producer = producers.query("p", None, resolves=False).producer
     assert producer is not None and producer.is_gapless is is_gapless
@@ -293,7 +295,7 @@ def test_one_that_only_had_commits_resolved_says_with_its_first_use_whether_it_h
 
 
 def test_there_is_an_end_to_what_is_resolved_of_all_producers_together(
-    producers: Producers, commit_state: CommitState, monkeypatch: pytest.MonkeyPatch
+    producers: ProducerRegistry, commit_state: CommitState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred numbers of each of a hundred thousand producers would take more memory than there is."""
     monkeypatch.setattr(producers_module, "RESOLVED_TOTAL_MAX", 3)
@@ -304,13 +306,13 @@ def test_there_is_an_end_to_what_is_resolved_of_all_producers_together(
     assert producers.query("p", 1, resolves=True).outcome is ROLLED_BACK
     producers.forget(ConnectionState("x"), ["q"])
     assert producers.query("s", 1, resolves=True).outcome is ROLLED_BACK
-    after = Producers(commit_state)
+    after = ProducerRegistry(commit_state)
     after.restore((name, commit_state.batch.producers[name]) for name in "prs")
     assert after.query("r", 2, resolves=True).outcome is NOT_SO_FAR
 
 
 def test_of_resolved_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(
-    producers: Producers,
+    producers: ProducerRegistry,
 ) -> None:
     use_number(producers, commit("p", 1, is_gapless=True))
     for number in range(2, RESOLVED_MAX + 2):
@@ -320,7 +322,7 @@ def test_of_resolved_commits_the_highest_are_remembered_and_below_the_others_all
     assert [outcome(producers, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
     for number in (1, 2):
         command = commit("p", number)
-        assert producers.repeated(command) is not None and command.is_unknown
+        assert producers.find_repeat(command) is not None and command.is_unknown
 
 
 def test_a_question_that_resolves_nothing_is_no_use_and_one_that_does_is() -> None:
@@ -348,7 +350,7 @@ def test_a_question_for_which_there_is_no_room_resolves_nothing() -> None:
 # What of this is durable, and when ------------------------------------------------------------------------------------
 
 
-def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, producers: Producers) -> None:
+def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, producers: ProducerRegistry) -> None:
     use_number(producers, commit("p", 1))
     use_number(producers, commit("transient", 1), is_stored=False)
     commit_state.close_batch()
@@ -367,7 +369,7 @@ def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, produc
 
 
 def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for_that(
-    commit_state: CommitState, producers: Producers
+    commit_state: CommitState, producers: ProducerRegistry
 ) -> None:
     for name in "pqr":
         use_number(producers, send(name, 5))
@@ -375,21 +377,23 @@ def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for
     session = ConnectionState("s")
     producers.forget(session, ["p", "nobody", "q"])
     assert commit_state.batch.forgotten_producers == ["p", "q"]
-    assert session.batch == 2
+    assert session.last_batch == 2
     assert not use_number(producers, send("p", 5)) and use_number(producers, send("r", 5))
     assert producers.take_forgotten()[0] == 0, "it was asked for"
 
 
-def test_all_that_is_known_of_a_producer_outlives_a_restart(commit_state: CommitState, producers: Producers) -> None:
+def test_all_that_is_known_of_a_producer_outlives_a_restart(
+    commit_state: CommitState, producers: ProducerRegistry
+) -> None:
     use_number(producers, send("p", 1, is_gapless=True))
     use_number(producers, commit("p", 1))
     for number in range(2, RESOLVED_MAX + 3):
         producers.query("p", number, resolves=True)
     producers.query("resolved", 1, resolves=True)
-    after = Producers(commit_state)
+    after = ProducerRegistry(commit_state)
     after.restore(commit_state.batch.producers.items())
     assert [outcome(after, number) for number in (1, 2, 3)] == [UNKNOWN, UNKNOWN, ROLLED_BACK]
     assert outcome(after, RESOLVED_MAX + 3) is NOT_SO_FAR
     with pytest.raises(RemoteProtocolError, match="no gaps"):
-        after.repeated(send("p", 3))
+        after.find_repeat(send("p", 3))
     assert not use_number(after, commit("resolved", 2, is_gapless=True))

@@ -30,7 +30,7 @@ from truenext.engine import stuck
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
-from truenext.engine.stuck import StuckAudit
+from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import RemoteProtocolError
 from truenext.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
 from truenext.message import SentMessage
@@ -45,9 +45,9 @@ class ReportDriver:
         self.engine.start()
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
         self.session = self.engine.connect("s")
-        self.audit = StuckAudit()
+        self.audit = StuckQueueDetector()
 
     def send(self, queue: str) -> None:
         self.send_to(f"/queue/{queue}")
@@ -252,10 +252,10 @@ def test_a_queue_whose_consumer_has_left_since_the_round_began_is_not_taken_for_
         driver.engine.disconnect(disconnecting, is_clean=True)
         driver.send("q")
         list(steps)
-    assert driver.audit._since == {}
+    assert driver.audit._stuck_since_ms == {}
     driver.send("r")
     run_stuck_audit(driver.audit, driver.engine)
-    assert [queue.name for queue in driver.audit._since] == ["r"], "nobody has dispatched it"
+    assert [queue.name for queue in driver.audit._stuck_since_ms] == ["r"], "nobody has dispatched it"
 
 
 # ---- Slices ----

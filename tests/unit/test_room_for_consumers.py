@@ -44,62 +44,62 @@ def subscribe(
 def test_a_subscription_takes_its_selector_s_memory_and_gives_it_back(address: str, is_disconnect: bool) -> None:
     run = Passing()
     run.publish("q")
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     selector = long_selector()
     subscribe(run, address, selector)
-    assert run.engine.memory.queues > before + selector.size + CONSUMER_BYTES > before + 300_000
+    assert run.engine.memory.queue_bytes > before + selector.size + CONSUMER_BYTES > before + 300_000
     if is_disconnect:
         run.engine.disconnect(run.session, is_clean=True)
     else:
         run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert run.engine.memory.queues == before
+    assert run.engine.memory.queue_bytes == before
 
 
 def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
     run = Passing()
     selector = long_selector()
     subscribe(run, "/queue/a", selector, name="a")
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     text = selector.text
     del selector
     subscribe(run, "/queue/b", long_selector(), name="b")
     subscribe(run, "/topic/t", long_selector(), name="t")
-    assert run.engine.memory.queues < before + 10_000
+    assert run.engine.memory.queue_bytes < before + 10_000
     for name in ("a", "b"):
         run.engine.unsubscribe(run.session, Unsubscribe(name))
-    assert run.engine.memory.selector_users == {compile_selector(text): 2}, (
+    assert run.engine.memory.selector_use_counts == {compile_selector(text): 2}, (
         "its subscriber has it, and what is copied to its queue"
     )
 
 
 def test_a_durable_subscription_s_selector_is_counted_while_nobody_uses_it_and_after_a_restart() -> None:
     run = Passing()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     selector = long_selector()
     subscribe(run, "/topic/t", selector, durable=KEY)
     run.engine.disconnect(run.session, is_clean=True)
     run.settle()
-    assert run.engine.memory.queues > before + selector.size
+    assert run.engine.memory.queue_bytes > before + selector.size
     run.start_engine()
-    assert run.engine.memory.queues > before + selector.size
+    assert run.engine.memory.queue_bytes > before + selector.size
     run.engine.unsubscribe(run.session, Unsubscribe("other", durable=KEY))
     run.settle()
-    assert run.engine.memory.queues == before and not run.engine.memory.selector_users
+    assert run.engine.memory.queue_bytes == before and not run.engine.memory.selector_use_counts
 
 
 def test_a_browser_takes_memory_until_it_ends_though_it_was_shown_all() -> None:
     run = Passing()
     run.publish("q")
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     selector = long_selector()
     run.engine.browse(run.session, Browse("1", parse_address("/queue/q", "s"), selector))
     run.settle()
-    assert run.engine.memory.queues == before + selector.size + memory_module.consumer_size(
+    assert run.engine.memory.queue_bytes == before + selector.size + memory_module.consumer_size(
         "1", parse_address("/queue/q", "s")
     )
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    assert run.engine.memory.queues == before
+    assert run.engine.memory.queue_bytes == before
 
 
 @pytest.mark.parametrize("address", ["/queue/q", "/queue/*", "/topic/t", "durable"])
@@ -110,13 +110,13 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
     run = Passing(capacity=10)
     run.publish("q")
     run.settle()
-    before, names = run.engine.memory.queues, {queue.name for queue in run.engine.queues()}
+    before, names = run.engine.memory.queue_bytes, {queue.name for queue in run.engine.queues()}
     durable = KEY if address == "durable" else ""
     with pytest.raises(RemoteProtocolError, match=r"no room for this subscription: it takes 38\d KiB .*--memory-limit"):
         subscribe(run, "/topic/t" if durable else address, long_selector(), durable=durable)
     with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
         run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s"), long_selector()))
-    assert run.engine.memory.queues == before and {queue.name for queue in run.engine.queues()} == names
+    assert run.engine.memory.queue_bytes == before and {queue.name for queue in run.engine.queues()} == names
     assert not run.session.consumers and not run.session.browsers
     subscribe(run, "/queue/q", compile_selector("n = 1"))
 
@@ -146,10 +146,12 @@ def test_only_the_first_pattern_of_a_queue_is_never_refused(monkeypatch: pytest.
     run = Passing(capacity=100)
     for number in range(100):
         run.publish(f"{'ab'[number % 2]}.{number}")
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     subscribe(run, "/queue/a.*", name="a")
     subscribe(run, "/queue/b.*", name="b")
-    assert run.engine.memory.queues < before + 2 * (CONSUMER_BYTES + WILDCARD_BYTES) + 500, "queues have room for it"
+    assert run.engine.memory.queue_bytes < before + 2 * (CONSUMER_BYTES + WILDCARD_BYTES) + 500, (
+        "queues have room for it"
+    )
     with pytest.raises(RemoteProtocolError, match="no room for this subscription"):
         subscribe(run, "/queue/>", name="all")
 
@@ -158,7 +160,7 @@ def test_what_somebody_takes_is_counted_once_while_it_joins() -> None:
     run = Passing()
     for number in range(5 * JOIN_QUEUES_PER_TURN):
         run.publish(f"q{number}")
-    before, counted = run.engine.memory.queues, []
+    before, counted = run.engine.memory.queue_bytes, []
     subscribed = Subscribe(
         "1", parse_address("/queue/>", "s"), AckMode.INDIVIDUAL, 1, selector=compile_selector("x = 1")
     )
@@ -166,10 +168,10 @@ def test_what_somebody_takes_is_counted_once_while_it_joins() -> None:
     consumer = run.session.consumers["1"]
     assert isinstance(consumer, Wildcard)
     while consumer.is_joining:
-        counted.append(run.engine.memory.queues - before)
+        counted.append(run.engine.memory.queue_bytes - before)
         run.engine.turn()
     run.settle()
-    at_last = run.engine.memory.queues - before
+    at_last = run.engine.memory.queue_bytes - before
     assert len(counted) == 4 and all(0.99 * at_last < each < 1.01 * at_last for each in counted)
 
 
@@ -212,26 +214,26 @@ def test_of_selectors_that_nobody_has_any_more_the_last_few_are_kept() -> None:
 
 def test_a_long_name_is_counted_with_its_queue_and_given_back() -> None:
     run = Passing()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     run.use("short")
-    short = run.engine.memory.queues - before
+    short = run.engine.memory.queue_bytes - before
     run.use("長" * 250)
-    assert run.engine.memory.queues - before - short > short + 3 * 250
+    assert run.engine.memory.queue_bytes - before - short > short + 3 * 250
     run.advance(70)
-    assert run.engine.memory.queues == before
+    assert run.engine.memory.queue_bytes == before
 
 
 def traced(run: Passing, act: Callable[[], object]) -> tuple[int, int]:
     """Bytes that something takes, and as how many it is counted."""
     gc.collect()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     tracemalloc.start()
     try:
         act()
         re.purge()
         parse_address.cache_clear()
         gc.collect()
-        return tracemalloc.get_traced_memory()[0], run.engine.memory.queues - before
+        return tracemalloc.get_traced_memory()[0], run.engine.memory.queue_bytes - before
     finally:
         tracemalloc.stop()
 
@@ -248,7 +250,7 @@ def test_what_a_list_of_texts_takes_in_each_queue_of_a_pattern_is_counted(texts:
     assert used < counted + 300 * JOIN_BYTES + 100_000
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert not run.engine.memory.selector_users
+    assert not run.engine.memory.selector_use_counts
 
 
 @pytest.mark.parametrize("address", ["/queue/{}.*", "/topic/{}.*", "/topic/{}", "/queue/{}"])
@@ -266,4 +268,4 @@ def test_what_a_subscription_takes_is_counted_whatever_it_is_to(address: str, na
     assert used < 1.1 * counted + 50_000
     run.engine.disconnect(run.session, is_clean=True)
     run.advance(70)
-    assert run.engine.memory.queues < 10_000
+    assert run.engine.memory.queue_bytes < 10_000

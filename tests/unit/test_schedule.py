@@ -69,10 +69,10 @@ class Run:
             for read in effects.reads:
                 page = read_page(self.store, read)
                 found = [found_of(one) for one in page.messages]
-                engine.page_read(read, PageResult(found, page.as_of, page.is_end))
+                engine.on_page_read(read, PageResult(found, page.as_of, page.is_end))
             for timer_read in effects.timer_reads:
                 timers = self.store.read_timers(timer_read.after, timer_read.limit)
-                engine.timers_read(timer_read, TimersResult(timers.timers, timers.as_of, timers.is_end))
+                engine.on_timers_read(timer_read, TimersResult(timers.timers, timers.as_of, timers.is_end))
             batch = engine.take_batch()
             if batch is not None:
                 self.apply(batch)
@@ -82,7 +82,7 @@ class Run:
     def apply(self, batch: Batch) -> None:
         if not batch.is_empty():
             self.store.apply(batch)
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
 
     def send(self, body: str, schedule: Schedule | None, *, queue: str = "q", transaction: str | None = None) -> None:
         sent = body.encode()
@@ -100,9 +100,9 @@ class Run:
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
             piece = replace(command, after=after, until=whole.until or None)
-            if not self.engine.hold_scheduled():
+            if not self.engine.freeze_scheduled():
                 self.settle()
-            assert self.engine.can_execute_bulk and self.engine.hold_scheduled()
+            assert self.engine.can_execute_bulk and self.engine.freeze_scheduled()
             read = self.engine.next_bulk_read(piece)
             if read is None:
                 break
@@ -357,9 +357,9 @@ def test_what_is_scheduled_is_shown_with_all_that_is_to_be_done(is_restarted: bo
 def test_what_was_scheduled_a_moment_ago_is_shown_once_it_is_durable() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=MINUTE_MS))
-    assert not run.engine.hold_scheduled()
+    assert not run.engine.freeze_scheduled()
     run.settle()
-    assert run.engine.hold_scheduled()
+    assert run.engine.freeze_scheduled()
     assert [each.body for each in run.shown()] == ["later"]
 
 

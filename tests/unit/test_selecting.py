@@ -14,9 +14,9 @@ from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.selections import ScanRead
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageResult, Read
+from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Entry
-from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
 from truenext.limits import SCAN_FOUND_MAX, SCAN_MESSAGES_PER_TURN, SCAN_PAGE_SIZE
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
@@ -38,7 +38,7 @@ class SelectingDriver:
         self.engine.start()
         self.commit()
         self.session = self.engine.connect("s")
-        self.reads: deque[Read] = deque()
+        self.reads: deque[StoreRead] = deque()
         self.pages = 0
         self.got: dict[str, list[str]] = {}
         self.entries: dict[str, list[Entry]] = {}
@@ -48,7 +48,7 @@ class SelectingDriver:
         if batch is not None:
             if not batch.is_empty():
                 self.store.apply(batch)
-            self.engine.committed(batch)
+            self.engine.on_committed(batch)
 
     def send(self, *bodies: str, colour: str = "", priority: int = 4, persistent: bool = False) -> None:
         header = f"colour:{colour}\n".encode() if colour else b""
@@ -88,7 +88,7 @@ class SelectingDriver:
             self.entries.setdefault(consumer.subscription, []).extend(entries)
         return got
 
-    def read_page(self) -> tuple[Read, PageResult]:
+    def read_page(self) -> tuple[StoreRead, PageResult]:
         """What the store shows by now of the page that was wanted first."""
         read = self.reads.popleft()
         page = read_page(self.store, read)
@@ -98,7 +98,7 @@ class SelectingDriver:
 
     def read_pages(self) -> None:
         while self.reads:
-            self.engine.page_read(*self.read_page())
+            self.engine.on_page_read(*self.read_page())
 
     def settle(self) -> dict[str, list[str]]:
         """What is dispatched until nothing more happens."""
@@ -160,10 +160,10 @@ def test_the_same_where_those_before_it_are_only_in_the_store() -> None:
     driver.send(*numbers(3000), colour="blue", persistent=True)
     driver.settle()
     driver.evict()
-    assert driver.engine.memory.used == 0
+    assert driver.engine.memory.message_bytes == 0
     driver.send("r", colour="red")
     assert driver.turn() == {"red": ["r"]}
-    assert driver.engine.memory.used < 1000
+    assert driver.engine.memory.message_bytes < 1000
 
 
 def test_what_was_there_before_is_compared_in_slices_and_others_are_served_between_them() -> None:
@@ -192,7 +192,7 @@ def test_pages_of_a_scan_are_read_one_at_a_time_and_leave_nothing_in_memory_that
     for _ in range(10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE):
         driver.turn()
         assert len(driver.reads) == 1 and isinstance(driver.reads[0], ScanRead)
-        assert driver.engine.memory.used == 0
+        assert driver.engine.memory.message_bytes == 0
         driver.read_pages()
     assert driver.settle() == {"red": ["r"]}
     assert driver.pages == 10 * SCAN_MESSAGES_PER_TURN // SCAN_PAGE_SIZE + 1
@@ -208,7 +208,7 @@ def test_a_scan_ends_when_enough_was_found_and_goes_on_when_it_was_taken() -> No
     got = driver.settle()["red"]
     assert got == numbers(SCAN_FOUND_MAX)
     # As many more wait in memory at the most, whatever is there.
-    assert driver.engine.memory.used < 1000 * (2 * SCAN_FOUND_MAX + 1)
+    assert driver.engine.memory.message_bytes < 1000 * (2 * SCAN_FOUND_MAX + 1)
     for _ in range(2):
         driver.acknowledge("red")
         got += driver.settle()["red"]
@@ -251,7 +251,7 @@ def test_what_a_selector_keeps_in_memory_does_not_wait_for_a_commit_behind_it() 
     assert driver.turn() == {"any": ["waits"]}
     assert batch is not None
     driver.store.apply(batch)
-    driver.engine.committed(batch)
+    driver.engine.on_committed(batch)
     assert driver.settle() == {"any": ["last"]}
 
 
@@ -272,7 +272,7 @@ def test_what_a_selector_kept_in_memory_does_not_wait_for_a_commit_behind_it_whe
     assert driver.turn() == {"any": ["held", "waits"]}
     assert batch is not None
     driver.store.apply(batch)
-    driver.engine.committed(batch)
+    driver.engine.on_committed(batch)
     assert driver.settle() == {}
 
 
@@ -331,9 +331,9 @@ def test_what_was_written_came_into_memory_and_left_it_while_a_page_was_compared
     driver.turn()
     page = driver.read_page()
     driver.engine.unsubscribe(driver.session, Unsubscribe("all"))
-    driver.engine.page_read(*page)
+    driver.engine.on_page_read(*page)
     driver.evict()
-    driver.engine.page_read(*scanned)
+    driver.engine.on_page_read(*scanned)
     assert driver.settle() == {"red": ["r"]}
 
 
@@ -440,7 +440,7 @@ def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispat
     driver.subscribe("red", RED)
     driver.send(*numbers(5000), colour="blue")
     driver.settle()
-    audit = StuckAudit()
+    audit = StuckQueueDetector()
 
     def stuck_queues() -> list[str]:
         names = []
@@ -453,6 +453,6 @@ def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispat
     driver.send("r", colour="red")
     # Nobody has taken a turn since.
     assert stuck_queues() == ["a"]
-    assert audit.stuck(driver.engine.now_ms)[0][1] > STUCK_MS
+    assert audit.stuck_queues(driver.engine.now_ms)[0][1] > STUCK_MS
     driver.settle()
     assert stuck_queues() == []

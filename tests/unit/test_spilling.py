@@ -85,7 +85,7 @@ def test_what_leaves_memory_is_on_disk_once_for_all_subscriptions_and_comes_back
     consumers = [follow(run, name) for name in "abc"]
     publish(run, *"01234567")
     spill(run)
-    assert run.engine.memory.used == 0
+    assert run.engine.memory.message_bytes == 0
     assert (len(stored(run)), len(contents(run))) == (3 * 8, 8)
     # What comes while more is on disk joins it, once for all as well.
     publish(run, "8", "9")
@@ -146,7 +146,7 @@ def test_nobody_finds_it_after_any_end_of_the_broker_and_its_number_is_used_agai
         assert {name.startswith(f"{ENDED_PREFIX}/s,") for name in names(run)} == {True}
         if is_clean:
             run.engine.stop()
-            for batch in run.engine.last_batches():
+            for batch in run.engine.final_batches():
                 run.apply(batch)
             assert len(stored(run)) == 14
         run.start_engine()
@@ -166,7 +166,7 @@ def test_the_same_name_may_be_used_again_while_what_it_had_is_removed() -> None:
         spill(run)
         run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert (stored(run), contents(run), run.engine.memory.used) == ([], [], 0)
+    assert (stored(run), contents(run), run.engine.memory.message_bytes) == ([], [], 0)
     assert names(run) == []
 
 
@@ -188,7 +188,7 @@ def test_a_transaction_may_end_after_the_subscription_whose_messages_it_has(
     run.settle()
     (run.engine.commit if isinstance(end, Commit) else run.engine.abort)(run.session, end)  # type: ignore[arg-type]
     run.settle()
-    assert (stored(run), run.engine.memory.used) == ([], 0)
+    assert (stored(run), run.engine.memory.message_bytes) == ([], 0)
 
 
 def test_the_receipt_of_an_acknowledgement_waits_for_no_disk() -> None:
@@ -215,9 +215,9 @@ def test_a_page_that_comes_after_its_subscription_has_ended_brings_nothing_back(
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     for read in reads:
         page = read_page(run.store, read)
-        run.engine.page_read(read, PageResult([found_of(one) for one in page.messages], page.as_of, page.is_end))
+        run.engine.on_page_read(read, PageResult([found_of(one) for one in page.messages], page.as_of, page.is_end))
     run.settle()
-    assert (list(run.engine.queues()), run.engine.memory.used, stored(run)) == ([], 0, [])
+    assert (list(run.engine.queues()), run.engine.memory.message_bytes, stored(run)) == ([], 0, [])
     assert not run.engine.selections.by_queue and not run.engine.clients.receivers_by_queue
 
 
@@ -241,7 +241,7 @@ class Waiting:
         for _ in range(seconds):
             self.seconds += 1
             self.run.engine.tick(self.run.now_ms * 1000, self.seconds * SECOND_US)
-            stalled = self.run.engine.find_stalled(lambda session: self.bytes_sent.get(session, 0))
+            stalled = self.run.engine.find_stalled_connection(lambda session: self.bytes_sent.get(session, 0))
             if stalled is not None:
                 ended.append(f"{stalled[0].id} {stalled[1]}")
                 self.run.engine.disconnect(stalled[0], is_clean=False)
@@ -305,7 +305,7 @@ def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:
     publish(driver.run, *"0123")
     spill(driver.run)
     assert driver.after(61) == ""
-    driver.run.engine.memory.limit = driver.run.engine.memory.unsent
+    driver.run.engine.memory.limit = driver.run.engine.memory.unsent_bytes
     assert driver.after(1) == "", "only what the sockets have is in memory, and there is room for that"
     driver.run.engine.memory.limit -= 1
     assert driver.after(1).startswith("slow ")
@@ -316,9 +316,9 @@ def test_of_a_subscription_that_has_a_limit_counts_what_is_on_disk_and_what_is_h
     consumer = driver.follower("slow")
     publish(driver.run, *"0123")
     spill(driver.run)
-    assert consumer.queue.resident == 0 and 4 * LARGE < consumer.queue.spilled < 9000
+    assert consumer.queue.resident_bytes == 0 and 4 * LARGE < consumer.queue.spilled_bytes < 9000
     receive(driver.run, consumer)
-    assert consumer.queue.spilled == 0
+    assert consumer.queue.spilled_bytes == 0
     publish(driver.run, *"012345")
     spill(driver.run)
     assert driver.run.engine.evict() == {}
@@ -335,4 +335,4 @@ def test_a_reply_queue_does_not_leave_memory_and_ends_its_connection_when_nothin
     run.settle()
     run.engine.memory.limit = 1000
     assert list(run.engine.evict().values()) == ["does not read what waits in its temporary queues"]
-    assert all(not each.spilled for each in run.engine.queues() if each.is_reply_queue)
+    assert all(not each.spilled_bytes for each in run.engine.queues() if each.is_reply_queue)

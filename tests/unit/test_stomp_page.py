@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import fields
 
 from truenext.broker import connection_request, producer_request
-from truenext.engine.idle import Idle
+from truenext.engine.idle import IdleReason
 from truenext.engine.state.producer import CommitOutcome
 from truenext.wire.stomp.actions import ACTION_PARSERS, _ReleaseBody
 from truenext.wire.stomp.headers import BROKER_HEADERS, OWN_HEADERS, OWN_PREFIX
@@ -85,4 +85,4 @@ def test_each_field_is_there_and_no_other() -> None:
 
 
 def test_each_reason_why_nothing_comes_is_there_in_the_order_in_which_it_is_said() -> None:
-    assert first_column("`idle` | means") == [why.value for why in Idle if why is not Idle.NOT_IDLE]
+    assert first_column("`idle` | means") == [why.value for why in IdleReason if why is not IdleReason.NOT_IDLE]

@@ -15,9 +15,9 @@ from truenext.engine.dispatch.wildcard import WildcardDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.pages import PageMessage, PageResult, Read
+from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Lane
-from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
 from truenext.limits import UNSENT_BYTES_MAX
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
@@ -32,9 +32,9 @@ class StuckDriver:
         self.engine = Engine(policies=Policies(policy or Policy()))
         self.engine.start()
         self.commit()
-        self.audit = StuckAudit()
+        self.audit = StuckQueueDetector()
         self.session = self.engine.connect("s")
-        self.reads: list[Read] = []
+        self.reads: list[StoreRead] = []
 
     def connect(self) -> ConnectionState:
         return self.engine.connect("other")
@@ -56,7 +56,7 @@ class StuckDriver:
     def commit(self) -> Batch:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
         return batch
 
     def stuck_within(self, checks: int) -> list[str]:
@@ -85,9 +85,9 @@ def test_a_queue_whose_ready_message_is_not_dispatched_is_said_once_after_the_li
     with without_dispatch():
         driver.turn()
     assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS + 1) == []
-    assert driver.audit.stuck(driver.engine.now_ms) == []
+    assert driver.audit.stuck_queues(driver.engine.now_ms) == []
     assert driver.stuck_within(LONG) == ["a"]
-    ((queue, waiting_ms),) = driver.audit.stuck(driver.engine.now_ms)
+    ((queue, waiting_ms),) = driver.audit.stuck_queues(driver.engine.now_ms)
     assert (queue.name, waiting_ms) == ("a", driver.engine.now_ms)
 
 
@@ -107,7 +107,7 @@ def test_of_many_queues_a_few_are_looked_at_at_once_and_each_that_is_stuck_is_fo
             driver.engine.send(driver.session, Send(parse_address(f"/queue/{name}", "s"), message))
         driver.turn()
     assert sorted(driver.stuck_within(5 * LONG)) == ["b", "e"]
-    assert [queue.name for queue, _ in driver.audit.stuck(driver.engine.now_ms)] == ["b", "e"]
+    assert [queue.name for queue, _ in driver.audit.stuck_queues(driver.engine.now_ms)] == ["b", "e"]
 
 
 def of_many(driver: StuckDriver, pattern: str = "/queue/*") -> None:
@@ -145,7 +145,7 @@ def test_a_queue_that_goes_on_is_not_stuck_any_more_and_is_said_again_if_it_stop
     driver.send()
     assert driver.turn() == [1, 2]
     assert driver.stuck_within(1) == []
-    assert driver.audit.stuck(driver.engine.now_ms) == []
+    assert driver.audit.stuck_queues(driver.engine.now_ms) == []
     with without_dispatch():
         driver.send()
         driver.turn()
@@ -246,7 +246,7 @@ def test_a_lower_priority_that_is_ready_is_not_excused_by_a_higher_one_in_flight
 
 def test_a_window_that_the_broker_wrongly_believes_shut_is_found() -> None:
     driver = StuckDriver()
-    driver.engine.memory.unsent_max = 0
+    driver.engine.memory.unsent_bytes_max = 0
     driver.subscribe()
     driver.send()
     assert driver.turn() == []
@@ -337,7 +337,7 @@ def test_what_was_read_and_not_dispatched_is_found() -> None:
     (read,) = driver.reads
     driver.reads.clear()
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    driver.engine.page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
+    driver.engine.on_page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
     with without_dispatch():
         driver.turn()
     assert driver.stuck_within(LONG) == ["a"]
@@ -353,7 +353,7 @@ def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
     (read,) = driver.reads
     driver.reads.clear()
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
-    driver.engine.page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
+    driver.engine.on_page_read(read, PageResult([PageMessage(1, message)], 2, is_end=True))
     assert driver.turn() == [1]
     assert driver.stuck_within(LONG) == []
 

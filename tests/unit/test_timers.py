@@ -33,7 +33,7 @@ class Shell:
     def write(self) -> None:
         if self.in_flight is not None:
             self.commit_state.set_committed(self.in_flight)
-            self.timers.committed()
+            self.timers.on_committed()
         self.in_flight = self.commit_state.close_batch()
         self.store.apply(self.in_flight)
 
@@ -45,7 +45,7 @@ class Shell:
 
     def close_batch(self) -> None:
         if self.pages:
-            self.timers.page_read(*self.pages.popleft())
+            self.timers.on_page_read(*self.pages.popleft())
 
     def all_due(self, now_ms: int) -> list[bytes]:
         """Taken and cleared, with all reading that it needs."""
@@ -53,7 +53,7 @@ class Shell:
         found = []
         while True:
             while (due := self.timers.pop_due()) is not None:
-                self.timers.clear(due)
+                self.timers.clear_unless_set_again(due)
                 found.append(due)
             self.read()
             if not self.pages:
@@ -88,7 +88,7 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
                 if rng.random() < 0.2:
                     early.append(popped)
                 else:
-                    shell.timers.clear(popped)
+                    shell.timers.clear_unless_set_again(popped)
             # Some may have to be read first.
             assert found == due[: len(found)]
             expected.difference_update(found)
@@ -144,7 +144,7 @@ def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPat
         if number % 500 == 0:
             shell.write()
         assert len(shell.timers.in_memory) <= module.TIMERS_MAX
-        assert len(shell.timers._recent) <= 1000
+        assert len(shell.timers._unstored_batches) <= 1000
     shell.write()
     assert [split_timer(one)[0] for one in shell.all_due(20_000)] == list(range(20_000))
 
@@ -171,7 +171,7 @@ def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
     shell.commit_state.now_ms = 5
     assert shell.timers.pop_due() == one
     shell.timers.set(one)
-    shell.timers.clear(one)
+    shell.timers.clear_unless_set_again(one)
     shell.write()
     assert shell.store.read_timers(b"", 10).timers == [one]
     assert shell.timers.pop_due() == one

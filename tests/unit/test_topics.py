@@ -43,9 +43,9 @@ def test_a_copy_is_the_same_message_and_no_other_object() -> None:
 def test_a_topic_without_subscriptions_leaves_nothing_behind() -> None:
     engine = started()
     session = engine.connect("s")
-    before = engine.memory.used
+    before = engine.memory.message_bytes
     send(engine, session, "/topic/t", persistent=True)
-    assert not engine.has_batch and engine.memory.used == before
+    assert not engine.has_batch and engine.memory.message_bytes == before
     assert not list(engine.queues())
 
 
@@ -58,7 +58,7 @@ def test_an_ended_subscription_leaves_nothing_behind() -> None:
     engine.unsubscribe(session, Unsubscribe("x"))
     engine.unsubscribe(session, Unsubscribe("y"))
     send(engine, session, "/topic/t")
-    assert (list(engine.queues()), engine.memory.used, session.temporary_queues) == ([], 0, [])
+    assert (list(engine.queues()), engine.memory.message_bytes, session.temporary_queues) == ([], 0, [])
 
 
 def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_connection_once() -> None:
@@ -246,7 +246,7 @@ def test_who_subscribes_to_the_queue_of_a_virtual_topic_before_that_is_durable_w
     assert engine.turn().answers == []
     batch = batch or engine.take_batch()
     assert batch is not None
-    engine.committed(batch)
+    engine.on_committed(batch)
     assert engine.turn().answers == [(other, Receipt("r"))]
 
 
@@ -365,7 +365,7 @@ def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_
     (queue,) = run.engine.queues()
     assert len(list(run.engine.clients.held_by_consumers(queue))) == 1
     assert queue.name == f"{DURABLE},colour = 'red' AND size > 1"
-    assert run.engine.take_discarded() is None
+    assert run.engine.take_discarded_subscription() is None
 
 
 def test_a_subscribe_that_discards_messages_says_how_many_and_of_what() -> None:
@@ -381,15 +381,15 @@ def test_a_subscribe_that_discards_messages_says_how_many_and_of_what() -> None:
     publish(run, "not wanted", "blue")
     run.settle()
     follow(run, "other", selector_text="colour = 'blue'")
-    discarded = run.engine.take_discarded()
+    discarded = run.engine.take_discarded_subscription()
     assert discarded is not None
-    assert (discarded.key, discarded.messages) == ("me,n", 2)
-    assert (discarded.old.topic, discarded.old.selector) == ("t", "colour = 'red'")
-    assert (discarded.new.topic, discarded.new.selector) == ("other", "colour = 'blue'")
-    assert run.engine.take_discarded() is None
+    assert (discarded.durable_key, discarded.message_count) == ("me,n", 2)
+    assert (discarded.old_destination.topic, discarded.old_destination.selector) == ("t", "colour = 'red'")
+    assert (discarded.new_destination.topic, discarded.new_destination.selector) == ("other", "colour = 'blue'")
+    assert run.engine.take_discarded_subscription() is None
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     follow(run)
-    assert run.engine.take_discarded() is None, "nothing waited"
+    assert run.engine.take_discarded_subscription() is None, "nothing waited"
 
 
 def test_a_durable_subscription_keeps_a_selector_that_is_refused_by_now() -> None:
@@ -488,7 +488,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     page = read_page(run.store, read)
     found = [found_of(one) for one in page.messages]
-    run.engine.page_read(read, PageResult(found, page.as_of, page.is_end))
+    run.engine.on_page_read(read, PageResult(found, page.as_of, page.is_end))
     shown = [run.engine.turn().browse_slices for _ in range(3)]
     assert [[entry for each in turn for entry in each.entries] for turn in shown] == [[], [], []]
     assert any(each.is_end for turn in shown for each in turn)

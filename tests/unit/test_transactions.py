@@ -27,7 +27,7 @@ def started(limits: TransactionLimits) -> Engine:
 
 def commit(engine: Engine) -> None:
     while (batch := engine.take_batch()) is not None:
-        engine.committed(batch)
+        engine.on_committed(batch)
 
 
 def connected(engine: Engine, name: str = "s") -> ConnectionState:
@@ -80,7 +80,7 @@ def steps_with_others(others: int) -> dict[str, int]:
         "SEND": steps_of(lambda: send(engine, session, "t")),
         "ACK": steps_of(lambda: engine.acknowledge(session, Ack("0", held[0], "t"))),
         "NACK": steps_of(lambda: engine.nack(session, Nack("0", held[1], "t"))),
-        "who has what": steps_of(lambda: list(engine.clients.all_held(queue))),
+        "who has what": steps_of(lambda: list(engine.clients.held_entries(queue))),
         "COMMIT": steps_of(lambda: engine.commit(session, Commit("t"))),
         "BEGIN": steps_of(lambda: engine.begin(session, Begin("t"))),
         "ABORT": steps_of(lambda: engine.abort(session, Abort("t"))),
@@ -108,12 +108,16 @@ def test_what_is_said_in_a_transaction_is_counted_until_it_ends() -> None:
     engine.acknowledge(session, Ack("0", held[0], "t"))
     engine.nack(session, Nack("0", held[1], "u"))
     size = 2 * len("content-length:0\n") + 5
-    assert (session.transactions.count, session.transactions.size) == (4, size)
-    assert len(session.transactions.settling) == 2
+    assert (session.transactions.message_count, session.transactions.total_bytes) == (4, size)
+    assert len(session.transactions.settling_transactions) == 2
     engine.commit(session, Commit("t"))
-    assert (session.transactions.count, session.transactions.size) == (2, len("content-length:0\n"))
+    assert (session.transactions.message_count, session.transactions.total_bytes) == (2, len("content-length:0\n"))
     engine.abort(session, Abort("u"))
-    assert (session.transactions.count, session.transactions.size, session.transactions.settling) == (0, 0, {})
+    assert (
+        session.transactions.message_count,
+        session.transactions.total_bytes,
+        session.transactions.settling_transactions,
+    ) == (0, 0, {})
 
 
 def test_a_nack_of_what_the_transaction_has_acknowledged_is_counted_once() -> None:
@@ -124,7 +128,7 @@ def test_a_nack_of_what_the_transaction_has_acknowledged_is_counted_once() -> No
     engine.begin(session, Begin("t"))
     engine.acknowledge(session, Ack("0", sequence, "t"))
     engine.nack(session, Nack("0", sequence, "t"))
-    assert session.transactions.count == 1
+    assert session.transactions.message_count == 1
 
 
 def test_each_limit_is_the_setting_s_and_the_refusal_names_it_and_counts_nothing() -> None:
@@ -146,7 +150,7 @@ def test_each_limit_is_the_setting_s_and_the_refusal_names_it_and_counts_nothing
     engine.acknowledge(session, Ack("0", sequence, "t"))
     why = "more than 3 sends and acknowledgements in open transactions (transaction_messages_max); commit more often"
     assert error_of(lambda: send(engine, session, "t")) == why
-    assert session.transactions.count == 3
+    assert session.transactions.message_count == 3
     engine.commit(session, Commit("t"))
     engine.begin(session, Begin("t"))
     # One alone may be as large as a body may be.

@@ -22,7 +22,7 @@ from truenext.engine.state import memory as memory_module
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.empty import EMPTY, NO_SEQUENCES, add_sequence
 from truenext.engine.state.memory import JOIN_BYTES, LANE_BYTES, QUEUE_BYTES
-from truenext.engine.state.pages import PageResult, Read
+from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import RemoteProtocolError
@@ -57,7 +57,7 @@ class Passing(Run):
             self.engine.remove_unused_queues()
             self.settle()
 
-    def read(self, read: Read) -> PageResult:
+    def read(self, read: StoreRead) -> PageResult:
         page = read_page(self.store, read)
         return PageResult([found_of(one) for one in page.messages], page.as_of, page.is_end)
 
@@ -103,7 +103,7 @@ def test_a_queue_that_is_empty_and_unused_goes_after_a_minute_and_comes_back_whe
     run.advance(55)
     assert run.names() == ["q"]
     run.advance(10)
-    assert (run.names(), stored(run), run.engine.memory.queues, run.engine.memory.deques) == ([], [], 0, 0)
+    assert (run.names(), stored(run), run.engine.memory.queue_bytes, run.engine.memory.deque_bytes) == ([], [], 0, 0)
     run.publish("q", "again")
     run.settle()
     assert run.names() == ["q"]
@@ -165,7 +165,7 @@ def test_so_it_does_when_its_body_has_left_memory_meanwhile() -> None:
     memory.limit = 0
     run.engine.evict()
     memory.limit = maxsize
-    assert memory.used == 0
+    assert memory.message_bytes == 0
     run.engine.begin(run.session, Begin("t"))
     run.engine.acknowledge(run.session, Ack("1", sequence, "t"))
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
@@ -261,7 +261,7 @@ def test_a_dead_letter_queue_goes_and_comes_back_with_the_next_dead_letter() -> 
 def test_a_browsed_queue_stays_until_all_was_shown() -> None:
     run = Passing()
     run.use("q")
-    run.session.unsent_bytes = run.engine.memory.unsent = 2 << 20
+    run.session.unsent_bytes = run.engine.memory.unsent_bytes = 2 << 20
     run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s")))
     run.advance(65)
     assert run.names() == ["q"]
@@ -309,7 +309,7 @@ def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_whe
     late = run.read(browsed)
     run.engine.execute_bulk(Purge("q"), read, purged)
     run.settle()
-    run.engine.page_read(browsed, late)
+    run.engine.on_page_read(browsed, late)
     run.settle()
     run.advance(65)
     assert run.names() == []
@@ -331,7 +331,7 @@ def test_a_queue_that_only_a_wildcard_takes_from_goes_and_is_its_again_when_it_c
         run.advance(65)
         assert (run.names(), wildcard.all_queues()) == ([], [])
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
-    assert run.engine.memory.queues == 0
+    assert run.engine.memory.queue_bytes == 0
 
 
 def test_a_wildcard_gets_messages_in_order_while_its_queues_come_and_go() -> None:
@@ -461,13 +461,13 @@ def test_room_for_what_open_transactions_send_to_is_kept_and_no_commit_goes_beyo
         run.engine.commit(run.session, Commit(name))
     run.settle()
     assert [queue_of(run, name).waiting_count() for name in names] == [2, 2, 2]
-    assert run.engine.memory.queues <= run.engine.memory.queues_limit
+    assert run.engine.memory.queue_bytes <= run.engine.memory.queues_limit
 
 
 @pytest.mark.parametrize("end", ["abort", "lost", "commit"])
 def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> None:
     run = Passing(capacity=2)
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     other = run.engine.connect("other")
     run.engine.begin(other, Begin("t"))
     for name in ("a", "b", "a"):
@@ -482,17 +482,17 @@ def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> Non
         run.engine.abort(other, Abort("t"))
     else:
         run.engine.disconnect(other, is_clean=False)
-    assert run.engine.memory.queues == before
+    assert run.engine.memory.queue_bytes == before
     run.publish("q0")
 
 
 def test_a_send_that_is_refused_for_one_of_several_queues_keeps_room_for_none() -> None:
     run = Passing(capacity=2)
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     run.engine.begin(run.session, Begin("t"))
     with pytest.raises(RemoteProtocolError, match="no room"):
         run.publish("a,/queue/b,/queue/c", transaction="t")
-    assert run.engine.memory.queues == before
+    assert run.engine.memory.queue_bytes == before
     run.publish("a,/queue/b", transaction="t")
     run.engine.commit(run.session, Commit("t"))
     assert queue_of(run, "a").waiting_count() == queue_of(run, "b").waiting_count() == 1
@@ -522,7 +522,7 @@ def test_a_scheduled_send_in_a_transaction_keeps_room_for_where_it_waits_too() -
     with pytest.raises(RemoteProtocolError, match="no room"):
         run.publish("c")
     run.engine.commit(run.session, Commit("t"))
-    assert run.engine.memory.queues <= run.engine.memory.queues_limit
+    assert run.engine.memory.queue_bytes <= run.engine.memory.queues_limit
 
 
 def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their_connection() -> None:
@@ -573,10 +573,10 @@ def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() ->
     for number in range(99):
         run.engine.pause(f"q{number}")
     assert memory.bytes_over_limit == excess
-    memory.used = maxsize
+    memory.message_bytes = maxsize
     assert memory.has_space_for_queue
-    memory.used = 0
-    memory.queues = memory.queues_limit
+    memory.message_bytes = 0
+    memory.queue_bytes = memory.queues_limit
     assert not memory.has_space_for_queue and memory.bytes_over_limit == excess
 
 
@@ -629,7 +629,7 @@ def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
     run.settle()
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     run.settle()
-    assert (stored(run), run.engine.memory.queues) == ([], 0)
+    assert (stored(run), run.engine.memory.queue_bytes) == ([], 0)
     assert targets.NEW_NUMBER.of(run.engine)() == number
 
 
@@ -643,7 +643,7 @@ def test_names_used_once_each_leave_nothing_behind() -> None:
     run.advance(100)
     engine = run.engine
     memory = engine.memory
-    assert (run.names(), stored(run), memory.queues, memory.deques, memory.used) == ([], [], 0, 0, 0)
+    assert (run.names(), stored(run), memory.queue_bytes, memory.deque_bytes, memory.message_bytes) == ([], [], 0, 0, 0)
     assert targets.numbered(engine) == {} and targets.last_number(engine) < 120
     assert not targets.known_topics(targets.topics(engine))
     assert not targets.touched(engine) and not targets.waiting_queues(engine)
@@ -713,7 +713,7 @@ def test_in_one_file_of_the_history_a_number_stands_for_one_name() -> None:
             run.use("in the new file")
     assert numbers[:2] == [1, 2]
     assert set(numbers[2:]) <= {1, 2}
-    assert event_log._names == {queue.number: queue.name for queue in run.engine.queues()}
+    assert event_log._unwritten_names == {queue.number: queue.name for queue in run.engine.queues()}
 
 
 def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
@@ -722,13 +722,13 @@ def test_a_file_that_begins_when_a_queue_goes_names_it_once_more() -> None:
     queue = engine.restore_queue(7, "orders")
     event_log.close_chunk()
     event_log.paused(queue)
-    event_log.forget(queue)
+    event_log.forget_queue(queue)
     event_log._file_size = HISTORY_FILE_BYTES
     assert b"orders" in event_log.close_chunk()
     event_log.run_started(after_clean_stop=True)
     event_log._file_size = HISTORY_FILE_BYTES
     assert b"orders" not in event_log.close_chunk()
-    assert event_log.take_reusable() == [7]
+    assert event_log.take_reusable_numbers() == [7]
 
 
 # ---- Selectors and groups ----
@@ -756,14 +756,14 @@ def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(patte
     for number in range(3):
         run.publish(f"q{number}")
     run.settle()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     choose(run, pattern, selector)
     choose(run, pattern, "y = 2 and x = 1", "2")
-    assert run.engine.memory.queues > before
+    assert run.engine.memory.queue_bytes > before
     for name in ("1", "2"):
         run.engine.unsubscribe(run.session, Unsubscribe(name))
         run.settle()
-    assert run.engine.memory.queues == before
+    assert run.engine.memory.queue_bytes == before
     for queue in run.engine.queues():
         assert len(queue.lanes) == 1 and queue.lanes[0].selected is None and queue not in run.engine.selections.by_queue
 
@@ -772,28 +772,28 @@ def test_a_disconnect_gives_back_the_same() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     choose(run, "q", "x is null")
     choose(run, ">", "x = 1", "2")
     run.engine.disconnect(run.session, is_clean=False)
     run.settle()
-    assert run.engine.memory.queues == before
+    assert run.engine.memory.queue_bytes == before
 
 
 def test_a_queue_without_groups_in_it_gives_back_what_they_took_when_its_last_consumer_leaves() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     grouped(run, "q")
-    assert run.engine.memory.queues > before
+    assert run.engine.memory.queue_bytes > before
     choose(run, "q", None)
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
     # The message of the group came back.
     assert groups_of(run.engine, queue_of(run, "q")) is not None
     run.receive("q")
-    assert groups_of(run.engine, queue_of(run, "q")) is None and run.engine.memory.queues == before
+    assert groups_of(run.engine, queue_of(run, "q")) is None and run.engine.memory.queue_bytes == before
     grouped(run, "q")
     assert len(choose(run, "q", None).held) == 1
 
@@ -803,7 +803,7 @@ def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None
     run.publish("q", "first")
     run.publish("q", "second")
     run.settle()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     consumer = choose(run, "q", "JMSPriority = 4", window=2)
     # Give the first one back: the second is out of its turn.
     first, second = consumer.held
@@ -817,7 +817,7 @@ def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
     run.receive("q")
     run.advance(3)
-    assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queues == before
+    assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queue_bytes == before
 
 
 def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_has_come_to_it() -> None:
@@ -826,11 +826,11 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
         priority_of_second = SentMessage(4, True, 0, b"x:%d\n" % (body == "second"), body.encode())
         run.engine.send(run.session, Send(parse_address("/queue/q", "s"), priority_of_second))
     run.settle()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     (sequence,) = choose(run, "q", "x = '1'").held
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.settle()
-    assert queue_of(run, "q").lanes[0].selected is not None and run.engine.memory.queues > before
+    assert queue_of(run, "q").lanes[0].selected is not None and run.engine.memory.queue_bytes > before
     receiver = run.follow("q", "2")
     run.settle()
     assert list(receiver.held)[1] == sequence and len(receiver.held) == 3
@@ -838,7 +838,7 @@ def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_ha
         run.engine.acknowledge(run.session, Ack("2", each))
     run.engine.unsubscribe(run.session, Unsubscribe("2"))
     run.advance(3)
-    assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queues == before
+    assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queue_bytes == before
 
 
 def test_a_lane_that_is_made_later_is_compared_as_well() -> None:
@@ -865,10 +865,10 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
     for number in range(50):
         run.publish(f"q.{number}")
     run.settle()
-    before = run.engine.memory.queues
+    before = run.engine.memory.queue_bytes
     with pytest.raises(RemoteProtocolError, match=r"no room for this subscription: .* --memory-limit .*fewer"):
         choose(run, pattern, "x = 1")
-    assert run.engine.memory.queues == before and not run.session.consumers
+    assert run.engine.memory.queue_bytes == before and not run.session.consumers
     assert all(not run.engine.clients.receivers_of(queue).wildcards for queue in run.engine.queues())
     assert not run.engine.selections.by_queue
     run.publish("q.new")
@@ -892,11 +892,11 @@ def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(
     gc.collect()
     tracemalloc.start()
     try:
-        before = run.engine.memory.queues
+        before = run.engine.memory.queue_bytes
         choose(run, ">", selector, window=1)
         gc.collect()
         # Each queue has what its first wildcard takes.
-        counted = run.engine.memory.queues - before + many * JOIN_BYTES
+        counted = run.engine.memory.queue_bytes - before + many * JOIN_BYTES
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

@@ -15,7 +15,7 @@ from truenext.engine.queues import wildcards
 from truenext.engine.state import wildcard
 from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.stuck import STUCK_MS, StuckAudit
+from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
 from truenext.limits import JOIN_QUEUES_PER_TURN
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy, WhileWaiting
@@ -32,7 +32,7 @@ class WildcardDriver:
     def commit(self) -> None:
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
 
     def send(self, queue: str, priority: int = 4, *, persistent: bool = False, topic: bool = False) -> None:
         message = SentMessage(priority, persistent, 0, b"content-length:0\n", b"")
@@ -303,13 +303,13 @@ def test_who_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.Monke
         driver.send(f"q.{number}")
     driver.subscribe("q.*", name="first")
     driver.join_all()
-    before = driver.engine.memory.queues
+    before = driver.engine.memory.queue_bytes
     driver.subscribe("q.*")
-    assert driver.engine.memory.queues > before + 10 * JOIN_BYTES, "it is counted before it has joined"
+    assert driver.engine.memory.queue_bytes > before + 10 * JOIN_BYTES, "it is counted before it has joined"
     driver.turn()
     driver.engine.unsubscribe(driver.session, Unsubscribe("w"))
     driver.turn()
-    assert driver.engine.memory.queues == before and not driver.engine.has_work
+    assert driver.engine.memory.queue_bytes == before and not driver.engine.has_work
     assert all(len(driver.engine.clients.receivers_of(queue).wildcards) == 1 for queue in driver.engine.queues())
 
 
@@ -320,7 +320,7 @@ def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch:
         driver.send(f"q.{number}")
     driver.subscribe("q.*")
     driver.turn()
-    audit = StuckAudit()
+    audit = StuckQueueDetector()
     for now_ms in (0, STUCK_MS + 1, 2 * STUCK_MS + 2):
         driver.engine.tick(now_ms * 1000, now_ms * 1000)
         assert run_stuck_audit(audit, driver.engine) == []

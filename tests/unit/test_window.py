@@ -47,7 +47,7 @@ class WindowDriver:
         self.engine.start()
         batch = self.engine.take_batch()
         assert batch is not None
-        self.engine.committed(batch)
+        self.engine.on_committed(batch)
         self.sender = self.engine.connect("sender")
         self.consumers = dict(zip(map(str, range(len(consumers))), consumers, strict=True))
         self.sessions = {name: self.engine.connect(name) for name in self.consumers}
@@ -236,7 +236,7 @@ def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
     engine.start()
     batch = engine.take_batch()
     assert batch is not None
-    engine.committed(batch)
+    engine.on_committed(batch)
     session = engine.connect("reader")
     engine.subscribe(session, Subscribe("c", QUEUE, mode, size))
     for _ in range(size + 1):

@@ -62,9 +62,9 @@ from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
-from truenext.engine.state.pages import PageResult, Read, SideRead
+from truenext.engine.state.pages import PageResult, SideRead, StoreRead
 from truenext.engine.state.queue import Entry, Lane
-from truenext.engine.stuck import StuckAudit
+from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import RemoteProtocolError, StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
 from truenext.limits import (
@@ -206,7 +206,7 @@ class Broker:
         """The clock was looked at for the turn that is due: somebody has asked for something, or a batch is durable."""
         self._lazy_commit: TimerHandle | None = None
         self._busy_poll = BusyPoll(loop, poll_us, monotonic_ns) if poll_us else None
-        self._stuck_audit = StuckAudit()
+        self._stuck_audit = StuckQueueDetector()
         self._check_timer: TimerHandle | None = None
         self._stuck_check = SlicedWork(monotonic_ns)
         """The one that is under way for queues that are stuck."""
@@ -269,7 +269,7 @@ class Broker:
 
     def idle_time_left(self, session: ConnectionState) -> float:
         """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
-        if self._control_requests.pending_count(session) or self._engine.pieces.pending_count(session):
+        if self._control_requests.pending_count(session) or self._engine.bulk_task.pending_answer_count(session):
             self._control_only.note_activity(session)
         return self._control_only.seconds_left(session)
 
@@ -434,7 +434,7 @@ class Broker:
 
         Raises: StoreError if it cannot be written.
         """
-        self._engine.pieces.drop()
+        self._engine.bulk_task.drop()
         self._sliced_work.drop()
         self._stuck_check.drop()
         await self._drain()
@@ -443,7 +443,7 @@ class Broker:
             self._resolve_partially_sent(session, is_sent=False)
         self._engine.stop()
         await self._drain()
-        for batch in self._engine.last_batches():
+        for batch in self._engine.final_batches():
             if self._has_failed:
                 # Not even that the stop was clean: it is not.
                 await self.failure
@@ -501,7 +501,7 @@ class Broker:
         self._has_ticked = False
         to_flush: dict[Peer, None] = {}
         # The disk first: it works while we write to sockets.
-        if commit_state.is_awaited:
+        if commit_state.is_batch_awaited:
             self._commit()
             if not self._committer.is_busy:
                 # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
@@ -584,7 +584,7 @@ class Broker:
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
         self._engine.remove_unused_queues()
-        stalled = self._engine.find_stalled(lambda session: self._peers[session].bytes_sent)
+        stalled = self._engine.find_stalled_connection(lambda session: self._peers[session].bytes_sent)
         if stalled is not None:
             session, reason = stalled
             self._peers[session].end_slow_client(reason)
@@ -619,7 +619,7 @@ class Broker:
         """
         if self._committer.is_busy or self._has_failed:
             return
-        if self._commit_state.is_awaited:
+        if self._commit_state.is_batch_awaited:
             self._commit_now()
         elif self._lazy_commit is None and self._commit_state.has_batch:
             self._lazy_commit = self._loop.call_later(LAZY_COMMIT_SECONDS, self._commit_lazily)
@@ -642,7 +642,7 @@ class Broker:
             if self._committer.commit(batch):
                 # It took as long as the disk did.
                 self._tick()
-                self._engine.committed(batch)
+                self._engine.on_committed(batch)
                 if not self._is_turn_due and self._engine.has_work:
                     self._schedule_turn()
         except TruenextError as error:
@@ -651,7 +651,7 @@ class Broker:
     def _on_committed(self, batch: Batch) -> None:
         self._tick()
         try:
-            self._engine.committed(batch)
+            self._engine.on_committed(batch)
         except StoreError as error:
             self._on_failed(error)
             return
@@ -662,17 +662,17 @@ class Broker:
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
-    def _on_page_read(self, read: Read, page: PageResult) -> None:
+    def _on_page_read(self, read: StoreRead, page: PageResult) -> None:
         self._tick()
         try:
-            self._engine.page_read(read, page)
+            self._engine.on_page_read(read, page)
         except StoreError as error:
             self._on_failed(error)
             return
         self._schedule_turn()
 
     def _on_timers_read(self, read: TimerRead, page: TimersResult) -> None:
-        self._engine.timers_read(read, page)
+        self._engine.on_timers_read(read, page)
         self._schedule_turn()
 
     def _on_failed(self, error: TruenextError) -> None:
@@ -704,7 +704,7 @@ class Broker:
         self._control_only.note_activity(session)
         if request.verb in bulk.VERBS:
             # Whatever is wrong with it is said at once.
-            self._engine.pieces.add(session, request)
+            self._engine.bulk_task.add(session, request)
             return
         if request.verb in control.QUEUE_CHANGES:
             changed = control.apply_queue_change(self._engine, request.verb, request.body)
@@ -747,26 +747,26 @@ class Broker:
             self._log_discarded()
 
     def _log_discarded(self) -> None:
-        discarded = self._engine.take_discarded()
+        discarded = self._engine.take_discarded_subscription()
         if discarded is None:
             return
-        client, _, name = discarded.key.partition(",")
+        client, _, name = discarded.durable_key.partition(",")
         logger.warning(
             "messages discarded: a durable subscription was taken up for another topic or with another selector",
             extra={
                 "client_id": client,
                 "subscription": name,
-                "messages": discarded.messages,
-                "topic": discarded.old.topic,
-                "selector": discarded.old.selector,
-                "new_topic": discarded.new.topic,
-                "new_selector": discarded.new.selector,
+                "messages": discarded.message_count,
+                "topic": discarded.old_destination.topic,
+                "selector": discarded.old_destination.selector,
+                "new_topic": discarded.new_destination.topic,
+                "new_selector": discarded.new_destination.selector,
             },
         )
 
     def _close_parked_users(self, name: str) -> None:
         """Nobody else is refused it because of a connection that only waits for its client."""
-        for session in self._engine.users_of_durable(name):
+        for session in self._engine.durable_subscribers(name):
             if session in self._parked:
                 self._peers[session].close_for_takeover(is_exempt=False)
 

@@ -11,7 +11,7 @@ from truenext.broker.control_requests import AnswerGenerator
 from truenext.commands import AckMode
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 from truenext.engine.engine import Engine
-from truenext.engine.idle import Idle, idle_reason
+from truenext.engine.idle import IdleReason, idle_reason
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 
@@ -39,7 +39,7 @@ class SubscriptionInfo(msgspec.Struct):
     """Messages that it may hold, were it awake; None in auto mode, of a browser, and if it pulls."""
     requested: int | None
     """Messages; None if it does not pull."""
-    idle: Idle
+    idle: IdleReason
 
 
 class ConnectionReport(msgspec.Struct):
@@ -56,7 +56,7 @@ def check_body(body: bytes) -> None:
 
 def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
     """In JSON, as a ConnectionReport."""
-    report = ConnectionReport(session.round, [], [])
+    report = ConnectionReport(session.release_count, [], [])
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
         nacked = len(transaction.nacked())
         report.transactions.append(
@@ -82,7 +82,7 @@ def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGe
     return msgspec.json.encode(report)
 
 
-def _report_consumer(consumer: BrokerConsumer, idle: Idle) -> SubscriptionInfo:
+def _report_consumer(consumer: BrokerConsumer, idle: IdleReason) -> SubscriptionInfo:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
     has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
     return SubscriptionInfo(
@@ -104,7 +104,7 @@ def _report_browser(browser: Browser) -> SubscriptionInfo:
         started=0,
         window=None,
         requested=None,
-        idle=Idle.BROWSES,
+        idle=IdleReason.BROWSES,
     )
 
 

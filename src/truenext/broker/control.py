@@ -25,11 +25,11 @@ from truenext.commands import ControlRequest, Send
 from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
-from truenext.engine.state.clients import Receivers
+from truenext.engine.state.clients import QueueReceivers
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.stuck import StuckAudit
+from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import Code, RemoteProtocolError
 from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX
@@ -63,7 +63,7 @@ class QueryContext(NamedTuple):
     """What knows the answers."""
 
     engine: Engine
-    stuck_audit: StuckAudit
+    stuck_audit: StuckQueueDetector
     pager: Pager
     reload: Callable[[], ReloadResult]
     client_info: Callable[[ConnectionState], ClientInfo]
@@ -169,7 +169,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
                 in_memory += queue.resident_count
         yield
     scheduled = 0
-    for names in _chunks(engine.scheduled_for()):
+    for names in _chunks(engine.scheduled_queue_names()):
         scheduled += sum(map(engine.scheduled_count, names))
         yield
     memory = engine.memory
@@ -177,14 +177,14 @@ def _status(context: QueryContext) -> AnswerGenerator:
         {
             "stuck": [
                 {"queue": queue.name, "waiting_ms": waiting_ms}
-                for queue, waiting_ms in context.stuck_audit.stuck(engine.now_ms)
+                for queue, waiting_ms in context.stuck_audit.stuck_queues(engine.now_ms)
             ],
             "memory": {
                 "limit": None if memory.limit == maxsize else memory.limit,
-                "used": memory.used,
-                "leaving": memory.pending_free,
-                "unsent": memory.unsent,
-                "open": memory.open_bytes,
+                "used": memory.message_bytes,
+                "leaving": memory.pending_free_bytes,
+                "unsent": memory.unsent_bytes,
+                "open": memory.transaction_bytes,
             },
             "disk_level": engine.commit_state.disk_level.name.lower(),
             "disk_bytes": context.disk_bytes,
@@ -217,9 +217,9 @@ class _TemporaryTotals:
         """A heap, the least first: bytes, a number that tells equals apart, and what they are of; waiting, held."""
         self._numbers = count()
 
-    def add(self, queue: Queue, receivers: Receivers) -> Steps:
+    def add(self, queue: Queue, receivers: QueueReceivers) -> Steps:
         held = yield from _held_by_consumers(receivers)
-        waiting, size = queue.waiting_count(), queue.resident + queue.spilled
+        waiting, size = queue.waiting_count(), queue.resident_bytes + queue.spilled_bytes
         self._waiting += waiting
         self._unacknowledged += held
         self._bytes += size
@@ -255,7 +255,7 @@ def _own_address(destination: Destination) -> str:
     return f"/topic/{destination.topic}"
 
 
-def _held_by_consumers(receivers: Receivers) -> Generator[None, None, int]:
+def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
     """How many messages of a queue those have who take from it alone."""
     held = 0
     for consumers in _chunks(receivers.consumers[:]):

@@ -6,9 +6,9 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
-from truenext.engine.background.scheduled import DueRead
+from truenext.engine.background.scheduled import DueSendsRead
 from truenext.engine.memory.timers import TimerRead, TimersResult
-from truenext.engine.state.pages import PageMessage, PageResult, Read
+from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.errors import StoreError, TruenextError
 from truenext.record import DamagedRecord, decode_record, referenced_content, sequence_of
 from truenext.store.store import Page, Store, StoredMessage
@@ -22,7 +22,7 @@ class Pager:
         store: Store,
         loop: AbstractEventLoop,
         *,
-        on_page: Callable[[Read, PageResult], None],
+        on_page: Callable[[StoreRead, PageResult], None],
         on_timers: Callable[[TimerRead, TimersResult], None],
         on_failed: Callable[[TruenextError], None],
     ) -> None:
@@ -32,14 +32,14 @@ class Pager:
         self._on_page = on_page
         self._on_timers = on_timers
         self._on_failed = on_failed
-        self._queue: SimpleQueue[Read | TimerRead | None] = SimpleQueue()
-        self._pending: set[Read] = set()
+        self._queue: SimpleQueue[StoreRead | TimerRead | None] = SimpleQueue()
+        self._pending: set[StoreRead] = set()
         self._pending_timer_reads = 0
         """Of timers that are under way."""
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
 
-    def read(self, read: Read) -> None:
+    def read(self, read: StoreRead) -> None:
         self._pending.add(read)
         self._queue.put(read)
 
@@ -48,7 +48,7 @@ class Pager:
         self._queue.put(read)
 
     @property
-    def pending(self) -> Collection[Read]:
+    def pending(self) -> Collection[StoreRead]:
         """The pages of messages that are wanted and not there yet."""
         return self._pending
 
@@ -79,7 +79,7 @@ class Pager:
                 self._loop.call_soon_threadsafe(self._on_failed, failure)
                 return
 
-    def _done(self, read: Read, page: PageResult) -> None:
+    def _done(self, read: StoreRead, page: PageResult) -> None:
         self._pending.discard(read)
         self._on_page(read, page)
 
@@ -88,24 +88,24 @@ class Pager:
         self._on_timers(read, timers_read)
 
 
-def read_page(store: Store, read: Read) -> Page:
+def read_page(store: Store, read: StoreRead) -> Page:
     """Raises: StoreError if it cannot be read"""
-    if isinstance(read, DueRead):
+    if isinstance(read, DueSendsRead):
         return store.read_messages(read.keys, read.size_max)
     return store.read_page(read.lane.key, read.after_sequence, read.limit, read.size_max)
 
 
-def _decode_page(read: Read, page: Page) -> PageResult:
+def _decode_page(read: StoreRead, page: Page) -> PageResult:
     return PageResult([_decode_message(read, stored) for stored in page.messages], page.as_of, page.is_end)
 
 
-def _decode_message(read: Read, stored: StoredMessage) -> PageMessage:
+def _decode_message(read: StoreRead, stored: StoredMessage) -> PageMessage:
     sequence = sequence_of(stored.key)
     try:
         message = decode_record(stored.key, stored.record, stored.content)
     except DamagedRecord as error:
         # It stays in the store for whoever looks into it; it is never delivered.
-        lane = read.lanes[sequence] if isinstance(read, DueRead) else read.lane
+        lane = read.lanes[sequence] if isinstance(read, DueSendsRead) else read.lane
         logger.error(
             "message is damaged and will not be delivered",
             extra={"queue": lane.queue.name, "sequence": sequence, "reason": str(error)},

@@ -1,7 +1,7 @@
 """The pure core of the broker: the rooms of the engine, built and put together.
 
 Commands go in, effects come out; there is no clock, socket, disk or task here. The caller says what time it is
-(`tick`), makes the batches durable one after the other and reports it (`committed`), and carries out what `turn`
+(`tick`), makes the batches durable one after the other and reports it (`on_committed`), and carries out what `turn`
 returns. Everything is single-threaded and nothing blocks.
 
     command -> accept / acknowledge / give back -> the gathering batch
@@ -22,10 +22,10 @@ from sys import maxsize
 from typing import TYPE_CHECKING
 
 from truenext.disk_level import DiskLevel
-from truenext.engine.background.browsing import Browsing
-from truenext.engine.background.bulk_work import Bulk, Pieces
-from truenext.engine.background.expiry import Expiry
-from truenext.engine.background.retries import Retries
+from truenext.engine.background.browsing import BrowseTask
+from truenext.engine.background.bulk_work import BulkOperations, BulkTask
+from truenext.engine.background.expiry import ExpiryTask
+from truenext.engine.background.retries import RetryTask
 from truenext.engine.background.scheduled import Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
 from truenext.engine.commands.administering import Administering
@@ -35,32 +35,32 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
-from truenext.engine.dispatch.nothing_ready import NothingReady
+from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.lifecycle.arrivals import Arrivals
-from truenext.engine.lifecycle.outcomes import Outcomes
 from truenext.engine.lifecycle.pull_requests import PullRequests
-from truenext.engine.memory.delays import Delays
-from truenext.engine.memory.eviction import Eviction, reason_to_close
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.memory.delays import DelayedEntries
+from truenext.engine.memory.eviction import Eviction, owner_close_reason
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-from truenext.engine.queues.topics import Topics
+from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.run import EngineRun
 from truenext.engine.selecting.selections import Selections
-from truenext.engine.state.clients import Clients
-from truenext.engine.state.memory import Memory
+from truenext.engine.state.clients import ClientRegistry
+from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.queue import Queue
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.turn import Turn
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import EventLog, NoEventLog
-from truenext.engine.writing.numbers import QueueNumbers
-from truenext.engine.writing.producers import Producers
+from truenext.engine.writing.numbers import QueueNumberAllocator
+from truenext.engine.writing.producers import ProducerRegistry
 from truenext.policy import Policies, WhenFull
 from truenext.record import SCHEDULED_TIMERS
 
@@ -90,16 +90,16 @@ class Engine:
         gives random numbers from 0 to 1, for the jitter of delays.
         """
         # What there is.
-        self.memory = memory = Memory(memory_limit, queues_memory_limit)
-        self.clients = clients = Clients()
+        self.memory = memory = MemoryBudget(memory_limit, queues_memory_limit)
+        self.clients = clients = ClientRegistry()
         by_name: dict[str, Queue] = {}
         # What is written down.
         events = event_log or NoEventLog()
         self.commit_state = commit_state = CommitState(events, sequence_limit=sequence_limit)
-        numbers = QueueNumbers(commit_state, events)
-        self._producers = producers = Producers(commit_state)
+        numbers = QueueNumberAllocator(commit_state, events)
+        self._producers = producers = ProducerRegistry(commit_state)
         # What is in memory.
-        self.delays = delays = Delays(commit_state)
+        self.delayed_entries = delays = DelayedEntries(commit_state)
         expiry_timers = Timers(commit_state, end=SCHEDULED_TIMERS)
         self._resident = resident = ResidentSet(commit_state, memory)
         self._page_reader = page_reader = PageReader(memory, resident, delays, redelivered_below=redelivered_below)
@@ -117,7 +117,7 @@ class Engine:
             clients,
             resident,
             numbers,
-            Topics(),
+            TopicRouter(),
             selections,
             wildcards,
             spilling,
@@ -126,20 +126,20 @@ class Engine:
         )
         # What becomes of a message.
         arrivals = Arrivals(commit_state, events, resident, selections, wildcards, queues, expiry_timers)
-        outcomes = Outcomes(commit_state, events, delays, resident, queues, arrivals, random)
+        settlement = Settlement(commit_state, events, delays, resident, queues, arrivals, random)
         # What goes on beside commands.
-        expiry = Expiry(commit_state, expiry_timers, clients, resident, page_reader, queues, outcomes)
+        expiry = ExpiryTask(commit_state, expiry_timers, clients, resident, page_reader, queues, settlement)
         scheduler = Scheduler(commit_state, resident, queues, arrivals)
-        browsing = Browsing(commit_state, memory, clients, queues, redelivered_below=redelivered_below)
-        bulk = Bulk(commit_state, events, clients, resident, queues, arrivals, outcomes, scheduler)
+        browsing = BrowseTask(commit_state, memory, clients, queues, redelivered_below=redelivered_below)
+        bulk = BulkOperations(commit_state, events, clients, resident, queues, arrivals, settlement, scheduler)
         self._scheduler = scheduler
-        self.pieces = pieces = Pieces(commit_state, clients, bulk)
+        self.bulk_task = pieces = BulkTask(commit_state, clients, bulk)
         pull_requests = PullRequests(events)
         # What each command does.
         limits = transaction_limits or TransactionLimits()
         sending = Sending(commit_state, memory, queues, arrivals, scheduler, producers, when_full, limits)
-        acknowledging = Acknowledging(commit_state, events, memory, clients, outcomes, limits)
-        transactions = Transactions(commit_state, memory, queues, arrivals, outcomes, producers, sending, limits)
+        acknowledging = Acknowledging(commit_state, events, memory, clients, settlement, limits)
+        transactions = Transactions(commit_state, memory, queues, arrivals, settlement, producers, sending, limits)
         subscribing = Subscribing(
             commit_state,
             events,
@@ -149,18 +149,27 @@ class Engine:
             selections,
             queues,
             wildcards,
-            outcomes,
+            settlement,
             pull_requests,
             browsing,
         )
-        releasing = Releasing(commit_state, events, selections, outcomes, transactions, pull_requests)
+        releasing = Releasing(commit_state, events, selections, settlement, transactions, pull_requests)
         pulling = Pulling(commit_state, pull_requests, releasing)
         connecting = Connecting(
-            commit_state, events, memory, clients, queues, outcomes, acknowledging, transactions, subscribing, releasing
+            commit_state,
+            events,
+            memory,
+            clients,
+            queues,
+            settlement,
+            acknowledging,
+            transactions,
+            subscribing,
+            releasing,
         )
-        administering = Administering(commit_state, resident, queues, arrivals, outcomes)
+        administering = Administering(commit_state, resident, queues, arrivals, settlement)
         # One pass, and a whole run.
-        dispatcher = Dispatcher(commit_state, events, memory, clients, selections, resident, page_reader, outcomes)
+        dispatcher = Dispatcher(commit_state, events, memory, clients, selections, resident, page_reader, settlement)
         self._turn = Turn(
             commit_state,
             events,
@@ -170,30 +179,30 @@ class Engine:
             page_reader,
             selections,
             wildcards,
-            outcomes,
+            settlement,
             dispatcher,
             pull_requests,
-            NothingReady(clients, dispatcher, pull_requests),
+            NoWaitPullEnder(clients, dispatcher, pull_requests),
             browsing,
             pieces,
             timers=(expiry_timers, scheduler.timers),
-            before=(
+            tasks_before_dispatch=(
                 expiry,
                 scheduler,
                 wildcards,
-                Retries(commit_state, delays, outcomes),
+                RetryTask(commit_state, delays, settlement),
                 selections,
                 subscription_cleanup,
             ),
-            after=(browsing, pieces),
+            tasks_after_dispatch=(browsing, pieces),
             on_committed=(
-                resident.free_durable,
-                wildcards.committed,
-                expiry_timers.committed,
-                numbers.committed,
-                queues.committed,
-                expiry.committed,
-                scheduler.committed,
+                resident.free_durable_entries,
+                wildcards.on_committed,
+                expiry_timers.on_committed,
+                numbers.on_committed,
+                queues.on_committed,
+                expiry.on_committed,
+                scheduler.on_committed,
             ),
         )
         run = EngineRun(
@@ -210,7 +219,7 @@ class Engine:
             redelivered_below=redelivered_below,
         )
         self._connecting = connecting
-        self._bulk = bulk
+        self._bulk_operations = bulk
 
         # The rooms' own functions, so that it costs nothing to come by here.
         self.restore_queue = run.restore_queue
@@ -222,7 +231,7 @@ class Engine:
         self.forget_producers = producers.forget
         self.start = run.start
         self.stop = run.stop
-        self.last_batches = run.last_batches
+        self.final_batches = run.final_batches
         self.tick = commit_state.tick
 
         self.connect = connecting.connect
@@ -231,7 +240,7 @@ class Engine:
         self.park = connecting.park
         self.disconnect = connecting.disconnect
         self.on_all_sent = connecting.on_all_sent
-        self.acknowledge_sent = acknowledging.acknowledge_some
+        self.acknowledge_sent = acknowledging.acknowledge_first
         self.hold_partially_sent = connecting.hold_partially_sent
         self.resolve_partially_sent = connecting.resolve_partially_sent
         self.answer = commit_state.answer
@@ -245,21 +254,21 @@ class Engine:
         self.commit = transactions.commit
         self.abort = transactions.abort
         self.mark_rollback_only = transactions.mark_rollback_only
-        self.check_release = releasing.check
+        self.check_release = releasing.check_request
         self.release = releasing.release
         self.wake = releasing.wake
         self.pull = pulling.pull
         self.subscribe = subscribing.subscribe
-        self.take_discarded = subscribing.take_discarded
+        self.take_discarded_subscription = subscribing.take_discarded_subscription
         self.browse = subscribing.browse
         self.unsubscribe = subscribing.unsubscribe
-        self.users_of_durable = subscribing.users_of_durable
+        self.durable_subscribers = subscribing.durable_subscribers
 
-        self.check_bulk = bulk.check
+        self.check_bulk = bulk.check_request
         self.next_bulk_read = bulk.next_read
         self.empty_bulk_result = bulk.empty_result
-        self.hold_scheduled = bulk.hold_scheduled
-        self.end_hold_scheduled = bulk.end_hold_scheduled
+        self.freeze_scheduled = bulk.freeze_scheduled
+        self.unfreeze_scheduled = bulk.unfreeze_scheduled
         self.execute_bulk = bulk.execute
         self.pause = administering.pause
         self.resume = administering.resume
@@ -269,9 +278,9 @@ class Engine:
 
         self.turn = self._turn.run
         self.take_answers = commit_state.take_answers
-        self.page_read = self._turn.page_read
-        self.timers_read = self._turn.timers_read
-        self.committed = self._turn.committed
+        self.on_page_read = self._turn.on_page_read
+        self.on_timers_read = self._turn.on_timers_read
+        self.on_committed = self._turn.on_committed
 
     # ---- What the shell asks ----
 
@@ -283,7 +292,7 @@ class Engine:
     @property
     def is_batch_awaited(self) -> bool:
         """Somebody waits for the gathering batch."""
-        return self.commit_state.is_awaited
+        return self.commit_state.is_batch_awaited
 
     @property
     def has_batch(self) -> bool:
@@ -303,17 +312,17 @@ class Engine:
     @property
     def last_committed(self) -> int:
         """The last batch that is known to be durable."""
-        return self.commit_state.committed
+        return self.commit_state.last_committed
 
     @property
-    def is_wildcard_commit_under_way(self) -> bool:
+    def has_uncommitted_for_wildcards(self) -> bool:
         """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
-        return self._wildcards.is_commit_under_way
+        return self._wildcards.has_uncommitted
 
     @property
     def can_execute_bulk(self) -> bool:
         """No page can show any more what a piece of bulk work took."""
-        return self._bulk.can_execute
+        return self._bulk_operations.can_execute
 
     def queues(self) -> Iterable[Queue]:
         return self._queues.by_name.values()
@@ -325,9 +334,9 @@ class Engine:
         """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
         return self._queues.scheduled_count(name)
 
-    def scheduled_for(self) -> list[str]:
+    def scheduled_queue_names(self) -> list[str]:
         """Names of queues for which something has been scheduled; "" is for what is not one queue."""
-        return list(self._queues.hidden)
+        return list(self._queues.hidden_by_name)
 
     # ---- Batches ----
 
@@ -344,14 +353,16 @@ class Engine:
         Not before what the last turn dispatched is written. Returns connections that must be ended, and why.
         """
         queues = self._eviction.run(self._queues.by_name.values())
-        return {self.clients.sessions[queue.destination.session]: reason_to_close(queue) for queue in queues}
+        return {self.clients.sessions[queue.destination.session]: owner_close_reason(queue) for queue in queues}
 
-    def find_stalled(self, bytes_sent: Callable[[ConnectionState], int]) -> tuple[ConnectionState, str] | None:
+    def find_stalled_connection(
+        self, bytes_sent: Callable[[ConnectionState], int]
+    ) -> tuple[ConnectionState, str] | None:
         """To be called once a second or so: a connection that must be ended, and why. `bytes_sent` says how much its
         socket has ever taken.
         """
         needs_space = self.commit_state.disk_level is not DiskLevel.PLENTY or self.memory.bytes_over_limit > 0
-        return self._spilling.find_stalled(self.clients.sessions, bytes_sent, needs_space=needs_space)
+        return self._spilling.find_stalled_connection(self.clients.sessions, bytes_sent, needs_space=needs_space)
 
     def stretch_windows(self) -> Iterator[None]:
         """To be done now and then, in steps: who waits for more than its window lets it have gets more."""

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
 
-STEP_SIZE = 50
+ITEMS_PER_STEP = 50
 """Queues, groups or messages that are looked at in one step."""
 
 
-class Idle(Enum):
+class IdleReason(Enum):
     """Why nothing comes. Of several that are true the first is said, of several queues the one that is next."""
 
     BROWSES = "browses"
@@ -47,45 +47,45 @@ class Idle(Enum):
     """Something could come."""
 
 
-_ORDER = {reason: index for index, reason in enumerate(Idle)}
-_UNDECIDED = (Idle.SCANNING, Idle.READING)
+_REASON_ORDER = {reason: index for index, reason in enumerate(IdleReason)}
+_UNDECIDED_REASONS = (IdleReason.SCANNING, IdleReason.READING)
 
-LaneReason = tuple[int, Idle]
+LaneIdleReason = tuple[int, IdleReason]
 """Of a lane: where what it says begins, as a sequence, and what it says."""
 
 
-def idle_reason(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, Idle]:
+def idle_reason(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, IdleReason]:
     """Why nothing comes to a consumer, as of now, in steps. It may end meanwhile."""
-    own_reason = _own_reason(consumer)
+    own_reason = _consumer_reason(consumer)
     if own_reason is not None:
         return own_reason
     inspection = _QueueInspection(engine, consumer)
     queues = consumer.all_queues()
     for number, queue in enumerate(queues, 1):
-        inspection.inspect(queue)
-        if number % STEP_SIZE == 0:
+        inspection.inspect_queue(queue)
+        if number % ITEMS_PER_STEP == 0:
             yield
     first = inspection.first_reason()
     if first is not None:
         return first
     for number, queue in enumerate(queues, 1):
-        yield from inspection.inspect_waiting(queue)
-        if number % STEP_SIZE == 0:
+        yield from inspection.inspect_entries_not_ready(queue)
+        if number % ITEMS_PER_STEP == 0:
             yield
-    return min(inspection.other_reasons, key=_ORDER.__getitem__, default=Idle.EMPTY)
+    return min(inspection.queue_reasons, key=_REASON_ORDER.__getitem__, default=IdleReason.EMPTY)
 
 
-def _own_reason(consumer: BrokerConsumer) -> Idle | None:
+def _consumer_reason(consumer: BrokerConsumer) -> IdleReason | None:
     """Whatever is in its queues."""
     if consumer.is_suspended:
-        return Idle.SUSPENDED
+        return IdleReason.SUSPENDED
     pull_request = consumer.pull_request
     if not pull_request.remaining if pull_request is not None else len(consumer.held) >= consumer.window:
-        return Idle.NO_CREDIT
-    if consumer.session.unsent_bytes >= consumer.memory.unsent_max:
-        return Idle.UNREAD
+        return IdleReason.NO_CREDIT
+    if consumer.session.unsent_bytes >= consumer.memory.unsent_bytes_max:
+        return IdleReason.UNREAD
     if isinstance(consumer, Wildcard) and consumer.is_joining:
-        return Idle.JOINING
+        return IdleReason.JOINING
     return None
 
 
@@ -96,43 +96,43 @@ class _QueueInspection:
         self._engine = engine
         self._consumer = consumer
         self._is_wildcard = isinstance(consumer, Wildcard)
-        self._first_reasons: dict[int, LaneReason] = {}
+        self._first_reasons: dict[int, LaneIdleReason] = {}
         """By rank, the first of all queues."""
-        self.other_reasons: set[Idle] = set()
+        self.queue_reasons: set[IdleReason] = set()
         """What keeps back all there is in a queue, or all that is behind."""
 
-    def first_reason(self) -> Idle | None:
+    def first_reason(self) -> IdleReason | None:
         """None if nothing is next."""
         committing = None
         for _, (_, reason) in sorted(self._first_reasons.items()):
-            if reason is not Idle.COMMITTING:
+            if reason is not IdleReason.COMMITTING:
                 # What is being committed holds back its equals alone.
-                return reason if reason is Idle.NOT_IDLE or committing is None else committing
+                return reason if reason is IdleReason.NOT_IDLE or committing is None else committing
             committing = reason
         return committing
 
-    def inspect(self, queue: Queue) -> None:
+    def inspect_queue(self, queue: Queue) -> None:
         if self._is_wildcard and not queue.waiting_count():
             return
         if queue.is_paused:
-            self.other_reasons.add(Idle.PAUSED)
+            self.queue_reasons.add(IdleReason.PAUSED)
             return
         if self._engine.clients.receivers_of(queue).exclusive not in (None, self._consumer):
-            self.other_reasons.add(Idle.EXCLUSIVE)
+            self.queue_reasons.add(IdleReason.EXCLUSIVE)
             return
         scan = self._engine.selections.scan_of(self._consumer, queue)
         for rank, reason in self._reasons_by_rank(queue, scan):
             if reason is None:
                 continue
-            if reason[1] is Idle.DELAYED:
+            if reason[1] is IdleReason.DELAYED:
                 # It holds back all behind it.
-                self.other_reasons.add(Idle.DELAYED)
+                self.queue_reasons.add(IdleReason.DELAYED)
                 return
             self._first_reasons[rank] = min(reason, self._first_reasons.get(rank, reason), key=lambda one: one[0])
-            if reason[1] in _UNDECIDED:
+            if reason[1] in _UNDECIDED_REASONS:
                 return
 
-    def _reasons_by_rank(self, queue: Queue, scan: QueueScan | None) -> Iterator[tuple[int, LaneReason | None]]:
+    def _reasons_by_rank(self, queue: Queue, scan: QueueScan | None) -> Iterator[tuple[int, LaneIdleReason | None]]:
         if scan is None:
             for lane in queue.lanes:
                 yield lane.rank, self._lane_reason(lane)
@@ -140,61 +140,61 @@ class _QueueInspection:
             for rank, cursor in scan.cursors.items():
                 yield rank, self._cursor_reason(cursor)
 
-    def _lane_reason(self, lane: Lane) -> LaneReason | None:
+    def _lane_reason(self, lane: Lane) -> LaneIdleReason | None:
         entry = lane.head()
         if entry is None:
             if lane.needs_page:
-                return lane.horizon + 1, Idle.READING
+                return lane.horizon + 1, IdleReason.READING
             if not lane.unread:
                 return None
             entry = lane.unread_in_memory[0]
             if lane.selected is not None and lane.selected.loaded_early:
                 entry = min(entry, *lane.selected.loaded_early.values(), key=lambda one: one.sequence)
         if entry.due_us and entry.batch <= self._engine.last_committed:
-            return entry.sequence, Idle.DELAYED
+            return entry.sequence, IdleReason.DELAYED
         return self._entry_reason(entry)
 
-    def _cursor_reason(self, cursor: ScanCursor) -> LaneReason | None:
+    def _cursor_reason(self, cursor: ScanCursor) -> LaneIdleReason | None:
         if isinstance(cursor, GroupScanCursor):
             needs_refill = cursor.needs_refill
             entry, must_wait = cursor.first_for(self._consumer)
             # Only dispatch asks for more.
             cursor.needs_refill = needs_refill
             if entry is None:
-                return (0, Idle.SCANNING) if must_wait else None
+                return (0, IdleReason.SCANNING) if must_wait else None
         else:
             entry = cursor.first()
             if entry is None:
-                return (cursor.position + 1, Idle.SCANNING) if cursor.is_unfinished else None
+                return (cursor.position + 1, IdleReason.SCANNING) if cursor.is_unfinished else None
         return self._entry_reason(entry)
 
-    def _entry_reason(self, entry: Entry) -> LaneReason:
+    def _entry_reason(self, entry: Entry) -> LaneIdleReason:
         if entry.batch > self._engine.last_committed:
-            return entry.sequence, Idle.COMMITTING
+            return entry.sequence, IdleReason.COMMITTING
         if entry.message is None:
-            return entry.sequence, Idle.READING
-        return entry.sequence, Idle.DELAYED if entry.due_us else Idle.NOT_IDLE
+            return entry.sequence, IdleReason.READING
+        return entry.sequence, IdleReason.DELAYED if entry.due_us else IdleReason.NOT_IDLE
 
-    def inspect_waiting(self, queue: Queue) -> Generator[None, None, None]:
+    def inspect_entries_not_ready(self, queue: Queue) -> Generator[None, None, None]:
         """What waits in a queue of which nothing is next: in others' groups, or for its next try."""
         scan = self._engine.selections.scan_of(self._consumer, queue)
         cursors = [] if scan is None else list(scan.cursors.values())
         for cursor in cursors:
             if isinstance(cursor, GroupScanCursor):
-                for number, group in enumerate(cursor.groups(), 1):
-                    if cursor.is_waiting_elsewhere(group, self._consumer):
-                        self.other_reasons.add(Idle.GROUP)
+                for number, group in enumerate(cursor.groups_with_heads(), 1):
+                    if cursor.is_owned_by_another(group, self._consumer):
+                        self.queue_reasons.add(IdleReason.GROUP)
                         return
-                    if number % STEP_SIZE == 0:
+                    if number % ITEMS_PER_STEP == 0:
                         yield
         for lane in queue.lanes:
             for number, entry in enumerate(list(lane.delayed.values()), 1):
                 if self._may_match(scan, entry):
                     is_open = not entry.group or self._is_group_open(queue, entry.group)
-                    self.other_reasons.add(Idle.DELAYED if is_open else Idle.GROUP)
+                    self.queue_reasons.add(IdleReason.DELAYED if is_open else IdleReason.GROUP)
                     if not (is_open and queue.has_groups):
                         return
-                if number % STEP_SIZE == 0:
+                if number % ITEMS_PER_STEP == 0:
                     yield
 
     def _may_match(self, scan: QueueScan | None, entry: Entry) -> bool:

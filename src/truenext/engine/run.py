@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from truenext.batch import Batch
     from truenext.engine.background.scheduled import Scheduler
     from truenext.engine.commands.connecting import Connecting
-    from truenext.engine.memory.delays import Delays
+    from truenext.engine.memory.delays import DelayedEntries
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.producers import Producers
+    from truenext.engine.writing.producers import ProducerRegistry
 
 
 class EngineRun:
@@ -31,13 +31,13 @@ class EngineRun:
         self,
         commit_state: CommitState,
         events: EventLog,
-        clients: Clients,
-        delays: Delays,
+        clients: ClientRegistry,
+        delays: DelayedEntries,
         resident: ResidentSet,
         queues: Queues,
         subscription_cleanup: SubscriptionCleanup,
         scheduler: Scheduler,
-        producers: Producers,
+        producers: ProducerRegistry,
         connecting: Connecting,
         *,
         redelivered_below: int,
@@ -45,7 +45,7 @@ class EngineRun:
         self._commit_state = commit_state
         self._events = events
         self._clients = clients
-        self._delays = delays
+        self._delayed_entries = delays
         self._resident = resident
         self._queues = queues
         self._subscription_cleanup = subscription_cleanup
@@ -78,7 +78,7 @@ class EngineRun:
         commit_state = self._commit_state
         self._events.run_started(after_clean_stop=after_clean_stop)
         queues = self._queues
-        for name in list(queues.hidden):
+        for name in list(queues.hidden_by_name):
             if name and queues.scheduled_count(name) and name not in queues.by_name:
                 queues.create(Destination(DestinationKind.QUEUE, name))
         all_queues = [*queues.by_name.values(), *self._subscription_cleanup.queues()]
@@ -91,11 +91,11 @@ class EngineRun:
                 self._events.recovered(queue, count)
             if queue.is_paused:
                 self._events.paused(queue)
-            queue.used_us = commit_state.now_us
+            queue.last_used_us = commit_state.now_us
         commit_state.batch.clean_stop = False
         commit_state.batch.redelivered_below = self._redelivered_below
         commit_state.request_sequences()
-        commit_state.is_awaited = True
+        commit_state.is_batch_awaited = True
 
     def stop(self) -> None:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, nothing expires or becomes
@@ -104,7 +104,7 @@ class EngineRun:
         for session in list(self._clients.sessions.values()):
             self._connecting.disconnect(session, is_clean=True)
 
-    def last_batches(self) -> Iterator[Batch]:
+    def final_batches(self) -> Iterator[Batch]:
         """What a clean stop writes down: waiting transients, delivery counts, the numbers of producers that only sent
         transients, and last that the stop was clean.
 
@@ -117,8 +117,8 @@ class EngineRun:
         for entry in waiting + self._resident.awaiting_dead_letter():
             if commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
                 yield commit_state.close_batch()
-            self._store_entry(entry)
-        for name, state in self._producers.unstored():
+            self._put_final_state(entry)
+        for name, state in self._producers.unstored_states():
             if commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
                 yield commit_state.close_batch()
             commit_state.batch.producers[name] = state
@@ -126,9 +126,9 @@ class EngineRun:
         commit_state.batch.clean_stop = True
         yield commit_state.close_batch()
 
-    def _store_entry(self, entry: Entry) -> None:
+    def _put_final_state(self, entry: Entry) -> None:
         """Store a waiting transient, and of any message how often it was dispatched."""
         if entry.store_batch is None:
             put(self._commit_state.batch, entry)
         if entry.deliveries or entry.attempts:
-            mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
+            mark(self._commit_state.batch, entry, self._delayed_entries.due_ms(entry))

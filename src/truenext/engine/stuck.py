@@ -46,13 +46,13 @@ STUCK_MS = 5000
 """Milliseconds after which what should never be is said aloud."""
 
 
-class StuckAudit:
+class StuckQueueDetector:
     """Remembers from one look to the next which queues it found so."""
 
     def __init__(self) -> None:
-        self._since: dict[Queue, int] = {}
+        self._stuck_since_ms: dict[Queue, int] = {}
         """When it was first seen so, in milliseconds, for each queue that was so at every look since."""
-        self._reported: set[Queue] = set()
+        self._reported_queues: set[Queue] = set()
         self._selective_checks: dict[Queue, _SelectiveCheck] = {}
         self._consumers_by_queue: dict[Queue, list[BrokerConsumer]] = {}
         """The queues that had consumers when the round began, and these: each is looked at once in it."""
@@ -74,9 +74,9 @@ class StuckAudit:
             self._check_queues(queues, engine, read_lanes())
             yield
         now_ms = engine.now_ms
-        overdue = {queue for queue, since_ms in self._since.items() if now_ms - since_ms > STUCK_MS}
-        new = [queue for queue in overdue if queue not in self._reported]
-        self._reported = overdue
+        overdue = {queue for queue, since_ms in self._stuck_since_ms.items() if now_ms - since_ms > STUCK_MS}
+        new = [queue for queue in overdue if queue not in self._reported_queues]
+        self._reported_queues = overdue
         return new
 
     def _start_round(self, engine: Engine) -> Generator[None, None, None]:
@@ -91,7 +91,9 @@ class StuckAudit:
                     if number % CONSUMERS_PER_STEP == 0:
                         yield
         self._remaining = list(consumers_of)
-        self._since = {queue: since_ms for queue, since_ms in self._since.items() if queue in consumers_of}
+        self._stuck_since_ms = {
+            queue: since_ms for queue, since_ms in self._stuck_since_ms.items() if queue in consumers_of
+        }
         for number, queue in enumerate(list(self._selective_checks), 1):
             if queue not in consumers_of:
                 del self._selective_checks[queue]
@@ -102,16 +104,16 @@ class StuckAudit:
         now_ms = engine.now_ms
         times = (now_ms, engine.commit_state.now_us)
         committed = engine.last_committed
-        unsent_max = _unsent_max(engine)
+        unsent_max = _unsent_bytes_max(engine)
         blocked_wildcards = _BlockedWildcards(engine, read_lanes)
         for queue in queues:
             consumers_of_queue = self._consumers_by_queue.pop(queue)
-            since_ms, selective = self._since.pop(queue, now_ms), self._selective_checks.pop(queue, None)
+            since_ms, selective = self._stuck_since_ms.pop(queue, now_ms), self._selective_checks.pop(queue, None)
             if all(map(_is_empty, queue.lanes)):
                 continue
             consumers = [
                 consumer
-                for consumer in _with_credit(
+                for consumer in _consumers_with_credit(
                     queue, [one for one in consumers_of_queue if one.is_subscribed], unsent_max
                 )
                 if consumer not in blocked_wildcards
@@ -120,27 +122,32 @@ class StuckAudit:
                 continue
             selection = engine.selections.by_queue.get(queue)
             with_scans = (
-                [] if selection is None else [one for one in consumers if selection.scans_of.of(one, queue) is not None]
+                []
+                if selection is None
+                else [one for one in consumers if selection.consumer_scans.find_scan(one, queue) is not None]
             )
             is_stuck = len(with_scans) < len(consumers) and _has_ready(queue, committed, read_lanes, *times)
             if selection is not None and with_scans:
                 self._selective_checks[queue] = selective or _SelectiveCheck()
                 is_stuck |= self._selective_checks[queue].has_ready(selection, with_scans, committed, *times)
             if is_stuck:
-                self._since[queue] = since_ms
+                self._stuck_since_ms[queue] = since_ms
 
-    def stuck(self, now_ms: int) -> list[tuple[Queue, int]]:
+    def stuck_queues(self, now_ms: int) -> list[tuple[Queue, int]]:
         """The queues that were stuck at the last look, and for how many milliseconds each has been by now."""
-        return [(queue, now_ms - self._since[queue]) for queue in sorted(self._reported, key=lambda queue: queue.name)]
+        return [
+            (queue, now_ms - self._stuck_since_ms[queue])
+            for queue in sorted(self._reported_queues, key=lambda queue: queue.name)
+        ]
 
 
-def _unsent_max(engine: Engine) -> int:
+def _unsent_bytes_max(engine: Engine) -> int:
     """So many bytes may wait for a connection's socket before its consumers have no credit."""
     threshold = max(engine.memory.limit // 4, UNSENT_THRESHOLD_MIN)
     return 1 if sum(session.unsent_bytes for session in engine.sessions()) > threshold else UNSENT_BYTES_MAX
 
 
-def _with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent_max: int) -> list[BrokerConsumer]:
+def _consumers_with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent_max: int) -> list[BrokerConsumer]:
     if queue.is_paused:
         return []
     exclusive = [consumer for consumer in consumers if consumer.is_exclusive]
@@ -157,33 +164,33 @@ class _BlockedWildcards:
     """Who takes from many queues, in which something is read, compared or committed that may be before the rest."""
 
     def __init__(self, engine: Engine, read_lanes: Collection[Lane]) -> None:
-        self._is_wildcard_commit_under_way = engine.is_wildcard_commit_under_way
+        self._has_uncommitted_for_wildcards = engine.has_uncommitted_for_wildcards
         self._queues_read = {lane.queue for lane in read_lanes}
         self._selections_by_queue = engine.selections.by_queue
-        self._known: dict[BrokerConsumer, bool] = {}
+        self._is_blocked_cache: dict[BrokerConsumer, bool] = {}
 
     def __contains__(self, consumer: BrokerConsumer) -> bool:
         if not isinstance(consumer, Wildcard):
             return False
-        if self._is_wildcard_commit_under_way:
+        if self._has_uncommitted_for_wildcards:
             return True
-        is_blocked = self._known.get(consumer)
+        is_blocked = self._is_blocked_cache.get(consumer)
         if is_blocked is None:
             queues = consumer.all_queues()
             is_blocked = consumer.is_joining or any(
                 queue in self._queues_read or self._is_scanned(queue) for queue in queues
             )
-            self._known[consumer] = is_blocked
+            self._is_blocked_cache[consumer] = is_blocked
         return is_blocked
 
     def _is_scanned(self, queue: Queue) -> bool:
         selection = self._selections_by_queue.get(queue)
         if selection is None:
             return False
-        return bool(selection.unfinished) or any(lane.side_reads for lane in queue.lanes)
+        return bool(selection.unfinished_cursors) or any(lane.side_read_count for lane in queue.lanes)
 
 
-class _Receiver:
+class _SelectiveReceiver:
     """Consumers that could take the same of what waits in a queue: those with the same selector, or, where there are
     groups, one of them.
     """
@@ -230,13 +237,13 @@ class _SelectiveCheck:
         self, selection: QueueSelection, consumers: list[BrokerConsumer], committed: int, now_ms: int, now_us: int
     ) -> bool:
         """True if one of them could take a message that is ready for it."""
-        receivers: dict[str | int, _Receiver] = {}
+        receivers: dict[str | int, _SelectiveReceiver] = {}
         for one in consumers:
-            scan = selection.scans_of.of(one, selection.queue)
+            scan = selection.consumer_scans.find_scan(one, selection.queue)
             assert scan is not None, "these have one"
             selector = scan.selector
             key = one.number if selection.groups is not None or selector is None else selector.text
-            receivers.setdefault(key, _Receiver(one, scan, selection, now_us))
+            receivers.setdefault(key, _SelectiveReceiver(one, scan, selection, now_us))
         entries = self._next_entries(selection.queue)
         ready: dict[str | int, Entry] = {}
         for key, receiver in receivers.items():
@@ -248,7 +255,7 @@ class _SelectiveCheck:
                     continue
                 if 0 < message.expires_ms <= now_ms or not receiver.could_take(entry):
                     continue
-                if not _is_held_back(entry, receiver, committed, now_us):
+                if not _is_behind_blocked(entry, receiver, committed, now_us):
                     ready[key] = entry
                     break
         self._suspects = ready
@@ -261,7 +268,7 @@ class _SelectiveCheck:
         if lane is None:
             self._position = ((rank + 1) % len(RANKS), 0)
             return [] if self._position == (0, 0) else self._next_entries(queue)
-        entries = lane.between(after_sequence, UNBOUNDED, limit=COMPARED_MAX, with_delayed=False)
+        entries = lane.entries_between(after_sequence, UNBOUNDED, limit=COMPARED_MAX, with_delayed=False)
         if len(entries) == COMPARED_MAX:
             self._position = (rank, entries[-1].sequence)
             return entries
@@ -270,19 +277,19 @@ class _SelectiveCheck:
         return entries if entries or self._position == (0, 0) else self._next_entries(queue)
 
 
-def _is_held_back(entry: Entry, receiver: _Receiver, committed: int, now_us: int) -> bool:
+def _is_behind_blocked(entry: Entry, receiver: _SelectiveReceiver, committed: int, now_us: int) -> bool:
     """Something before it that is wanted as well is being committed, or waits for its next try."""
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
     earlier = [one for one in (*in_flight, *lane.requeued_entries(), *lane.unread_in_memory) if one.batch > committed]
-    if _holds_back(lane.queue):
+    if _blocks_while_retrying(lane.queue):
         lanes = (each for each in lane.queue.lanes if each.rank <= lane.rank)
         waiting = (one for each in lanes for one in each.requeued_entries() if one.due_us > now_us)
         earlier += [one for one in waiting if one.lane is not lane or one.sequence < entry.sequence]
     return any(receiver.could_take(one) for one in earlier if one.lane is not lane or one.sequence < entry.sequence)
 
 
-def _holds_back(queue: Queue) -> bool:
+def _blocks_while_retrying(queue: Queue) -> bool:
     return queue.policy.while_waiting is WhileWaiting.BLOCK
 
 
@@ -290,7 +297,7 @@ def _is_empty(lane: Lane) -> bool:
     return not (lane.arrived or lane.unread or lane.unread_in_memory or lane.delayed or lane.requeued or lane.selected)
 
 
-class _FirstReady(Enum):
+class _FirstReadyPlace(Enum):
     MEMORY = 1
     STORE = 2
     NONE = 3
@@ -303,27 +310,27 @@ def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_m
         if _is_empty(lane):
             continue
         location = _first_ready(lane, committed, now_ms, now_us)
-        if location is _FirstReady.NONE:
+        if location is _FirstReadyPlace.NONE:
             return False
-        if location is _FirstReady.MEMORY:
+        if location is _FirstReadyPlace.MEMORY:
             return True
-        if location is _FirstReady.STORE:
+        if location is _FirstReadyPlace.STORE:
             return lane not in read_lanes
     return False
 
 
-def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReady | None:
+def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReadyPlace | None:
     """Where the first message of a lane is, if that is ready."""
     has_unread = lane.unread > len(lane.unread_in_memory)
-    for entry in lane.between(0, UNBOUNDED):
+    for entry in lane.entries_between(0, UNBOUNDED):
         if entry.batch > committed:
             return None
         if entry.due_us > now_us:
             if lane.queue.policy.while_waiting is WhileWaiting.BLOCK:
-                return _FirstReady.NONE
+                return _FirstReadyPlace.NONE
             continue
         if entry.message is None or (has_unread and entry.sequence > lane.horizon):
-            return _FirstReady.STORE
+            return _FirstReadyPlace.STORE
         if not 0 < entry.message.expires_ms <= now_ms:
-            return _FirstReady.MEMORY
-    return _FirstReady.STORE if has_unread else None
+            return _FirstReadyPlace.MEMORY
+    return _FirstReadyPlace.STORE if has_unread else None

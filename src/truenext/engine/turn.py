@@ -2,7 +2,7 @@
 
 work that goes on beside commands     a piece of each (work.py)
 queues in which something happened    who gets what (dispatch/)
-pages that somebody waits for         asked for; `page_read` hands them to whom they are for
+pages that somebody waits for         asked for; `on_page_read` hands them to whom they are for
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     from truenext.answers import Answer
     from truenext.batch import Batch
-    from truenext.engine.background.browsing import BrowseSlice, Browsing
-    from truenext.engine.background.bulk_work import FinishedPiece, Pieces
-    from truenext.engine.dispatch.nothing_ready import NothingReady
+    from truenext.engine.background.browsing import BrowseSlice, BrowseTask
+    from truenext.engine.background.bulk_work import BulkTask, FinishedPiece
+    from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
-    from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
     from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.pages import PageMessage, PageResult, Read
+    from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
     from truenext.engine.state.queue import Queue
     from truenext.engine.state.wildcard import Wildcard
     from truenext.engine.writing.background_task import BackgroundTask
@@ -44,13 +44,13 @@ class Effects(NamedTuple):
     answers: list[tuple[ConnectionState, Answer]]
     deliveries: Deliveries
     """Per consumer, in order of dispatch."""
-    reads: list[Read]
-    """What is to be read from the store; `page_read` takes it."""
+    reads: list[StoreRead]
+    """What is to be read from the store; `on_page_read` takes it."""
     browse_slices: list[BrowseSlice]
     """What browsers are shown."""
     timer_reads: list[TimerRead]
-    """Pages of timers that are to be read; `timers_read` takes them."""
-    finished: list[FinishedPiece]
+    """Pages of timers that are to be read; `on_timers_read` takes them."""
+    finished_pieces: list[FinishedPiece]
     """Pieces of bulk work that are done, and are to be answered."""
     ended_pull_requests: list[EndedPullRequest]
     """What pulling clients are told behind what was dispatched."""
@@ -61,25 +61,25 @@ class Turn:
         self,
         commit_state: CommitState,
         events: EventLog,
-        clients: Clients,
+        clients: ClientRegistry,
         queues: Queues,
         resident: ResidentSet,
         page_reader: PageReader,
         selections: Selections,
         wildcards: Wildcards,
-        outcomes: Outcomes,
+        settlement: Settlement,
         dispatcher: Dispatcher,
         pull_requests: PullRequests,
-        nothing_ready: NothingReady,
-        browsing: Browsing,
-        pieces: Pieces,
+        no_wait_pull_ender: NoWaitPullEnder,
+        browsing: BrowseTask,
+        bulk_task: BulkTask,
         *,
         timers: Sequence[Timers],
-        before: Sequence[BackgroundTask],
-        after: Sequence[BackgroundTask],
+        tasks_before_dispatch: Sequence[BackgroundTask],
+        tasks_after_dispatch: Sequence[BackgroundTask],
         on_committed: Sequence[Callable[[], object]],
     ) -> None:
-        """Work goes on in this order, `before` dispatch or `after` it. `on_committed` is told of each durable batch."""
+        """Tasks run in this order, before dispatch and after it. `on_committed` is told of each durable batch."""
         self._commit_state = commit_state
         self._events = events
         self._clients = clients
@@ -88,17 +88,17 @@ class Turn:
         self._page_reader = page_reader
         self._selections = selections
         self._wildcards = wildcards
-        self._outcomes = outcomes
+        self._settlement = settlement
         self._dispatcher = dispatcher
         self._pull_requests = pull_requests
-        self._nothing_ready = nothing_ready
+        self._no_wait_pull_ender = no_wait_pull_ender
         self._browsing = browsing
-        self._pieces = pieces
+        self._bulk_task = bulk_task
         self._timers = timers
-        self._before = [(work.source, work) for work in before]
-        self._after = [(work.source, work) for work in after]
+        self._tasks_before_dispatch = [(work.active_work_key, work) for work in tasks_before_dispatch]
+        self._tasks_after_dispatch = [(work.active_work_key, work) for work in tasks_after_dispatch]
         self._on_committed = on_committed
-        self._early_pages: list[tuple[Read, PageResult]] = []
+        self._uncommitted_pages: list[tuple[StoreRead, PageResult]] = []
         """Pages, with what was asked for, that show a batch of which the store has not said yet that it is durable."""
 
     # ---- Whether there is anything to do ----
@@ -107,12 +107,13 @@ class Turn:
     def has_work(self) -> bool:
         """A turn would do something."""
         commit_state = self._commit_state
-        if commit_state.touched or commit_state.touched_wildcards or commit_state.has_answers:
+        if commit_state.touched_queues or commit_state.touched_wildcards or commit_state.has_answers:
             return True
         if not commit_state.active_work or commit_state.is_stopped:
             return False
         return any(
-            source in commit_state.active_work and work.is_due() for source, work in (*self._before, *self._after)
+            source in commit_state.active_work and work.is_due()
+            for source, work in (*self._tasks_before_dispatch, *self._tasks_after_dispatch)
         )
 
     @property
@@ -123,7 +124,11 @@ class Turn:
         busy = self._commit_state.active_work
         if not busy:
             return None
-        times = [work.next_due_ms() for source, work in (*self._before, *self._after) if source in busy]
+        times = [
+            work.next_due_ms()
+            for source, work in (*self._tasks_before_dispatch, *self._tasks_after_dispatch)
+            if source in busy
+        ]
         return min((due_ms for due_ms in times if due_ms is not None), default=None)
 
     # ---- One pass ----
@@ -134,50 +139,50 @@ class Turn:
         commit_state = self._commit_state
         commit_state.request_sequences_if_low()
         # With nothing to do all of this must cost next to nothing: somebody sends one message after the other.
-        work_reads = self._run_work(self._before) if commit_state.active_work else []
+        work_reads = self._run_tasks(self._tasks_before_dispatch) if commit_state.active_work else []
         deliveries: Deliveries = {}
-        if commit_state.touched or commit_state.touched_wildcards:
+        if commit_state.touched_queues or commit_state.touched_wildcards:
             self._dispatch(deliveries)
         reads = self._page_reader.take_reads()
         reads += work_reads
         if commit_state.active_work:
-            reads += self._run_work(self._after)
+            reads += self._run_tasks(self._tasks_after_dispatch)
         for read in reads:
             read.start()
         timer_reads = [page for timers in self._timers if (page := timers.next_read()) is not None]
         for consumer in deliveries:
-            consumer.session.served[consumer] = None
+            consumer.session.served_consumers[consumer] = None
         return Effects(
             commit_state.take_answers(),
             deliveries,
             reads,
             self._browsing.take_slices(),
             timer_reads,
-            self._pieces.take_finished(),
+            self._bulk_task.take_finished_pieces(),
             self._pull_requests.take_ended() if self._pull_requests.ended else [],
         )
 
-    def _run_work(self, works: list[tuple[object, BackgroundTask]]) -> list[Read]:
+    def _run_tasks(self, works: list[tuple[object, BackgroundTask]]) -> list[StoreRead]:
         """Returns the pages that are wanted."""
         commit_state = self._commit_state
-        reads: list[Read] = []
+        reads: list[StoreRead] = []
         for source, work in works:
             if source not in commit_state.active_work or commit_state.is_stopped:
                 continue
             if work.is_due():
                 reads += work.step()
-            if not work.has_any:
+            if not work.has_work:
                 commit_state.active_work.pop(source, None)
         return reads
 
     def _dispatch(self, deliveries: Deliveries) -> None:
         commit_state = self._commit_state
-        touched, commit_state.touched = commit_state.touched, {}
+        touched, commit_state.touched_queues = commit_state.touched_queues, {}
         wildcards, commit_state.touched_wildcards = commit_state.touched_wildcards, {}
         shared: list[Queue] = []
         now_us = commit_state.now_us
         for queue in touched:
-            queue.used_us = now_us
+            queue.last_used_us = now_us
             if queue.has_wildcards:
                 shared.append(queue)
                 continue
@@ -186,13 +191,13 @@ class Turn:
             lane = self._dispatcher.dispatch(queue, deliveries)
             if lane is not None:
                 self._page_reader.request_page(lane)
-            if queue.watcher is not None:
+            if queue.observer is not None:
                 self._selections.activate_queue(queue)
         wildcard_dispatch = self._dispatch_wildcards(shared, wildcards, deliveries) if shared or wildcards else None
-        if self._pull_requests.open:
-            self._pull_requests.spend(deliveries)
-        if self._pull_requests.no_wait:
-            self._nothing_ready.check(touched, wildcard_dispatch)
+        if self._pull_requests.open_consumers:
+            self._pull_requests.deduct_dispatched(deliveries)
+        if self._pull_requests.no_wait_by_queue:
+            self._no_wait_pull_ender.end_unsatisfied(touched, wildcard_dispatch)
 
     def _dispatch_wildcards(
         self, shared: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
@@ -215,7 +220,7 @@ class Turn:
 
     # ---- What was read, and what is durable ----
 
-    def page_read(self, read: Read, page: PageResult) -> None:
+    def on_page_read(self, read: StoreRead, page: PageResult) -> None:
         """What a turn wanted to be read is there.
 
         Raises: StoreError if the store has lost something.
@@ -223,9 +228,9 @@ class Turn:
         commit_state = self._commit_state
         if commit_state.is_stopped:
             return
-        if read.waits_for_commit and page.as_of > commit_state.committed:
+        if read.waits_for_commit and page.as_of > commit_state.last_committed:
             # Its batch became durable a moment ago; all queues are to see that in one step.
-            self._early_pages.append((read, page))
+            self._uncommitted_pages.append((read, page))
             return
         queue = read.lane.queue
         is_for_consumers = read.is_for_consumers and self._queues.exists(queue)
@@ -237,26 +242,26 @@ class Turn:
         if is_for_consumers:
             for entry in self._page_reader.take_delayed():
                 self._events.delayed(entry, is_blocking=entry.sequence not in entry.lane.delayed)
-            for entry in self._page_reader.take_failed():
-                self._outcomes.dead_letter(entry)
-            commit_state.touched[queue] = None
+            for entry in self._page_reader.take_exhausted():
+                self._settlement.dead_letter(entry)
+            commit_state.touched_queues[queue] = None
 
-    def timers_read(self, read: TimerRead, page: TimersResult) -> None:
+    def on_timers_read(self, read: TimerRead, page: TimersResult) -> None:
         """The timers that a turn wanted are there."""
         for timers in self._timers:
-            timers.page_read(read, page)
+            timers.on_page_read(read, page)
 
-    def committed(self, batch: Batch) -> None:
+    def on_committed(self, batch: Batch) -> None:
         """The batch is durable, and so are all before it."""
         commit_state = self._commit_state
         commit_state.set_committed(batch)
         for callback in self._on_committed:
             callback()
         commit_state.touch_waiting_queues()
-        if self._early_pages:
-            pages, self._early_pages = self._early_pages, []
+        if self._uncommitted_pages:
+            pages, self._uncommitted_pages = self._uncommitted_pages, []
             for read, page in pages:
-                self.page_read(read, page)
+                self.on_page_read(read, page)
         commit_state.queue_waiting_answers()
 
 

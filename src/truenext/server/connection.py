@@ -278,14 +278,14 @@ class ServerConnection:
             self._set_timer(CLOSE_TIMEOUT_S, "close", self._close)
 
     def deliver(self, consumer: BrokerConsumer, entries: list[Entry]) -> None:
-        self._replies.encode_deliveries(consumer.subscription, entries, self._parts, consumer.session.round)
+        self._replies.encode_deliveries(consumer.subscription, entries, self._parts, consumer.session.release_count)
         self._part_owners.append((consumer, len(entries)))
         self._has_messages = True
 
     def deliver_browse_slice(self, browse_slice: BrowseSlice) -> None:
         browser = browse_slice.browser
         self._replies.encode_deliveries(
-            browser.subscription, browse_slice.entries, self._parts, browser.session.round, is_browse=True
+            browser.subscription, browse_slice.entries, self._parts, browser.session.release_count, is_browse=True
         )
         self._part_owners.append((browser, len(browse_slice.entries)))
         self._has_messages = True

@@ -4,7 +4,7 @@ A browser has a position in its queue, which only moves on: a lane, and a sequen
 at slice by slice, one slice of one browser in a turn, so that nobody else is held up:
 
     below the horizon              the entries of the lane
-    above it                       a page of the store, and what was `recent` when it was asked for
+    above it                       a page of the store, and what was `unread_in_memory` when it was asked for
     one that has left memory       a page of that message alone
 
 A browser's page is for nobody else: it never enters the lane, and no horizon moves for it. What was accepted after the
@@ -25,9 +25,9 @@ from truenext.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAG
 
 if TYPE_CHECKING:
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import Browser
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Lane
     from truenext.engine.writing.commit_state import CommitState
@@ -45,47 +45,65 @@ class BrowseSlice(NamedTuple):
 class BrowseRead(SideRead):
     """A page that is read to be shown, and not for its lane."""
 
-    __slots__ = ("_browsing", "browser", "last_sequence", "recent", "selected")
+    __slots__ = ("_browsing", "browser", "last_sequence", "selected_sequences", "unread_in_memory")
 
     waits_for_commit = False
 
-    def __init__(self, browsing: Browsing, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
+    def __init__(self, browsing: BrowseTask, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
         """What follows on the browser's position, above the horizon."""
         super().__init__(lane, browser.after_sequence, limit, size_max)
         self._browsing = browsing
         self.browser = browser
         self.last_sequence = browser.last_sequence
         """What is behind it on the page is not to be shown."""
-        self.recent = {
-            entry.sequence: entry for entry in lane.between(max(self.after_sequence, lane.horizon), self.last_sequence)
+        self.unread_in_memory = {
+            entry.sequence: entry
+            for entry in lane.entries_between(max(self.after_sequence, lane.horizon), self.last_sequence)
         }
         """What is above the horizon and in memory when the page is asked for, in order; the page may miss it."""
-        self.selected: set[int] = set() if lane.selected is None else lane.selected.entries.keys() - self.recent.keys()
+        self.selected_sequences: set[int] = (
+            set() if lane.selected is None else lane.selected.entries.keys() - self.unread_in_memory.keys()
+        )
         """What consumers hold of it; the page may show it."""
 
     def on_page(self, page: PageResult) -> None:
-        self._browsing.page_read(self, page)
+        self._browsing.on_page_read(self, page)
 
 
-class BrowseReadOne(BrowseRead):
+class BrowseEntryRead(BrowseRead):
     """The same for one message, which was given back and has left memory."""
 
     __slots__ = ("entry",)
 
-    def __init__(self, browsing: Browsing, browser: Browser, entry: Entry) -> None:
+    def __init__(self, browsing: BrowseTask, browser: Browser, entry: Entry) -> None:
         super().__init__(browsing, browser, entry.lane, 1, BROWSE_BYTES_PER_TURN)
         self.after_sequence = entry.sequence - 1
         self.last_sequence = entry.sequence
-        self.recent = {}
-        self.selected = set()
+        self.unread_in_memory = {}
+        self.selected_sequences = set()
         self.entry = entry
 
 
-class Browsing(BackgroundTask):
-    __slots__ = ("_clients", "_commit_state", "_memory", "_page", "_queues", "_reading", "_redelivered_below", "_shown")
+class BrowseTask(BackgroundTask):
+    __slots__ = (
+        "_clients",
+        "_commit_state",
+        "_current_read",
+        "_memory",
+        "_pending_page",
+        "_queues",
+        "_redelivered_below",
+        "_slices",
+    )
 
     def __init__(
-        self, commit_state: CommitState, memory: Memory, clients: Clients, queues: Queues, *, redelivered_below: int
+        self,
+        commit_state: CommitState,
+        memory: MemoryBudget,
+        clients: ClientRegistry,
+        queues: Queues,
+        *,
+        redelivered_below: int,
     ) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._commit_state = commit_state
@@ -93,10 +111,10 @@ class Browsing(BackgroundTask):
         self._redelivered_below = redelivered_below
         self._clients = clients
         self._queues = queues
-        self._shown: list[BrowseSlice] = []
-        self._reading: BrowseRead | None = None
+        self._slices: list[BrowseSlice] = []
+        self._current_read: BrowseRead | None = None
         """The page that is being read: one for all of them, so that those of lanes do not have to wait for many."""
-        self._page: tuple[BrowseRead, PageResult] | None = None
+        self._pending_page: tuple[BrowseRead, PageResult] | None = None
         """A page that was not looked at yet."""
 
     def start(self, browser: Browser) -> None:
@@ -108,15 +126,15 @@ class Browsing(BackgroundTask):
         self._clients.active_browsers.pop(browser, None)
 
     @property
-    def has_any(self) -> bool:
-        return bool(self._clients.active_browsers) or self._page is not None
+    def has_work(self) -> bool:
+        return bool(self._clients.active_browsers) or self._pending_page is not None
 
     def is_due(self) -> bool:
-        if self._page is not None:
+        if self._pending_page is not None:
             return True
-        return self._reading is None and any(browser.has_credit() for browser in self._clients.active_browsers)
+        return self._current_read is None and any(browser.has_credit() for browser in self._clients.active_browsers)
 
-    def page_read(self, read: BrowseRead, page: PageResult) -> None:
+    def on_page_read(self, read: BrowseRead, page: PageResult) -> None:
         """It is looked at in the next turn.
 
         Raises: StoreError if the store has lost something.
@@ -126,46 +144,46 @@ class Browsing(BackgroundTask):
             page.messages, page.is_end = [], True
         if not (page.messages or page.is_end):
             raise damage_error(read.lane, "a page is empty, but not the last")
-        self._reading = None
+        self._current_read = None
         if not page.is_end:
             read.last_sequence = min(read.last_sequence, page.messages[-1].sequence)
-        removed = read.lane.removed.keys() | read.selected
+        removed = read.lane.removed.keys() | read.selected_sequences
         page.messages = [found for found in page.messages if found.sequence not in removed]
-        self._page = (read, page)
+        self._pending_page = (read, page)
         self._commit_state.active_work[self] = None
 
     def take_slices(self) -> list[BrowseSlice]:
         """What browsers are shown since the last call."""
-        shown, self._shown = self._shown, []
+        shown, self._slices = self._slices, []
         return shown
 
     def step(self) -> list[BrowseRead]:
         """One slice for one browser that has room: what it is shown, and the page that it needs next."""
         shown: list[Entry] = []
         browsers = self._clients.active_browsers
-        if self._page is not None:
-            (read, page), self._page = self._page, None
+        if self._pending_page is not None:
+            (read, page), self._pending_page = self._pending_page, None
             browser = read.browser
             # Who has no room any more asks for the page again when it has.
             if browser in browsers and browser.has_credit():
                 self._show_page(read, page, shown)
                 if shown:
-                    self._shown.append(BrowseSlice(browser, shown, False))
+                    self._slices.append(BrowseSlice(browser, shown, False))
                 return []
-        if self._reading is not None:
+        if self._current_read is not None:
             return []
         for browser in browsers:
             if browser.has_credit():
                 break
         else:
             return []
-        self._reading = self._show_slice(browser, shown)
+        self._current_read = self._show_slice(browser, shown)
         del browsers[browser]
         if not browser.is_done:
             browsers[browser] = None
         if shown or browser.is_done:
-            self._shown.append(BrowseSlice(browser, shown, browser.is_done))
-        return [] if self._reading is None else [self._reading]
+            self._slices.append(BrowseSlice(browser, shown, browser.is_done))
+        return [] if self._current_read is None else [self._current_read]
 
     # ---- Inside ----
 
@@ -177,13 +195,13 @@ class Browsing(BackgroundTask):
             if lane is None:
                 browser.next_lane()
                 continue
-            for entry in _in_memory(lane, browser.after_sequence):
+            for entry in _entries_in_memory(lane, browser.after_sequence):
                 message = entry.message
                 if entry.sequence > browser.last_sequence:
                     break
                 if message is None:
-                    return BrowseReadOne(self, browser, entry)
-                self._show(browser, entry, shown)
+                    return BrowseEntryRead(self, browser, entry)
+                self._show_entry(browser, entry, shown)
                 count += 1
                 size += len(message.header)
                 if count >= BROWSE_MESSAGES_PER_TURN or size >= BROWSE_BYTES_PER_TURN or not browser.has_credit():
@@ -191,13 +209,13 @@ class Browsing(BackgroundTask):
             after = max(browser.after_sequence, lane.horizon) if lane.needs_page else maxsize
             if after < browser.last_sequence:
                 browser.after_sequence = after
-                return self._read(browser, lane)
+                return self._new_read(browser, lane)
             browser.next_lane()
         return None
 
-    def _read(self, browser: Browser, lane: Lane) -> BrowseRead:
+    def _new_read(self, browser: Browser, lane: Lane) -> BrowseRead:
         limit, size_max = min(browser.queue.policy.page_size, BROWSE_MESSAGES_PER_TURN), BROWSE_BYTES_PER_TURN
-        if self._memory.bytes_over_limit + BROWSE_BYTES_PER_TURN > 0 or self._memory.unsent_max == 1:
+        if self._memory.bytes_over_limit + BROWSE_BYTES_PER_TURN > 0 or self._memory.unsent_bytes_max == 1:
             limit, size_max = min(limit, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT
         return BrowseRead(self, browser, lane, limit, size_max)
 
@@ -205,34 +223,34 @@ class Browsing(BackgroundTask):
         browser = read.browser
         last = read.last_sequence
         in_page = {found.sequence: found for found in page.messages if found.sequence <= last}
-        for sequence, known in read.recent.items():
+        for sequence, known in read.unread_in_memory.items():
             if sequence > last:
                 break
             if known.message is None and sequence not in in_page:
                 # It was written, and left memory, after the page was read: from here on it is read again.
                 last = sequence - 1
                 break
-        for sequence in merge(in_page, (sequence for sequence in read.recent if sequence not in in_page)):
+        for sequence in merge(in_page, (sequence for sequence in read.unread_in_memory if sequence not in in_page)):
             if sequence > last:
                 break
-            recent, found = read.recent.get(sequence), in_page.get(sequence)
-            if recent is not None and (recent.message is not None or recent.batch > self._commit_state.committed):
-                self._show(browser, recent, shown)
-            elif found is not None and (entry := self._entry(read, found)) is not None:
-                self._show(browser, entry, shown)
+            recent, found = read.unread_in_memory.get(sequence), in_page.get(sequence)
+            if recent is not None and (recent.message is not None or recent.batch > self._commit_state.last_committed):
+                self._show_entry(browser, recent, shown)
+            elif found is not None and (entry := self._entry_to_show(read, found)) is not None:
+                self._show_entry(browser, entry, shown)
             if not browser.has_credit():
                 browser.after_sequence = sequence
                 return
         browser.after_sequence = last
 
-    def _entry(self, read: BrowseRead, found: PageMessage) -> Entry | None:
+    def _entry_to_show(self, read: BrowseRead, found: PageMessage) -> Entry | None:
         """A message of a page, to be shown and forgotten; None if it is damaged, or on its way to the dead letters."""
         lane = read.lane
         message = found.message
         attempts, deliveries, due_ms, _ = found.mark
         if message is None or is_undeliverable(lane.queue, attempts, due_ms):
             return None
-        known = read.entry if isinstance(read, BrowseReadOne) else read.recent.get(found.sequence)
+        known = read.entry if isinstance(read, BrowseEntryRead) else read.unread_in_memory.get(found.sequence)
         causes = causes_from_store(found.causes)
         if known is not None:
             # The store was told of its failures, and not of each dispatch.
@@ -242,11 +260,15 @@ class Browsing(BackgroundTask):
             deliveries = max(deliveries, 1)
         return Entry(found.sequence, message, lane, 0, message.persistent, 0, deliveries, attempts, causes=causes)
 
-    def _show(self, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
+    def _show_entry(self, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
         browser.after_sequence = entry.sequence
         message = entry.message
         commit_state = self._commit_state
-        if message is None or entry.batch > commit_state.committed or 0 < message.expires_ms <= commit_state.now_ms:
+        if (
+            message is None
+            or entry.batch > commit_state.last_committed
+            or 0 < message.expires_ms <= commit_state.now_ms
+        ):
             return
         if browser.selector is not None and not browser.selector.matches(message):
             return
@@ -254,12 +276,12 @@ class Browsing(BackgroundTask):
         memory = self._memory
         size = len(message.body) + len(message.header) + browser.frame_bytes + causes_size(entry.causes)
         browser.session.unsent_bytes += size
-        memory.unsent += size
-        if memory.unsent > memory.unsent_threshold:
-            memory.unsent_max = 1
+        memory.unsent_bytes += size
+        if memory.unsent_bytes > memory.unsent_threshold:
+            memory.unsent_bytes_max = 1
 
 
-def _in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
+def _entries_in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
     """What is behind a sequence in memory and nowhere else, in order; as much as is shown at once, at least."""
     up_to = lane.horizon if lane.needs_page else UNBOUNDED
-    return lane.between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)
+    return lane.entries_between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)

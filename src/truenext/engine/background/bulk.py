@@ -166,34 +166,34 @@ HELD_COMPARED_MAX = 5000
 done."""
 
 
-class Removal(NamedTuple):
+class PlannedRemoval(NamedTuple):
     """A message that leaves its place."""
 
     entry: Entry
-    arrival: tuple[Destination, SentMessage] | None
+    replacement: tuple[Destination, SentMessage] | None
     """What it becomes, and where; None if it is removed."""
 
 
-class PageReceiver(Protocol):
-    def page_read(self, read: BulkRead, page: PageResult) -> None:
+class BulkPageHandler(Protocol):
+    def on_page_read(self, read: BulkRead, page: PageResult) -> None:
         """The page of a piece is there."""
 
 
 class BulkRead(SideRead):
     """The page of a piece."""
 
-    __slots__ = ("receiver", "until")
+    __slots__ = ("page_handler", "until")
 
     waits_for_commit = False
 
     def __init__(self, lane: Lane, after_sequence: int, limit: int, until: int) -> None:
         super().__init__(lane, after_sequence, limit, PAGE_BYTES)
         self.until = until
-        self.receiver: PageReceiver | None = None
+        self.page_handler: BulkPageHandler | None = None
 
     def on_page(self, page: PageResult) -> None:
-        if self.receiver is not None:
-            self.receiver.page_read(self, page)
+        if self.page_handler is not None:
+            self.page_handler.on_page_read(self, page)
 
     def next_position(self, sequence: int, *, is_end: bool) -> tuple[int, int] | None:
         """Where the next piece goes on, when this one came to the `sequence`, and nothing is behind that in its lane
@@ -275,22 +275,22 @@ def plan_piece(
     committed: int,
     now_ms: int,
     has_ended: Callable[[str], bool],
-) -> tuple[list[Removal], BulkResult]:
+) -> tuple[list[PlannedRemoval], BulkResult]:
     """What is to be taken out of the lane, and the answer when that is done. What came from queues of which `has_ended`
     says that they are no more stays."""
     lane = read.lane
     last = read.until if page.is_end else min(page.messages[-1].sequence, read.until)
-    in_memory = _in_memory(lane, read.after_sequence, last)
+    in_memory = _entries_in_memory(lane, read.after_sequence, last)
     on_page = {found.sequence: found for found in page.messages if found.sequence <= last}
     matches = selector.compile_selector(request.selector).matches if request.selector is not None else None
-    transform = _transformation(request, now_ms)
+    transform = _replacement_function(request, now_ms)
     sequences = request.sequences and set(request.sequences)
-    removals: list[Removal] = []
+    removals: list[PlannedRemoval] = []
     result = BulkResult(moved=0, to={}, left=0, next=None, until=read.until)
     sequence = read.after_sequence
     for count, sequence in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
         if sequences is None or sequence in sequences:
-            _plan_one(
+            _plan_entry(
                 lane,
                 in_memory.get(sequence),
                 on_page.get(sequence),
@@ -313,7 +313,7 @@ def plan_piece(
     return removals, result
 
 
-def _plan_one(
+def _plan_entry(
     lane: Lane,
     entry: Entry | None,
     found: PageMessage | None,
@@ -322,7 +322,7 @@ def _plan_one(
     matches: Callable[[SentMessage], bool] | None,
     transform: Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None,
     has_ended: Callable[[str], bool],
-    removals: list[Removal],
+    removals: list[PlannedRemoval],
     result: BulkResult,
 ) -> None:
     message = entry.message if entry is not None else None
@@ -354,10 +354,10 @@ def _plan_one(
             result.ended[name] = result.ended.get(name, 0) + 1
             return
         result.to[name] = result.to.get(name, 0) + 1
-    removals.append(Removal(entry, arrival))
+    removals.append(PlannedRemoval(entry, arrival))
 
 
-def _transformation(
+def _replacement_function(
     request: BulkRequest, now_ms: int
 ) -> Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None:
     """What a message becomes, and where; None if it is removed."""
@@ -366,9 +366,9 @@ def _transformation(
     return partial(restore_original, now_ms=now_ms) if isinstance(request, Redrive) else None
 
 
-def _in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
+def _entries_in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
     """What waits in memory behind the one sequence, up to the other; what somebody is about to dead-letter left out."""
-    return {entry.sequence: entry for entry in lane.between(after, last, limit=BULK_MESSAGES_PER_PIECE + 1)}
+    return {entry.sequence: entry for entry in lane.entries_between(after, last, limit=BULK_MESSAGES_PER_PIECE + 1)}
 
 
 def _entry_in_store(lane: Lane, found: PageMessage) -> Entry | None:
@@ -388,5 +388,5 @@ def _entry_in_store(lane: Lane, found: PageMessage) -> Entry | None:
         deliveries=deliveries,
         attempts=attempts,
         has_mark=found.mark != NO_MARK,
-        content=found.content,
+        content_number=found.content_number,
     )

@@ -1,8 +1,8 @@
 """How work on many messages is done that somebody has asked for: piece by piece, each once the one before is durable.
 
-    asked for      `Pieces.add`           whatever is wrong with it is said at once
-    its turn       `Bulk.next_read`       the page that it needs
-    it is there    `Bulk.execute`         messages move or go, all in one batch; the answer
+    asked for      `BulkTask.add`                whatever is wrong with it is said at once
+    its turn       `BulkOperations.next_read`    the page that it needs
+    it is there    `BulkOperations.execute`      messages move or go, all in one batch; the answer
 
 What a piece is, and which messages it takes: bulk.py
 """
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from truenext.commands import ControlRequest
     from truenext.engine.background.scheduled import Scheduler
     from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.pages import PageResult
     from truenext.engine.state.queue import Queue
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
     from truenext.engine.writing.event_log import EventLog
 
 
-class Bulk:
+class BulkOperations:
     """One piece: what it needs, and how it is done."""
 
     def __init__(
         self,
         commit_state: CommitState,
         events: EventLog,
-        clients: Clients,
+        clients: ClientRegistry,
         resident: ResidentSet,
         queues: Queues,
         arrivals: Arrivals,
-        outcomes: Outcomes,
+        settlement: Settlement,
         scheduler: Scheduler,
     ) -> None:
         self._commit_state = commit_state
@@ -55,10 +55,10 @@ class Bulk:
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
-        self._outcomes = outcomes
+        self._settlement = settlement
         self._scheduler = scheduler
 
-    def check(self, request: bulk.BulkRequest) -> None:
+    def check_request(self, request: bulk.BulkRequest) -> None:
         """Whether messages can be moved or removed. Of work that has begun, and whose queue is no more, the answer says
         what is so.
 
@@ -66,17 +66,21 @@ class Bulk:
         """
         was_removed = request.until is not None and request.queue not in self._queues.by_name
         if not (isinstance(request, bulk.ScheduledRequest) and request.queue == "") and not was_removed:
-            self._queue_of(request)
+            self._require_queue(request)
 
     def _was_removed_since(self, request: bulk.BulkRequest) -> bool:
         """There was a piece before, and nothing is left since: the queue has gone (unused.py)."""
         name = request.queue
-        return request.until is not None and name not in self._queues.by_name and not self._queues.has_ended(name)
+        return (
+            request.until is not None
+            and name not in self._queues.by_name
+            and not self._queues.has_subscription_ended(name)
+        )
 
-    def _queue_of(self, request: bulk.BulkRequest) -> Queue:
+    def _require_queue(self, request: bulk.BulkRequest) -> Queue:
         """The queue that they are in, or for which they are scheduled."""
         queue = self._queues.require_permanent(request.queue)
-        queue.used_us = self._commit_state.now_us
+        queue.last_used_us = self._commit_state.now_us
         if isinstance(request, bulk.Purge | bulk.ScheduledRequest):
             return queue
         if isinstance(request, bulk.Redrive) and not queue.holds_dead_letters:
@@ -84,7 +88,7 @@ class Bulk:
                 f"{request.queue!r} is no dead-letter queue: nothing in it can be moved back", Code.DESTINATION
             )
         if isinstance(request, bulk.Move) and request.to not in self._queues.by_name:
-            self._queues.check_memory()
+            self._queues.check_queue_memory()
         if self._commit_state.disk_level is DiskLevel.NONE:
             raise NoSpaceError(f"{DISK_FULL}: what is moved is written once more")
         return queue
@@ -92,24 +96,24 @@ class Bulk:
     @property
     def can_execute(self) -> bool:
         """No page can show any more what was taken."""
-        return self._commit_state.last_control_batch <= self._commit_state.committed
+        return self._commit_state.last_control_batch <= self._commit_state.last_committed
 
     def next_read(self, request: bulk.BulkRequest) -> bulk.BulkRead | None:
         """What has to be read for a piece, which `execute` takes; None if nothing is left to do.
 
         Not before the last piece is durable (`can_execute`), and one at a time; of what is scheduled while it is held
-        (`hold_scheduled`).
+        (`freeze_scheduled`).
 
-        Raises: as `check`
+        Raises: as `check_request`
         """
         if isinstance(request, bulk.ScheduledRequest):
             read = self._scheduler.next_read(request)
             if read is None:
-                self._scheduler.end_hold()
+                self._scheduler.unfreeze()
         elif self._was_removed_since(request):
             return None
         else:
-            read = bulk.next_read(request, self._queue_of(request), self._commit_state.last_sequence)
+            read = bulk.next_read(request, self._require_queue(request), self._commit_state.last_sequence)
             if read is not None:
                 self._resident.pin(read.lane)
         if read is not None:
@@ -122,20 +126,20 @@ class Bulk:
         queue = self._queues.by_name.get(request.queue)
         if queue is not None and not isinstance(request, bulk.ScheduledRequest):
             until = self._commit_state.last_sequence if request.until is None else request.until
-            result.left = bulk.count_held(self._clients.all_held(queue), request, until)
+            result.left = bulk.count_held(self._clients.held_entries(queue), request, until)
         return result
 
-    def hold_scheduled(self) -> bool:
-        """Nothing becomes due until a piece is done, or `end_hold_scheduled`. Whether all is durable that was accepted
+    def freeze_scheduled(self) -> bool:
+        """Nothing becomes due until a piece is done, or `unfreeze_scheduled`. Whether all is durable that was accepted
         before; if it is not, it is to be asked again with the next commit.
         """
-        batch = self._scheduler.hold()
-        self._commit_state.is_awaited |= batch == self._commit_state.batch.number
+        batch = self._scheduler.freeze()
+        self._commit_state.is_batch_awaited |= batch == self._commit_state.batch.number
         return not batch
 
-    def end_hold_scheduled(self) -> None:
+    def unfreeze_scheduled(self) -> None:
         """The piece is not done."""
-        self._scheduler.end_hold()
+        self._scheduler.unfreeze()
 
     def execute(self, request: bulk.BulkRequest, read: bulk.BulkRead, page: PageResult) -> bulk.BulkResult:
         """Move or remove messages of a page, all in one batch with what they become; or show or cancel what is
@@ -145,7 +149,7 @@ class Bulk:
         commit_state = self._commit_state
         lane = read.lane
         if isinstance(request, bulk.ScheduledRequest):
-            self._scheduler.end_hold()
+            self._scheduler.unfreeze()
             scheduled_result = self._scheduler.list_or_cancel(request, read, page)
             if scheduled_result.moved and isinstance(request, bulk.Unschedule) and not request.dry_run:
                 commit_state.last_control_batch = commit_state.batch.number
@@ -153,27 +157,27 @@ class Bulk:
         if not self._queues.exists(lane.queue):
             return bulk.empty_result(request, f"{lane.queue.name!r} has ended")
         removals, result = bulk.plan_piece(
-            request, read, page, commit_state.committed, commit_state.now_ms, self._queues.has_ended
+            request, read, page, commit_state.last_committed, commit_state.now_ms, self._queues.has_subscription_ended
         )
         self._resident.unpin(lane)
         if result.next is None:
-            result.left += bulk.count_held(self._clients.all_held(lane.queue), request, read.until)
+            result.left += bulk.count_held(self._clients.held_entries(lane.queue), request, read.until)
         if request.dry_run or not removals:
             return result
         batch = commit_state.last_control_batch = commit_state.batch.number
-        self._resident.remove_from_lane(lane, [removal.entry for removal in removals])
+        self._resident.remove_entries(lane, [removal.entry for removal in removals])
         for entry, arrival in removals:
             if arrival is None:
                 self._events.removed(entry)
-                self._outcomes.complete(entry)
+                self._settlement.complete(entry)
                 continue
             destination, message = arrival
             queue = self._queues.ensure(destination)
             self._events.moved(entry, queue, commit_state.next_sequence)
-            self._outcomes.complete(entry)
+            self._settlement.complete(entry)
             self._arrivals.accept(queue, message, batch)
         # It may have held back what stands behind it.
-        commit_state.touched[lane.queue] = None
+        commit_state.touched_queues[lane.queue] = None
         return result
 
 
@@ -189,13 +193,13 @@ class FinishedPiece(NamedTuple):
     result: bulk.BulkResult
 
 
-class Pieces(BackgroundTask):
+class BulkTask(BackgroundTask):
     """One after the other, in the order in which they were asked for."""
 
-    def __init__(self, commit_state: CommitState, clients: Clients, bulk_: Bulk) -> None:
+    def __init__(self, commit_state: CommitState, clients: ClientRegistry, operations: BulkOperations) -> None:
         self._commit_state = commit_state
         self._clients = clients
-        self._bulk = bulk_
+        self._operations = operations
         self._pieces: deque[BulkPiece] = deque()
         """The first is under way if `_current_read` is there."""
         self._current_read: bulk.BulkRead | None = None
@@ -204,8 +208,8 @@ class Pieces(BackgroundTask):
     def add(self, session: ConnectionState, control: ControlRequest) -> None:
         """Raises: RemoteProtocolError if it cannot be done, or too many answers are waited for; NoSpaceError"""
         request = bulk.parse_request(control.verb, control.body)
-        self._bulk.check(request)
-        if self.pending_count(session) >= PIECES_MAX:
+        self._operations.check_request(request)
+        if self.pending_answer_count(session) >= PIECES_MAX:
             raise RemoteProtocolError(
                 f"{control.verb}: this connection waits for {PIECES_MAX} answers already, the most it may",
                 Code.LIMIT,
@@ -213,7 +217,7 @@ class Pieces(BackgroundTask):
         self._pieces.append(BulkPiece(session, control, request))
         self._commit_state.active_work[self] = None
 
-    def pending_count(self, session: ConnectionState) -> int:
+    def pending_answer_count(self, session: ConnectionState) -> int:
         """How many answers a connection waits for."""
         return sum(piece.session is session for piece in self._pieces)
 
@@ -222,29 +226,29 @@ class Pieces(BackgroundTask):
         self._pieces.clear()
         self._current_read = None
 
-    def take_finished(self) -> list[FinishedPiece]:
+    def take_finished_pieces(self) -> list[FinishedPiece]:
         """What was done since the last call, and is to be answered."""
         finished, self._finished = self._finished, []
         return finished
 
     @property
-    def has_any(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self._pieces)
 
     def is_due(self) -> bool:
-        return bool(self._pieces) and self._current_read is None and self._bulk.can_execute
+        return bool(self._pieces) and self._current_read is None and self._operations.can_execute
 
     def step(self) -> Sequence[bulk.BulkRead]:
         while self.is_due():
             piece = self._pieces[0]
             if piece.session.id not in self._clients.sessions:
                 self._pieces.popleft()
-                self._bulk.end_hold_scheduled()
+                self._operations.unfreeze_scheduled()
                 continue
-            if isinstance(piece.request, bulk.ScheduledRequest) and not self._bulk.hold_scheduled():
+            if isinstance(piece.request, bulk.ScheduledRequest) and not self._operations.freeze_scheduled():
                 break
             try:
-                read = self._bulk.next_read(piece.request)
+                read = self._operations.next_read(piece.request)
             except NoSpaceError:
                 # There was when it was asked for, and others may make some.
                 self._pieces.rotate(-1)
@@ -253,19 +257,19 @@ class Pieces(BackgroundTask):
                 continue
             except RemoteProtocolError as error:
                 # When it was asked for this could be done: a durable subscription was still there.
-                self._finish(bulk.empty_result(piece.request, str(error)))
+                self._finish_piece(bulk.empty_result(piece.request, str(error)))
                 continue
             if read is not None:
-                read.receiver = self
+                read.page_handler = self
                 self._current_read = read
                 return (read,)
-            self._finish(self._bulk.empty_result(piece.request))
+            self._finish_piece(self._operations.empty_result(piece.request))
         return ()
 
-    def page_read(self, read: bulk.BulkRead, page: PageResult) -> None:
+    def on_page_read(self, read: bulk.BulkRead, page: PageResult) -> None:
         if read is self._current_read:
             self._current_read = None
-            self._finish(self._bulk.execute(self._pieces[0].request, read, page))
+            self._finish_piece(self._operations.execute(self._pieces[0].request, read, page))
 
-    def _finish(self, result: bulk.BulkResult) -> None:
+    def _finish_piece(self, result: bulk.BulkResult) -> None:
         self._finished.append(FinishedPiece(self._pieces.popleft(), result))

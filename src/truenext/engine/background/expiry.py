@@ -3,7 +3,7 @@
     a message with an expiry is accepted   -> arrivals.py   -> a timer for its block, at the next whole second
     the timer is due                       -> `step`        -> what has expired of the block and is in memory goes at
                                                                once; for the rest the block becomes a BlockRead, a page
-    the page is there                      -> `page_read`   -> what has expired on it, and is not in memory, goes
+    the page is there                      -> `on_page_read`   -> what has expired on it, and is not in memory, goes
 
 What is above a lane's horizon goes without coming into memory, and the lane's own reading knows nothing of it. A page
 that was read before that is durable still shows it: until no such page can come any more, the lane remembers
@@ -24,32 +24,32 @@ from truenext.limits import PAGE_BYTES
 from truenext.record import BLOCK_BITS, split_timer, timer_key
 
 if TYPE_CHECKING:
-    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.timers import Timers
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.pages import PageMessage
     from truenext.engine.writing.commit_state import CommitState
 
 RECHECK_MS = 60_000
 """After that time a block is looked at again in which somebody held something."""
 
-STEP_MAX = 1000
+EXPIRED_PER_STEP_MAX = 1000
 """Expired messages, about, that one step takes out of memory."""
 
-BLOCK = 1 << BLOCK_BITS
+BLOCK_SIZE = 1 << BLOCK_BITS
 
 
-class BlockRead(SideRead):
+class ExpiryBlockRead(SideRead):
     """A page of a block that was due."""
 
     __slots__ = ("_expiry", "had_uncommitted", "recheck_ms", "timer", "until")
 
     def __init__(
         self,
-        expiry: Expiry,
+        expiry: ExpiryTask,
         lane: Lane,
         after_sequence: int,
         until: int,
@@ -71,19 +71,19 @@ class BlockRead(SideRead):
         memory, without the page showing it."""
 
     def on_page(self, page: PageResult) -> None:
-        self._expiry.page_read(self, page)
+        self._expiry.on_page_read(self, page)
 
 
-class Expiry(BackgroundTask):
+class ExpiryTask(BackgroundTask):
     def __init__(
         self,
         commit_state: CommitState,
         timers: Timers,
-        clients: Clients,
+        clients: ClientRegistry,
         resident: ResidentSet,
         page_reader: PageReader,
         queues: Queues,
-        outcomes: Outcomes,
+        settlement: Settlement,
     ) -> None:
         self._commit_state = commit_state
         self._timers = timers
@@ -91,10 +91,10 @@ class Expiry(BackgroundTask):
         self._resident = resident
         self._page_reader = page_reader
         self._queues = queues
-        self._outcomes = outcomes
-        self._current_read: BlockRead | None = None
+        self._settlement = settlement
+        self._current_read: ExpiryBlockRead | None = None
         """One at a time."""
-        self._unsent_read: BlockRead | None = None
+        self._unsent_read: ExpiryBlockRead | None = None
         """It has not been handed out yet."""
         self._waiting_timers: list[bytes] = []
         """Timers that were due when something that has expired was not visible yet; the next commit changes that."""
@@ -102,11 +102,11 @@ class Expiry(BackgroundTask):
     # ---- What is due ----
 
     @property
-    def source(self) -> object:
+    def active_work_key(self) -> object:
         return self._timers
 
     @property
-    def has_any(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self._timers.in_memory) or self._unsent_read is not None
 
     def is_due(self) -> bool:
@@ -122,35 +122,37 @@ class Expiry(BackgroundTask):
         # If one is due and nothing is done, something else has to happen before.
         return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
-    def step(self) -> list[BlockRead]:
+    def step(self) -> list[ExpiryBlockRead]:
         """Go on with what is due, until something has to be read or enough was removed for now."""
         self._process_due()
         read, self._unsent_read = self._unsent_read, None
         return [] if read is None else [read]
 
     def _process_due(self) -> None:
-        remaining = STEP_MAX
+        remaining = EXPIRED_PER_STEP_MAX
         while remaining > 0 and self._unsent_read is None and self.is_due():
             due = self._timers.pop_due()
             assert due is not None, "one is due"
             _, lane_key, first = split_timer(due)
             lane = self._queues.lane_of(lane_key)
             if lane is None:
-                self._timers.clear(due)
+                self._timers.clear_unless_set_again(due)
                 continue
-            until = first + BLOCK
+            until = first + BLOCK_SIZE
             remaining -= 1 + self._expire_in_memory(lane, first, until)
             recheck_ms = 0
-            if self._is_held(lane, first, until):
+            if self._has_held(lane, first, until):
                 recheck_ms = -(-(self._commit_state.now_ms + RECHECK_MS) // EXPIRY_ROUND_MS) * EXPIRY_ROUND_MS
             had_uncommitted = self._has_uncommitted(lane, first, until)
             if any(first <= sequence < until for sequence in _unloaded_sequences(lane)):
-                self._read(
-                    BlockRead(self, lane, max(first - 1, 0), until, due, recheck_ms, had_uncommitted=had_uncommitted)
+                self._request_read(
+                    ExpiryBlockRead(
+                        self, lane, max(first - 1, 0), until, due, recheck_ms, had_uncommitted=had_uncommitted
+                    )
                 )
             elif lane.needs_page and lane.horizon < until - 1:
-                self._read(
-                    BlockRead(
+                self._request_read(
+                    ExpiryBlockRead(
                         self,
                         lane,
                         max(first - 1, lane.horizon),
@@ -161,15 +163,15 @@ class Expiry(BackgroundTask):
                     )
                 )
             else:
-                self._finish(lane, due, recheck_ms)
+                self._finish_timer(lane, due, recheck_ms)
 
-    def page_read(self, read: BlockRead, page: PageResult) -> None:
+    def on_page_read(self, read: ExpiryBlockRead, page: PageResult) -> None:
         """Take out what has expired on a page that names no batch that is not known to be durable."""
         lane, until = read.lane, read.until
         if self._queues.lane_of(lane.key) is not lane:
             # It ended meanwhile, with its queue.
             self._current_read = None
-            self._timers.clear(read.timer)
+            self._timers.clear_unless_set_again(read.timer)
             return
         _, _, first = split_timer(read.timer)
         # What came into memory meanwhile is not above the horizon any more.
@@ -182,43 +184,45 @@ class Expiry(BackgroundTask):
             is_known = found.sequence in lane.removed or found.sequence in in_memory
             if not is_known and is_expired(found.message, self._commit_state.now_ms):
                 expired += self._unloaded_entries(lane, found)
-        self._expire(lane, expired)
+        self._expire_entries(lane, expired)
         self._current_read = None
         last = page.messages[-1].sequence if page.messages else UNBOUNDED
         if page.is_end or last >= until - 1:
             if read.had_uncommitted and not self._has_uncommitted(lane, first, until):
                 self._timers.put_back(read.timer)
             else:
-                self._finish(lane, read.timer, read.recheck_ms)
+                self._finish_timer(lane, read.timer, read.recheck_ms)
         else:
-            self._read(
-                BlockRead(self, lane, last, until, read.timer, read.recheck_ms, had_uncommitted=read.had_uncommitted)
+            self._request_read(
+                ExpiryBlockRead(
+                    self, lane, last, until, read.timer, read.recheck_ms, had_uncommitted=read.had_uncommitted
+                )
             )
 
-    def _read(self, read: BlockRead) -> None:
+    def _request_read(self, read: ExpiryBlockRead) -> None:
         self._current_read = self._unsent_read = read
         self._commit_state.active_work[self._timers] = None
 
-    def _finish(self, lane: Lane, due: bytes, recheck_ms: int) -> None:
+    def _finish_timer(self, lane: Lane, due: bytes, recheck_ms: int) -> None:
         _, _, first = split_timer(due)
-        if self._has_uncommitted(lane, first, first + BLOCK):
+        if self._has_uncommitted(lane, first, first + BLOCK_SIZE):
             self._waiting_timers.append(due)
             return
         if recheck_ms:
             self._timers.set(timer_key(recheck_ms, lane.key, first))
-        self._timers.clear(due)
+        self._timers.clear_unless_set_again(due)
 
     # ---- Taking out ----
 
     def _expire_in_memory(self, lane: Lane, first: int, until: int) -> int:
         """Of this block; what is not visible yet stays. How many they were."""
-        committed, now_ms = self._commit_state.committed, self._commit_state.now_ms
+        committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
 
         def has_expired(entry: Entry) -> bool:
             return entry.batch <= committed and is_expired(entry.message, now_ms)
 
-        expired = [entry for entry in lane.between(first - 1, until - 1) if has_expired(entry)]
-        self._expire(lane, expired)
+        expired = [entry for entry in lane.entries_between(first - 1, until - 1) if has_expired(entry)]
+        self._expire_entries(lane, expired)
         return len(expired)
 
     def _unloaded_entries(self, lane: Lane, found: PageMessage) -> list[Entry]:
@@ -234,31 +238,31 @@ class Expiry(BackgroundTask):
         self._resident.load_causes(entry, found.causes)
         return [entry]
 
-    def _expire(self, lane: Lane, expired: list[Entry]) -> None:
+    def _expire_entries(self, lane: Lane, expired: list[Entry]) -> None:
         if expired:
-            self._resident.remove_from_lane(lane, expired)
+            self._resident.remove_entries(lane, expired)
             for entry in expired:
-                self._outcomes.expire(entry)
+                self._settlement.expire(entry)
                 # Whoever waited for it to be read or to be committed waits no longer.
-                self._commit_state.touched[lane.queue] = None
+                self._commit_state.touched_queues[lane.queue] = None
 
     def _has_uncommitted(self, lane: Lane, first: int, until: int) -> bool:
         """Something of a block is over, and not visible yet."""
-        committed, now_ms = self._commit_state.committed, self._commit_state.now_ms
-        in_memory = lane.between(first - 1, until - 1, with_delayed=False)
+        committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
+        in_memory = lane.entries_between(first - 1, until - 1, with_delayed=False)
         return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
 
-    def _is_held(self, lane: Lane, first: int, until: int) -> bool:
+    def _has_held(self, lane: Lane, first: int, until: int) -> bool:
         """Somebody has a message of a block that may have expired."""
         now_ms = self._commit_state.now_ms
         return any(
             entry.lane is lane and (entry.message is None or is_expired(entry.message, now_ms))
-            for entry in self._clients.all_held(lane.queue, first, until)
+            for entry in self._clients.held_entries(lane.queue, first, until)
         )
 
     # ---- What was not visible ----
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """A batch is durable."""
         waiting, self._waiting_timers = self._waiting_timers, []
         for due in waiting:

@@ -1,8 +1,8 @@
 """Sends that are to be sent later: they wait in the store, and become messages when they are due.
 
     a scheduled send is accepted   -> `accept`     -> a record in a hidden queue, and a timer
-    its timer is due               -> `step`       -> the record is to be read, with those due next: a DueRead
-    they are there                 -> `page_read`  -> the records go, and the messages are accepted, in one batch
+    its timer is due               -> `step`       -> the record is to be read, with those due next: a DueSendsRead
+    they are there                 -> `on_page_read`  -> the records go, and the messages are accepted, in one batch
 
 The hidden queue of `orders` is called /scheduled/orders, and nobody can name it; that of all topics, and of several
 destinations at once, has no name behind /scheduled/. What waits there has a number instead of a sequence, from the same
@@ -11,7 +11,7 @@ counter: its place among those that were scheduled. Its record is that of the me
 
 Whoever asks is shown what waits, or has it cancelled, a page at a time (`list_or_cancel`): as in bulk.py, but that
 nothing of it is in memory. So that a page has all of it, nothing becomes due from when the page is wanted until it was
-looked at (`hold`), and it is read once all is durable that was accepted before that.
+looked at (`freeze`), and it is read once all is durable that was accepted before that.
 
 A timer names one record, and stands in the order of (due, number), over all queues (record.py, `scheduled_timer_key`).
 Those that are due are taken from the front, so that sequences are given in that order: one that is still being written
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.commit_state import CommitState
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Schedule).decode
+_encode_schedule = msgspec.json.Encoder().encode
+_decode_schedule = msgspec.json.Decoder(Schedule).decode
 
 
-class DueRead(SideRead):
+class DueSendsRead(SideRead):
     """What is due first, wherever it is: no page of one lane."""
 
     __slots__ = ("_scheduler", "lanes")
@@ -76,7 +76,7 @@ class DueRead(SideRead):
         return set(self.lanes.values())
 
     def on_page(self, page: PageResult) -> None:
-        self._scheduler.page_read(self, page)
+        self._scheduler.on_page_read(self, page)
 
 
 class Scheduler(BackgroundTask):
@@ -93,23 +93,23 @@ class Scheduler(BackgroundTask):
         self._arrivals = arrivals
         self.timers = Timers(commit_state, first=SCHEDULED_TIMERS)
         self._by_number: dict[int, Queue] = {}
-        """The hidden queues (`Queues.hidden`)."""
-        self._emptied: dict[Queue, None] = {}
+        """The hidden queues (`Queues.hidden_by_name`)."""
+        self._maybe_empty_queues: dict[Queue, None] = {}
         """Those in which nothing may be left."""
-        self._unwritten: dict[int, int] = {}
+        self._uncommitted_batches: dict[int, int] = {}
         """Numbers of what is not durable yet, and the batch that it is durable with."""
-        self._current_read: DueRead | None = None
+        self._current_read: DueSendsRead | None = None
         """One at a time."""
-        self._piece = DUE_SENDS_PER_READ
+        self._read_limit = DUE_SENDS_PER_READ
         """Records that are read with the next look, at most."""
-        self._held_since: int | None = None
+        self._frozen_since_batch: int | None = None
         """Nothing becomes due; the batch with which all is durable that was accepted before."""
 
     def restore_queue(self, number: int, name: str) -> Queue:
         """Take over a hidden queue; `name` is its own."""
         queue = self._by_number[number] = self._queues.restore_hidden(number, name)
         # Unless it is said to have messages.
-        self._emptied[queue] = None
+        self._maybe_empty_queues[queue] = None
         return queue
 
     def accept(self, name: str, message: SentMessage, timing: Schedule) -> None:
@@ -117,21 +117,21 @@ class Scheduler(BackgroundTask):
         message.arrived_ms = self._commit_state.now_ms
         first = schedule.start_schedule(timing, self._commit_state.now_ms)
         if first is not None:
-            self._add(name, message, first)
+            self._add_record(name, message, first)
 
     # ---- What is due ----
 
     @property
-    def source(self) -> object:
+    def active_work_key(self) -> object:
         return self.timers
 
     @property
-    def has_any(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self.timers.in_memory)
 
     def is_due(self) -> bool:
         first = self.timers.first
-        if first is None or self._current_read is not None or self._held_since is not None:
+        if first is None or self._current_read is not None or self._frozen_since_batch is not None:
             return False
         commit_state = self._commit_state
         if commit_state.is_full or commit_state.disk_level is DiskLevel.NONE:
@@ -139,10 +139,10 @@ class Scheduler(BackgroundTask):
         due_ms, number, _ = split_scheduled_timer(first)
         if due_ms > commit_state.now_ms:
             return False
-        batch = self._unwritten.get(number, 0)
+        batch = self._uncommitted_batches.get(number, 0)
         if batch == commit_state.batch.number:
-            commit_state.is_awaited = True
-        return batch <= commit_state.committed
+            commit_state.is_batch_awaited = True
+        return batch <= commit_state.last_committed
 
     def next_due_ms(self) -> int | None:
         first = self.timers.first
@@ -150,33 +150,35 @@ class Scheduler(BackgroundTask):
         # If one is due and nothing is done, something else has to happen before.
         return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
-    def step(self) -> list[DueRead]:
+    def step(self) -> list[DueSendsRead]:
         commit_state = self._commit_state
         while self.is_due():
             due: dict[int, Lane] = {}
-            for timer in self.timers.in_memory[: self._piece]:
+            for timer in self.timers.in_memory[: self._read_limit]:
                 due_ms, number, lane_key = split_scheduled_timer(timer)
-                lane = self._lane_of(lane_key)
+                lane = self._lane_by_key(lane_key)
                 if (
                     due_ms > commit_state.now_ms
                     or lane is None
-                    or self._unwritten.get(number, 0) > commit_state.committed
+                    or self._uncommitted_batches.get(number, 0) > commit_state.last_committed
                 ):
                     break
                 due[number] = lane
             if due:
-                self._current_read = DueRead(self, due)
+                self._current_read = DueSendsRead(self, due)
                 return [self._current_read]
             self.timers.pop_first()
         return []
 
-    def page_read(self, read: DueRead, page: PageResult) -> None:
+    def on_page_read(self, read: DueSendsRead, page: PageResult) -> None:
         """Send what is due and was read."""
         self._current_read = None
-        if self._held_since is not None:
+        if self._frozen_since_batch is not None:
             return
         # One is read however large it is.
-        self._piece = min(2 * self._piece, DUE_SENDS_PER_READ) if page.is_end else max(len(page.messages) // 2, 1)
+        self._read_limit = (
+            min(2 * self._read_limit, DUE_SENDS_PER_READ) if page.is_end else max(len(page.messages) // 2, 1)
+        )
         found_by_number = {found.sequence: found for found in page.messages}
         while (first := self.timers.first) is not None and not self._commit_state.is_full:
             due_ms, number, _ = split_scheduled_timer(first)
@@ -189,41 +191,43 @@ class Scheduler(BackgroundTask):
             if found is not None and found.message is not None and number not in lane.removed:
                 self._send_due(lane, found, found.message)
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """A batch is durable."""
-        committed = self._commit_state.committed
-        if self._unwritten:
-            self._unwritten = {number: batch for number, batch in self._unwritten.items() if batch > committed}
-        self.timers.committed()
+        committed = self._commit_state.last_committed
+        if self._uncommitted_batches:
+            self._uncommitted_batches = {
+                number: batch for number, batch in self._uncommitted_batches.items() if batch > committed
+            }
+        self.timers.on_committed()
 
     def remove_empty_queues(self) -> None:
         """Hidden queues go in which nothing is, and of which no page is under way."""
-        emptied, self._emptied = self._emptied, {}
+        emptied, self._maybe_empty_queues = self._maybe_empty_queues, {}
         for queue in emptied:
             if queue.waiting_count():
                 continue
-            is_needed = self._queues.is_reserved(queue) or any(lane.is_needed for lane in queue.lanes)
+            is_needed = self._queues.has_open_sends(queue) or any(lane.is_needed for lane in queue.lanes)
             if is_needed or self._current_read is not None:
-                self._emptied[queue] = None
+                self._maybe_empty_queues[queue] = None
                 continue
             del self._by_number[queue.number]
             self._queues.remove_hidden(queue)
 
     # ---- What waits ----
 
-    def hold(self) -> int:
-        """Nothing becomes due until `end_hold`. Returns the batch that has to be durable before a page is read; 0 if it
+    def freeze(self) -> int:
+        """Nothing becomes due until `unfreeze`. Returns the batch that has to be durable before a page is read; 0 if it
         is."""
-        if self._held_since is None:
-            self._held_since = max(self._unwritten.values(), default=0)
-        return self._held_since if self._held_since > self._commit_state.committed else 0
+        if self._frozen_since_batch is None:
+            self._frozen_since_batch = max(self._uncommitted_batches.values(), default=0)
+        return self._frozen_since_batch if self._frozen_since_batch > self._commit_state.last_committed else 0
 
-    def end_hold(self) -> None:
-        self._held_since = None
+    def unfreeze(self) -> None:
+        self._frozen_since_batch = None
 
     def next_read(self, request: bulk.ScheduledRequest) -> bulk.BulkRead | None:
         """What is to be read for a piece, while all is held; None if nothing is left."""
-        queue = self._queues.hidden.get(request.queue)
+        queue = self._queues.hidden_by_name.get(request.queue)
         return None if queue is None else bulk.next_read(request, queue, self._commit_state.last_sequence)
 
     def list_or_cancel(
@@ -251,12 +255,12 @@ class Scheduler(BackgroundTask):
                 continue
             result.moved += 1
             if isinstance(request, bulk.ListScheduled):
-                result.sends.append(_describe(number, timing, message))
+                result.sends.append(_send_info(number, timing, message))
             else:
                 if numbers is not None:
                     result.sequences.append(number)
                 if not request.dry_run:
-                    self._remove(lane, sequence, message)
+                    self._remove_record(lane, sequence, message)
                     self.timers.remove(scheduled_timer_key(timing.due_ms, sequence, lane.key))
             if result.moved == request.limit:
                 is_end = False
@@ -269,25 +273,25 @@ class Scheduler(BackgroundTask):
     def _send_due(self, lane: Lane, found: PageMessage, record: SentMessage) -> None:
         timing, message = _decode_record(record)
         name = lane.queue.name.removeprefix(SCHEDULED_PREFIX)
-        self._remove(lane, found.sequence, message)
+        self._remove_record(lane, found.sequence, message)
         is_sent, remaining = schedule.fire_schedule(timing, self._commit_state.now_ms)
         if is_sent:
             sent = with_ttl(message, timing.ttl_ms, self._commit_state.now_ms) if timing.ttl_ms else message
-            self._arrivals.accept_due(name, timing.to, sent)
+            self._arrivals.accept_scheduled(name, timing.to, sent)
         for next_timing in remaining:
-            self._add(name, message, replace(next_timing, number=timing.number or found.sequence))
+            self._add_record(name, message, replace(next_timing, number=timing.number or found.sequence))
 
-    def _remove(self, lane: Lane, number: int, message: SentMessage) -> None:
+    def _remove_record(self, lane: Lane, number: int, message: SentMessage) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)
         # Until this is durable a page may show it, and the clock may be set back.
         self._resident.remember_removed(entry)
         remove(self._commit_state.batch, entry)
         lane.unread -= 1
         if not lane.unread:
-            self._emptied[lane.queue] = None
+            self._maybe_empty_queues[lane.queue] = None
 
-    def _add(self, name: str, message: SentMessage, timing: Schedule) -> None:
-        queue = self._queues.hidden.get(name)
+    def _add_record(self, name: str, message: SentMessage, timing: Schedule) -> None:
+        queue = self._queues.hidden_by_name.get(name)
         if queue is None:
             queue = self._queues.create_hidden(name)
             self._by_number[queue.number] = queue
@@ -295,13 +299,13 @@ class Scheduler(BackgroundTask):
         lane.horizon = 0
         number = self._commit_state.allocate_sequence()
         batch = self._commit_state.batch
-        record = _with_header(message, _encode(timing) + b"\n" + message.header)
+        record = _with_header(message, _encode_schedule(timing) + b"\n" + message.header)
         put(batch, Entry(number, record, lane, batch.number, message.persistent, None))
         lane.unread += 1
-        self._unwritten[number] = batch.number
+        self._uncommitted_batches[number] = batch.number
         self.timers.set(scheduled_timer_key(timing.due_ms, number, lane.key))
 
-    def _lane_of(self, key: bytes) -> Lane | None:
+    def _lane_by_key(self, key: bytes) -> Lane | None:
         """None if nothing was in it in this run, or when it began."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
@@ -310,10 +314,10 @@ class Scheduler(BackgroundTask):
 
 def _decode_record(record: SentMessage) -> tuple[Schedule, SentMessage]:
     text, _, header = record.header.partition(b"\n")
-    return _decode(text), _with_header(record, header)
+    return _decode_schedule(text), _with_header(record, header)
 
 
-def _describe(number: int, timing: Schedule, message: SentMessage) -> bulk.ScheduledSendInfo:
+def _send_info(number: int, timing: Schedule, message: SentMessage) -> bulk.ScheduledSendInfo:
     is_whole = len(message.body) <= SHOWN_BODY_BYTES
     return bulk.ScheduledSendInfo(
         number=number,

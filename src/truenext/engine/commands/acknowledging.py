@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
     from truenext.commands import Ack, Nack, Started
-    from truenext.engine.lifecycle.outcomes import Outcomes
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.lifecycle.settlement import Settlement
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry
     from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
     from truenext.engine.writing.commit_state import CommitState
@@ -27,16 +27,16 @@ class Acknowledging:
         self,
         commit_state: CommitState,
         events: EventLog,
-        memory: Memory,
-        clients: Clients,
-        outcomes: Outcomes,
+        memory: MemoryBudget,
+        clients: ClientRegistry,
+        settlement: Settlement,
         limits: TransactionLimits,
     ) -> None:
         self._commit_state = commit_state
         self._memory = memory
         self._events = events
         self._clients = clients
-        self._outcomes = outcomes
+        self._settlement = settlement
         self._limits = limits
 
     def acknowledge(self, session: ConnectionState, ack: Ack) -> None:
@@ -54,33 +54,33 @@ class Acknowledging:
                 self.mark_started(session, started)
         queue = consumer.queue
         if queue is not None:
-            self._commit_state.touched[queue] = None
+            self._commit_state.touched_queues[queue] = None
         else:
             self._touch(consumer)
         if consumer.auto_window is not None:
             consumer.auto_window.settled_count += 1
         if consumer.has_express:
-            self._clients.acknowledgements += 1
-            consumer.last_ack = self._clients.acknowledgements
+            self._clients.express_ack_count += 1
+            consumer.last_ack_number = self._clients.express_ack_count
         if ack.transaction is None and consumer.mode is _INDIVIDUAL:
             # The general way below, without its lists.
             entry = consumer.held.pop(ack.sequence)
             events = self._events
-            if queue is not None and events.acknowledging is queue:
-                events.entries.append(entry)
+            if queue is not None and events.acknowledging_queue is queue:
+                events.block_entries.append(entry)
             else:
                 events.acknowledged(entry)
-            if self._outcomes.complete(entry):
-                session.batch = self._commit_state.batch.number
+            if self._settlement.complete(entry):
+                session.last_batch = self._commit_state.batch.number
             return
-        covered = consumer.covered_by(ack.sequence)
+        covered = consumer.covered_sequences(ack.sequence)
         if ack.transaction is not None:
             transaction = self._extend_transaction(session, ack.transaction, len(covered))
             transaction.acknowledge(self._move_to_transaction(session, consumer, covered))
             return
         for sequence in covered:
-            if self._outcomes.acknowledge(consumer.held.pop(sequence)):
-                session.batch = self._commit_state.batch.number
+            if self._settlement.acknowledge(consumer.held.pop(sequence)):
+                session.last_batch = self._commit_state.batch.number
 
     def nack(self, session: ConnectionState, nack: Nack) -> None:
         """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
@@ -94,39 +94,39 @@ class Acknowledging:
         self._touch(consumer)
         if consumer.auto_window is not None:
             consumer.auto_window.settled_count += 1
-        covered = consumer.covered_by(nack.sequence)
+        covered = consumer.covered_sequences(nack.sequence)
         if nack.transaction is not None:
             transaction = self._extend_transaction(session, nack.transaction, len(covered), len(nack.cause))
-            self._memory.open_bytes += len(nack.cause)
+            self._memory.transaction_bytes += len(nack.cause)
             transaction.nack(self._move_to_transaction(session, consumer, covered), nack)
             return
         for sequence in covered:
-            self._outcomes.fail(consumer.held.pop(sequence), Reason.NACKED, nack)
-        session.batch = self._commit_state.latest_batch
+            self._settlement.fail(consumer.held.pop(sequence), RequeueReason.NACKED, nack)
+        session.last_batch = self._commit_state.latest_batch
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
         """Of what is refused that the transaction had acknowledged."""
         if nack.cause:
             size = len(nack.cause)
-            session.transactions.check(self._limits, count=0, size=size)
-            session.transactions.add(transaction, count=0, size=size)
-            self._memory.open_bytes += size
+            session.transactions.check_limits(self._limits, count=0, size=size)
+            session.transactions.add_usage(transaction, count=0, size=size)
+            self._memory.transaction_bytes += size
 
     def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
         """The open transaction, which answers for `count` messages more, of which `size` bytes are said; these are not
         too many."""
         transaction = session.transaction(name)
         open_transactions = session.transactions
-        open_transactions.check(self._limits, count=count, size=size)
-        open_transactions.add(transaction, count=count, size=size)
-        open_transactions.settling[transaction] = None
+        open_transactions.check_limits(self._limits, count=count, size=size)
+        open_transactions.add_usage(transaction, count=count, size=size)
+        open_transactions.settling_transactions[transaction] = None
         return transaction
 
     def _touch(self, consumer: BrokerConsumer) -> None:
         self._commit_state.touch(consumer)
         if consumer.is_suspended:
             # Groups may become free for others.
-            self._commit_state.touched.update((entry.lane.queue, None) for entry in consumer.held.values())
+            self._commit_state.touched_queues.update((entry.lane.queue, None) for entry in consumer.held.values())
 
     def mark_started(self, session: ConnectionState, started: Started) -> None:
         """Raises: RemoteProtocolError if this dispatch is not held, or the client has not said that it says so."""
@@ -157,13 +157,13 @@ class Acknowledging:
         if consumer.queue is not None:
             self._events.acknowledged_all(consumer.queue, held.values())
             for entry in held.values():
-                self._outcomes.complete(entry)
+                self._settlement.complete(entry)
         else:
             for entry in held.values():
-                self._outcomes.acknowledge(entry)
+                self._settlement.acknowledge(entry)
         held.clear()
 
-    def acknowledge_some(self, consumer: BrokerConsumer, count: int) -> None:
+    def acknowledge_first(self, consumer: BrokerConsumer, count: int) -> None:
         """The first of those that it holds."""
         for sequence in list(consumer.held)[:count]:
-            self._outcomes.acknowledge(consumer.held.pop(sequence))
+            self._settlement.acknowledge(consumer.held.pop(sequence))

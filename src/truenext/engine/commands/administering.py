@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from truenext.commands import Send
     from truenext.destination import Destination
     from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.writing.commit_state import CommitState
@@ -19,13 +19,18 @@ if TYPE_CHECKING:
 
 class Administering:
     def __init__(
-        self, commit_state: CommitState, resident: ResidentSet, queues: Queues, arrivals: Arrivals, outcomes: Outcomes
+        self,
+        commit_state: CommitState,
+        resident: ResidentSet,
+        queues: Queues,
+        arrivals: Arrivals,
+        settlement: Settlement,
     ) -> None:
         self._commit_state = commit_state
         self._resident = resident
         self._queues = queues
         self._arrivals = arrivals
-        self._outcomes = outcomes
+        self._settlement = settlement
 
     # ---- Pausing ----
 
@@ -43,14 +48,14 @@ class Administering:
         self._queues.set_paused(queue, is_paused=True)
         if queue.has_wildcards:
             # What is being committed in it holds back nobody in other queues any more.
-            self._commit_state.touched[queue] = None
+            self._commit_state.touched_queues[queue] = None
         return is_new
 
     def resume(self, name: str) -> None:
         """Raises: RemoteProtocolError if there is no such queue."""
         queue = self._queues.require_permanent(name)
         self._queues.set_paused(queue, is_paused=False)
-        self._commit_state.touched[queue] = None
+        self._commit_state.touched_queues[queue] = None
 
     # ---- Policies ----
 
@@ -67,9 +72,9 @@ class Administering:
             self._resident.on_policy_changed(queue)
             if not queue.keeps_failures:
                 for lane in queue.lanes:
-                    self._outcomes.dead_letter_exhausted(lane)
+                    self._settlement.dead_letter_exhausted(lane)
                 # What stands behind a message that had to be read is next now.
-                self._commit_state.touched[queue] = None
+                self._commit_state.touched_queues[queue] = None
 
     # ---- Answers ----
 
@@ -86,5 +91,5 @@ class Administering:
         if queue is not None:
             durable_with = max(self._commit_state.last_control_batch, batch)
             self._arrivals.accept(
-                queue, send.message, 0 if durable_with <= self._commit_state.committed else durable_with
+                queue, send.message, 0 if durable_with <= self._commit_state.last_committed else durable_with
             )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode, Unsubscribe
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.limits import UNSENT_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from truenext.engine.commands.releasing import Releasing
     from truenext.engine.commands.subscribing import Subscribing
     from truenext.engine.commands.transactions import Transactions
-    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
@@ -32,10 +32,10 @@ class Connecting:
         self,
         commit_state: CommitState,
         events: EventLog,
-        memory: Memory,
-        clients: Clients,
+        memory: MemoryBudget,
+        clients: ClientRegistry,
         queues: Queues,
-        outcomes: Outcomes,
+        settlement: Settlement,
         acknowledging: Acknowledging,
         transactions: Transactions,
         subscribing: Subscribing,
@@ -46,7 +46,7 @@ class Connecting:
         self._memory = memory
         self._clients = clients
         self._queues = queues
-        self._outcomes = outcomes
+        self._settlement = settlement
         self._acknowledging = acknowledging
         self._transactions = transactions
         self._subscribing = subscribing
@@ -77,8 +77,8 @@ class Connecting:
                 self._releasing.release_all_but(consumer, started)
             else:
                 self._subscribing.unsubscribe(session, Unsubscribe(consumer.subscription))
-        self._reset_unsent(session)
-        return bool(session.consumers or session.transactions.settling)
+        self._reset_unsent_bytes(session)
+        return bool(session.consumers or session.transactions.settling_transactions)
 
     def disconnect(self, session: ConnectionState, *, is_clean: bool) -> None:
         """End a connection: what it held goes back in one step.
@@ -88,36 +88,36 @@ class Connecting:
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return
-        self._transactions.end_all(session, Reason.RELEASED if is_clean else Reason.LOST)
+        self._transactions.abort_all(session, RequeueReason.RELEASED if is_clean else RequeueReason.LOST)
         for consumer in session.consumers.values():
             self._subscribing.end_consumer(consumer, is_lost=not is_clean)
         session.consumers.clear()
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
         for queue in session.temporary_queues:
-            self._queues.drop(queue)
-        self._reset_unsent(session)
+            self._queues.drop_temporary(queue)
+        self._reset_unsent_bytes(session)
 
     # ---- What the socket has taken ----
 
     def on_all_sent(self, session: ConnectionState) -> None:
         """The socket has taken all bytes of all messages dispatched to the connection."""
-        was_blocked = session.unsent_bytes >= self._memory.unsent_max
-        self._reset_unsent(session)
-        served, session.served = session.served, {}
+        was_blocked = session.unsent_bytes >= self._memory.unsent_bytes_max
+        self._reset_unsent_bytes(session)
+        served, session.served_consumers = session.served_consumers, {}
         for consumer in session.consumers.values() if was_blocked else served:
             if was_blocked or len(consumer.held) >= consumer.window:
                 self._commit_state.touch(consumer)
             if consumer.held and consumer.mode is _AUTO:
                 self._acknowledging.acknowledge_all(consumer)
 
-    def _reset_unsent(self, session: ConnectionState) -> None:
+    def _reset_unsent_bytes(self, session: ConnectionState) -> None:
         """The connection's socket has nothing waiting any more."""
         memory = self._memory
-        memory.unsent -= session.unsent_bytes
+        memory.unsent_bytes -= session.unsent_bytes
         session.unsent_bytes = 0
-        if memory.unsent_max < UNSENT_BYTES_MAX and memory.unsent <= memory.unsent_threshold:
-            memory.unsent_max = UNSENT_BYTES_MAX
+        if memory.unsent_bytes_max < UNSENT_BYTES_MAX and memory.unsent_bytes <= memory.unsent_threshold:
+            memory.unsent_bytes_max = UNSENT_BYTES_MAX
             for one in self._clients.sessions.values():
                 for consumer in one.consumers.values():
                     self._commit_state.touch(consumer)
@@ -130,9 +130,9 @@ class Connecting:
     def resolve_partially_sent(self, entry: Entry, *, is_sent: bool) -> None:
         """Acknowledge it, if the socket has taken the rest; else give it back."""
         if is_sent and self._queues.exists(entry.lane.queue):
-            self._outcomes.acknowledge(entry)
+            self._settlement.acknowledge(entry)
         else:
-            self._outcomes.requeue(entry, Reason.RELEASED)
+            self._settlement.requeue(entry, RequeueReason.RELEASED)
 
     # ---- Windows ----
 

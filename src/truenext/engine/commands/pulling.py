@@ -41,7 +41,7 @@ class Pulling:
         if not credit.messages:
             return self._pull_requests.withdraw(consumer)
         self._releasing.wake_consumer(consumer)
-        pull_request.remaining, pull_request.waits = requested, credit.waits
+        pull_request.remaining, pull_request.waits_for_messages = requested, credit.waits
         self._pull_requests.add(consumer)
         self._commit_state.touch(consumer)
         return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from truenext.commands import Release, Wake
     from truenext.engine.commands.transactions import Transactions
-    from truenext.engine.lifecycle.outcomes import Outcomes
     from truenext.engine.lifecycle.pull_requests import PullRequests
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Entry
@@ -29,18 +29,18 @@ class Releasing:
         commit_state: CommitState,
         events: EventLog,
         selections: Selections,
-        outcomes: Outcomes,
+        settlement: Settlement,
         transactions: Transactions,
         pull_requests: PullRequests,
     ) -> None:
         self._commit_state = commit_state
         self._events = events
         self._selections = selections
-        self._outcomes = outcomes
+        self._settlement = settlement
         self._transactions = transactions
         self._pull_requests = pull_requests
 
-    def check(self, session: ConnectionState, request: Release) -> list[BrokerConsumer]:
+    def check_request(self, session: ConnectionState, request: Release) -> list[BrokerConsumer]:
         """The consumers that give back. Raises: RemoteProtocolError if the request cannot be carried out."""
         if not session.has_rounds:
             raise RemoteProtocolError(
@@ -52,8 +52,8 @@ class Releasing:
         return consumers
 
     def release(self, session: ConnectionState, request: Release) -> None:
-        """Raises: RemoteProtocolError as `check`"""
-        consumers = self.check(session, request)
+        """Raises: RemoteProtocolError as `check_request`"""
+        consumers = self.check_request(session, request)
         if not request.suspends:
             # Before anything is released: those that go on never rest without a message of their groups.
             for consumer in consumers:
@@ -66,7 +66,7 @@ class Releasing:
             self._commit_state.touch(consumer)
             if request.suspends:
                 self._suspend(consumer)
-        session.round += 1
+        session.release_count += 1
 
     def release_all_but(self, consumer: BrokerConsumer, retained: Collection[Entry]) -> None:
         """Give back all that it holds but for these, and let it rest."""
@@ -87,9 +87,9 @@ class Releasing:
             if retained and (name, entry.sequence, entry.deliveries) in retained:
                 continue
             del held[entry.sequence]
-            self._outcomes.requeue(entry, Reason.RELEASED)
+            self._settlement.requeue(entry, RequeueReason.RELEASED)
         consumer.restart_auto_window(self._commit_state.now_ms)
-        self._pull_requests.forget(consumer)
+        self._pull_requests.end_without_notice(consumer)
 
     def _suspend(self, consumer: BrokerConsumer) -> None:
         if not consumer.is_suspended:
@@ -97,8 +97,8 @@ class Releasing:
             self._log_window(consumer, 0)
         for queue in consumer.all_queues():
             if queue.has_groups:
-                self._selections.groups_of(queue).suspend(consumer, queue)
-                self._commit_state.touched[queue] = None
+                self._selections.groups_of(queue).suspend_owner(consumer, queue)
+                self._commit_state.touched_queues[queue] = None
 
     def wake_consumer(self, consumer: BrokerConsumer) -> None:
         """May be said of one that does not rest."""
@@ -107,7 +107,7 @@ class Releasing:
             self._log_window(consumer, consumer.window)
             for queue in consumer.all_queues():
                 if queue.has_groups:
-                    self._selections.groups_of(queue).woke(consumer, queue)
+                    self._selections.groups_of(queue).wake_owner(consumer, queue)
 
     def _log_window(self, consumer: BrokerConsumer, window: int) -> None:
         if consumer.queue is not None and consumer.pull_request is None:

@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from truenext.engine.lifecycle.arrivals import Arrivals
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.transaction import TransactionLimits
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.producers import Producers
+    from truenext.engine.writing.producers import ProducerRegistry
     from truenext.message import SentMessage
     from truenext.schedule import Schedule
 
 # A member of an enumeration costs more to look up than a name; this is asked for with every message.
-_PLENTY = DiskLevel.PLENTY
+_DISK_PLENTY = DiskLevel.PLENTY
 
 
 class Sending:
     def __init__(
         self,
         commit_state: CommitState,
-        memory: Memory,
+        memory: MemoryBudget,
         queues: Queues,
         arrivals: Arrivals,
         scheduler: Scheduler,
-        producers: Producers,
+        producers: ProducerRegistry,
         when_full: WhenFull,
         limits: TransactionLimits,
     ) -> None:
@@ -67,7 +67,7 @@ class Sending:
         if send.producer is not None and self.is_repeat(session, send):
             return
         session.has_sent = True
-        if self._commit_state.disk_level is not _PLENTY:
+        if self._commit_state.disk_level is not _DISK_PLENTY:
             self._check_disk(session, send)
         if send.ttl_ms:
             send = self.with_ttl(send)
@@ -91,9 +91,9 @@ class Sending:
                 self._queues.await_introduction(session, destination)
             is_stored = queue is not None and self._arrivals.accept(queue, message)
         if send.producer is not None:
-            self._producers.record(send, is_stored=is_stored)
+            self._producers.record_use(send, is_stored=is_stored)
         if is_stored:
-            session.batch = self._commit_state.batch.number
+            session.last_batch = self._commit_state.batch.number
 
     def _send_in_transaction(self, session: ConnectionState, send: Send, name: str) -> None:
         if send.producer is not None:
@@ -101,19 +101,19 @@ class Sending:
         transaction = session.transaction(name)
         memory = self._memory
         size = len(send.message.header) + len(send.message.body)
-        session.transactions.check(self._limits, size=size)
+        session.transactions.check_limits(self._limits, size=size)
         if not memory.has_space_for_send(size):
             raise NoSpaceError(
-                f"open transactions of all connections hold {memory.open_bytes} bytes, and may hold "
-                f"{memory.open_bytes_max} (--memory-limit); commit, or try again later"
+                f"open transactions of all connections hold {memory.transaction_bytes} bytes, and may hold "
+                f"{memory.transaction_bytes_max} (--memory-limit); commit, or try again later"
             )
         session.has_sent = True
-        if self._commit_state.disk_level is not _PLENTY:
+        if self._commit_state.disk_level is not _DISK_PLENTY:
             self._check_disk(session, send)
         self._queues.reserve(send, transaction.reserved_queues)
         transaction.sends.append(send)
-        session.transactions.add(transaction, size=size)
-        memory.open_bytes += size
+        session.transactions.add_usage(transaction, size=size)
+        memory.transaction_bytes += size
 
     def with_ttl(self, send: Send) -> Send:
         """It is accepted now, and its time to live begins."""
@@ -125,18 +125,18 @@ class Sending:
         if destination.is_multi_queue:
             name, schedule = "", replace(schedule, to=destination.address)
         self._scheduler.accept(name, message, schedule)
-        self._commit_state.is_awaited |= message.persistent
+        self._commit_state.is_batch_awaited |= message.persistent
 
     def is_repeat(self, session: ConnectionState, command: Send | Commit) -> bool:
         """This producer has used the number before: it is answered once that is durable, and `command` is told.
 
         Raises: RemoteProtocolError if the number may not be used, or its producer is one too many
         """
-        known = self._producers.repeated(command)
+        known = self._producers.find_repeat(command)
         if known is None:
             return False
         # The first may have made a queue that remembers, though nothing else of it is stored.
-        session.batch = max(session.batch, known.batch, self._queues.introduction_batch)
+        session.last_batch = max(session.last_batch, known.batch, self._queues.introduction_batch)
         return True
 
     # ---- Where room is short ----

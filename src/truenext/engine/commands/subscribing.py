@@ -15,9 +15,9 @@ from truenext.commands import AckMode
 from truenext.destination import Destination, DestinationKind, durable_subscription
 from truenext.engine.queues.unused import consumer_memory_error
 from truenext.engine.state.consumer import Browser, QueueConsumer
-from truenext.engine.state.memory import Memory, consumer_size
+from truenext.engine.state.memory import MemoryBudget, consumer_size
 from truenext.engine.state.queue import Queue
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import BROWSERS_MAX
@@ -25,28 +25,28 @@ from truenext.selector import are_equivalent
 
 if TYPE_CHECKING:
     from truenext.commands import Browse, Subscribe, Unsubscribe
-    from truenext.engine.background.browsing import Browsing
-    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.background.browsing import BrowseTask
     from truenext.engine.lifecycle.pull_requests import PullRequests
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
 
 
-class Discarded(NamedTuple):
+class DiscardedSubscription(NamedTuple):
     """A durable subscription whose messages went, because a SUBSCRIBE took it up for something else."""
 
-    key: str
+    durable_key: str
     """As `destination.durable_key` makes it."""
-    messages: int
-    old: Destination
+    message_count: int
+    old_destination: Destination
     """Its queue, with topic and selector."""
-    new: Destination
+    new_destination: Destination
 
 
 class Subscribing:
@@ -54,15 +54,15 @@ class Subscribing:
         self,
         commit_state: CommitState,
         events: EventLog,
-        memory: Memory,
-        clients: Clients,
+        memory: MemoryBudget,
+        clients: ClientRegistry,
         resident: ResidentSet,
         selections: Selections,
         queues: Queues,
         wildcards: Wildcards,
-        outcomes: Outcomes,
+        settlement: Settlement,
         pull_requests: PullRequests,
-        browsing: Browsing,
+        browsing: BrowseTask,
     ) -> None:
         self._commit_state = commit_state
         self._events = events
@@ -72,10 +72,10 @@ class Subscribing:
         self._selections = selections
         self._queues = queues
         self._wildcards = wildcards
-        self._outcomes = outcomes
+        self._settlement = settlement
         self._pull_requests = pull_requests
         self._browsing = browsing
-        self._discarded: Discarded | None = None
+        self._discarded_subscription: DiscardedSubscription | None = None
 
     # ---- Consumers ----
 
@@ -87,9 +87,9 @@ class Subscribing:
         if subscribe.destination.kind is DestinationKind.QUEUE_PATTERN and not subscribe.durable:
             self._subscribe_to_pattern(session, subscribe)
             return
-        queue = self._queue_for(session, subscribe)
+        queue = self._get_or_create_queue(session, subscribe)
         self._queues.await_introduction(session, queue.destination)
-        consumer = QueueConsumer(queue, session, subscribe, self._memory, **self._consumer_fields())
+        consumer = QueueConsumer(queue, session, subscribe, self._memory, **self._new_consumer_fields())
         # What waits in a subscription to a topic is what its selector wants.
         selector = None if queue.destination.topic else subscribe.selector
         if selector is not None or queue.has_groups:
@@ -98,9 +98,9 @@ class Subscribing:
         session.consumers[subscribe.subscription] = consumer
         self._add_size(consumer)
         self._clients.add_consumer(consumer)
-        self._commit_state.touched[queue] = None
+        self._commit_state.touched_queues[queue] = None
 
-    def _queue_for(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
+    def _get_or_create_queue(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
         """Made if it is not there. Raises: as `subscribe`"""
         destination, selector = subscribe.destination, subscribe.selector
         is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
@@ -109,7 +109,7 @@ class Subscribing:
         self._check_memory(subscribe, size)
         text = "" if selector is None else selector.text
         if subscribe.durable:
-            return self._durable_subscription(subscribe.durable, destination, text)
+            return self._get_or_create_durable(subscribe.durable, destination, text)
         if is_to_topic:
             name = f"/{session.id}//{subscribe.subscription}"
             destination = Destination(
@@ -121,24 +121,24 @@ class Subscribing:
 
     def _subscribe_to_pattern(self, session: ConnectionState, subscribe: Subscribe) -> None:
         """To all queues whose names match a pattern."""
-        wildcard = Wildcard(session, subscribe, self._memory, **self._consumer_fields())
-        size = self._wildcards.size_to_join(wildcard)
+        wildcard = Wildcard(session, subscribe, self._memory, **self._new_consumer_fields())
+        size = self._wildcards.join_bytes(wildcard)
         self._check_memory(subscribe, size)
         self._wildcards.subscribe(wildcard, size)
         session.consumers[subscribe.subscription] = wildcard
         self._add_size(wildcard)
         self._wildcards.step()
 
-    def _consumer_fields(self) -> dict[str, int]:
+    def _new_consumer_fields(self) -> dict[str, int]:
         """What a new consumer has to know."""
         self._clients.last_consumer_number += 1
         return {
             "number": self._clients.last_consumer_number,
-            "last_dispatch": self._clients.dispatches,
+            "last_dispatch": self._clients.dispatch_count,
             "now_ms": self._commit_state.now_ms,
         }
 
-    def _durable_subscription(self, key: str, destination: Destination, selector: str) -> Queue:
+    def _get_or_create_durable(self, key: str, destination: Destination, selector: str) -> Queue:
         """Return the queue of the durable subscription, made now if it is not there, or has another topic or selector.
 
         Raises: as `subscribe`
@@ -147,30 +147,30 @@ class Subscribing:
             raise RemoteProtocolError(
                 f"{destination.address}: durable subscriptions are to topics that last", Code.DESTINATION
             )
-        queue = self._queues.durable.get(key)
+        queue = self._queues.durable_by_key.get(key)
         if queue is not None and self._clients.receivers_of(queue).consumers:
             raise RemoteProtocolError(f"somebody uses the durable subscription {key!r}", Code.IN_USE)
         requested = durable_subscription(key, destination.name, selector)
         if queue is None:
-            self._queues.check_memory()
-        elif not _is_same(queue.destination, requested):
+            self._queues.check_queue_memory()
+        elif not _is_same_subscription(queue.destination, requested):
             # One goes, and one comes: there is room.
-            count = self._queues.end_durable(queue)
+            count = self._queues.end_durable_subscription(queue)
             if count:
-                self._discarded = Discarded(key, count, queue.destination, requested)
+                self._discarded_subscription = DiscardedSubscription(key, count, queue.destination, requested)
             queue = None
         if queue is None:
-            queue = self._queues.durable[key] = self._queues.create(requested)
+            queue = self._queues.durable_by_key[key] = self._queues.create(requested)
         return queue
 
-    def take_discarded(self) -> Discarded | None:
+    def take_discarded_subscription(self) -> DiscardedSubscription | None:
         """Return what the last SUBSCRIBE discarded, once; None if it discarded no message."""
-        discarded, self._discarded = self._discarded, None
+        discarded, self._discarded_subscription = self._discarded_subscription, None
         return discarded
 
-    def users_of_durable(self, key: str) -> list[ConnectionState]:
+    def durable_subscribers(self, key: str) -> list[ConnectionState]:
         """Whose subscription is to it: one at most, if it is there."""
-        queue = self._queues.durable.get(key)
+        queue = self._queues.durable_by_key.get(key)
         return [] if queue is None else [each.session for each in self._clients.receivers_of(queue).consumers]
 
     # ---- Browsers ----
@@ -192,7 +192,7 @@ class Subscribing:
         else:
             # One that is not there is empty, and is not made for being looked at.
             queue = self._queues.by_name.get(name)
-            queue = queue or Queue(browse.destination, 0, self._queues.policies.for_queue(name), Memory())
+            queue = queue or Queue(browse.destination, 0, self._queues.policies.for_queue(name), MemoryBudget())
         browser = Browser(session, queue, browse, self._memory, last_sequence=self._commit_state.last_sequence)
         session.browsers[browse.subscription] = browser
         self._browsing.start(browser)
@@ -222,10 +222,10 @@ class Subscribing:
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
-            for transaction in session.transactions.settling:
+            for transaction in session.transactions.settling_transactions:
                 for entry in transaction.drop_queue(queue):
                     self._resident.unload(entry)
-            self._queues.drop(queue)
+            self._queues.drop_temporary(queue)
 
     def _unsubscribe_durable(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         queue = self._queues.require_durable(unsubscribe.durable)
@@ -235,8 +235,8 @@ class Subscribing:
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
             self.end_consumer(consumer, is_lost=False)
-        self._queues.end_durable(queue)
-        session.batch = self._commit_state.batch.number
+        self._queues.end_durable_subscription(queue)
+        session.last_batch = self._commit_state.batch.number
 
     def end_consumer(self, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         """End a consumer. If its connection `is_lost`, an attempt is charged to what it has begun: the first message it
@@ -244,7 +244,7 @@ class Subscribing:
         """
         self._subtract_size(consumer)
         if consumer.pull_request is not None:
-            self._pull_requests.remove(consumer)
+            self._pull_requests.remove_consumer(consumer)
         queues = consumer.all_queues()
         if isinstance(consumer, Wildcard):
             self._wildcards.unsubscribe(consumer)
@@ -252,15 +252,15 @@ class Subscribing:
             self._clients.remove_consumer(consumer, queue)
             # Nobody may come by again before it goes.
             queue.shrink()
-            self._selections.remove(consumer, queue)
+            self._selections.remove_consumer(consumer, queue)
         counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
         names_begun = consumer.session.names_begun
         for entry in consumer.held.values():
             is_attempt = counts_attempt and (entry.is_started or not names_begun)
-            self._outcomes.requeue(entry, Reason.LOST if is_attempt else Reason.RELEASED)
+            self._settlement.requeue(entry, RequeueReason.LOST if is_attempt else RequeueReason.RELEASED)
             counts_attempt &= names_begun
         consumer.held.clear()
-        consumer.session.served.pop(consumer, None)
+        consumer.session.served_consumers.pop(consumer, None)
         for queue in queues:
             self._events.unsubscribed(consumer, queue)
             # Of those of a wildcard most have nobody else to whom this makes a difference.
@@ -268,7 +268,7 @@ class Subscribing:
                 self._clients.receivers_of(queue).consumers or queue.has_groups or consumer.is_exclusive
             )
             if not (has_no_others and isinstance(consumer, Wildcard)):
-                self._commit_state.touched[queue] = None
+                self._commit_state.touched_queues[queue] = None
 
     # ---- Room ----
 
@@ -280,20 +280,20 @@ class Subscribing:
         size += consumer_size(subscribe.subscription, subscribe.destination)
         size += self._memory.bytes_for_selector(subscribe.selector)
         if not self._memory.has_space_for_consumer(size):
-            self._queues.free_memory()
+            self._queues.free_queue_memory()
             if not self._memory.has_space_for_consumer(size):
                 raise consumer_memory_error(size, self._memory)
 
     def _add_size(self, subscriber: Subscriber) -> None:
         """It is there; to be followed by `_subtract_size`."""
-        self._memory.queues += consumer_size(subscriber.subscription, subscriber.destination)
+        self._memory.queue_bytes += consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.add_selector(subscriber.selector)
 
     def _subtract_size(self, subscriber: Subscriber) -> None:
-        self._memory.queues -= consumer_size(subscriber.subscription, subscriber.destination)
+        self._memory.queue_bytes -= consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.remove_selector(subscriber.selector)
 
 
-def _is_same(existing: Destination, requested: Destination) -> bool:
+def _is_same_subscription(existing: Destination, requested: Destination) -> bool:
     """Whether a durable subscription is to the same topic, with the same selector, however that is spelled."""
     return existing.topic == requested.topic and are_equivalent(existing.selector, requested.selector)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.engine.state.transaction import rollback_only_error
 from truenext.errors import Code, RemoteProtocolError
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from truenext.commands import Abort, Begin, Commit, Send
     from truenext.engine.commands.sending import Sending
     from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.producers import Producers
+    from truenext.engine.writing.producers import ProducerRegistry
     from truenext.schedule import Schedule
 
 
@@ -26,11 +26,11 @@ class Transactions:
     def __init__(
         self,
         commit_state: CommitState,
-        memory: Memory,
+        memory: MemoryBudget,
         queues: Queues,
         arrivals: Arrivals,
-        outcomes: Outcomes,
-        producers: Producers,
+        settlement: Settlement,
+        producers: ProducerRegistry,
         sending: Sending,
         limits: TransactionLimits,
     ) -> None:
@@ -38,7 +38,7 @@ class Transactions:
         self._memory = memory
         self._queues = queues
         self._arrivals = arrivals
-        self._outcomes = outcomes
+        self._settlement = settlement
         self._producers = producers
         self._sending = sending
         self._limits = limits
@@ -68,7 +68,7 @@ class Transactions:
         sends = [self._sending.with_ttl(send) if send.ttl_ms else send for send in transaction.sends]
         queues_of_sends = [queues.queues_for(send, queues.ensure_if_connected) for send in sends]
         self._end(session, commit.transaction)
-        is_stored = transaction.acknowledges_stored() or any(
+        is_stored = transaction.acknowledges_persistent() or any(
             send.message.persistent and (send.schedule is not None or not all(queue.is_temporary for queue in each))
             for each, send in zip(queues_of_sends, sends, strict=True)
         )
@@ -85,17 +85,17 @@ class Transactions:
         for send, schedule in scheduled:
             self._sending.schedule(send.destination, send.message, schedule)
         for entry in transaction.acknowledged():
-            self._outcomes.acknowledge(entry)
+            self._settlement.acknowledge(entry)
             if entry.group:
                 # Of a consumer that rests it may be free now.
-                self._commit_state.touched[entry.lane.queue] = None
+                self._commit_state.touched_queues[entry.lane.queue] = None
         nacked = transaction.nacked()
         for entry in nacked:
-            self._outcomes.fail(entry, Reason.NACKED, transaction.nacks[entry.sequence])
+            self._settlement.fail(entry, RequeueReason.NACKED, transaction.nacks[entry.sequence])
         if commit.producer is not None:
-            self._producers.record(commit, is_stored=is_stored)
+            self._producers.record_use(commit, is_stored=is_stored)
         if is_stored or nacked:
-            session.batch = self._commit_state.latest_batch
+            session.last_batch = self._commit_state.latest_batch
         else:
             for send in sends:
                 queues.await_introduction(session, send.destination)
@@ -110,19 +110,19 @@ class Transactions:
         transaction = self._end(session, name)
         for entry in transaction.acknowledged():
             if counts_all:
-                self._outcomes.fail(entry, Reason.ABORTED)
+                self._settlement.fail(entry, RequeueReason.ABORTED)
             else:
-                self._outcomes.requeue(entry, Reason.RELEASED)
+                self._settlement.requeue(entry, RequeueReason.RELEASED)
         for entry in transaction.nacked():
-            self._outcomes.fail(entry, Reason.ABORTED)
+            self._settlement.fail(entry, RequeueReason.ABORTED)
         if transaction.held:
-            session.batch = self._commit_state.latest_batch
+            session.last_batch = self._commit_state.latest_batch
 
     def _end(self, session: ConnectionState, name: str) -> BrokerTransaction:
         transaction = session.transactions.end(name)
-        self._memory.open_bytes -= transaction.size
+        self._memory.transaction_bytes -= transaction.total_bytes
         if transaction.reserved_queues:
-            self._queues.free_promised(transaction.reserved_queues)
+            self._queues.free_reserved(transaction.reserved_queues)
         return transaction
 
     def mark_rollback_only(self, session: ConnectionState, name: str) -> None:
@@ -130,9 +130,9 @@ class Transactions:
         if name in session.transactions:
             session.transactions[name].is_rollback_only = True
 
-    def end_all(self, session: ConnectionState, reason: Reason) -> None:
+    def abort_all(self, session: ConnectionState, reason: RequeueReason) -> None:
         """The connection ends: what was acknowledged or refused in open transactions goes back."""
         for name in list(session.transactions):
             transaction = self._end(session, name)
             for entry in (*transaction.acknowledged(), *transaction.nacked()):
-                self._outcomes.requeue(entry, reason)
+                self._settlement.requeue(entry, reason)

@@ -19,13 +19,13 @@ from truenext.engine.state.queue import NO_ENTRIES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
@@ -45,22 +45,22 @@ class Dispatcher:
         "_commit_state",
         "_events",
         "_memory",
-        "_outcomes",
         "_page_reader",
         "_resident",
         "_selections",
+        "_settlement",
     )
 
     def __init__(
         self,
         commit_state: CommitState,
         events: EventLog,
-        memory: Memory,
-        clients: Clients,
+        memory: MemoryBudget,
+        clients: ClientRegistry,
         selections: Selections,
         resident: ResidentSet,
         page_reader: PageReader,
-        outcomes: Outcomes,
+        settlement: Settlement,
     ) -> None:
         self._commit_state = commit_state
         self._events = events
@@ -69,7 +69,7 @@ class Dispatcher:
         self._selections = selections
         self._resident = resident
         self._page_reader = page_reader
-        self._outcomes = outcomes
+        self._settlement = settlement
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
         """Give out true nexts until no consumer has credit or no message is ready.
@@ -82,7 +82,7 @@ class Dispatcher:
             return None
         owner = receivers_of_queue.exclusive
         consumers: Sequence[BrokerConsumer] = receivers_of_queue.consumers if owner is None else [owner]
-        if queue.watcher is not None:
+        if queue.observer is not None:
             return self._dispatch_selective(queue, consumers, deliveries)
         receivers: list[RankedConsumer] = []
         now_ms = self._commit_state.now_ms
@@ -90,7 +90,9 @@ class Dispatcher:
             if consumer.adjust_window(now_ms):
                 self._events.window_changed(consumer, queue, consumer.window)
             if consumer.has_credit():
-                receivers.append((consumer.service_rank, len(consumer.held), consumer.last_dispatch, index, consumer))
+                receivers.append(
+                    (consumer.service_rank, len(consumer.held), consumer.last_dispatch_number, index, consumer)
+                )
         heapify(receivers)
         entries: list[Entry] = []
         consumer_numbers: list[int] = []
@@ -124,15 +126,15 @@ class Dispatcher:
         for consumer in consumers:
             if consumer.adjust_window(self._commit_state.now_ms):
                 self._events.window_changed(consumer, queue, consumer.window)
-        queue_dispatch = self.queue_dispatch(queue)
+        queue_dispatch = self.new_queue_dispatch(queue)
         queue_dispatch.dispatch(consumers, dispatch_entry)
         if any(consumer.has_express for consumer in consumers):
             queue_dispatch.dispatch_express(consumers, dispatch_entry)
         if entries:
             self._events.dispatched(queue, entries, consumer_numbers)
-        return queue_dispatch.last
+        return queue_dispatch.awaited_lane
 
-    def queue_dispatch(self, queue: Queue) -> QueueDispatch:
+    def new_queue_dispatch(self, queue: Queue) -> QueueDispatch:
         """How to find what is next in a queue for each of its consumers."""
         kind = QueueDispatch
         if queue.has_groups:
@@ -146,7 +148,7 @@ class Dispatcher:
             self._commit_state,
             self._resident,
             self._page_reader,
-            self._outcomes,
+            self._settlement,
         )
 
     def dispatch_entry(self, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:
@@ -161,11 +163,11 @@ class Dispatcher:
         if entry.causes is not None:
             size += causes_size(entry.causes)
         consumer.session.unsent_bytes += size
-        self._memory.unsent += size
-        if self._memory.unsent > self._memory.unsent_threshold:
-            self._memory.unsent_max = 1
-        self._clients.dispatches += 1
-        consumer.last_dispatch = self._clients.dispatches
+        self._memory.unsent_bytes += size
+        if self._memory.unsent_bytes > self._memory.unsent_threshold:
+            self._memory.unsent_bytes_max = 1
+        self._clients.dispatch_count += 1
+        consumer.last_dispatch_number = self._clients.dispatch_count
         deliveries.setdefault(consumer, []).append(entry)
         if entry.group:
             self._selections.groups_of(entry.lane.queue).on_dispatched(entry, consumer)
@@ -186,10 +188,10 @@ class Dispatcher:
                 if not receivers:
                     # Nor has anybody for what is less urgent.
                     return None
-                consumer = max(receivers, key=lambda consumer: consumer.last_ack)
+                consumer = max(receivers, key=lambda consumer: consumer.last_ack_number)
                 count_before = len(entries)
                 window, consumer.window = consumer.window, len(consumer.held) + 1
-                receiver = (consumer.service_rank, len(consumer.held), consumer.last_dispatch, 0, consumer)
+                receiver = (consumer.service_rank, len(consumer.held), consumer.last_dispatch_number, 0, consumer)
                 may_continue = self._dispatch_lane(lane, [receiver], deliveries, entries, consumer_numbers)
                 consumer.window = window
                 if len(entries) == count_before:
@@ -208,7 +210,7 @@ class Dispatcher:
     ) -> bool:
         """Give out what is ready in one lane. False if the lower lanes get no turn."""
         memory, clients = self._memory, self._clients
-        committed, now_ms = self._commit_state.committed, self._commit_state.now_ms
+        committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
         while True:
             entry = lane.head()
             if entry is None:
@@ -217,7 +219,7 @@ class Dispatcher:
                 if not lane.unread or is_first_uncommitted(lane, committed):
                     return True
                 # All that is above the horizon is still in memory.
-                self._resident.load_recent(lane)
+                self._resident.load_unread_in_memory(lane)
                 continue
             if entry.batch > committed:
                 return True
@@ -226,7 +228,7 @@ class Dispatcher:
                 return False
             lane.pop()
             if 0 < message.expires_ms <= now_ms:
-                self._outcomes.expire(entry)
+                self._settlement.expire(entry)
                 continue
             consumer = receivers[0][4]
             entry.deliveries += 1
@@ -241,18 +243,19 @@ class Dispatcher:
             if entry.causes is not None:
                 size += causes_size(entry.causes)
             session.unsent_bytes += size
-            memory.unsent += size
-            if memory.unsent > memory.unsent_threshold:
-                memory.unsent_max = 1
-            clients.dispatches += 1
-            consumer.last_dispatch = clients.dispatches
+            memory.unsent_bytes += size
+            if memory.unsent_bytes > memory.unsent_threshold:
+                memory.unsent_bytes_max = 1
+            clients.dispatch_count += 1
+            consumer.last_dispatch_number = clients.dispatch_count
             if consumer in deliveries:
                 deliveries[consumer].append(entry)
             else:
                 deliveries[consumer] = [entry]
             if consumer.has_credit():
                 heapreplace(
-                    receivers, (consumer.service_rank, len(held), consumer.last_dispatch, receivers[0][3], consumer)
+                    receivers,
+                    (consumer.service_rank, len(held), consumer.last_dispatch_number, receivers[0][3], consumer),
                 )
                 if receivers[0][4] is consumer:
                     continue

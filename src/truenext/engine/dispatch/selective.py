@@ -18,11 +18,11 @@ from truenext.engine.state.queue import NO_ENTRIES
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from truenext.engine.lifecycle.outcomes import Outcomes
+    from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.selecting.groups import Groups
-    from truenext.engine.selecting.scan import QueueScan, ScanCursor, Scans
+    from truenext.engine.selecting.groups import GroupOwnership
+    from truenext.engine.selecting.scan import ConsumerScans, QueueScan, ScanCursor
     from truenext.engine.selecting.selecting import QueueSelection
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
 
     Head = Entry | int | None
     """What is ready first in a lane for a consumer: a message; None if nothing is, or it is being committed; or where
-    something has to be read or tested before that is known: from this sequence on, from SOMEWHERE on, or, with HOLDS,
+    something must be read or tested first: from this sequence on, from POSITION_UNKNOWN on, or, with BLOCKED_BY_RETRY,
     nowhere in the queue."""
 
-HOLDS = -1
+BLOCKED_BY_RETRY = -1
 """A message holds back all behind it until it is due."""
 
-SOMEWHERE = 0
+POSITION_UNKNOWN = 0
 """Before every sequence."""
 
 
 class ConsumerClass:
     """Consumers that are offered the same."""
 
-    __slots__ = ("is_held_back", "number", "offered", "only_consumer", "receivers", "scan")
+    __slots__ = ("group_owner", "may_be_held_back", "number", "offered_entry", "receivers", "scan")
 
-    def __init__(self, number: int, scan: QueueScan | None, only_consumer: BrokerConsumer | None) -> None:
+    def __init__(self, number: int, scan: QueueScan | None, group_owner: BrokerConsumer | None) -> None:
         self.number = number
         self.scan = scan
-        self.only_consumer = only_consumer
+        self.group_owner = group_owner
         """The one consumer, if these are one alone because it owns groups."""
         self.receivers: list[RankedConsumer] = []
         """As a heap, the best first; of those behind some may have no credit any more."""
-        self.offered: Entry | None = None
+        self.offered_entry: Entry | None = None
         """What was found for them, and not given out yet."""
-        self.is_held_back = False
+        self.may_be_held_back = False
         """What others are given may be what they wait for."""
 
-    def has_receiver(self) -> bool:
+    def has_receiver_with_credit(self) -> bool:
         # Subscriptions of one connection share its room.
         while self.receivers and not self.receivers[0][4].has_credit():
             heappop(self.receivers)
         return bool(self.receivers)
 
-    def best(self) -> tuple[int, int, int, int]:
+    def best_preference(self) -> tuple[int, int, int, int]:
         """How well the best one stands among others: the smallest is served. There is one."""
         return self.receivers[0][:4]
 
@@ -79,25 +79,25 @@ class QueueDispatch:
 
     __slots__ = (
         "_commit_state",
-        "_has_skipped",
-        "_outcomes",
+        "_has_skipped_uncommitted",
         "_page_reader",
         "_queue",
         "_resident",
         "_scans",
         "_selection",
-        "last",
+        "_settlement",
+        "awaited_lane",
     )
 
     def __init__(
         self,
         queue: Queue,
-        scans: Scans,
+        scans: ConsumerScans,
         selection: QueueSelection | None,
         commit_state: CommitState,
         resident: ResidentSet,
         page_reader: PageReader,
-        outcomes: Outcomes,
+        settlement: Settlement,
     ) -> None:
         self._queue = queue
         self._scans = scans
@@ -105,10 +105,10 @@ class QueueDispatch:
         self._commit_state = commit_state
         self._resident = resident
         self._page_reader = page_reader
-        self._outcomes = outcomes
-        self._has_skipped = False
+        self._settlement = settlement
+        self._has_skipped_uncommitted = False
         """Whoever was asked last would have got something earlier, were it not being committed."""
-        self.last: Lane | None = None
+        self.awaited_lane: Lane | None = None
         """The lane that consumers without a selector wait for until it is read, or that they came to last."""
 
     def dispatch(
@@ -123,11 +123,11 @@ class QueueDispatch:
         to_query = list(classes.values())
         while True:
             for consumer_class in to_query:
-                self._has_skipped = False
-                consumer_class.offered = entry = (
-                    self._first_of_class(consumer_class) if consumer_class.has_receiver() else None
+                self._has_skipped_uncommitted = False
+                consumer_class.offered_entry = entry = (
+                    self._first_of_class(consumer_class) if consumer_class.has_receiver_with_credit() else None
                 )
-                consumer_class.is_held_back = entry is None or self._has_skipped
+                consumer_class.may_be_held_back = entry is None or self._has_skipped_uncommitted
                 if entry is not None:
                     heappush(offers, (entry.lane.rank, entry.sequence, consumer_class.number, entry, consumer_class))
             if not offers:
@@ -137,43 +137,43 @@ class QueueDispatch:
             while offers and offers[0][3] is entry:
                 consumer_class = heappop(offers)[4]
                 # Else they were asked once more since.
-                if consumer_class.offered is entry:
-                    consumer_class.offered = None
+                if consumer_class.offered_entry is entry:
+                    consumer_class.offered_entry = None
                     to_query.append(consumer_class)
             candidates = [
                 consumer_class
                 for consumer_class in to_query
-                if consumer_class.has_receiver() and self._is_open_to(consumer_class, entry)
+                if consumer_class.has_receiver_with_credit() and self._is_available_to(consumer_class, entry)
             ]
             if candidates:
-                consumer_class = min(candidates, key=ConsumerClass.best)
+                consumer_class = min(candidates, key=ConsumerClass.best_preference)
                 *_, index, consumer = heappop(consumer_class.receivers)
                 horizon.remove_entry(entry.lane, entry)
                 dispatch_entry(entry, consumer)
                 to_query = self._classes_to_query(classes, to_query, offers)
                 if consumer.has_credit():
                     consumer_class = self._add_consumer(classes, consumer, index)
-                    if consumer_class.offered is None and consumer_class not in to_query:
+                    if consumer_class.offered_entry is None and consumer_class not in to_query:
                         to_query.append(consumer_class)
 
     def _add_consumer(
         self, classes: dict[Hashable, ConsumerClass], consumer: BrokerConsumer, index: int
     ) -> ConsumerClass:
         """Put a consumer, who is at this place among all, to those who are offered the same."""
-        scan = None if self._selection is None else self._scans.of(consumer, self._queue)
-        has_own_groups = self._has_own_groups(consumer, scan)
+        scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
+        has_own_groups = self._owns_groups(consumer, scan)
         key = consumer if has_own_groups else scan
         consumer_class = classes.get(key)
         if consumer_class is None:
             consumer_class = classes[key] = ConsumerClass(len(classes), scan, consumer if has_own_groups else None)
-        heappush(consumer_class.receivers, (*preference(consumer, index), consumer))
+        heappush(consumer_class.receivers, (*service_preference(consumer, index), consumer))
         return consumer_class
 
-    def _has_own_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
+    def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
         """Something is for this consumer alone."""
         return False
 
-    def _is_open_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
+    def _is_available_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
         """What was offered still is."""
         return True
 
@@ -193,7 +193,9 @@ class QueueDispatch:
             for consumer in consumers:
                 entry = self.first_for(consumer) if consumer.has_express else None
                 if entry is not None and consumer.has_express_credit(entry.lane.rank):
-                    offers.append((entry.lane.rank, entry.sequence, -consumer.last_ack, consumer.number, consumer))
+                    offers.append(
+                        (entry.lane.rank, entry.sequence, -consumer.last_ack_number, consumer.number, consumer)
+                    )
             if not offers:
                 return
             receiver = min(offers)[4]
@@ -204,13 +206,13 @@ class QueueDispatch:
 
     def first_for(self, consumer: BrokerConsumer) -> Entry | None:
         """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
-        return self._first_of_scan(None if self._selection is None else self._scans.of(consumer, self._queue))
+        return self._first_of_scan(None if self._selection is None else self._scans.find_scan(consumer, self._queue))
 
     def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
         return self._first_of_scan(consumer_class.scan)
 
     def _first_of_scan(self, scan: QueueScan | None) -> Entry | None:
-        return self._first_of_queue() if scan is None else self._first_found(scan)
+        return self._first_of_queue() if scan is None else self._first_in_scan(scan)
 
     def _first_of_queue(self) -> Entry | None:
         for lane in self._queue.lanes:
@@ -224,26 +226,26 @@ class QueueDispatch:
             if lane.arrived is not NO_ENTRIES:
                 lane.free_arrived()
             return None
-        self.last = lane
+        self.awaited_lane = lane
         while True:
             entry = lane.head()
             if entry is None:
                 if lane.needs_page:
                     return lane.horizon + 1
-                if not lane.unread or horizon.is_first_uncommitted(lane, self._commit_state.committed):
+                if not lane.unread or horizon.is_first_uncommitted(lane, self._commit_state.last_committed):
                     return None
-                self._resident.load_recent(lane)
+                self._resident.load_unread_in_memory(lane)
                 continue
-            if entry.batch > self._commit_state.committed:
+            if entry.batch > self._commit_state.last_committed:
                 return None
             if entry.due_us:
-                return HOLDS
+                return BLOCKED_BY_RETRY
             if entry.message is None:
                 return entry.sequence
-            if not self._expire_if_over(entry):
+            if not self._expire_if_expired(entry):
                 return entry
 
-    def _first_found(self, scan: QueueScan) -> Entry | None:
+    def _first_in_scan(self, scan: QueueScan) -> Entry | None:
         for cursor in scan.cursors.values():
             head = self._scan_head(cursor)
             if head is not None:
@@ -255,38 +257,38 @@ class QueueDispatch:
             entry = cursor.first()
             if entry is None:
                 return cursor.position + 1 if cursor.is_unfinished else None
-            if not self._expire_if_over(entry):
-                return self._check_head(entry)
+            if not self._expire_if_expired(entry):
+                return self._head_from_entry(entry)
 
-    def _check_head(self, entry: Entry) -> Head:
+    def _head_from_entry(self, entry: Entry) -> Head:
         """What the first of what was found in a lane is for who waits for it."""
-        if entry.batch > self._commit_state.committed:
-            self._has_skipped = True
+        if entry.batch > self._commit_state.last_committed:
+            self._has_skipped_uncommitted = True
             return None
         if entry.message is None:
             # Whether it is wanted, and so holds back anything for this one, is known when it is read.
             self._page_reader.request_body(entry)
             return entry.sequence
-        return HOLDS if entry.due_us else entry
+        return BLOCKED_BY_RETRY if entry.due_us else entry
 
     def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
         """The same of one lane."""
-        scan = None if self._selection is None else self._scans.of(consumer, self._queue)
+        scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         if scan is None:
             lane = self._queue.find_lane(rank)
             return None if lane is None else self._lane_head(lane)
         cursor = scan.cursors.get(rank)
         return None if cursor is None else self._scan_head(cursor)
 
-    def _expire_if_over(self, entry: Entry) -> bool:
+    def _expire_if_expired(self, entry: Entry) -> bool:
         """It was ready, and has expired."""
         message = entry.message
         if message is None or not 0 < message.expires_ms <= self._commit_state.now_ms:
             return False
-        if entry.batch > self._commit_state.committed or entry.due_us:
+        if entry.batch > self._commit_state.last_committed or entry.due_us:
             return False
         remove_from_lane(entry)
-        self._outcomes.expire(entry)
+        self._settlement.expire(entry)
         return True
 
 
@@ -305,54 +307,55 @@ class GroupedQueueDispatch(QueueDispatch):
     __slots__ = ("_counts",)
 
     @property
-    def _groups(self) -> Groups:
+    def _groups(self) -> GroupOwnership:
         assert self._selection is not None, "there are groups"
-        return self._selection.known_groups
+        return self._selection.existing_groups
 
     def dispatch(
         self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
     ) -> None:
         groups = self._groups
         # As of when somebody was asked last.
-        self._counts = groups.owned_count, groups.freed_count
+        self._counts = groups.assigned_count, groups.freed_count
         super().dispatch(consumers, dispatch_entry)
 
-    def _has_own_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
+    def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
         assert scan is not None, "where there are groups everybody has one"
         return any(
-            isinstance(cursor, GroupScanCursor) and cursor.heads.get(consumer) for cursor in scan.cursors.values()
+            isinstance(cursor, GroupScanCursor) and cursor.heads_by_owner.get(consumer)
+            for cursor in scan.cursors.values()
         )
 
-    def _is_open_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
+    def _is_available_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
         # Meanwhile its group may have become another's.
         owner = self._groups.owners.get(entry.group)
-        return owner is None or owner is consumer_class.only_consumer
+        return owner is None or owner is consumer_class.group_owner
 
     def _classes_to_query(
         self, classes: dict[Hashable, ConsumerClass], queried: list[ConsumerClass], offers: list[Offer]
     ) -> list[ConsumerClass]:
         groups = self._groups
         owned, freed = self._counts
-        self._counts = groups.owned_count, groups.freed_count
+        self._counts = groups.assigned_count, groups.freed_count
         if groups.freed_count != freed:
             # Anybody may get something earlier.
             offers.clear()
             return list(classes.values())
-        if groups.owned_count != owned:
+        if groups.assigned_count != owned:
             # What of this group was being committed, or had to be read, holds nobody else back any more.
             queried += [
                 consumer_class
                 for consumer_class in classes.values()
-                if consumer_class.is_held_back and consumer_class not in queried
+                if consumer_class.may_be_held_back and consumer_class not in queried
             ]
         return queried
 
     def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
         assert consumer_class.scan is not None, "where there are groups everybody has one"
-        return self._first_in_groups(consumer_class.scan, consumer_class.only_consumer)
+        return self._first_in_groups(consumer_class.scan, consumer_class.group_owner)
 
     def first_for(self, consumer: BrokerConsumer) -> Entry | None:
-        scan = self._scans.of(consumer, self._queue)
+        scan = self._scans.find_scan(consumer, self._queue)
         assert scan is not None, "where there are groups everybody has one"
         return self._first_in_groups(scan, consumer)
 
@@ -365,7 +368,7 @@ class GroupedQueueDispatch(QueueDispatch):
         return None
 
     def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
-        scan = self._scans.of(consumer, self._queue)
+        scan = self._scans.find_scan(consumer, self._queue)
         assert scan is not None, "where there are groups everybody has one"
         cursor = scan.cursors.get(rank)
         return None if cursor is None else self._group_head(cursor, consumer)
@@ -378,11 +381,11 @@ class GroupedQueueDispatch(QueueDispatch):
                 if cursor.needs_refill:
                     cursor.refill()
                     assert self._selection is not None, "there are groups"
-                    self._selection.unfinished[cursor] = None
-                return SOMEWHERE if must_wait else None
-            if not self._expire_if_over(entry):
-                return self._check_head(entry)
+                    self._selection.unfinished_cursors[cursor] = None
+                return POSITION_UNKNOWN if must_wait else None
+            if not self._expire_if_expired(entry):
+                return self._head_from_entry(entry)
 
 
-def preference(consumer: BrokerConsumer, index: int) -> tuple[int, int, int, int]:
-    return consumer.service_rank, len(consumer.held), consumer.last_dispatch, index
+def service_preference(consumer: BrokerConsumer, index: int) -> tuple[int, int, int, int]:
+    return consumer.service_rank, len(consumer.held), consumer.last_dispatch_number, index

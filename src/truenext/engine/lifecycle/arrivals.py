@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from truenext.destination import Destination, DestinationKind, parse_stored_address
 from truenext.engine.state.queue import UNBOUNDED, Entry
-from truenext.engine.writing.copies import NO_CONTENTS, Contents, share_new
+from truenext.engine.writing.copies import NO_CONTENTS, ContentNumbers, put_shared_content
 from truenext.engine.writing.entries import put
 from truenext.policy import StoreAndDispatch
 from truenext.record import timer_key
@@ -69,7 +69,7 @@ class Arrivals:
         self._timers = timers
 
     def accept(
-        self, queue: Queue, message: SentMessage, batch: int = SENT_ALONE, contents: Contents = NO_CONTENTS
+        self, queue: Queue, message: SentMessage, batch: int = SENT_ALONE, contents: ContentNumbers = NO_CONTENTS
     ) -> bool:
         """Give a new message its place. It is visible with `batch`, 0 is at once; SENT_ALONE if sent alone, or is one
         of several copies. True if it is stored. Of `contents` see `share_content`.
@@ -91,29 +91,29 @@ class Arrivals:
                 self._selections.start_groups(queue)
         if contents is not NO_CONTENTS:
             if is_stored:
-                entry.content = contents.persistent
+                entry.content_number = contents.persistent
             elif entry.lane.horizon != UNBOUNDED:
-                entry.content = contents.transient
+                entry.content_number = contents.transient
         if is_stored:
             put(commit_state.batch, entry)
         self._resident.add(entry, message)
-        if queue.watcher is not None:
-            queue.watcher.on_arrived(entry)
+        if queue.observer is not None:
+            queue.observer.on_arrived(entry)
         if message.expires_ms and not queue.is_temporary:
             self._timers.set(_expiry_timer(entry, message.expires_ms))
         events = self._events
-        if events.accepting is queue and events.accepting_batch == batch and not group:
-            events.entries.append(entry)
+        if events.accepting_queue is queue and events.accepting_batch == batch and not group:
+            events.block_entries.append(entry)
         else:
             events.accepted(entry)
         if batch:
-            if queue.has_wildcards and batch > commit_state.committed:
-                self._wildcards.message_accepted(entry)
+            if queue.has_wildcards and batch > commit_state.last_committed:
+                self._wildcards.on_message_accepted(entry)
             if batch == commit_state.batch.number:
-                commit_state.is_awaited = True
+                commit_state.is_batch_awaited = True
             commit_state.waiting_queues.setdefault(batch, {})[queue] = None
         else:
-            commit_state.touched[queue] = None
+            commit_state.touched_queues[queue] = None
         return is_stored
 
     def accept_copies(self, queues: Sequence[Queue], message: SentMessage) -> bool:
@@ -126,20 +126,20 @@ class Arrivals:
             is_stored |= self.accept(queue, message, SENT_ALONE, contents)
         return is_stored
 
-    def share_content(self, message: SentMessage, queues: Sequence[Queue]) -> Contents:
+    def share_content(self, message: SentMessage, queues: Sequence[Queue]) -> ContentNumbers:
         """What all these queues are to have is stored once, with the gathering batch, as far as it is stored; for
         `accept`.
         """
         if len(queues) < 2:
             return NO_CONTENTS
         message.arrived_ms = self._commit_state.now_ms
-        return share_new(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
+        return put_shared_content(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
 
-    def accept_due(self, name: str, to: str, message: SentMessage) -> None:
+    def accept_scheduled(self, name: str, to: str, message: SentMessage) -> None:
         """Accept a scheduled send, in the queue of this name, or everywhere that the address `to` stands for now."""
         needed = self._queues.ensure
         if to:
-            queues = self._queues.queues_of_parts(parse_stored_address(to), message, needed)
+            queues = self._queues.queues_for_copies(parse_stored_address(to), message, needed)
         else:
             queues = [needed(Destination(DestinationKind.QUEUE, name))]
         contents = self.share_content(message, queues)

@@ -26,13 +26,13 @@ class EndedPullRequest(NamedTuple):
 
 
 class PullRequests:
-    __slots__ = ("_events", "ended", "no_wait", "open")
+    __slots__ = ("_events", "ended", "no_wait_by_queue", "open_consumers")
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
-        self.open: dict[BrokerConsumer, None] = {}
+        self.open_consumers: dict[BrokerConsumer, None] = {}
         """Those that have asked for something that has not come."""
-        self.no_wait: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
+        self.no_wait_by_queue: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
         """Those whose wish does not wait, by their queue; of those that take from many each by itself."""
         self.ended: list[EndedPullRequest] = []
         """Those of which the clients are to be told."""
@@ -42,13 +42,13 @@ class PullRequests:
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
         self._log_request(consumer, pull_request.remaining)
-        self.open[consumer] = None
-        if pull_request.waits:
+        self.open_consumers[consumer] = None
+        if pull_request.waits_for_messages:
             self._remove_no_wait(consumer)
         else:
-            self.no_wait.setdefault(consumer.queue or consumer, {})[consumer] = None
+            self.no_wait_by_queue.setdefault(consumer.queue or consumer, {})[consumer] = None
 
-    def end(self, consumer: BrokerConsumer) -> None:
+    def end_with_notice(self, consumer: BrokerConsumer) -> None:
         """Nothing is ready for it, and its client is told so, behind what was dispatched."""
         self.ended.append(self.withdraw(consumer))
 
@@ -57,33 +57,33 @@ class PullRequests:
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
         ended = EndedPullRequest(consumer, pull_request.remaining, pull_request.correlation)
-        self.forget(consumer)
+        self.end_without_notice(consumer)
         return ended
 
-    def forget(self, consumer: BrokerConsumer) -> None:
+    def end_without_notice(self, consumer: BrokerConsumer) -> None:
         """The same, and its client knows."""
         pull_request = consumer.pull_request
         if pull_request is not None:
             pull_request.remaining = 0
-            self.open.pop(consumer, None)
+            self.open_consumers.pop(consumer, None)
             # Else what it acknowledges from here on would look like credit to whoever counts by its window.
             consumer.adjust_window(0)
             self._remove_no_wait(consumer)
             self._log_request(consumer, 0)
 
-    def remove(self, consumer: BrokerConsumer) -> None:
+    def remove_consumer(self, consumer: BrokerConsumer) -> None:
         """Its subscription has ended."""
-        self.open.pop(consumer, None)
+        self.open_consumers.pop(consumer, None)
         self._remove_no_wait(consumer)
 
-    def spend(self, deliveries: Mapping[BrokerConsumer, list[Entry]]) -> None:
+    def deduct_dispatched(self, deliveries: Mapping[BrokerConsumer, list[Entry]]) -> None:
         """This was dispatched."""
         for consumer, entries in deliveries.items():
             pull_request = consumer.pull_request
             if pull_request is not None:
                 pull_request.remaining -= len(entries)
                 if not pull_request.remaining:
-                    self.open.pop(consumer, None)
+                    self.open_consumers.pop(consumer, None)
                     self._remove_no_wait(consumer)
 
     def take_ended(self) -> list[EndedPullRequest]:
@@ -94,12 +94,12 @@ class PullRequests:
     def _remove_no_wait(self, consumer: BrokerConsumer) -> None:
         """It is none of those whose wish does not wait, or not any more."""
         key = consumer.queue or consumer
-        consumers = self.no_wait.get(key)
+        consumers = self.no_wait_by_queue.get(key)
         if consumers is not None:
             consumers.pop(consumer, None)
             if not consumers:
-                del self.no_wait[key]
+                del self.no_wait_by_queue[key]
 
     def _log_request(self, consumer: BrokerConsumer, count: int) -> None:
         if consumer.queue is not None:
-            self._events.requested(consumer, consumer.queue, count)
+            self._events.pull_requested(consumer, consumer.queue, count)

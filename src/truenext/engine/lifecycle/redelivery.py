@@ -57,7 +57,7 @@ def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -
     return round(delay)
 
 
-def dead_letter(
+def make_dead_letter(
     message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
 ) -> tuple[Destination, SentMessage]:
     """What becomes of a message that is given up in queue `origin`, and where it goes.

@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from truenext.engine.writing.commit_state import CommitState
 
 
-class Delays:
-    __slots__ = ("_commit_state", "_count", "_waiting")
+class DelayedEntries:
+    __slots__ = ("_commit_state", "_due_heap", "_heap_tie_breaker")
 
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
-        self._waiting: list[tuple[int, int, Entry]] = []
+        self._due_heap: list[tuple[int, int, Entry]] = []
         """A heap by due time. What became of a message in the meantime is not noticed here until then."""
-        self._count = 0
+        self._heap_tie_breaker = 0
 
     @property
     def next_us(self) -> int | None:
         """When the first of those that wait is due."""
-        return self._waiting[0][0] if self._waiting else None
+        return self._due_heap[0][0] if self._due_heap else None
 
     def delay(self, entry: Entry, delay_ms: int) -> bool:
         """A message is due so many milliseconds from now. True if it has to be kept out of its lane until then."""
         entry.due_us = self._commit_state.now_us + delay_ms * 1000
-        self._count += 1
-        heappush(self._waiting, (entry.due_us, self._count, entry))
+        self._heap_tie_breaker += 1
+        heappush(self._due_heap, (entry.due_us, self._heap_tie_breaker, entry))
         self._commit_state.active_work[self] = None
         # One of a group holds back nothing but its group, which knows that.
         return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.SKIP
@@ -51,7 +51,7 @@ class Delays:
             return 0
         # No delay was ever longer: else it is the wall clock that has been somewhere else.
         commit_state = self._commit_state
-        return max(0, min(due_ms - (commit_state.now_us + commit_state.ahead_us) // 1000, DELAY_MS_MAX))
+        return max(0, min(due_ms - (commit_state.now_us + commit_state.wall_clock_ahead_us) // 1000, DELAY_MS_MAX))
 
     def restore(self, entry: Entry, due_ms: int) -> bool:
         """The same for a message of the store, which is due at a time of the wall clock."""
@@ -69,7 +69,7 @@ class Delays:
     def pop_due(self) -> list[Entry]:
         """Those whose time has come; they wait no longer."""
         due: list[Entry] = []
-        waiting = self._waiting
+        waiting = self._due_heap
         while waiting and waiting[0][0] <= self._commit_state.now_us:
             entry = heappop(waiting)[2]
             entry.due_us = 0

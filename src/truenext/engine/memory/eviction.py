@@ -19,7 +19,7 @@ from truenext.engine.memory import horizon
 from truenext.engine.memory.horizon import is_stored
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.memory import size_of
-from truenext.engine.writing.copies import put_all
+from truenext.engine.writing.copies import put_copies
 from truenext.limits import REPLIES_EXCESS_BYTES_MAX, STORE_TRANSACTION_BYTES_MAX
 from truenext.order import RANKS
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.spilling import Spilling
-    from truenext.engine.state.clients import Clients
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.clients import ClientRegistry
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
 
@@ -40,7 +40,12 @@ EVICTION_DIVISOR = 4
 
 class Eviction:
     def __init__(
-        self, commit_state: CommitState, memory: Memory, resident: ResidentSet, clients: Clients, spilling: Spilling
+        self,
+        commit_state: CommitState,
+        memory: MemoryBudget,
+        resident: ResidentSet,
+        clients: ClientRegistry,
+        spilling: Spilling,
     ) -> None:
         self._commit_state = commit_state
         self._memory = memory
@@ -55,31 +60,33 @@ class Eviction:
         reply queue, whose messages cannot leave, and subscriptions that hold more than they may.
         """
         too_slow = [
-            queue for queue in self._resident.limited if queue.resident + queue.spilled > queue.policy.memory_limit
+            queue
+            for queue in self._resident.limited_subscriptions
+            if queue.resident_bytes + queue.spilled_bytes > queue.policy.memory_limit
         ]
-        too_large, self._resident.over_limit = self._resident.over_limit, {}
+        too_large, self._resident.queues_over_limit = self._resident.queues_over_limit, {}
         for queue in too_large:
             limit = queue.policy.memory_limit
             if queue.is_temporary:
                 # Of a reply queue the limit of some pattern was never meant.
-                if queue.destination.topic and queue.resident > limit and queue not in too_slow:
+                if queue.destination.topic and queue.resident_bytes > limit and queue not in too_slow:
                     too_slow.append(queue)
                 continue
-            if queue.resident > limit:
-                self._shrink([queue], queue.resident - limit + limit // EVICTION_DIVISOR)
-            if queue.resident > limit:
-                self._resident.still_over_limit[queue] = None
+            if queue.resident_bytes > limit:
+                self._evict_from_queues([queue], queue.resident_bytes - limit + limit // EVICTION_DIVISOR)
+            if queue.resident_bytes > limit:
+                self._resident.queues_still_over_limit[queue] = None
         memory = self._memory
-        is_short, memory.is_short = memory.is_short, False
+        is_short, memory.is_page_space_short = memory.is_page_space_short, False
         if (memory.bytes_over_limit <= 0 and not is_short) or self._resident.nothing_evictable_at == (
-            self._commit_state.committed,
-            memory.used,
+            self._commit_state.last_committed,
+            memory.message_bytes,
         ):
             return too_slow
-        if memory.deques:
+        if memory.deque_bytes:
             for queue in queues:
                 queue.shrink()
-        largest_first = sorted((queue for queue in queues if queue.resident), key=_resident, reverse=True)
+        largest_first = sorted((queue for queue in queues if queue.resident_bytes), key=_resident_bytes, reverse=True)
         done: set[Queue] = set()
         for queue in largest_first:
             needed = memory.bytes_over_limit + memory.limit // EVICTION_DIVISOR
@@ -89,30 +96,34 @@ class Eviction:
                 continue
             group = [queue]
             if queue.destination.topic:
-                least = queue.resident // 2
+                least = queue.resident_bytes // 2
                 group = [
-                    one for one in largest_first if one.destination.topic and one.resident >= least and one not in done
+                    one
+                    for one in largest_first
+                    if one.destination.topic and one.resident_bytes >= least and one not in done
                 ]
             done.update(group)
-            self._shrink(group, needed)
+            self._evict_from_queues(group, needed)
         if memory.bytes_over_limit + memory.limit // 4 > 0:
-            self._resident.nothing_evictable_at = (self._commit_state.committed, memory.used)
+            self._resident.nothing_evictable_at = (self._commit_state.last_committed, memory.message_bytes)
         if memory.bytes_over_limit <= min(REPLIES_EXCESS_BYTES_MAX, memory.limit * 3 // 4):
             # Somebody has asked for something large, and reads it.
             return too_slow
         return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]
 
-    def _shrink(self, queues: list[Queue], needed: int) -> None:
+    def _evict_from_queues(self, queues: list[Queue], needed: int) -> None:
         """Make `needed` bytes of the messages of these queues leave; those that would be served last go first."""
         for queue in queues:
             if queue.is_subscription and not queue.is_known_to_store:
                 self._spilling.start(queue)
         for rank in reversed(RANKS):
-            lanes = _lanes_of(queues, rank)
+            lanes = _existing_lanes(queues, rank)
             needed -= self._lower_horizons(lanes, needed)
             if needed <= 0:
                 return
-        held = [entry for queue in queues for entry in self._clients.held_by_consumers(queue) if _is_in_memory(entry)]
+        held = [
+            entry for queue in queues for entry in self._clients.held_by_consumers(queue) if _has_evictable_part(entry)
+        ]
         freed = self._unload_bodies(held, needed)
         if freed:
             for queue in queues:
@@ -121,12 +132,12 @@ class Eviction:
         for rank in reversed(RANKS):
             if needed <= 0:
                 return
-            lanes = _lanes_of(queues, rank)
+            lanes = _existing_lanes(queues, rank)
             waiting = [
                 entry
                 for lane in lanes
                 for entry in (*lane.delayed.values(), *lane.requeued_entries())
-                if _is_in_memory(entry)
+                if _has_evictable_part(entry)
             ]
             needed -= self._unload_bodies(waiting, needed)
             for lane in lanes:
@@ -141,9 +152,9 @@ class Eviction:
         freed = 0
         ends: list[tuple[int, Lane]] = []
         for lane in lanes:
-            if lane.arrived and lane.queue.watcher is not None:
-                lane.queue.watcher.on_horizon_lowering(lane)
-            self._add_end(ends, lane)
+            if lane.arrived and lane.queue.observer is not None:
+                lane.queue.observer.on_horizon_lowering(lane)
+            self._push_last_evictable(ends, lane)
         while ends and freed < needed:
             message = ends[0][1].arrived[-1].message
             assert message is not None, "what has arrived stands in memory as a whole"
@@ -154,10 +165,10 @@ class Eviction:
             if new:
                 if self._commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
                     break
-                put_all(self._commit_state.batch, new)
+                put_copies(self._commit_state.batch, new)
             for lane in copies:
                 self._lower_horizon(lane)
-                self._add_end(ends, lane)
+                self._push_last_evictable(ends, lane)
             freed += len(copies) * size_of(message)
         for lane in lanes:
             if lane.selected is not None:
@@ -165,15 +176,15 @@ class Eviction:
             lane.shrink()
         return freed
 
-    def _add_end(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
+    def _push_last_evictable(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
         """Put the last message that can leave a lane, if there is one, into a heap by sequence, the last one first."""
-        watcher = lane.queue.watcher
+        observer = lane.queue.observer
         while lane.arrived:
             entry = lane.arrived[-1]
             if entry.sequence <= lane.horizon_min:
-                horizon.requeue_arrived(lane)
-            elif watcher is not None and watcher.has_found(entry):
-                horizon.lower_keeping_last(lane)
+                horizon.move_arrived_to_requeued(lane)
+            elif observer is not None and observer.has_found(entry):
+                horizon.lower_horizon_keeping_last(lane)
             else:
                 heappush(ends, (-entry.sequence, lane))
                 return
@@ -183,19 +194,19 @@ class Eviction:
         entry = horizon.lower_horizon(lane)
         message = entry.message
         assert message is not None, "what has arrived stands in memory as a whole"
-        committed = self._commit_state.committed
+        committed = self._commit_state.last_committed
         if entry.batch <= committed and is_stored(entry, committed) and not lane.is_pinned:
             self._resident.unload_to_disk(entry, is_known=False)
         else:
             (lane.unread_in_memory or lane.allocate_unread_in_memory()).appendleft(entry)
-            self._memory.pending_free += size_of(message)
+            self._memory.pending_free_bytes += size_of(message)
             self._resident.lanes_with_unread_in_memory[lane] = None
 
     def _unload_bodies(self, entries: list[Entry], needed: int) -> int:
         """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable."""
         freed = 0
         entries.sort(key=_sequence)
-        for _, of_message in groupby(entries, key=_identity):
+        for _, of_message in groupby(entries, key=_message_identity):
             if freed >= needed:
                 break
             new: list[Entry] = []
@@ -205,49 +216,49 @@ class Eviction:
                 if entry.store_batch is None:
                     new.append(entry)
                     continue
-                freed += _size(entry)
-                if entry.store_batch <= self._commit_state.committed and self._resident.can_unload_causes(entry):
+                freed += _evictable_bytes(entry)
+                if entry.store_batch <= self._commit_state.last_committed and self._resident.can_unload_causes(entry):
                     if entry.message is None:
                         self._resident.unload_causes(entry)
                     else:
                         self._resident.unload_to_disk(entry, is_known=True)
             if new and self._commit_state.batch.size < STORE_TRANSACTION_BYTES_MAX:
-                freed += sum(map(_size, new))
-                put_all(self._commit_state.batch, new)
+                freed += sum(map(_evictable_bytes, new))
+                put_copies(self._commit_state.batch, new)
         return freed
 
 
-def _lanes_of(queues: list[Queue], rank: int) -> list[Lane]:
+def _existing_lanes(queues: list[Queue], rank: int) -> list[Lane]:
     """Those that there are."""
     lanes = (queue.find_lane(rank) for queue in queues)
     return [lane for lane in lanes if lane is not None]
 
 
-def _resident(queue: Queue) -> int:
-    return queue.resident
+def _resident_bytes(queue: Queue) -> int:
+    return queue.resident_bytes
 
 
 _sequence = attrgetter("sequence")
 
 
-def _identity(entry: Entry) -> int:
+def _message_identity(entry: Entry) -> int:
     return id(entry.message)
 
 
-def _is_in_memory(entry: Entry) -> bool:
+def _has_evictable_part(entry: Entry) -> bool:
     """Something of it that can leave."""
     return entry.message is not None or (entry.causes is not None and entry.causes.are_in_memory)
 
 
-def _size(entry: Entry) -> int:
+def _evictable_bytes(entry: Entry) -> int:
     return (0 if entry.message is None else size_of(entry.message)) + causes_size(entry.causes)
 
 
-def reason_to_close(queue: Queue) -> str:
+def owner_close_reason(queue: Queue) -> str:
     """The connection that owns a temporary queue must be ended."""
     if queue.is_reply_queue:
         return "does not read what waits in its temporary queues"
     return (
-        f"its subscription to {queue.destination.topic} holds {queue.resident + queue.spilled} bytes, and memory_limit "
-        f"of that topic's policy is {queue.policy.memory_limit}: read faster, or have that raised"
+        f"its subscription to {queue.destination.topic} holds {queue.resident_bytes + queue.spilled_bytes} bytes, and "
+        f"memory_limit of that topic's policy is {queue.policy.memory_limit}: read faster, or have that raised"
     )

@@ -2,7 +2,7 @@
 
 The horizon moves up with a page (`apply_page`), down when memory is short (`lower_horizon`), and is UNBOUNDED when all
 that waits is in memory (`update_horizon`). What was taken out of its turn is kept in one place below the horizon and in
-another above it, and moves with it (`_rebalance`).
+another above it, and moves with it (`_move_selected_across`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load_early(lane: Lane, entry: Entry) -> None:
     lane.unread -= 1
 
 
-def lower_keeping_last(lane: Lane) -> None:
+def lower_horizon_keeping_last(lane: Lane) -> None:
     """Move the horizon below the last message in memory, and have that in memory all the same."""
     entry = lower_horizon(lane)
     load_early(lane, entry)
@@ -53,14 +53,14 @@ def update_horizon(lane: Lane) -> None:
     """To be called when messages above the horizon have left: if there are none it is nowhere."""
     if not lane.unread:
         if lane.selected is not None and lane.horizon != UNBOUNDED:
-            lane.selected.horizon_rises += 1
+            lane.selected.horizon_rise_count += 1
         lane.horizon = UNBOUNDED
     if lane.selected is not None:
         lane.trim_gaps()
-        _rebalance(lane)
+        _move_selected_across(lane)
 
 
-def _rebalance(lane: Lane) -> None:
+def _move_selected_across(lane: Lane) -> None:
     """The horizon has moved: what was taken out of its turn and waits stands on its other side."""
     selected = lane.selected
     assert selected is not None, "somebody has a selector"
@@ -75,7 +75,7 @@ def _rebalance(lane: Lane) -> None:
         heapify(lane.requeued)
 
 
-def remove_from_lane(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
+def remove_entries(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
     """Take messages out that wait anywhere in the lane; `batch` removes them. Returns those that were recent."""
     removed = {entry.sequence for entry in entries}
     # The store never hears of what it was not told of before this batch.
@@ -128,7 +128,7 @@ def _remove_from_arrived(lane: Lane, removed: set[int]) -> None:
     arrived.rotate(at)
 
 
-def requeue_arrived(lane: Lane) -> None:
+def move_arrived_to_requeued(lane: Lane) -> None:
     """What is in memory stays known there; its bodies can leave."""
     for entry in lane.arrived:
         if lane.selected is None or entry.sequence not in lane.selected.arrived_gaps:
@@ -153,7 +153,7 @@ def lower_horizon(lane: Lane) -> Entry:
 
 
 def is_first_uncommitted(lane: Lane, committed: int) -> bool:
-    """Of a lane that has no head and something in `recent` alone: is its first message not visible yet?
+    """Of a lane that has no head and something in `unread_in_memory` alone: is its first message not visible yet?
 
     What was plucked and has come back may stand before it, also when nobody takes out of turn any more.
     """
@@ -163,7 +163,7 @@ def is_first_uncommitted(lane: Lane, committed: int) -> bool:
     return lane.selected is None or all(sequence > first.sequence for sequence in lane.selected.loaded_early)
 
 
-def load_recent(lane: Lane) -> None:
+def load_unread_in_memory(lane: Lane) -> None:
     """Nothing above the horizon has left memory: the lane is whole again."""
     if lane.arrived is NO_ENTRIES:
         lane.allocate_arrived()
@@ -194,14 +194,14 @@ def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: 
     lane.unread -= len(page) + len(not_in_page) + excluded
     lane.horizon = up_to
     if lane.selected is not None:
-        lane.selected.horizon_rises += 1
+        lane.selected.horizon_rise_count += 1
         update_horizon(lane)
     return in_page, not_in_page
 
 
 def pop_durable(lane: Lane, committed: int) -> list[Entry]:
     """What no longer has to be in memory, now that this batch is durable; not while a page is being read."""
-    if lane.pending_read is not None or lane.is_pinned or (lane.selected is not None and lane.selected.scan_reads):
+    if lane.pending_read is not None or lane.is_pinned or (lane.selected is not None and lane.selected.scan_read_count):
         # It may have been read before the batch was written.
         return []
     durable = [entry for entry in lane.unread_in_memory if is_stored(entry, committed)]

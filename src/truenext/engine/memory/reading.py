@@ -15,21 +15,21 @@ from truenext.batch import DUE_NEVER, NO_CAUSES, NO_MARK
 from truenext.engine.memory.horizon import is_stored
 from truenext.engine.state.causes import ONLY_IN_STORE
 from truenext.engine.state.empty import add_sequence
-from truenext.engine.state.pages import PageResult, Read, SideRead, damage_error
+from truenext.engine.state.pages import PageResult, SideRead, StoreRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, Entry, is_undeliverable
 from truenext.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
 if TYPE_CHECKING:
     from truenext.batch import Causes
-    from truenext.engine.memory.delays import Delays
+    from truenext.engine.memory.delays import DelayedEntries
     from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Lane
     from truenext.message import SentMessage
 
 
-class LaneRead(Read):
+class LaneRead(StoreRead):
     """The next page of a lane."""
 
     __slots__ = ("_page_reader",)
@@ -41,7 +41,7 @@ class LaneRead(Read):
         self._page_reader = page_reader
 
     def on_page(self, page: PageResult) -> None:
-        self._page_reader.page_read(self, page)
+        self._page_reader.on_page_read(self, page)
 
 
 class BodyRead(SideRead):
@@ -57,19 +57,21 @@ class BodyRead(SideRead):
         self.entry = entry
 
     def on_page(self, page: PageResult) -> None:
-        self._page_reader.body_read(self, page)
+        self._page_reader.on_body_read(self, page)
 
 
 class PageReader:
-    def __init__(self, memory: Memory, resident: ResidentSet, delays: Delays, *, redelivered_below: int) -> None:
+    def __init__(
+        self, memory: MemoryBudget, resident: ResidentSet, delays: DelayedEntries, *, redelivered_below: int
+    ) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._memory = memory
         self._resident = resident
-        self._delays = delays
+        self._delayed_entries = delays
         self._redelivered_below = redelivered_below
-        self._reads: list[Read] = []
-        self._failed: list[Entry] = []
-        self._delayed: list[Entry] = []
+        self._unsent_reads: list[StoreRead] = []
+        self._exhausted_entries: list[Entry] = []
+        self._newly_delayed: list[Entry] = []
         """Messages of the last pages that wait for their next try."""
 
     def request_page(self, lane: Lane) -> None:
@@ -78,9 +80,9 @@ class PageReader:
             return
         head = lane.head()
         queue = lane.queue
-        is_short = queue.resident + PAGE_BYTES > queue.policy.memory_limit
+        is_short = queue.resident_bytes + PAGE_BYTES > queue.policy.memory_limit
         if self._memory.bytes_over_limit + PAGE_BYTES > 0:
-            is_short = self._memory.is_short = True
+            is_short = self._memory.is_page_space_short = True
         if head is not None and head.message is None:
             after_sequence = head.sequence - 1
         elif lane.needs_page and (
@@ -91,18 +93,18 @@ class PageReader:
             return
         if is_short:
             # What is not taken at once may have to leave again.
-            self._read(lane, after_sequence, min(queue.policy.page_size, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT)
+            self._request_read(lane, after_sequence, min(queue.policy.page_size, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT)
         else:
-            self._read(lane, after_sequence, queue.policy.page_size, PAGE_BYTES)
+            self._request_read(lane, after_sequence, queue.policy.page_size, PAGE_BYTES)
 
-    def take_reads(self) -> list[Read]:
+    def take_reads(self) -> list[StoreRead]:
         """What is to be read from the store."""
         for entry in self._resident.awaiting_dead_letter():
             if entry.lane.selected is not None and entry.sequence in entry.lane.selected.entries:
                 self.request_body(entry)
             elif entry.lane.pending_read is None:
-                self._read(entry.lane, entry.sequence - 1, 1, PAGE_BYTES)
-        reads, self._reads = self._reads, []
+                self._request_read(entry.lane, entry.sequence - 1, 1, PAGE_BYTES)
+        reads, self._unsent_reads = self._unsent_reads, []
         return reads
 
     def request_body(self, entry: Entry) -> None:
@@ -112,9 +114,9 @@ class PageReader:
         if entry.sequence not in lane.selected.body_reads:
             lane.selected.body_reads = add_sequence(lane.selected.body_reads, entry.sequence)
             read = BodyRead(self, entry)
-            self._reads.append(read)
+            self._unsent_reads.append(read)
 
-    def body_read(self, read: BodyRead, page: PageResult) -> None:
+    def on_body_read(self, read: BodyRead, page: PageResult) -> None:
         """Take in the message that was to be read, and what follows it.
 
         Raises: StoreError if the store has lost the message
@@ -128,15 +130,15 @@ class PageReader:
             if entry is not None:
                 is_found |= entry is target
                 if self._restore_body(entry, found) and entry.message is not None:
-                    self._failed.append(entry)
+                    self._exhausted_entries.append(entry)
         if not is_found:
             raise damage_error(lane, "a message is not there any more")
 
-    def _read(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
+    def _request_read(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
         read = lane.pending_read = LaneRead(self, lane, after_sequence, limit, size_max)
-        self._reads.append(read)
+        self._unsent_reads.append(read)
 
-    def page_read(self, read: LaneRead, page: PageResult) -> None:
+    def on_page_read(self, read: LaneRead, page: PageResult) -> None:
         """Take in a page, which names no batch that is not known to be durable.
 
         Raises: StoreError if the store has lost something.
@@ -144,7 +146,7 @@ class PageReader:
         lane = read.lane
         if lane.pending_read is not read:
             # Meanwhile the lane lost what follows on the page, or got back what the page has.
-            self._resident.free_durable_of(lane)
+            self._resident.free_durable_in_lane(lane)
             return
         lane.pending_read = None
         if not (page.messages or page.is_end):
@@ -157,7 +159,7 @@ class PageReader:
                 entry = lane.unloaded.pop(found.sequence)
                 was_awaiting = self._restore_body(entry, found)
                 if was_awaiting and entry.message is not None:
-                    self.collect_failed(entry)
+                    self.collect_exhausted(entry)
             elif lane.is_only_in_store(found.sequence):
                 if found.message is None:
                     excluded += 1
@@ -165,15 +167,15 @@ class PageReader:
                 entry = self.load_entry(lane, found, found.message)
                 if is_undeliverable(lane.queue, entry.attempts, entry.due_us):
                     excluded += 1
-                    self.collect_failed(entry)
-                elif self._delays.restore(entry, found.mark.due_ms):
+                    self.collect_exhausted(entry)
+                elif self._delayed_entries.restore(entry, found.mark.due_ms):
                     excluded += 1
                     self._delay_without_body(entry)
-                    self._delayed.append(entry)
+                    self._newly_delayed.append(entry)
                 else:
                     fresh.append(entry)
                     if entry.due_us:
-                        self._delayed.append(entry)
+                        self._newly_delayed.append(entry)
         # What was written after the page was read, and has left memory since, is on the next page.
         if any(
             read.after_sequence < sequence <= up_to and is_stored(entry, page.as_of)
@@ -182,26 +184,26 @@ class PageReader:
             raise damage_error(lane, "a message is not there any more")
         if up_to > lane.horizon:
             self._resident.move_horizon(lane, fresh, excluded, up_to, page.as_of)
-        self._resident.free_durable_of(lane)
+        self._resident.free_durable_in_lane(lane)
 
-    def collect_failed(self, entry: Entry) -> None:
+    def collect_exhausted(self, entry: Entry) -> None:
         """A message that a page showed failed too often: it stands in no lane any more."""
-        self._failed.append(entry)
+        self._exhausted_entries.append(entry)
         self._resident.remember_removed(entry)
 
-    def take_failed(self) -> list[Entry]:
+    def take_exhausted(self) -> list[Entry]:
         """Those of pages since the last call."""
-        failed, self._failed = self._failed, []
+        failed, self._exhausted_entries = self._exhausted_entries, []
         return failed
 
     def take_delayed(self) -> list[Entry]:
         """Messages of pages since the last call that wait for their next try."""
-        delayed, self._delayed = self._delayed, []
+        delayed, self._newly_delayed = self._newly_delayed, []
         return delayed
 
     def collect_delayed(self, entry: Entry) -> None:
         """A message that a page showed waits for its next try."""
-        self._delayed.append(entry)
+        self._newly_delayed.append(entry)
 
     def delay_selected(self, entry: Entry) -> None:
         """The same for one that was plucked, and that others pass meanwhile: it keeps its place, but not its body."""
@@ -211,7 +213,7 @@ class PageReader:
         entry.is_out_of_lane = True
         self._resident.unload_to_disk(entry, is_known=True)
         lane.delay(entry)
-        self._delayed.append(entry)
+        self._newly_delayed.append(entry)
 
     def _delay_without_body(self, entry: Entry) -> None:
         """A message of a page waits for its next try: without its body, as it may for days."""
@@ -237,15 +239,15 @@ class PageReader:
             has_mark=found.mark != NO_MARK,
             due_us=DUE_NEVER if due_ms == DUE_NEVER else 0,
             group=message.group,
-            content=found.content,
+            content_number=found.content_number,
             was_lost=was_lost,
         )
         if found.causes is not NO_CAUSES:
             entry.causes = ONLY_IN_STORE
-        self._load(entry, message, found.causes)
+        self._load_message(entry, message, found.causes)
         return entry
 
-    def _load(self, entry: Entry, message: SentMessage, causes: Causes) -> None:
+    def _load_message(self, entry: Entry, message: SentMessage, causes: Causes) -> None:
         self._resident.count_loaded_from_disk(entry, message)
         self._resident.load_causes(entry, causes)
 
@@ -257,5 +259,5 @@ class PageReader:
             entry.lane.forget_requeued(entry)
         else:
             entry.message = found.message
-            self._load(entry, found.message, found.causes)
+            self._load_message(entry, found.message, found.causes)
         return was_awaiting

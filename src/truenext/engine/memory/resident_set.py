@@ -1,7 +1,7 @@
 """Which messages are in memory: all that come and go are counted here, one by one.
 
 What the store has, or is about to get, may leave; `Entry.message` says whether it has. What is above the horizon of its
-lane leaves by itself once it is durable (`free_durable`). What leaves because memory is short: eviction.py
+lane leaves by itself once it is durable (`free_durable_entries`). What leaves because memory is short: eviction.py
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from truenext.engine.writing.entries import put
 if TYPE_CHECKING:
     from truenext.batch import Causes
     from truenext.engine.state.causes import KnownCauses
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.message import SentMessage
 
-NEVER = (-1, 0)
+NEVER_EXHAUSTED = (-1, 0)
 
 
 class ResidentSet:
-    def __init__(self, commit_state: CommitState, memory: Memory) -> None:
+    def __init__(self, commit_state: CommitState, memory: MemoryBudget) -> None:
         self._commit_state = commit_state
         self._memory = memory
-        self._awaiting: list[Entry] = []
+        self._unread_dead_letters: list[Entry] = []
         """Failed too often, and to be read before they can move to the dead-letter queue."""
         self.lanes_with_unread_in_memory: dict[Lane, None] = {}
         """Lanes from which something leaves once it is durable."""
         self._lanes_with_removed: dict[Lane, None] = {}
-        self.over_limit: dict[Queue, None] = {}
+        self.queues_over_limit: dict[Queue, None] = {}
         """Queues that may be over their own limit."""
-        self.still_over_limit: dict[Queue, None] = {}
+        self.queues_still_over_limit: dict[Queue, None] = {}
         """Queues that are, from which more can leave once a write under way is durable."""
-        self.limited: dict[Queue, None] = {}
+        self.limited_subscriptions: dict[Queue, None] = {}
         """Subscriptions that end with their connections, have a limit of their own, and have something on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
         """Lanes in which causes stay in memory as long as a page is read."""
-        self.nothing_evictable_at = NEVER
+        self.nothing_evictable_at = NEVER_EXHAUSTED
         """The last batch, and what was used, when everything that could leave had left."""
 
     # ---- What comes and goes, message by message ----
@@ -54,11 +54,11 @@ class ResidentSet:
         """A message is in memory, in its lane or held."""
         size = size_of(message)
         queue = entry.lane.queue
-        self._memory.used += size
-        queue.resident += size
+        self._memory.message_bytes += size
+        queue.resident_bytes += size
         queue.resident_count += 1
-        if queue.resident > queue.policy.memory_limit:
-            self.over_limit[queue] = None
+        if queue.resident_bytes > queue.policy.memory_limit:
+            self.queues_over_limit[queue] = None
 
     def unload(self, entry: Entry) -> None:
         """A message is done with, or only the store has it from here on."""
@@ -68,14 +68,14 @@ class ResidentSet:
         if message is not None:
             # size_of, without the call.
             size = len(message.body) + len(message.header) + ENTRY_BYTES
-            self._memory.used -= size
+            self._memory.message_bytes -= size
             queue = entry.lane.queue
-            queue.resident -= size
+            queue.resident_bytes -= size
             queue.resident_count -= 1
             entry.message = None
         elif entry.lane.queue.spilled_sizes:
             queue = entry.lane.queue
-            queue.spilled -= queue.spilled_sizes.pop(entry.sequence, 0)
+            queue.spilled_bytes -= queue.spilled_sizes.pop(entry.sequence, 0)
 
     def unload_to_disk(self, entry: Entry, *, is_known: bool) -> None:
         """A message stays in its queue, and only the store has it from here on, or all of it but its place."""
@@ -83,18 +83,18 @@ class ResidentSet:
         if queue.is_subscription:
             assert entry.message is not None, "it has not left yet"
             size = size_of(entry.message)
-            queue.spilled += size
+            queue.spilled_bytes += size
             if is_known:
                 queue.spilled_sizes[entry.sequence] = size
             if queue.policy.memory_limit != maxsize:
-                self.limited[queue] = None
+                self.limited_subscriptions[queue] = None
         self.unload(entry)
 
     def count_loaded_from_disk(self, entry: Entry, message: SentMessage) -> None:
         """A message that only the store had is in memory again."""
         queue = entry.lane.queue
         if queue.is_subscription:
-            queue.spilled -= size_of(message)
+            queue.spilled_bytes -= size_of(message)
             queue.spilled_sizes.pop(entry.sequence, None)
         self.count_loaded(entry, message)
 
@@ -115,10 +115,10 @@ class ResidentSet:
         size = causes_size(causes) - causes_size(entry.causes)
         entry.causes = causes
         queue = entry.lane.queue
-        self._memory.used += size
-        queue.resident += size
-        if queue.resident > queue.policy.memory_limit:
-            self.over_limit[queue] = None
+        self._memory.message_bytes += size
+        queue.resident_bytes += size
+        if queue.resident_bytes > queue.policy.memory_limit:
+            self.queues_over_limit[queue] = None
 
     def can_unload_causes(self, entry: Entry) -> bool:
         """No page that was read before the store had them can bring this message back. If one may, whoever makes
@@ -126,9 +126,9 @@ class ResidentSet:
         known, lane = entry.causes, entry.lane
         if known is None:
             return True
-        if known.unstored is not NO_CAUSES or known.batch > self._commit_state.committed:
+        if known.unstored is not NO_CAUSES or known.batch > self._commit_state.last_committed:
             return False
-        if lane.side_reads or lane.pending_read is not None:
+        if lane.side_read_count or lane.pending_read is not None:
             self._lanes_awaiting_page[lane] = None
             return False
         return True
@@ -137,16 +137,16 @@ class ResidentSet:
         """Nothing of it is needed any more."""
         if lane in self._lanes_awaiting_page:
             del self._lanes_awaiting_page[lane]
-            self.over_limit[lane.queue] = None
-            self.nothing_evictable_at = NEVER
+            self.queues_over_limit[lane.queue] = None
+            self.nothing_evictable_at = NEVER_EXHAUSTED
 
     def on_requeued(self, entry: Entry) -> None:
         """A message is in its lane again; if a transaction had it, it can leave memory only now."""
         if entry.message is not None:
-            self.nothing_evictable_at = NEVER
+            self.nothing_evictable_at = NEVER_EXHAUSTED
             queue = entry.lane.queue
-            if queue.resident > queue.policy.memory_limit:
-                self.over_limit[queue] = None
+            if queue.resident_bytes > queue.policy.memory_limit:
+                self.queues_over_limit[queue] = None
 
     def add(self, entry: Entry, message: SentMessage) -> None:
         """Give a new message its place in its lane."""
@@ -155,11 +155,11 @@ class ResidentSet:
         # `count_loaded`, without the calls.
         size = len(message.body) + len(message.header) + ENTRY_BYTES
         memory = self._memory
-        memory.used += size
-        queue.resident += size
+        memory.message_bytes += size
+        queue.resident_bytes += size
         queue.resident_count += 1
-        if queue.resident > queue.policy.memory_limit:
-            self.over_limit[queue] = None
+        if queue.resident_bytes > queue.policy.memory_limit:
+            self.queues_over_limit[queue] = None
         if lane.horizon == UNBOUNDED:
             arrived = lane.arrived
             if arrived is NO_ENTRIES:
@@ -171,46 +171,46 @@ class ResidentSet:
             put(self._commit_state.batch, entry)
         lane.unread += 1
         (lane.unread_in_memory or lane.allocate_unread_in_memory()).append(entry)
-        memory.pending_free += size
+        memory.pending_free_bytes += size
         self.lanes_with_unread_in_memory[lane] = None
 
     def await_dead_letter(self, entry: Entry) -> None:
         """A message that has left memory is to be dead-lettered, once it is read."""
         entry.lane.add_unloaded(entry)
-        self._awaiting.append(entry)
+        self._unread_dead_letters.append(entry)
 
     def awaiting_dead_letter(self) -> list[Entry]:
         """Those that are not read yet; they stand in no lane."""
-        return self._awaiting[:]
+        return self._unread_dead_letters[:]
 
     def stop_awaiting_dead_letter(self, entry: Entry) -> bool:
         """It is read. True if it is to be dead-lettered."""
-        remaining = [one for one in self._awaiting if one is not entry]
-        was_awaiting = len(remaining) < len(self._awaiting)
-        self._awaiting = remaining
+        remaining = [one for one in self._unread_dead_letters if one is not entry]
+        was_awaiting = len(remaining) < len(self._unread_dead_letters)
+        self._unread_dead_letters = remaining
         return was_awaiting
 
     def awaits_dead_letter(self, entry: Entry) -> bool:
-        return any(one is entry for one in self._awaiting)
+        return any(one is entry for one in self._unread_dead_letters)
 
     def on_policy_changed(self, queue: Queue) -> None:
         """Its limit may be another."""
-        if queue.resident > queue.policy.memory_limit:
-            self.over_limit[queue] = None
-        if queue.spilled:
-            self.limited[queue] = None
+        if queue.resident_bytes > queue.policy.memory_limit:
+            self.queues_over_limit[queue] = None
+        if queue.spilled_bytes:
+            self.limited_subscriptions[queue] = None
 
-    def remove_from_lane(self, lane: Lane, entries: list[Entry]) -> None:
+    def remove_entries(self, lane: Lane, entries: list[Entry]) -> None:
         """Messages leave their lane out of their turn; the gathering batch removes them."""
-        for entry in horizon.remove_from_lane(lane, entries, self._commit_state.batch.number):
+        for entry in horizon.remove_entries(lane, entries, self._commit_state.batch.number):
             assert entry.message is not None, "what is recent has not left memory yet"
-            self._memory.pending_free -= size_of(entry.message)
+            self._memory.pending_free_bytes -= size_of(entry.message)
         if lane.removed:
             self._lanes_with_removed[lane] = None
 
     def forget_lane(self, lane: Lane) -> None:
         """A lane has ended with its queue: nothing of it is in memory, or will be."""
-        self._memory.pending_free -= sum(
+        self._memory.pending_free_bytes -= sum(
             size_of(entry.message) for entry in lane.unread_in_memory if entry.message is not None
         )
         for entry in (*lane, *lane.unread_in_memory, *lane.unloaded.values()):
@@ -223,9 +223,9 @@ class ResidentSet:
         lane.pending_read = None
         self.lanes_with_unread_in_memory.pop(lane, None)
         self._lanes_with_removed.pop(lane, None)
-        self.limited.pop(lane.queue, None)
+        self.limited_subscriptions.pop(lane.queue, None)
         self._lanes_awaiting_page.pop(lane, None)
-        self._awaiting = [entry for entry in self._awaiting if entry.lane is not lane]
+        self._unread_dead_letters = [entry for entry in self._unread_dead_letters if entry.lane is not lane]
 
     def remember_removed(self, entry: Entry) -> None:
         """A message of the page that came last did not come into its lane; the gathering batch removes it."""
@@ -246,7 +246,7 @@ class ResidentSet:
         in_page, in_memory = horizon.apply_page(lane, fresh, excluded, up_to, as_of)
         for entry in in_page + in_memory:
             assert entry.message is not None, "what is recent has not left memory yet"
-            memory.pending_free -= size_of(entry.message)
+            memory.pending_free_bytes -= size_of(entry.message)
         for entry in in_page:
             self.unload_to_disk(entry, is_known=False)
         if up_to == UNBOUNDED and lane.unread:
@@ -254,12 +254,12 @@ class ResidentSet:
 
     # ---- What leaves by itself ----
 
-    def free_durable(self) -> None:
+    def free_durable_entries(self) -> None:
         """A batch is durable, and so is whatever was written with it."""
-        self.over_limit.update(self.still_over_limit)
-        self.still_over_limit.clear()
+        self.queues_over_limit.update(self.queues_still_over_limit)
+        self.queues_still_over_limit.clear()
         for lane in list(self.lanes_with_unread_in_memory):
-            self.free_durable_of(lane)
+            self.free_durable_in_lane(lane)
         self.forget_removed()
 
     def forget_removed(self) -> None:
@@ -267,15 +267,15 @@ class ResidentSet:
         well: the last such page may come when nothing more is written.
         """
         for lane in list(self._lanes_with_removed):
-            lane.forget_removed(self._commit_state.committed)
+            lane.forget_removed(self._commit_state.last_committed)
             if not lane.removed:
                 del self._lanes_with_removed[lane]
 
-    def free_durable_of(self, lane: Lane) -> None:
+    def free_durable_in_lane(self, lane: Lane) -> None:
         """The same for one lane, of which no page is being read any more."""
-        for entry in horizon.pop_durable(lane, self._commit_state.committed):
+        for entry in horizon.pop_durable(lane, self._commit_state.last_committed):
             assert entry.message is not None, "what is recent has not left memory yet"
-            self._memory.pending_free -= size_of(entry.message)
+            self._memory.pending_free_bytes -= size_of(entry.message)
             self.unload_to_disk(entry, is_known=False)
         if not lane.unread_in_memory:
             self.lanes_with_unread_in_memory.pop(lane, None)
@@ -286,14 +286,14 @@ class ResidentSet:
 
     def unpin(self, lane: Lane) -> None:
         lane.is_pinned = False
-        self.free_durable_of(lane)
+        self.free_durable_in_lane(lane)
         # Whatever could not leave meanwhile can.
-        self.over_limit[lane.queue] = None
-        self.nothing_evictable_at = NEVER
+        self.queues_over_limit[lane.queue] = None
+        self.nothing_evictable_at = NEVER_EXHAUSTED
 
-    def load_recent(self, lane: Lane) -> None:
+    def load_unread_in_memory(self, lane: Lane) -> None:
         """What was about to leave the lane is needed now."""
         for entry in lane.unread_in_memory:
             assert entry.message is not None, "what is recent has not left memory yet"
-            self._memory.pending_free -= size_of(entry.message)
-        horizon.load_recent(lane)
+            self._memory.pending_free_bytes -= size_of(entry.message)
+        horizon.load_unread_in_memory(lane)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.numbers import QueueNumbers
+    from truenext.engine.writing.numbers import QueueNumberAllocator
 
 
 class ConnectionProgress(NamedTuple):
@@ -36,7 +36,7 @@ class ConnectionProgress(NamedTuple):
 
 
 class Spilling:
-    def __init__(self, commit_state: CommitState, numbers: QueueNumbers) -> None:
+    def __init__(self, commit_state: CommitState, numbers: QueueNumberAllocator) -> None:
         self._commit_state = commit_state
         self._numbers = numbers
         self._queues: dict[Queue, None] = {}
@@ -63,7 +63,7 @@ class Spilling:
         del self._queues[queue]
         return True
 
-    def find_stalled(
+    def find_stalled_connection(
         self,
         sessions: dict[str, ConnectionState],
         bytes_sent: Callable[[ConnectionState], int],
@@ -79,12 +79,12 @@ class Spilling:
         for queue in self._queues:
             session = sessions[queue.destination.session]
             if session not in self._progress:
-                now = ConnectionProgress(bytes_sent(session), tuple(map(_held, session.consumers.values())))
+                now = ConnectionProgress(bytes_sent(session), tuple(map(_hold_progress, session.consumers.values())))
                 known = before.get(session)
                 self._progress[session] = known if known is not None and known[0] == now else (now, now_us)
             limit_ms = queue.policy.stalled_subscriber_ms
             waited_us = now_us - self._progress[session][1]
-            size = queue.resident + queue.spilled
+            size = queue.resident_bytes + queue.spilled_bytes
             if needs_space and size and limit_ms != maxsize and waited_us >= limit_ms * 1000:
                 found.append((size, session, queue))
         if not found:
@@ -97,5 +97,5 @@ class Spilling:
         )
 
 
-def _held(consumer: BrokerConsumer) -> tuple[int, int]:
-    return len(consumer.held), consumer.last_dispatch
+def _hold_progress(consumer: BrokerConsumer) -> tuple[int, int]:
+    return len(consumer.held), consumer.last_dispatch_number

@@ -3,7 +3,7 @@
 A timer (record.py) says at what time which block of which lane is to be looked at. All of them are in the store, or on
 their way to it; the first ones are in memory as well, up to a horizon:
 
-    in memory, in order -----> horizon <----- in the store, or being written (`_recent`)
+    in memory, in order -----> horizon <----- in the store, or being written (`_unstored_batches`)
 
 When those in memory become few, the next page is read. As with lanes, a page names the batch up to which it is true,
 and what was set meanwhile below the new horizon comes into memory in the same step.
@@ -25,7 +25,7 @@ TIMERS_MAX = 4000
 PAGE_SIZE = 1000
 """Timers read at a time, when fewer than half of them are left."""
 
-END = b"\xff" * (TIMER_SIZE + 1)
+BEYOND_ALL_TIMERS = b"\xff" * (TIMER_SIZE + 1)
 """Behind every timer."""
 
 
@@ -50,7 +50,7 @@ class TimersResult(NamedTuple):
 class Timers:
     """To begin with, nothing is known but that there may be timers in the store."""
 
-    def __init__(self, commit_state: CommitState, *, first: bytes = b"", end: bytes = END) -> None:
+    def __init__(self, commit_state: CommitState, *, first: bytes = b"", end: bytes = BEYOND_ALL_TIMERS) -> None:
         """These are all timers behind `first` and before `end`."""
         self._commit_state = commit_state
         self._end = end
@@ -58,7 +58,7 @@ class Timers:
         """In order, each once; those that were taken as due are not among them. For this module to change."""
         self._horizon = first
         """Every timer up to here is in memory, or was taken."""
-        self._recent: dict[bytes, int] = {}
+        self._unstored_batches: dict[bytes, int] = {}
         """Those that were set and need not be in the store yet, and the batch that sets them."""
         self._reading: TimerRead | None = None
 
@@ -74,7 +74,7 @@ class Timers:
 
     def set(self, timer: bytes) -> None:
         """It is in force at once, and durable with the gathering batch. Costs little if it is set already."""
-        if timer in self._recent:
+        if timer in self._unstored_batches:
             return
         if timer <= self._horizon:
             if self._is_in_memory(timer):
@@ -84,7 +84,7 @@ class Timers:
             if len(self.in_memory) > TIMERS_MAX:
                 self._lower_horizon()
         batch = self._commit_state.batch
-        self._recent[timer] = batch.number
+        self._unstored_batches[timer] = batch.number
         batch.timers[timer] = None
         batch.size += TIMER_SIZE
 
@@ -94,34 +94,34 @@ class Timers:
             return None
         timer = self.in_memory.pop(0)
         # Whoever sets it from now on wants it to be obeyed again.
-        self._recent.pop(timer, None)
+        self._unstored_batches.pop(timer, None)
         return timer
 
     def pop_first(self) -> None:
         """The first one was obeyed, and is gone with the gathering batch."""
         timer = self.in_memory.pop(0)
-        self._recent.pop(timer, None)
-        self.clear(timer)
+        self._unstored_batches.pop(timer, None)
+        self.clear_unless_set_again(timer)
 
     def remove(self, timer: bytes) -> None:
         """It is not to be obeyed any more, and gone with the gathering batch. A page that is being read may bring it
         back."""
         if self._is_in_memory(timer):
             del self.in_memory[bisect_left(self.in_memory, timer)]
-        self._recent.pop(timer, None)
-        self.clear(timer)
+        self._unstored_batches.pop(timer, None)
+        self.clear_unless_set_again(timer)
 
     def put_back(self, timer: bytes) -> None:
         """It could not be obeyed yet, and is due still."""
         # The batch that sets it need not be durable: a page that is read before that does not show it.
-        self._recent[timer] = self._commit_state.batch.number
+        self._unstored_batches[timer] = self._commit_state.batch.number
         if timer <= self._horizon and not self._is_in_memory(timer):
             insort(self.in_memory, timer)
         self._commit_state.active_work[self] = None
 
-    def clear(self, timer: bytes) -> None:
+    def clear_unless_set_again(self, timer: bytes) -> None:
         """It was obeyed, and is gone with the gathering batch, unless it has been set again since it was taken."""
-        if timer not in self._recent and not self._is_in_memory(timer):
+        if timer not in self._unstored_batches and not self._is_in_memory(timer):
             batch = self._commit_state.batch
             batch.cleared_timers.append(timer)
             batch.timers.pop(timer, None)
@@ -130,20 +130,20 @@ class Timers:
     # ---- Reading ----
 
     def next_read(self) -> TimerRead | None:
-        """The page that is to be read now; `page_read` takes it."""
-        if self._reading is not None or self._horizon == END or len(self.in_memory) >= PAGE_SIZE // 2:
+        """The page that is to be read now; `on_page_read` takes it."""
+        if self._reading is not None or self._horizon == BEYOND_ALL_TIMERS or len(self.in_memory) >= PAGE_SIZE // 2:
             return None
         self._reading = TimerRead(self._horizon, PAGE_SIZE)
         return self._reading
 
-    def page_read(self, read: TimerRead, page: TimersResult) -> None:
+    def on_page_read(self, read: TimerRead, page: TimersResult) -> None:
         if self._reading is not read:
             # Meanwhile the horizon has moved down.
             return
         self._reading = None
         timers = page.timers[: bisect_left(page.timers, self._end)]
-        up_to = END if page.is_end or len(timers) < len(page.timers) else timers[-1]
-        recent = {timer for timer in self._recent if self._horizon < timer <= up_to}
+        up_to = BEYOND_ALL_TIMERS if page.is_end or len(timers) < len(page.timers) else timers[-1]
+        recent = {timer for timer in self._unstored_batches if self._horizon < timer <= up_to}
         self.in_memory += sorted(recent.union(timers))
         if self.in_memory:
             self._commit_state.active_work[self] = None
@@ -152,14 +152,16 @@ class Timers:
         if len(self.in_memory) > TIMERS_MAX:
             self._lower_horizon()
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """A batch is durable."""
-        self._forget_durable(self._commit_state.committed)
+        self._forget_durable(self._commit_state.last_committed)
 
     def _forget_durable(self, committed: int) -> None:
         """What this batch sets is in every page that is asked for from now on."""
-        if self._recent and self._reading is None:
-            self._recent = {timer: batch for timer, batch in self._recent.items() if batch > committed}
+        if self._unstored_batches and self._reading is None:
+            self._unstored_batches = {
+                timer: batch for timer, batch in self._unstored_batches.items() if batch > committed
+            }
 
     def _is_in_memory(self, timer: bytes) -> bool:
         at = bisect_left(self.in_memory, timer)

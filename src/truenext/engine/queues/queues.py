@@ -21,10 +21,10 @@ from truenext.destination import (
     durable_key_of,
     parse_stored_queue_name,
 )
-from truenext.engine.queues.reservations import Reservations
+from truenext.engine.queues.reservations import QueueReservations
 from truenext.engine.queues.unused import UnusedQueueFinder, must_keep, no_memory_error
 from truenext.engine.state.queue import Queue
-from truenext.engine.writing.entries import introduce
+from truenext.engine.writing.entries import introduce_queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import (
     PAUSE_BYTES,
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.spilling import Spilling
     from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-    from truenext.engine.queues.topics import Topics
+    from truenext.engine.queues.topics import TopicRouter
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.numbers import QueueNumbers
+    from truenext.engine.writing.numbers import QueueNumberAllocator
     from truenext.message import SentMessage
     from truenext.policy import Policies
 
@@ -64,11 +64,11 @@ class Queues:
         by_name: dict[str, Queue],
         commit_state: CommitState,
         events: EventLog,
-        memory: Memory,
-        clients: Clients,
+        memory: MemoryBudget,
+        clients: ClientRegistry,
         resident: ResidentSet,
-        numbers: QueueNumbers,
-        topics: Topics,
+        numbers: QueueNumberAllocator,
+        topics: TopicRouter,
         selections: Selections,
         wildcards: Wildcards,
         spilling: Spilling,
@@ -88,16 +88,16 @@ class Queues:
         self._spilling = spilling
         self._subscription_cleanup = subscription_cleanup
         self.policies = policies
-        self.durable: dict[str, Queue] = {}
+        self.durable_by_key: dict[str, Queue] = {}
         """Of each durable subscription, by its key."""
-        self.hidden: dict[str, Queue] = {}
+        self.hidden_by_name: dict[str, Queue] = {}
         """Those in which scheduled sends wait (scheduled.py), by the names of the queues that it is for; of what is not
         for one queue, by ""."""
         self._by_number: dict[int, Queue] = {}
         """Those that the store may know, but those that have ended."""
-        self._introduced: dict[Queue, int] = {}
+        self._introduction_batches: dict[Queue, int] = {}
         """Those that remember of which the store does not know durably yet, and the batch that tells it."""
-        self._reservations = Reservations(memory)
+        self._reservations = QueueReservations(memory)
         self._unused_finder = UnusedQueueFinder(by_name, commit_state, memory)
         self._no_removal_until_us = 0
         """Until then no queue more can go."""
@@ -113,7 +113,7 @@ class Queues:
 
     def require_durable(self, key: str) -> Queue:
         """Raises: RemoteProtocolError if there is no such durable subscription"""
-        queue = self.durable.get(key)
+        queue = self.durable_by_key.get(key)
         if queue is None:
             raise RemoteProtocolError(f"there is no durable subscription {key!r}", Code.NOT_FOUND)
         return queue
@@ -122,7 +122,7 @@ class Queues:
         """It has neither gone nor ended."""
         return self.by_name.get(queue.name) is queue
 
-    def has_ended(self, name: str) -> bool:
+    def has_subscription_ended(self, name: str) -> bool:
         """A durable subscription is no more: nobody can make its queue by sending to it."""
         return name.startswith(SUBSCRIPTION_PREFIX) and name not in self.by_name
 
@@ -134,7 +134,7 @@ class Queues:
 
     def scheduled_count(self, name: str) -> int:
         """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
-        queue = self.hidden.get(name)
+        queue = self.hidden_by_name.get(name)
         return 0 if queue is None else queue.waiting_count()
 
     # ---- Finding or making ----
@@ -147,7 +147,7 @@ class Queues:
         queue = self.by_name.get(destination.name)
         if queue is not None:
             # Nothing is in it yet.
-            queue.used_us = self._commit_state.now_us
+            queue.last_used_us = self._commit_state.now_us
             return queue
         return self.create(destination) if self._check_can_create(destination) else None
 
@@ -173,9 +173,9 @@ class Queues:
         if not destination.is_multi_queue:
             queue = queue_of(destination)
             return [] if queue is None else [queue]
-        return self.queues_of_parts(destination, send.message, queue_of)
+        return self.queues_for_copies(destination, send.message, queue_of)
 
-    def queues_of_parts(
+    def queues_for_copies(
         self, destination: Destination, message: SentMessage, queue_of: Callable[[Destination], Queue | None]
     ) -> list[Queue]:
         """Where the copies of a message stand that is sent to a topic, or to several destinations."""
@@ -213,9 +213,9 @@ class Queues:
             if send.schedule is not None:
                 name = "" if destination.is_multi_queue else destination.name
                 waiting = Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name)
-                self._reserve_one(waiting, reserved, new, exists=name in self.hidden)
+                self._reserve_one(waiting, reserved, new, exists=name in self.hidden_by_name)
         except RemoteProtocolError:
-            self.free_promised(new)
+            self.free_reserved(new)
             raise
         reserved.update(new)
 
@@ -226,11 +226,11 @@ class Queues:
         self._reservations.reserve(destination, exists=exists)
         new.append(name)
 
-    def is_reserved(self, queue: Queue) -> bool:
+    def has_open_sends(self, queue: Queue) -> bool:
         """An open transaction sends to it."""
         return queue.name in self._reservations
 
-    def free_promised(self, reserved: Iterable[str]) -> None:
+    def free_reserved(self, reserved: Iterable[str]) -> None:
         """The transaction has ended that sends to these."""
         self._reservations.free(reserved)
 
@@ -239,30 +239,30 @@ class Queues:
 
         Raises: RemoteProtocolError if there can be no such queue more
         """
-        if self._reservations.is_reserved(destination.name):
+        if self._reservations.has_reserved_space(destination.name):
             return True
         if destination.kind is DestinationKind.TEMPORARY:
             owner = self._clients.sessions.get(destination.session)
             if owner is None:
                 return False
-            reserved = self._reservations.temporary_of(owner.id)
+            reserved = self._reservations.reserved_temporary(owner.id)
             if len(owner.temporary_queues) + len(reserved) >= SUBSCRIPTIONS_MAX:
                 raise RemoteProtocolError(
                     f"more than {SUBSCRIPTIONS_MAX} temporary queues of one connection", Code.LIMIT
                 )
             if not reserved and owner.is_first_reply_queue(destination):
                 return True
-        self.check_memory()
+        self.check_queue_memory()
         return True
 
-    def check_memory(self) -> None:
+    def check_queue_memory(self) -> None:
         """Raises: RemoteProtocolError if there is none for one more queue, and no other queue can go"""
         if not self._memory.has_space_for_queue:
-            self.free_memory()
+            self.free_queue_memory()
             if not self._memory.has_space_for_queue:
                 raise no_memory_error(len(self.by_name), self._memory)
 
-    def free_memory(self) -> None:
+    def free_queue_memory(self) -> None:
         """There is none for what is to be made: let queues go, if any can."""
         now_us = self._commit_state.now_us
         if now_us >= self._no_removal_until_us and not self._remove_unused(len(self.by_name)):
@@ -280,23 +280,23 @@ class Queues:
         if destination.kind is DestinationKind.TEMPORARY:
             self._clients.sessions[destination.session].temporary_queues.append(queue)
         self.by_name[destination.name] = queue
-        self._reservations.queue_created(destination.name)
+        self._reservations.on_queue_created(destination.name)
         self._topics.add(queue)
         if number:
             self._by_number[number] = queue
             if must_keep(queue):
-                introduce(self._commit_state.batch, queue)
-                self._introduced[queue] = self._commit_state.batch.number
-        self._events.named(queue)
-        self._wildcards.queue_created(queue)
+                introduce_queue(self._commit_state.batch, queue)
+                self._introduction_batches[queue] = self._commit_state.batch.number
+        self._events.queue_named(queue)
+        self._wildcards.on_queue_created(queue)
         return queue
 
     def create_hidden(self, name: str, number: int = 0) -> Queue:
         """For scheduled sends to a queue of this name; `number` is the store's, if it has one already."""
         number = number or self._numbers.allocate()
         queue = Queue(Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name), number, DEFAULT_POLICY, self._memory)
-        self.hidden[name] = queue
-        self._reservations.queue_created(queue.name)
+        self.hidden_by_name[name] = queue
+        self._reservations.on_queue_created(queue.name)
         return queue
 
     def restore(self, number: int, name: str) -> Queue:
@@ -305,13 +305,13 @@ class Queues:
         queue = self._new_queue(parse_stored_queue_name(name.removeprefix(ENDED_PREFIX)), number)
         queue.is_known_to_store = True
         if name.startswith(ENDED_PREFIX):
-            self._subscription_cleanup.add(queue, 0)
+            self._subscription_cleanup.add_ended_queue(queue, 0)
         else:
             self.by_name[name] = self._by_number[number] = queue
             self._topics.add(queue)
             if queue.destination.topic:
-                self.durable[durable_key_of(queue.destination)] = queue
-        self._events.named(queue)
+                self.durable_by_key[durable_key_of(queue.destination)] = queue
+        self._events.queue_named(queue)
         return queue
 
     def restore_hidden(self, number: int, name: str) -> Queue:
@@ -329,27 +329,29 @@ class Queues:
             self.policies.for_queue(destination.topic or name),
             self._memory,
             holds_dead_letters=is_lasting and self.policies.holds_dead_letters(name),
-            used_us=self._commit_state.now_us,
+            last_used_us=self._commit_state.now_us,
         )
 
     def await_introduction(self, session: ConnectionState, destination: Destination) -> None:
         """A queue that remembers must not be forgotten once it is confirmed to whoever made it."""
-        if self._introduced:
+        if self._introduction_batches:
             for part in destination.parts or (destination,):
                 queue = self.by_name.get(part.name)
-                if queue in self._introduced:
-                    session.batch = max(session.batch, self._introduced[queue])
+                if queue in self._introduction_batches:
+                    session.last_batch = max(session.last_batch, self._introduction_batches[queue])
 
     @property
     def introduction_batch(self) -> int:
         """The last batch that tells the store of a queue; 0 if it knows of all durably."""
-        return max(self._introduced.values(), default=0)
+        return max(self._introduction_batches.values(), default=0)
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """A batch is durable."""
-        if self._introduced:
-            committed = self._commit_state.committed
-            self._introduced = {queue: batch for queue, batch in self._introduced.items() if batch > committed}
+        if self._introduction_batches:
+            committed = self._commit_state.last_committed
+            self._introduction_batches = {
+                queue: batch for queue, batch in self._introduction_batches.items() if batch > committed
+            }
 
     # ---- Pausing ----
 
@@ -362,7 +364,7 @@ class Queues:
         queue.is_paused = is_paused
         batch = self._commit_state.batch
         if not queue.is_known_to_store:
-            introduce(batch, queue)
+            introduce_queue(batch, queue)
         batch.paused[queue.number] = is_paused
         batch.size += PAUSE_BYTES
         if is_paused:
@@ -394,7 +396,7 @@ class Queues:
         if queue.is_needed or must_keep(queue) or self._clients.receivers_of(queue).consumers:
             return False
         if (
-            self.is_reserved(queue)
+            self.has_open_sends(queue)
             or self.scheduled_count(queue.name)
             or any(queue in waiting for waiting in self._commit_state.waiting_queues.values())
         ):
@@ -402,23 +404,23 @@ class Queues:
         if any(browser.queue is queue for browser in self._clients.active_browsers):
             return False
         if queue.has_unloaded_held:
-            # `resident` does not say that nobody has a message of it.
-            queue.has_unloaded_held = next(self._clients.all_held(queue), None) is not None
+            # `resident_bytes` does not say that nobody has a message of it.
+            queue.has_unloaded_held = next(self._clients.held_entries(queue), None) is not None
         return not queue.has_unloaded_held
 
     def remove(self, queue: Queue) -> None:
         """Nobody needs a queue any more."""
         self._unregister(queue)
-        self._wildcards.queue_removed(queue)
+        self._wildcards.on_queue_removed(queue)
         self._numbers.free(queue)
         queue.dispose()
 
     def remove_hidden(self, queue: Queue) -> None:
-        del self.hidden[queue.name.removeprefix(SCHEDULED_PREFIX)]
+        del self.hidden_by_name[queue.name.removeprefix(SCHEDULED_PREFIX)]
         self._numbers.free(queue)
         queue.dispose()
 
-    def drop(self, queue: Queue) -> None:
+    def drop_temporary(self, queue: Queue) -> None:
         """A temporary queue goes with its messages."""
         self._unregister(queue)
         if queue.destination.topic:
@@ -427,29 +429,29 @@ class Queues:
             self._resident.forget_lane(lane)
         if self._spilling.stop(queue):
             # Nothing comes to it once the last batch that has anything in it is durable.
-            self._subscription_cleanup.add(queue, self._commit_state.latest_batch)
+            self._subscription_cleanup.add_ended_queue(queue, self._commit_state.latest_batch)
         else:
             queue.dispose()
 
-    def end_durable(self, queue: Queue) -> int:
+    def end_durable_subscription(self, queue: Queue) -> int:
         """End a durable subscription that has no consumer, with all that is in it.
 
         Returns: the number of messages that go, those of open transactions included
         """
         count = queue.waiting_count()
-        del self.durable[durable_key_of(queue.destination)]
+        del self.durable_by_key[durable_key_of(queue.destination)]
         self._topics.remove(queue)
         if queue.is_paused:
             # Its number may be that of another queue.
             self.set_paused(queue, is_paused=False)
         acknowledged: list[Entry] = []
         for session in self._clients.sessions.values():
-            for transaction in session.transactions.settling:
+            for transaction in session.transactions.settling_transactions:
                 acknowledged += transaction.drop_queue(queue)
         count += len(acknowledged)
         # Before anything of a new queue of this name. It ends the open block as well: some may have been accepted just
         # now, and what is told of that asks their messages.
-        self._events.ended(queue)
+        self._events.subscription_ended(queue)
         for entry in chain(*queue.lanes, *(lane.unread_in_memory for lane in queue.lanes), acknowledged):
             if entry.store_batch is None:
                 # The others are on the pages that will be read.
@@ -459,11 +461,11 @@ class Queues:
         self._unregister(queue)
         for lane in queue.lanes:
             self._resident.forget_lane(lane)
-        self._subscription_cleanup.end(queue)
+        self._subscription_cleanup.end_subscription(queue)
         return count
 
     def _unregister(self, queue: Queue) -> None:
         del self.by_name[queue.name]
         self._by_number.pop(queue.stored_number, None)
-        self._commit_state.touched.pop(queue, None)
-        self._selections.drop(queue)
+        self._commit_state.touched_queues.pop(queue, None)
+        self._selections.drop_selection(queue)

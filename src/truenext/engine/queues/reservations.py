@@ -15,58 +15,58 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.destination import Destination
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
 
 
-class Reservations:
-    __slots__ = ("_memory", "_missing", "_senders")
+class QueueReservations:
+    __slots__ = ("_memory", "_missing_queues", "_transaction_counts")
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
-        self._senders: dict[str, int] = {}
+        self._transaction_counts: dict[str, int] = {}
         """By the name of a queue, how many open transactions send to it."""
-        self._missing: dict[str, Destination] = {}
+        self._missing_queues: dict[str, Destination] = {}
         """Those of them that are not there, and for which room is kept."""
 
     def __contains__(self, name: str) -> bool:
         """An open transaction sends to the queue of this name."""
-        return name in self._senders
+        return name in self._transaction_counts
 
-    def is_reserved(self, name: str) -> bool:
+    def has_reserved_space(self, name: str) -> bool:
         """It is not there, and may be made without asking whether there is room."""
-        return name in self._missing
+        return name in self._missing_queues
 
-    def temporary_of(self, session: str) -> list[Destination]:
+    def reserved_temporary(self, session: str) -> list[Destination]:
         """Of the connection of this name, those that are not there."""
-        return [one for one in self._missing.values() if one.session == session]
+        return [one for one in self._missing_queues.values() if one.session == session]
 
     def reserve(self, destination: Destination, *, exists: bool) -> None:
         """One open transaction more sends to a queue."""
         name = destination.name
-        self._senders[name] = self._senders.get(name, 0) + 1
-        if not exists and name not in self._missing:
-            self._missing[name] = destination
-            self._memory.queues += _size(destination)
+        self._transaction_counts[name] = self._transaction_counts.get(name, 0) + 1
+        if not exists and name not in self._missing_queues:
+            self._missing_queues[name] = destination
+            self._memory.queue_bytes += _queue_bytes(destination)
 
     def free(self, names: Iterable[str]) -> None:
         """One that sends to these is over."""
-        senders = self._senders
+        senders = self._transaction_counts
         for name in names:
             remaining = senders[name] - 1
             if remaining:
                 senders[name] = remaining
                 continue
             del senders[name]
-            if self._missing:
-                self.queue_created(name)
+            if self._missing_queues:
+                self.on_queue_created(name)
 
-    def queue_created(self, name: str) -> None:
+    def on_queue_created(self, name: str) -> None:
         """A queue counts by itself from here on, or is needed no more."""
-        destination = self._missing.pop(name, None)
+        destination = self._missing_queues.pop(name, None)
         if destination is not None:
-            self._memory.queues -= _size(destination)
+            self._memory.queue_bytes -= _queue_bytes(destination)
 
 
-def _size(destination: Destination) -> int:
+def _queue_bytes(destination: Destination) -> int:
     """What it takes once something is in it."""
     return queue_size(destination) + LANE_BYTES

@@ -19,7 +19,7 @@ from truenext.destination import ENDED_PREFIX
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.background_task import BackgroundTask
-from truenext.engine.writing.entries import dereference
+from truenext.engine.writing.entries import dereference_content
 from truenext.limits import PAGE_BYTES, PAGE_SIZE
 from truenext.order import RANKS
 from truenext.record import message_key
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.event_log import EventLog
-    from truenext.engine.writing.numbers import QueueNumbers
+    from truenext.engine.writing.numbers import QueueNumberAllocator
 
 
 class CleanupRead(SideRead):
@@ -43,24 +43,24 @@ class CleanupRead(SideRead):
         self._cleanup = cleanup
 
     def on_page(self, page: PageResult) -> None:
-        self._cleanup.page_read(self, page)
+        self._cleanup.on_page_read(self, page)
 
 
 class _EndedQueue:
-    __slots__ = ("after", "batch", "has_damage", "queue", "rank")
+    __slots__ = ("end_batch", "has_damage", "queue", "rank", "removed_up_to")
 
-    def __init__(self, queue: Queue, batch: int) -> None:
+    def __init__(self, queue: Queue, end_batch: int) -> None:
         self.queue = queue
-        self.batch = batch
+        self.end_batch = end_batch
         """Once it is durable nothing comes to the queue any more."""
         self.rank = 0
-        self.after = 0
+        self.removed_up_to = 0
         """The last sequence of the lane that is gone."""
         self.has_damage = False
 
 
 class SubscriptionCleanup(BackgroundTask):
-    def __init__(self, commit_state: CommitState, events: EventLog, numbers: QueueNumbers) -> None:
+    def __init__(self, commit_state: CommitState, events: EventLog, numbers: QueueNumberAllocator) -> None:
         self._commit_state = commit_state
         self._events = events
         self._numbers = numbers
@@ -68,19 +68,19 @@ class SubscriptionCleanup(BackgroundTask):
         """The first is under way."""
         self._is_reading = False
 
-    def end(self, queue: Queue) -> None:
+    def end_subscription(self, queue: Queue) -> None:
         """A queue has ended: the store is told with the gathering batch."""
         batch = self._commit_state.batch
         batch.queues[queue.number] = ENDED_PREFIX + queue.name
-        self.add(queue, batch.number)
+        self.add_ended_queue(queue, batch.number)
 
-    def add(self, queue: Queue, batch: int) -> None:
+    def add_ended_queue(self, queue: Queue, batch: int) -> None:
         """The store knows that a queue has ended as soon as a batch is durable."""
         self._ended_queues.append(_EndedQueue(queue, batch))
         self._commit_state.active_work[self] = None
 
     @property
-    def has_any(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self._ended_queues)
 
     def queues(self) -> list[Queue]:
@@ -91,37 +91,37 @@ class SubscriptionCleanup(BackgroundTask):
             bool(self._ended_queues)
             and not self._is_reading
             and not self._commit_state.is_stopped
-            and self._ended_queues[0].batch <= self._commit_state.committed
+            and self._ended_queues[0].end_batch <= self._commit_state.last_committed
             and not self._commit_state.is_full
         )
 
     def step(self) -> list[SideRead]:
         self._is_reading = True
         ended = self._ended_queues[0]
-        return [CleanupRead(self, ended.queue.lane(ended.rank), ended.after)]
+        return [CleanupRead(self, ended.queue.lane(ended.rank), ended.removed_up_to)]
 
-    def page_read(self, read: CleanupRead, page: PageResult) -> None:
+    def on_page_read(self, read: CleanupRead, page: PageResult) -> None:
         batch = self._commit_state.batch
         self._is_reading = False
         ended = self._ended_queues[0]
         lane = read.lane
         for found in page.messages:
-            ended.after = found.sequence
+            ended.removed_up_to = found.sequence
             if found.message is None:
                 # Nobody can say which of the store's two kinds it is of. It does no harm where it is.
                 ended.has_damage = True
                 continue
             key = message_key(lane.key, found.sequence)
             (batch.removes if found.message.persistent else batch.transient_removes).append(key)
-            if found.content:
-                dereference(batch, found.content, persistent=found.message.persistent)
+            if found.content_number:
+                dereference_content(batch, found.content_number, persistent=found.message.persistent)
             if found.mark != NO_MARK:
                 batch.unmarks.append(key)
             batch.size += len(key)
             self._events.expired(_removed_entry(lane, found.sequence, is_persistent=found.message.persistent))
         if not page.is_end:
             return
-        ended.rank, ended.after = ended.rank + 1, 0
+        ended.rank, ended.removed_up_to = ended.rank + 1, 0
         if ended.rank == len(RANKS):
             del self._ended_queues[0]
             if not ended.has_damage:

@@ -28,7 +28,7 @@ CACHED_TOPIC_COST = 16
 """As so many of these a topic itself counts."""
 
 
-class Topics:
+class TopicRouter:
     __slots__ = ("_by_pattern", "_by_topic", "_cache", "_cache_size", "_selectors")
 
     def __init__(self) -> None:
@@ -53,26 +53,26 @@ class Topics:
             self._by_pattern.setdefault(words[0], {})[queue] = words
         else:
             self._by_topic.setdefault(topic, {})[queue] = None
-        self._forget()
+        self._clear_cache()
 
     def remove(self, queue: Queue) -> None:
         """A subscription ends."""
         topic = queue.destination.topic
         queue.memory.remove_selector(self._selectors.pop(queue, None))
         if is_pattern(topic):
-            _remove(self._by_pattern, topic.split(".")[0], queue)
+            _remove_queue(self._by_pattern, topic.split(".")[0], queue)
         else:
-            _remove(self._by_topic, topic, queue)
-        self._forget()
+            _remove_queue(self._by_topic, topic, queue)
+        self._clear_cache()
 
     def queues_of(self, topic: str, message: SentMessage) -> list[Queue]:
         """Where a message sent to a topic stands."""
         queues = self._cache.get(topic)
         if queues is None:
-            queues = [*self._by_topic.get(topic, ()), *self._by_patterns(topic)]
+            queues = [*self._by_topic.get(topic, ()), *self._match_patterns(topic)]
             size = CACHED_TOPIC_COST + len(queues)
             if self._cache_size + size > CACHE_MAX:
-                self._forget()
+                self._clear_cache()
             self._cache[topic] = queues
             self._cache_size += size
         selectors = self._selectors
@@ -80,11 +80,11 @@ class Topics:
             return queues
         return [queue for queue in queues if queue not in selectors or selectors[queue].matches(message)]
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         self._cache.clear()
         self._cache_size = 0
 
-    def _by_patterns(self, topic: str) -> list[Queue]:
+    def _match_patterns(self, topic: str) -> list[Queue]:
         if topic.startswith("/"):
             # A temporary topic is the private business of one connection.
             return []
@@ -95,7 +95,7 @@ class Topics:
         return found
 
 
-def _remove(queues: dict[str, dict[Queue, _T]], key: str, queue: Queue) -> None:
+def _remove_queue(queues: dict[str, dict[Queue, _T]], key: str, queue: Queue) -> None:
     del queues[key][queue]
     if not queues[key]:
         del queues[key]

@@ -18,7 +18,7 @@ from truenext.limits import UNUSED_QUEUE_SECONDS, UNUSED_QUEUE_SECONDS_SHORT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.commit_state import CommitState
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class UnusedQueueFinder:
     __slots__ = ("_by_name", "_commit_state", "_memory", "_remaining")
 
-    def __init__(self, by_name: Mapping[str, Queue], commit_state: CommitState, memory: Memory) -> None:
+    def __init__(self, by_name: Mapping[str, Queue], commit_state: CommitState, memory: MemoryBudget) -> None:
         self._by_name = by_name
         """All that there are."""
         self._commit_state = commit_state
@@ -44,7 +44,7 @@ class UnusedQueueFinder:
                 self._remaining = list(self._by_name.values())
                 self._remaining.reverse()
             queue = self._remaining.pop()
-            if queue.used_us <= before_us and self._by_name.get(queue.name) is queue:
+            if queue.last_used_us <= before_us and self._by_name.get(queue.name) is queue:
                 yield queue
 
 
@@ -53,17 +53,17 @@ def must_keep(queue: Queue) -> bool:
     return bool(queue.is_paused or queue.destination.topic or virtual_topic(queue.name))
 
 
-def consumer_memory_error(size: int, memory: Memory) -> RemoteProtocolError:
+def consumer_memory_error(size: int, memory: MemoryBudget) -> RemoteProtocolError:
     """A consumer or a browser takes so many bytes, with its selector, and there is no room for that."""
     return RemoteProtocolError(
         f"no room for this subscription: it takes {-(-size >> 10)} KiB with its selector and in all its queues, and "
-        f"queues and their consumers take {memory.queues >> 20} of the {memory.queues_limit >> 20} MiB that "
+        f"queues and their consumers take {memory.queue_bytes >> 20} of the {memory.queues_limit >> 20} MiB that "
         "--memory-limit leaves for them; make it larger, have fewer or shorter selectors, or let fewer queues match",
         Code.NO_SPACE,
     )
 
 
-def no_memory_error(queues: int, memory: Memory) -> RemoteProtocolError:
+def no_memory_error(queues: int, memory: MemoryBudget) -> RemoteProtocolError:
     """There is no room for another queue, and none of those that are there can go."""
     return RemoteProtocolError(
         f"no room for another queue: {queues} queues and their consumers take all of the {memory.queues_limit >> 20} "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.state.wildcard import Wildcard
     from truenext.engine.writing.commit_state import CommitState
@@ -34,12 +34,12 @@ class Wildcards(BackgroundTask):
     __slots__ = (
         "_clients",
         "_commit_state",
-        "_consumers",
-        "_current",
         "_events",
+        "_joining_now",
         "_queues",
-        "_remaining",
+        "_queues_to_join",
         "_selections",
+        "_wildcards",
         "express_queues",
         "joining",
         "uncommitted",
@@ -49,7 +49,7 @@ class Wildcards(BackgroundTask):
         self,
         commit_state: CommitState,
         events: EventLog,
-        clients: Clients,
+        clients: ClientRegistry,
         queues: Mapping[str, Queue],
         selections: Selections,
     ) -> None:
@@ -59,23 +59,23 @@ class Wildcards(BackgroundTask):
         self._events = events
         self._clients = clients
         self._selections = selections
-        self._consumers: list[Wildcard] = []
+        self._wildcards: list[Wildcard] = []
         self.joining: dict[Wildcard, int] = {}
         """Those that have not joined all their queues yet, with the bytes that are counted for those; one after the
         other does."""
-        self._current: Wildcard | None = None
+        self._joining_now: Wildcard | None = None
         """The one whose turn it is, if it has begun."""
-        self._remaining: list[Queue] = []
+        self._queues_to_join: list[Queue] = []
         """Queues that were there when it had, at which it is still to look."""
         self.uncommitted: list[deque[Entry]] = [deque() for _ in RANKS]
         """By rank, in the order of sequences; some may be durable by now."""
         self.express_queues: dict[Queue, None] = {}
         """Queues that have had consumers with express."""
 
-    def size_to_join(self, wildcard: Wildcard) -> int:
+    def join_bytes(self, wildcard: Wildcard) -> int:
         """Bytes for which there must be room before it can subscribe. Each queue has room for its first wildcard."""
         selector = wildcard.selector
-        if selector is None and not self._consumers:
+        if selector is None and not self._wildcards:
             return 0
         matching = [queue for queue in self._queues.values() if wildcard.matches_queue(queue)]
         size = JOIN_BYTES * sum(queue.has_wildcards for queue in matching)
@@ -86,14 +86,14 @@ class Wildcards(BackgroundTask):
         )
 
     def subscribe(self, wildcard: Wildcard, size: int) -> None:
-        """A step joins it to the queues that it means; `size_to_join` is counted for them until it has."""
-        self._consumers.append(wildcard)
+        """A step joins it to the queues that it means; `join_bytes` is counted for them until it has."""
+        self._wildcards.append(wildcard)
         self.joining[wildcard] = size
         self._commit_state.active_work[self] = None
-        wildcard.memory.queues += size
+        wildcard.memory.queue_bytes += size
 
     @property
-    def has_any(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self.joining)
 
     def is_due(self) -> bool:
@@ -102,71 +102,71 @@ class Wildcards(BackgroundTask):
     def step(self) -> tuple[()]:
         """Look at some of the queues that somebody has to join."""
         wildcard = next(iter(self.joining))
-        if wildcard is not self._current:
-            self._current, self._remaining = wildcard, list(self._queues.values())
+        if wildcard is not self._joining_now:
+            self._joining_now, self._queues_to_join = wildcard, list(self._queues.values())
         # The last ones, which are let go of for nothing.
-        queues = self._remaining[-JOIN_QUEUES_PER_TURN:]
-        del self._remaining[-JOIN_QUEUES_PER_TURN:]
+        queues = self._queues_to_join[-JOIN_QUEUES_PER_TURN:]
+        del self._queues_to_join[-JOIN_QUEUES_PER_TURN:]
         known, joined = self._queues, wildcard.queues
         current = (queue for queue in queues if known.get(queue.name) is queue and queue not in joined)
         matching = [queue for queue in current if wildcard.matches_queue(queue)]
         self._add_uncommitted(queue for queue in matching if not queue.has_wildcards)
         memory = wildcard.memory
-        before = memory.queues
+        before = memory.queue_bytes
         for queue in matching:
             self._join(wildcard, queue)
         # What was counted for that before is not counted twice.
-        counted = min(self.joining[wildcard], memory.queues - before)
+        counted = min(self.joining[wildcard], memory.queue_bytes - before)
         self.joining[wildcard] -= counted
-        memory.queues -= counted
-        self._commit_state.touched.update(dict.fromkeys(matching))
-        if not self._remaining:
+        memory.queue_bytes -= counted
+        self._commit_state.touched_queues.update(dict.fromkeys(matching))
+        if not self._queues_to_join:
             self._end_joining(wildcard)
             self._commit_state.touched_wildcards[wildcard] = None
         return ()
 
     def _end_joining(self, wildcard: Wildcard) -> None:
         wildcard.is_joining = False
-        wildcard.memory.queues -= self.joining.pop(wildcard, 0)
-        if wildcard is self._current:
-            self._current, self._remaining = None, []
+        wildcard.memory.queue_bytes -= self.joining.pop(wildcard, 0)
+        if wildcard is self._joining_now:
+            self._joining_now, self._queues_to_join = None, []
 
-    def queue_created(self, queue: Queue) -> None:
+    def on_queue_created(self, queue: Queue) -> None:
         """There is a new queue; nothing is in it."""
-        for wildcard in self._consumers:
+        for wildcard in self._wildcards:
             if wildcard.matches_queue(queue):
                 self._join(wildcard, queue)
 
     def unsubscribe(self, wildcard: Wildcard) -> None:
-        self._consumers.remove(wildcard)
+        self._wildcards.remove(wildcard)
         self._end_joining(wildcard)
         self._commit_state.touched_wildcards.pop(wildcard, None)
         self._clients.forget_wildcard(wildcard)
         for queue in wildcard.queues:
             if len(self._clients.receivers_of(queue).wildcards) > 1:
-                queue.memory.queues -= JOIN_BYTES
+                queue.memory.queue_bytes -= JOIN_BYTES
 
-    def queue_removed(self, queue: Queue) -> None:
+    def on_queue_removed(self, queue: Queue) -> None:
         """A queue has gone in which nothing was."""
         wildcards = self._clients.receivers_of(queue).wildcards
         for wildcard in wildcards:
             self._events.unsubscribed(wildcard, queue)
             wildcard.remove_queue(queue)
-        queue.memory.queues -= JOIN_BYTES * max(0, len(wildcards) - 1)
+        queue.memory.queue_bytes -= JOIN_BYTES * max(0, len(wildcards) - 1)
         self._clients.forget_queue(queue)
         self.express_queues.pop(queue, None)
 
     @property
-    def is_commit_under_way(self) -> bool:
+    def has_uncommitted(self) -> bool:
         """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
-        return any(entry.batch > self._commit_state.committed for entry in chain(*self.uncommitted))
+        return any(entry.batch > self._commit_state.last_committed for entry in chain(*self.uncommitted))
 
-    def message_accepted(self, entry: Entry) -> None:
+    def on_message_accepted(self, entry: Entry) -> None:
         """A message of such a queue is visible when its batch is durable."""
         self.uncommitted[entry.lane.rank].append(entry)
 
-    def committed(self) -> None:
-        batch = self._commit_state.committed
+    def on_committed(self) -> None:
+        batch = self._commit_state.last_committed
         for uncommitted in self.uncommitted:
             while uncommitted and uncommitted[0].batch <= batch:
                 uncommitted.popleft()
@@ -174,7 +174,7 @@ class Wildcards(BackgroundTask):
     def _join(self, wildcard: Wildcard, queue: Queue) -> None:
         wildcard.queues[queue] = None
         if queue.has_wildcards:
-            queue.memory.queues += JOIN_BYTES
+            queue.memory.queue_bytes += JOIN_BYTES
         self._clients.add_wildcard(wildcard, queue)
         if wildcard.selector is not None or queue.has_groups:
             self._selections.subscribe(wildcard, queue, wildcard.selector)
@@ -183,13 +183,15 @@ class Wildcards(BackgroundTask):
 
     def _add_uncommitted(self, queues: Iterable[Queue]) -> None:
         commit_state = self._commit_state
-        since, committed = commit_state.first_uncommitted_sequence, commit_state.committed
+        since, committed = commit_state.first_uncommitted_sequence, commit_state.last_committed
         found: list[list[Entry]] = [[] for _ in RANKS]
         for queue in queues:
             for lane in queue.lanes:
                 # What was given back was dispatched, and so is visible, unless it had left memory too early.
                 found[lane.rank] += (
-                    entry for entry in lane.between(since - 1, UNBOUNDED, with_delayed=False) if entry.batch > committed
+                    entry
+                    for entry in lane.entries_between(since - 1, UNBOUNDED, with_delayed=False)
+                    if entry.batch > committed
                 )
         for rank, new in enumerate(found):
             if not new:

@@ -34,45 +34,45 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.holder import Holder
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.holder import EntryHolder
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.message import SentMessage
     from truenext.selector import Selector
 
 
-class Groups:
+class GroupOwnership:
     """The groups of one queue."""
 
     __slots__ = (
         "_cursors",
         "_delayed",
         "_first_delayed",
-        "_forget_at",
-        "_forget_at_if_short",
         "_memory",
+        "_owned_max",
+        "_owned_max_if_short",
+        "assigned_count",
         "freed_count",
-        "owned_count",
+        "owned_bytes",
         "owners",
-        "size",
-        "suspended",
+        "suspended_owners",
     )
 
-    def __init__(self, cursors: Callable[[], Iterable[GroupScanCursor]], memory: Memory) -> None:
+    def __init__(self, cursors: Callable[[], Iterable[GroupScanCursor]], memory: MemoryBudget) -> None:
         """`cursors` are those of all selectors."""
         self._cursors = cursors
         self._memory = memory
-        self.size = 0
+        self.owned_bytes = 0
         """Bytes that are counted for the owned ones."""
         self.owners: dict[str, BrokerConsumer] = {}
         """Whose a group is, the one that was dispatched last at the end; others are free."""
-        self.suspended: dict[BrokerConsumer, tuple[int, int]] = {}
+        self.suspended_owners: dict[BrokerConsumer, tuple[int, int]] = {}
         """Those of the owners that rest, with how much they and their transactions had when that was last looked at."""
-        self._forget_at = GROUPS_MAX + GROUPS_MAX // 4
+        self._owned_max = GROUPS_MAX + GROUPS_MAX // 4
         """With more owned groups than these some are forgotten."""
-        self._forget_at_if_short = GROUPS_MIN
+        self._owned_max_if_short = GROUPS_MIN
         """The same where there is no room for them."""
-        self.owned_count = self.freed_count = 0
+        self.assigned_count = self.freed_count = 0
         """How often a group became somebody's, and how often one could be had that could not before."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
         """Rank and sequence of what waits for its next try."""
@@ -95,40 +95,40 @@ class Groups:
         if not closes_group(entry.message.header):
             self.owners[group] = consumer
             if owner is None:
-                self._count(group_size(group))
-                self.owned_count += 1
+                self._add_owned_bytes(group_bytes(group))
+                self.assigned_count += 1
                 self._update_heads(group)
-                if len(self.owners) > self._forget_at:
+                if len(self.owners) > self._owned_max:
                     self._free_oldest(GROUPS_MAX)
-                elif len(self.owners) > self._forget_at_if_short and not self._memory.has_space_for_queue:
+                elif len(self.owners) > self._owned_max_if_short and not self._memory.has_space_for_queue:
                     self._free_oldest(max(GROUPS_MIN, len(self.owners) // 2))
         elif owner is not None:
-            self._count(-group_size(group))
+            self._add_owned_bytes(-group_bytes(group))
             self._on_freed(group)
 
-    def suspend(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        """It gets nothing until `woke`: what it and its transactions have nothing of is free. The groups are of this
+    def suspend_owner(self, consumer: BrokerConsumer, queue: Queue) -> None:
+        """Nothing until `wake_owner`: what it and its transactions have nothing of is free. The groups are of this
         queue."""
-        self.suspended[consumer] = _NEVER_CHECKED
+        self.suspended_owners[consumer] = _NEVER_CHECKED
         self.free_groups_of_suspended(queue)
 
-    def woke(self, consumer: BrokerConsumer, queue: Queue) -> None:
+    def wake_owner(self, consumer: BrokerConsumer, queue: Queue) -> None:
         # What became free while it rested is free, though nobody has looked since.
         self.free_groups_of_suspended(queue)
-        self.suspended.pop(consumer, None)
+        self.suspended_owners.pop(consumer, None)
 
     def free_groups_of_suspended(self, queue: Queue) -> None:
         """To be called before a message of this queue, whose groups these are, is given to anybody."""
-        for consumer, seen in self.suspended.items():
+        for consumer, seen in self.suspended_owners.items():
             session = consumer.session
             # It gets nothing: what it has grows no more, and leaves it for good, or for a transaction, which ends.
             now = (len(consumer.held), session.transactions.ended_count)
             if now == seen:
                 continue
-            self.suspended[consumer] = now
+            self.suspended_owners[consumer] = now
             owned = [group for group, owner in self.owners.items() if owner is consumer]
             if owned:
-                holders: list[Holder] = [consumer, *session.transactions.settling]
+                holders: list[EntryHolder] = [consumer, *session.transactions.settling_transactions]
                 held = chain.from_iterable(holder.held.values() for holder in holders)
                 busy = {entry.group for entry in held if entry.lane.queue is queue}
                 for group in owned:
@@ -137,10 +137,10 @@ class Groups:
 
     def on_unsubscribed(self, consumer: BrokerConsumer) -> None:
         """A consumer has ended: its groups are free."""
-        self.suspended.pop(consumer, None)
+        self.suspended_owners.pop(consumer, None)
         freed = [group for group, owner in self.owners.items() if owner is consumer]
         for cursor in self._cursors():
-            cursor.heads.pop(consumer, None)
+            cursor.heads_by_owner.pop(consumer, None)
         for group in freed:
             self._free(group)
 
@@ -170,13 +170,13 @@ class Groups:
         for cursor in self._cursors():
             cursor.update_head(group)
 
-    def _count(self, size: int) -> None:
-        self.size += size
-        self._memory.queues += size
+    def _add_owned_bytes(self, size: int) -> None:
+        self.owned_bytes += size
+        self._memory.queue_bytes += size
 
     def _free(self, group: str) -> None:
         del self.owners[group]
-        self._count(-group_size(group))
+        self._add_owned_bytes(-group_bytes(group))
         self._on_freed(group)
 
     def _free_oldest(self, count: int) -> None:
@@ -187,14 +187,14 @@ class Groups:
             if group not in held:
                 self._free(group)
         # Not at once again, should all be held.
-        self._forget_at = max(GROUPS_MAX, len(self.owners)) + GROUPS_MAX // 4
-        self._forget_at_if_short = min(GROUPS_MIN + len(self.owners) * 5 // 4, self._forget_at - 1)
+        self._owned_max = max(GROUPS_MAX, len(self.owners)) + GROUPS_MAX // 4
+        self._owned_max_if_short = min(GROUPS_MIN + len(self.owners) * 5 // 4, self._owned_max - 1)
 
 
 _NEVER_CHECKED = (-1, -1)
 
 
-def group_size(group: str) -> int:
+def group_bytes(group: str) -> int:
     """Bytes that it takes to know whose a group is, roughly."""
     return GROUP_BYTES + getsizeof(group)
 
@@ -203,17 +203,17 @@ class GroupScanCursor(ScanCursor):
     """How far one lane of a queue with groups was tested for one selector, and what was found in it."""
 
     __slots__ = (
-        "_current_heads",
         "_group_queues",
         "_groups",
-        "_refill_to",
+        "_head_by_group",
+        "_refill_until",
         "_refilling",
         "_skipped",
-        "heads",
+        "heads_by_owner",
         "needs_refill",
     )
 
-    def __init__(self, lane: Lane, selector: Selector | None, groups: Groups) -> None:
+    def __init__(self, lane: Lane, selector: Selector | None, groups: GroupOwnership) -> None:
         super().__init__(lane, selector)
         self._groups = groups
         self._group_queues: dict[str, list[int]] = {}
@@ -222,12 +222,12 @@ class GroupScanCursor(ScanCursor):
         """Groups of which nothing more was noted from this sequence on."""
         self._refilling: dict[str, int] = {}
         """The same of those for which the lane is gone through once more."""
-        self._refill_to = 0
+        self._refill_until = 0
         """If that is so, up to where the lane was tested already."""
-        self.heads: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}
+        self.heads_by_owner: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}
         """Where the groups of each consumer begin, as heaps; None has the free ones. Some are no longer true, see
-        `_current_heads`."""
-        self._current_heads: dict[str, tuple[BrokerConsumer | None, int]] = {}
+        `_head_by_group`."""
+        self._head_by_group: dict[str, tuple[BrokerConsumer | None, int]] = {}
         """Of each group where among the heads it stands, if it does."""
         self.needs_refill = False
         """Somebody waits for what was passed over."""
@@ -236,49 +236,52 @@ class GroupScanCursor(ScanCursor):
 
     @property
     def tested_to(self) -> int:
-        return max(self.position, self._refill_to)
+        return max(self.position, self._refill_until)
 
     @property
-    def _has_enough(self) -> bool:
-        return len(self._order) + len(self.heads.get(None, ())) >= SCAN_FOUND_MAX
+    def _has_found_enough(self) -> bool:
+        return len(self._found_heap) + len(self.heads_by_owner.get(None, ())) >= SCAN_FOUND_MAX
 
     @property
     def is_full(self) -> bool:
         # A lane is gone through once more for those who wait already.
-        return not self._refill_to and self._has_enough
+        return not self._refill_until and self._has_found_enough
 
     @property
     def has_space(self) -> bool:
-        return bool(self._refill_to) or len(self._order) + len(self.heads.get(None, ())) <= SCAN_FOUND_MAX // 2
+        return (
+            bool(self._refill_until)
+            or len(self._found_heap) + len(self.heads_by_owner.get(None, ())) <= SCAN_FOUND_MAX // 2
+        )
 
     def stop_before(self, sequence: int) -> bool:
-        if not self._has_enough:
+        if not self._has_found_enough:
             return False
-        if self._refill_to:
-            self._refill_to = sequence - 1
+        if self._refill_until:
+            self._refill_until = sequence - 1
         else:
             self.position = sequence - 1
         return True
 
     def advance_to(self, sequence: int) -> None:
         self.position = max(self.position, sequence)
-        if self._refill_to and (not self._refilling or self.position >= self._refill_to):
-            self.position = max(self.position, self._refill_to)
-            self._refill_to = 0
+        if self._refill_until and (not self._refilling or self.position >= self._refill_until):
+            self.position = max(self.position, self._refill_until)
+            self._refill_until = 0
             self._refilling.clear()
             self.pending.clear()
 
     def refill(self) -> None:
         """Go through the lane once more from where messages were passed over; not before the last time is over."""
         self.needs_refill = False
-        if self._refill_to:
+        if self._refill_until:
             return
         limit = self._limit_per_group()
         for group, since in list(self._skipped.items()):
             if len(self._group_queues.get(group, ())) <= limit // 2 or self._head_of_group(group) == (since, False):
                 self._refilling[group] = self._skipped.pop(group)
         if self._refilling:
-            self._refill_to = self.position
+            self._refill_until = self.position
             self.position = min(self._refilling.values()) - 1
             self.pending = []
 
@@ -287,7 +290,7 @@ class GroupScanCursor(ScanCursor):
     def matches(self, message: SentMessage, sequence: int) -> bool:
         if not super().matches(message, sequence):
             return False
-        return not (message.group and self._skips(message.group, sequence))
+        return not (message.group and self._skips_sequence(message.group, sequence))
 
     def test(self, entry: Entry) -> bool:
         message = entry.message
@@ -296,7 +299,7 @@ class GroupScanCursor(ScanCursor):
             return True
         if message is not None and not super().matches(message, entry.sequence):
             return False
-        if entry.group and self._skips(entry.group, entry.sequence):
+        if entry.group and self._skips_sequence(entry.group, entry.sequence):
             return False
         if message is None:
             self._untested = add_sequence(self._untested, entry.sequence)
@@ -304,13 +307,13 @@ class GroupScanCursor(ScanCursor):
         return True
 
     def on_arrived(self, entry: Entry) -> bool:
-        return not self._is_ahead(entry) and self.test(entry)
+        return not self._will_be_refilled(entry) and self.test(entry)
 
     def on_requeued(self, entry: Entry) -> None:
         sequence, group = entry.sequence, entry.group
         if sequence >= self._skipped.get(group, UNBOUNDED):
             return
-        if sequence > self.tested_to or self._is_ahead(entry):
+        if sequence > self.tested_to or self._will_be_refilled(entry):
             self.add_pending(entry)
             return
         message = entry.message
@@ -330,7 +333,7 @@ class GroupScanCursor(ScanCursor):
         self.found[sequence] = entry
         self.update_head(group)
 
-    def _is_ahead(self, entry: Entry) -> bool:
+    def _will_be_refilled(self, entry: Entry) -> bool:
         """It is come upon when the lane is gone through once more for its group. What comes back before the place from
         which that fills its group is not: all of the group is known there."""
         return entry.sequence > self.position and entry.sequence >= self._refilling.get(entry.group, UNBOUNDED)
@@ -338,7 +341,7 @@ class GroupScanCursor(ScanCursor):
     def _limit_per_group(self) -> int:
         return max(GROUP_FOUND_MIN, SCAN_FOUND_MAX // max(1, len(self._group_queues)))
 
-    def _skips(self, group: str, sequence: int) -> bool:
+    def _skips_sequence(self, group: str, sequence: int) -> bool:
         since = self._skipped.get(group)
         if since is not None:
             return sequence >= since
@@ -357,10 +360,10 @@ class GroupScanCursor(ScanCursor):
         sequence, _ = self._head_of_group(group)
         owner = self._groups.owners.get(group)
         if sequence is None or self._groups.has_earlier_delayed(group, self.lane.rank, sequence):
-            self._current_heads.pop(group, None)
-        elif self._current_heads.get(group) != (owner, sequence):
-            self._current_heads[group] = (owner, sequence)
-            heappush(self.heads.setdefault(owner, []), (sequence, group))
+            self._head_by_group.pop(group, None)
+        elif self._head_by_group.get(group) != (owner, sequence):
+            self._head_by_group[group] = (owner, sequence)
+            heappush(self.heads_by_owner.setdefault(owner, []), (sequence, group))
 
     def first_for(self, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
         """The first of what was found that a consumer could take, or anybody who owns no group (None); True if it has
@@ -377,38 +380,38 @@ class GroupScanCursor(ScanCursor):
         if sequence == UNBOUNDED:
             return None, False
         if not is_known:
-            self.needs_refill = not self._refill_to
+            self.needs_refill = not self._refill_until
             return None, True
         return self.found[sequence], False
 
-    def groups(self) -> list[str]:
+    def groups_with_heads(self) -> list[str]:
         """Those of which something is noted that could be next for somebody."""
-        return list(self._current_heads)
+        return list(self._head_by_group)
 
-    def is_waiting_elsewhere(self, group: str, consumer: BrokerConsumer) -> bool:
+    def is_owned_by_another(self, group: str, consumer: BrokerConsumer) -> bool:
         """Something of this group waits, and it is another consumer's."""
         return not self._groups.is_open_to(consumer, group) and self._head_of_group(group)[0] is not None
 
     def _first_ungrouped(self) -> int | None:
-        while self._order:
-            sequence = self._order[0]
+        while self._found_heap:
+            sequence = self._found_heap[0]
             if self._is_current(sequence):
                 return sequence
-            heappop(self._order)
+            heappop(self._found_heap)
         return None
 
     def _first_head(self, owner: BrokerConsumer | None) -> tuple[int, bool] | None:
-        heads = self.heads.get(owner)
+        heads = self.heads_by_owner.get(owner)
         while heads:
             sequence, group = heads[0]
-            if self._current_heads.get(group) != (owner, sequence):
+            if self._head_by_group.get(group) != (owner, sequence):
                 heappop(heads)
                 continue
             now, is_known = self._head_of_group(group)
             if now == sequence and not self._groups.has_earlier_delayed(group, self.lane.rank, now):
                 return sequence, is_known
             heappop(heads)
-            del self._current_heads[group]
+            del self._head_by_group[group]
             self.update_head(group)
         return None
 

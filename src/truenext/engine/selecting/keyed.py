@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from truenext.selector import HeaderProperty, Selector
 
 
-KEYED_MAX = 8
+KEYS_PER_SELECTOR_MAX = 8
 """Texts up to which a selector is kept by each: more take more memory in each queue than they save time."""
 
 
 class KeyedScans:
-    __slots__ = ("_by_property", "_others")
+    __slots__ = ("_by_property", "_unkeyed_scans")
 
     def __init__(self) -> None:
         self._by_property: dict[HeaderProperty, dict[str, dict[QueueScan, None]]] = {}
         """By the property that has to be one of certain texts, and by these."""
-        self._others: dict[QueueScan, None] = {}
+        self._unkeyed_scans: dict[QueueScan, None] = {}
         """Those of which no such thing is known."""
 
     def add(self, scan: QueueScan) -> None:
-        required = _required(scan.selector)
+        required = _required_property(scan.selector)
         if required is None:
-            self._others[scan] = None
+            self._unkeyed_scans[scan] = None
             return
         key, texts = required
         by_text = self._by_property.setdefault(key, {})
@@ -39,9 +39,9 @@ class KeyedScans:
             by_text.setdefault(text, {})[scan] = None
 
     def remove(self, scan: QueueScan) -> None:
-        required = _required(scan.selector)
+        required = _required_property(scan.selector)
         if required is None:
-            del self._others[scan]
+            del self._unkeyed_scans[scan]
             return
         key, texts = required
         by_text = self._by_property[key]
@@ -54,10 +54,10 @@ class KeyedScans:
 
     def clear(self) -> None:
         self._by_property.clear()
-        self._others.clear()
+        self._unkeyed_scans.clear()
 
-    def candidates(self, message: SentMessage) -> list[QueueScan]:
-        found = list(self._others)
+    def candidate_scans(self, message: SentMessage) -> list[QueueScan]:
+        found = list(self._unkeyed_scans)
         for key, by_text in self._by_property.items():
             text = key.value_in(message.header)
             if text is not None:
@@ -67,10 +67,10 @@ class KeyedScans:
 
 def key_count(selector: Selector | None) -> int:
     """As how many texts it is kept."""
-    required = _required(selector)
+    required = _required_property(selector)
     return 0 if required is None else len(required[1])
 
 
-def _required(selector: Selector | None) -> tuple[HeaderProperty, frozenset[str]] | None:
+def _required_property(selector: Selector | None) -> tuple[HeaderProperty, frozenset[str]] | None:
     required = None if selector is None else selector.required
-    return None if required is None or len(required[1]) > KEYED_MAX else required
+    return None if required is None or len(required[1]) > KEYS_PER_SELECTOR_MAX else required

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from truenext.message import SentMessage
     from truenext.selector import Selector
 
-CHUNK = 10_000
+PENDING_ENTRIES_MAX = 10_000
 """Messages of a lane that are noted at a time to be tested: to get to the middle of a lane takes a while."""
 
 _sequence = attrgetter("sequence")
 
 
-def _last_first(entry: Entry) -> int:
+def _descending_sequence(entry: Entry) -> int:
     return -entry.sequence
 
 
 class ScanCursor:
     """How far one lane was tested for one selector, and what was found in it."""
 
-    __slots__ = ("_order", "_selector", "_untested", "found", "lane", "pending", "pending_to", "position")
+    __slots__ = ("_found_heap", "_selector", "_untested", "found", "lane", "pending", "pending_to", "position")
 
     def __init__(self, lane: Lane, selector: Selector | None) -> None:
         self._selector = selector
@@ -39,7 +39,7 @@ class ScanCursor:
         """All that waits in the lane up to this sequence was tested."""
         self.found: dict[int, Entry] = {}
         """What is wanted, by sequence; some may have been taken by others."""
-        self._order: list[int] = []
+        self._found_heap: list[int] = []
         """The same, as a heap."""
         self._untested = NO_SEQUENCES
         """Those whose bodies have left memory, so that they are still to be tested."""
@@ -79,12 +79,12 @@ class ScanCursor:
 
     def first(self) -> Entry | None:
         """The first of what was found, if all before it was tested. One without a body has to be read."""
-        while self._order:
-            sequence = self._order[0]
+        while self._found_heap:
+            sequence = self._found_heap[0]
             entry = self.found[sequence]
             if not entry.is_out_of_lane and self._is_match(entry):
                 return entry if sequence <= self.position else None
-            heappop(self._order)
+            heappop(self._found_heap)
             del self.found[sequence]
             self._untested.discard(sequence)
         return None
@@ -116,7 +116,7 @@ class ScanCursor:
     def add(self, entry: Entry) -> None:
         sequence = entry.sequence
         if sequence not in self.found:
-            heappush(self._order, sequence)
+            heappush(self._found_heap, sequence)
         self.found[sequence] = entry
 
     def on_requeued(self, entry: Entry) -> None:
@@ -132,7 +132,7 @@ class ScanCursor:
         pending = self.pending
         if not pending or entry.sequence > self.pending_to:
             return
-        index = bisect_left(pending, -entry.sequence, key=_last_first)
+        index = bisect_left(pending, -entry.sequence, key=_descending_sequence)
         if index < len(pending) and pending[index].sequence == entry.sequence:
             # It was noted before somebody took it.
             pending[index] = entry
@@ -142,8 +142,10 @@ class ScanCursor:
     def load_pending(self) -> None:
         """See what follows in memory; nothing if nothing does."""
         lane = self.lane
-        pending = lane.between(self.position, lane.horizon, limit=CHUNK, with_delayed=False, with_unread=False)
-        up_to = pending[-1].sequence if len(pending) == CHUNK else lane.horizon
+        pending = lane.entries_between(
+            self.position, lane.horizon, limit=PENDING_ENTRIES_MAX, with_delayed=False, with_unread=False
+        )
+        up_to = pending[-1].sequence if len(pending) == PENDING_ENTRIES_MAX else lane.horizon
         pending.reverse()
         self.pending = pending
         self.pending_to = pending[0].sequence if pending else 0
@@ -176,37 +178,37 @@ class QueueScan:
         """By rank, those of the lanes in which there can be anything that is wanted."""
 
 
-class Scans:
+class ConsumerScans:
     """The scan of each consumer that has one, in each of its queues."""
 
-    __slots__ = ("_of_consumers", "_of_wildcards")
+    __slots__ = ("_by_consumer", "_by_wildcard")
 
     def __init__(self) -> None:
-        self._of_consumers: dict[BrokerConsumer, QueueScan] = {}
+        self._by_consumer: dict[BrokerConsumer, QueueScan] = {}
         """Of those who take from one queue."""
-        self._of_wildcards: dict[BrokerConsumer, dict[Queue, QueueScan]] = {}
+        self._by_wildcard: dict[BrokerConsumer, dict[Queue, QueueScan]] = {}
 
-    def of(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
+    def find_scan(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
         """None if it wants all, in a queue without groups."""
         if consumer.queue is not None:
-            return self._of_consumers.get(consumer)
-        scans = self._of_wildcards.get(consumer)
+            return self._by_consumer.get(consumer)
+        scans = self._by_wildcard.get(consumer)
         return None if scans is None else scans.get(queue)
 
     def add(self, consumer: BrokerConsumer, queue: Queue, scan: QueueScan) -> None:
         if consumer.queue is not None:
-            self._of_consumers[consumer] = scan
+            self._by_consumer[consumer] = scan
         else:
-            self._of_wildcards.setdefault(consumer, {})[queue] = scan
+            self._by_wildcard.setdefault(consumer, {})[queue] = scan
 
     def remove(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
         """It takes from a queue no more. Returns the scan that it had there."""
         if consumer.queue is not None:
-            return self._of_consumers.pop(consumer, None)
-        scans = self._of_wildcards.get(consumer)
+            return self._by_consumer.pop(consumer, None)
+        scans = self._by_wildcard.get(consumer)
         if scans is None:
             return None
         scan = scans.pop(queue, None)
         if not scans:
-            del self._of_wildcards[consumer]
+            del self._by_wildcard[consumer]
         return scan

@@ -18,9 +18,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from truenext.engine.memory.horizon import load_early, update_horizon
-from truenext.engine.selecting.groups import Groups, GroupScanCursor
+from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans, key_count
-from truenext.engine.selecting.scan import QueueScan, ScanCursor, Scans
+from truenext.engine.selecting.scan import ConsumerScans, QueueScan, ScanCursor
 from truenext.engine.state.memory import (
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.selector import Selector
@@ -50,20 +50,20 @@ if TYPE_CHECKING:
 class QueueSelection:
     """The selectors of one queue."""
 
-    __slots__ = ("_keyed", "_memory", "groups", "queue", "scans", "scans_of", "unfinished")
+    __slots__ = ("_keyed", "_memory", "consumer_scans", "groups", "queue", "scans", "unfinished_cursors")
 
-    def __init__(self, queue: Queue, memory: Memory, scans_of: Scans) -> None:
-        """`scans_of` has those of the consumers of all queues."""
+    def __init__(self, queue: Queue, memory: MemoryBudget, consumer_scans: ConsumerScans) -> None:
+        """`consumer_scans` has those of the consumers of all queues."""
         self._memory = memory
         self.queue = queue
         self.scans: dict[str, QueueScan] = {}
         """By the text of the selector."""
-        self.scans_of = scans_of
-        self.groups: Groups | None = None
+        self.consumer_scans = consumer_scans
+        self.groups: GroupOwnership | None = None
         """Since the queue has had a message of one."""
-        memory.queues += SELECTION_BYTES
+        memory.queue_bytes += SELECTION_BYTES
         self._keyed = KeyedScans()
-        self.unfinished: dict[ScanCursor, None] = {}
+        self.unfinished_cursors: dict[ScanCursor, None] = {}
         """Places that are not tested to their ends."""
         for lane in queue.lanes:
             lane.allocate_selected()
@@ -73,32 +73,32 @@ class QueueSelection:
         lane.allocate_selected()
         for scan in self.scans.values():
             if self._may_match(scan.selector, lane):
-                self._memory.queues -= self._bytes_of(scan)
+                self._memory.queue_bytes -= self._scan_bytes(scan)
                 cursors = {**scan.cursors, lane.rank: self._new_cursor(scan.selector, lane)}
                 scan.cursors = dict(sorted(cursors.items()))
-                self._memory.queues += self._bytes_of(scan)
+                self._memory.queue_bytes += self._scan_bytes(scan)
 
     def add(self, consumer: BrokerConsumer, selector: Selector | None) -> None:
         text = "" if selector is None else selector.text
         scan = self.scans.get(text)
         if scan is None:
             scan = self.scans[text] = QueueScan(selector, self._new_cursors(selector))
-            self._memory.queues += self._bytes_of(scan)
+            self._memory.queue_bytes += self._scan_bytes(scan)
             self._keyed.add(scan)
-            self.unfinished.update((cursor, None) for cursor in scan.cursors.values() if cursor.is_unfinished)
+            self.unfinished_cursors.update((cursor, None) for cursor in scan.cursors.values() if cursor.is_unfinished)
         scan.consumers += 1
-        self.scans_of.add(consumer, self.queue, scan)
+        self.consumer_scans.add(consumer, self.queue, scan)
 
     def remove(self, consumer: BrokerConsumer) -> None:
-        scan = self.scans_of.remove(consumer, self.queue)
+        scan = self.consumer_scans.remove(consumer, self.queue)
         if scan is not None:
             scan.consumers -= 1
             if not scan.consumers:
                 del self.scans["" if scan.selector is None else scan.selector.text]
-                self._memory.queues -= self._bytes_of(scan)
+                self._memory.queue_bytes -= self._scan_bytes(scan)
                 self._keyed.remove(scan)
                 for cursor in scan.cursors.values():
-                    self.unfinished.pop(cursor, None)
+                    self.unfinished_cursors.pop(cursor, None)
 
     def _new_cursors(self, selector: Selector | None) -> dict[int, ScanCursor]:
         lanes = (lane for lane in self.queue.lanes if self._may_match(selector, lane))
@@ -112,33 +112,33 @@ class QueueSelection:
         groups = self.groups
         return ScanCursor(lane, selector) if groups is None else GroupScanCursor(lane, selector, groups)
 
-    def _bytes_of(self, scan: QueueScan) -> int:
+    def _scan_bytes(self, scan: QueueScan) -> int:
         of_lane = SELECTOR_LANE_BYTES if self.groups is None else GROUP_LANE_BYTES
         return SELECTOR_BYTES + KEYED_BYTES * key_count(scan.selector) + len(scan.cursors) * of_lane
 
     def close(self) -> None:
         """Nobody needs it any more, or there is no queue."""
         queue = self.queue
-        self._memory.queues -= SELECTION_BYTES + sum(map(self._bytes_of, self.scans.values()))
+        self._memory.queue_bytes -= SELECTION_BYTES + sum(map(self._scan_bytes, self.scans.values()))
         if self.groups is not None:
-            self._memory.queues -= GROUPS_BYTES + self.groups.size
+            self._memory.queue_bytes -= GROUPS_BYTES + self.groups.owned_bytes
         self.scans.clear()
         self.groups = None
-        queue.watcher, queue.has_groups = None, False
+        queue.observer, queue.has_groups = None, False
         for lane in queue.lanes:
             lane.free_selected()
 
     def start_groups(self, consumers: Iterable[BrokerConsumer]) -> None:
         """All is tested anew, for all consumers: these."""
         queue = self.queue
-        self._memory.queues += GROUPS_BYTES - sum(map(self._bytes_of, self.scans.values()))
-        self.groups = Groups(self.group_cursors, self._memory)
+        self._memory.queue_bytes += GROUPS_BYTES - sum(map(self._scan_bytes, self.scans.values()))
+        self.groups = GroupOwnership(self.group_cursors, self._memory)
         queue.has_groups = True
         self.scans.clear()
         self._keyed.clear()
-        self.unfinished.clear()
+        self.unfinished_cursors.clear()
         for consumer in consumers:
-            scan = self.scans_of.of(consumer, queue)
+            scan = self.consumer_scans.find_scan(consumer, queue)
             self.add(consumer, None if scan is None else scan.selector)
 
     def group_cursors(self) -> Iterator[GroupScanCursor]:
@@ -154,17 +154,17 @@ class QueueSelection:
         lane = entry.lane
         is_match = False
         assert entry.message is not None, "it has just arrived"
-        for scan in self._keyed.candidates(entry.message):
+        for scan in self._keyed.candidate_scans(entry.message):
             cursor = scan.cursors.get(lane.rank)
             if cursor is None or cursor.tested_to < UNBOUNDED:
                 continue
             if cursor.stop_before(entry.sequence):
-                self.unfinished[cursor] = None
+                self.unfinished_cursors[cursor] = None
             else:
                 is_match |= cursor.on_arrived(entry)
         if is_match and lane.horizon != UNBOUNDED:
             lane.unread_in_memory.pop()
-            self._memory.pending_free -= size_of(entry.message)
+            self._memory.pending_free_bytes -= size_of(entry.message)
             load_early(lane, entry)
             update_horizon(lane)
 
@@ -176,13 +176,13 @@ class QueueSelection:
                 cursor.on_requeued(entry)
 
     def on_delayed(self, entry: Entry) -> None:
-        self.known_groups.on_delayed(entry)
+        self.existing_groups.on_delayed(entry)
 
     def on_delay_ended(self, entry: Entry) -> None:
-        self.known_groups.on_delay_ended(entry)
+        self.existing_groups.on_delay_ended(entry)
 
     @property
-    def known_groups(self) -> Groups:
+    def existing_groups(self) -> GroupOwnership:
         """To be asked of a queue in which a message has a group."""
         assert self.groups is not None, "it has had a message of a group"
         return self.groups
@@ -207,12 +207,12 @@ class QueueSelection:
     def next_cursor(self) -> ScanCursor | None:
         """Where something is to be tested, in the order of the lanes. Half of what may wait has to be taken first."""
         return min(
-            (cursor for cursor in self.unfinished if cursor.has_space),
+            (cursor for cursor in self.unfinished_cursors if cursor.has_space),
             key=lambda cursor: cursor.lane.rank,
             default=None,
         )
 
-    def step(self, cursor: ScanCursor) -> bool:
+    def test_slice(self, cursor: ScanCursor) -> bool:
         """Test a slice. True if what follows on its position has to be read."""
         lane = cursor.lane
         remaining = SCAN_MESSAGES_PER_TURN
@@ -225,22 +225,24 @@ class QueueSelection:
             elif lane.needs_page:
                 return True
             else:
-                self._test_above(lane, [cursor], {}, cursor.position, UNBOUNDED, _no_page)
+                self._test_above_horizon(lane, [cursor], {}, cursor.position, UNBOUNDED, _load_without_page)
         if not cursor.is_unfinished:
-            self.unfinished.pop(cursor, None)
+            self.unfinished_cursors.pop(cursor, None)
         return False
 
     def test_page(self, lane: Lane, after_sequence: int, last: int, found: list[PageMessage], load: Load) -> None:
         """Test what a page shows behind the one sequence, and up to the other."""
         cursors = [
-            cursor for cursor in self.unfinished if cursor.lane is lane and after_sequence <= cursor.position < last
+            cursor
+            for cursor in self.unfinished_cursors
+            if cursor.lane is lane and after_sequence <= cursor.position < last
         ]
-        self._test_above(lane, cursors, {one.sequence: one for one in found}, after_sequence, last, load)
+        self._test_above_horizon(lane, cursors, {one.sequence: one for one in found}, after_sequence, last, load)
         for cursor in cursors:
             if not cursor.is_unfinished:
-                self.unfinished.pop(cursor, None)
+                self.unfinished_cursors.pop(cursor, None)
 
-    def _test_above(
+    def _test_above_horizon(
         self,
         lane: Lane,
         cursors: list[ScanCursor],
@@ -276,14 +278,14 @@ class QueueSelection:
             if not cursor.is_full:
                 cursor.advance_to(last)
         if from_recent:
-            self._load_recent_early(lane, from_recent)
+            self._load_unread_early(lane, from_recent)
         update_horizon(lane)
 
-    def _load_recent_early(self, lane: Lane, sequences: set[int]) -> None:
+    def _load_unread_early(self, lane: Lane, sequences: set[int]) -> None:
         for entry in lane.unread_in_memory:
             if entry.sequence in sequences:
                 assert entry.message is not None, "what is recent has not left memory yet"
-                self._memory.pending_free -= size_of(entry.message)
+                self._memory.pending_free_bytes -= size_of(entry.message)
                 load_early(lane, entry)
         lane.unread_in_memory = deque(entry for entry in lane.unread_in_memory if entry.sequence not in sequences)
 
@@ -300,5 +302,5 @@ def bytes_to_join(queue: Queue, selection: QueueSelection | None, selector: Sele
     return size + sum(lane.rank in selector.ranks for lane in queue.lanes) * SELECTOR_LANE_BYTES
 
 
-def _no_page(lane: Lane, found: PageMessage) -> Entry:
+def _load_without_page(lane: Lane, found: PageMessage) -> Entry:
     raise AssertionError("there is no page")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.memory.horizon import load_early
-from truenext.engine.selecting.scan import QueueScan, Scans
+from truenext.engine.selecting.scan import ConsumerScans, QueueScan
 from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, is_undeliverable
@@ -18,13 +18,13 @@ from truenext.limits import SCAN_BYTES, SCAN_PAGE_SIZE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.engine.memory.delays import Delays
+    from truenext.engine.memory.delays import DelayedEntries
     from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.selecting.groups import Groups
-    from truenext.engine.state.clients import Clients
+    from truenext.engine.selecting.groups import GroupOwnership
+    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.selector import Selector
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class ScanRead(SideRead):
     """A page that is read to be tested."""
 
-    __slots__ = ("_selections", "horizon_rises")
+    __slots__ = ("_selections", "horizon_rise_count")
 
     is_for_consumers = True
 
@@ -41,24 +41,24 @@ class ScanRead(SideRead):
         super().__init__(lane, after_sequence, min(lane.queue.policy.page_size, SCAN_PAGE_SIZE), SCAN_BYTES)
         assert lane.selected is not None, "somebody has a selector"
         self._selections = selections
-        self.horizon_rises = lane.selected.horizon_rises
-        lane.selected.scan_reads += 1
+        self.horizon_rise_count = lane.selected.horizon_rise_count
+        lane.selected.scan_read_count += 1
 
     def on_page(self, page: PageResult) -> None:
-        self._selections.page_read(self, page)
+        self._selections.on_page_read(self, page)
 
 
 class Selections(BackgroundTask):
     __slots__ = (
         "_active",
+        "_awaiting_page",
         "_clients",
         "_commit_state",
         "_current_read",
-        "_delays",
+        "_delayed_entries",
         "_memory",
         "_page_reader",
         "_resident",
-        "_waiting",
         "by_queue",
         "scans",
     )
@@ -66,30 +66,30 @@ class Selections(BackgroundTask):
     def __init__(
         self,
         commit_state: CommitState,
-        memory: Memory,
-        clients: Clients,
-        delays: Delays,
+        memory: MemoryBudget,
+        clients: ClientRegistry,
+        delays: DelayedEntries,
         resident: ResidentSet,
         page_reader: PageReader,
     ) -> None:
         self._commit_state = commit_state
         self._memory = memory
-        self._delays = delays
+        self._delayed_entries = delays
         self._resident = resident
         self._page_reader = page_reader
         self._clients = clients
-        self.scans = Scans()
+        self.scans = ConsumerScans()
         self.by_queue: dict[Queue, QueueSelection] = {}
         """Those of which some consumers have selectors, or that have groups."""
         self._active: dict[QueueSelection, None] = {}
         """Those that have something to test, the one that was served last at the end."""
-        self._waiting: dict[QueueSelection, None] = {}
+        self._awaiting_page: dict[QueueSelection, None] = {}
         """Those that need a page when the one that is being read is there."""
         self._current_read: ScanRead | None = None
         """The page that is being read."""
 
     @property
-    def has_any(self) -> bool:
+    def has_work(self) -> bool:
         return bool(self._active)
 
     def is_due(self) -> bool:
@@ -99,63 +99,65 @@ class Selections(BackgroundTask):
         """To be told of those with a selector, and of all where there are groups."""
         selection = self._get_or_create(queue)
         selection.add(consumer, selector)
-        self.activate(selection)
+        self.activate_selection(selection)
 
     def start_groups(self, queue: Queue) -> None:
         """A queue has a message of a group, for the first time in this run."""
         selection = self._get_or_create(queue)
         selection.start_groups(self._clients.receivers_of(queue).all())
-        self.activate(selection)
+        self.activate_selection(selection)
 
     def _get_or_create(self, queue: Queue) -> QueueSelection:
         selection = self.by_queue.get(queue)
         if selection is None:
-            selection = self.by_queue[queue] = queue.watcher = QueueSelection(queue, self._memory, self.scans)
+            selection = self.by_queue[queue] = queue.observer = QueueSelection(queue, self._memory, self.scans)
         return selection
 
     def scan_of(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
         """What is wanted of a queue by a consumer with a selector; of one with groups everybody has one."""
-        return self.scans.of(consumer, queue)
+        return self.scans.find_scan(consumer, queue)
 
     def bytes_to_join(self, queue: Queue, selector: Selector) -> int:
         """Bytes that one consumer more, with this selector, makes a queue take."""
         return bytes_to_join(queue, self.by_queue.get(queue), selector)
 
-    def groups_of(self, queue: Queue) -> Groups:
+    def groups_of(self, queue: Queue) -> GroupOwnership:
         """To be asked of a queue in which a message has a group."""
-        return self.by_queue[queue].known_groups
+        return self.by_queue[queue].existing_groups
 
-    def remove(self, consumer: BrokerConsumer, queue: Queue) -> None:
+    def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
         selection = self.by_queue.get(queue)
         if selection is not None:
             selection.remove(consumer)
             if selection.groups is not None:
                 selection.groups.on_unsubscribed(consumer)
             if not selection.scans and not _needs_groups(queue):
-                self.drop(queue)
+                self.drop_selection(queue)
 
-    def drop(self, queue: Queue) -> None:
+    def drop_selection(self, queue: Queue) -> None:
         """There is nobody with a selector any more, and nothing of a group; or no queue."""
         selection = self.by_queue.pop(queue, None)
         if selection is not None:
             for consumer in self._clients.receivers_of(queue).all():
                 self.scans.remove(consumer, queue)
             self._active.pop(selection, None)
-            self._waiting.pop(selection, None)
+            self._awaiting_page.pop(selection, None)
             selection.close()
 
     def activate_queue(self, queue: Queue) -> None:
         """Something may have become possible in a queue."""
         selection = self.by_queue.get(queue)
         if selection is not None:
-            self.activate(selection)
+            self.activate_selection(selection)
 
-    def activate(self, selection: QueueSelection) -> None:
+    def activate_selection(self, selection: QueueSelection) -> None:
         """Something may have become possible."""
         current_read = self._current_read
-        if selection in self._waiting or (current_read is not None and current_read.lane.queue is selection.queue):
+        if selection in self._awaiting_page or (
+            current_read is not None and current_read.lane.queue is selection.queue
+        ):
             return
-        if selection.unfinished and selection.next_cursor() is not None:
+        if selection.unfinished_cursors and selection.next_cursor() is not None:
             self._active[selection] = None
             self._commit_state.active_work[self] = None
 
@@ -163,44 +165,44 @@ class Selections(BackgroundTask):
         """Test a slice of one queue."""
         selection = next(iter(self._active))
         del self._active[selection]
-        self._commit_state.touched[selection.queue] = None
+        self._commit_state.touched_queues[selection.queue] = None
         cursor = selection.next_cursor()
         if cursor is None:
             return ()
-        if not selection.step(cursor):
-            self.activate(selection)
+        if not selection.test_slice(cursor):
+            self.activate_selection(selection)
         elif self._current_read is not None:
-            self._waiting[selection] = None
+            self._awaiting_page[selection] = None
         else:
             self._current_read = ScanRead(self, cursor.lane, cursor.position)
             return (self._current_read,)
         return ()
 
-    def page_read(self, read: ScanRead, page: PageResult) -> None:
+    def on_page_read(self, read: ScanRead, page: PageResult) -> None:
         """Test a page, which names no batch that is not known to be durable.
 
         Raises: StoreError if the store has lost something
         """
         lane = read.lane
         self._current_read = None
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._awaiting_page = self._awaiting_page, {}
         self._active.update(waiting)
         self._commit_state.active_work[self] = None
         if lane.selected is not None:
             # Else its subscription has ended.
-            lane.selected.scan_reads -= 1
-            if lane.queue.watcher is None:
+            lane.selected.scan_read_count -= 1
+            if lane.queue.observer is None:
                 lane.free_selected()
         if not (page.messages or page.is_end):
             raise damage_error(lane, "a page is empty, but not the last")
         selection = self.by_queue.get(lane.queue)
         if selection is not None:
-            if _is_current(read):
-                self._test(selection, read, page)
-            self.activate(selection)
-        self._resident.free_durable_of(lane)
+            if _is_page_current(read):
+                self._test_page(selection, read, page)
+            self.activate_selection(selection)
+        self._resident.free_durable_in_lane(lane)
 
-    def _test(self, selection: QueueSelection, read: ScanRead, page: PageResult) -> None:
+    def _test_page(self, selection: QueueSelection, read: ScanRead, page: PageResult) -> None:
         lane = read.lane
         tested: list[PageMessage] = []
         waiting: list[PageMessage] = []
@@ -209,9 +211,9 @@ class Selections(BackgroundTask):
             if found.message is None or found.sequence in recent or not lane.is_only_in_store(found.sequence):
                 continue
             if is_undeliverable(lane.queue, found.mark.attempts, found.mark.due_ms):
-                self._page_reader.collect_failed(self._page_reader.load_entry(lane, found, found.message))
+                self._page_reader.collect_exhausted(self._page_reader.load_entry(lane, found, found.message))
                 lane.unread -= 1
-            elif found.message.group and self._delays.remaining_ms(found.mark.due_ms):
+            elif found.message.group and self._delayed_entries.remaining_ms(found.mark.due_ms):
                 # Whoever wants it, it holds back its group.
                 waiting.append(found)
             else:
@@ -221,7 +223,7 @@ class Selections(BackgroundTask):
             assert found.message is not None, "it is wanted"
             entry = self._page_reader.load_entry(lane, found, found.message)
             load_early(lane, entry)
-            if self._delays.restore(entry, found.mark.due_ms):
+            if self._delayed_entries.restore(entry, found.mark.due_ms):
                 self._page_reader.delay_selected(entry)
             elif entry.due_us:
                 self._page_reader.collect_delayed(entry)
@@ -233,12 +235,12 @@ class Selections(BackgroundTask):
         selection.test_page(lane, read.after_sequence, last, tested, load)
 
 
-def _is_current(read: ScanRead) -> bool:
+def _is_page_current(read: ScanRead) -> bool:
     """What a page does not show is still where it was when that was asked for."""
     lane = read.lane
     return (
         lane.selected is not None
-        and lane.selected.horizon_rises == read.horizon_rises
+        and lane.selected.horizon_rise_count == read.horizon_rise_count
         and lane.horizon <= read.after_sequence
     )
 

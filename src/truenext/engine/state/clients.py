@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
-    from truenext.engine.state.holder import Holder
+    from truenext.engine.state.holder import EntryHolder
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.state.wildcard import Wildcard
 
@@ -25,7 +25,7 @@ _NO_CONSUMERS = cast("list[QueueConsumer]", ())
 """Of all queues from which only wildcards take."""
 
 
-class Receivers:
+class QueueReceivers:
     """Of one queue."""
 
     __slots__ = ("consumers", "exclusive", "wildcards")
@@ -44,18 +44,18 @@ class Receivers:
         self.exclusive = min(exclusive, key=lambda consumer: (-consumer.priority, consumer.number), default=None)
 
 
-NO_RECEIVERS = Receivers()
+NO_RECEIVERS = QueueReceivers()
 """Of all queues that nobody takes from; not to be changed."""
 
 
-class Clients:
+class ClientRegistry:
     """All connections, and the receivers of all queues."""
 
     __slots__ = (
-        "_singletons",
-        "acknowledgements",
+        "_wildcard_singletons",
         "active_browsers",
-        "dispatches",
+        "dispatch_count",
+        "express_ack_count",
         "last_consumer_number",
         "receivers_by_queue",
         "sessions",
@@ -64,24 +64,24 @@ class Clients:
     def __init__(self) -> None:
         self.sessions: dict[str, ConnectionState] = {}
         """By their ids."""
-        self.receivers_by_queue: dict[Queue, Receivers] = {}
+        self.receivers_by_queue: dict[Queue, QueueReceivers] = {}
         """Those from which somebody takes."""
-        self._singletons: dict[Wildcard, tuple[Wildcard]] = {}
+        self._wildcard_singletons: dict[Wildcard, tuple[Wildcard]] = {}
         """Each as the only one of a queue."""
         self.active_browsers: dict[Browser, None] = {}
         """Those that were not shown all yet, the one that was served last at the end."""
         self.last_consumer_number = 0
         """Of consumers."""
-        self.dispatches = 0
+        self.dispatch_count = 0
         """How many there were: says who has waited longest."""
-        self.acknowledgements = 0
+        self.express_ack_count = 0
         """Of consumers with express: says who was the last."""
 
-    def receivers_of(self, queue: Queue) -> Receivers:
+    def receivers_of(self, queue: Queue) -> QueueReceivers:
         return self.receivers_by_queue.get(queue, NO_RECEIVERS)
 
     def add_consumer(self, consumer: QueueConsumer) -> None:
-        receivers = self._receivers_or_new(consumer.queue)
+        receivers = self._get_or_create_receivers(consumer.queue)
         if receivers.consumers is _NO_CONSUMERS:
             receivers.consumers = []
         receivers.consumers.append(consumer)
@@ -89,9 +89,9 @@ class Clients:
             receivers.choose_exclusive()
 
     def add_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
-        receivers = self._receivers_or_new(queue)
+        receivers = self._get_or_create_receivers(queue)
         # Most queues have one, which has many: they share what says so.
-        singleton = self._singletons.setdefault(wildcard, (wildcard,))
+        singleton = self._wildcard_singletons.setdefault(wildcard, (wildcard,))
         receivers.wildcards = (*receivers.wildcards, wildcard) if receivers.wildcards else singleton
         queue.has_wildcards = True
         if wildcard.is_exclusive:
@@ -112,17 +112,17 @@ class Clients:
 
     def forget_wildcard(self, wildcard: Wildcard) -> None:
         """It has ended."""
-        self._singletons.pop(wildcard, None)
+        self._wildcard_singletons.pop(wildcard, None)
 
     def forget_queue(self, queue: Queue) -> None:
         """It has gone, and only wildcards took from it."""
         self.receivers_by_queue.pop(queue, None)
         queue.has_wildcards = False
 
-    def _receivers_or_new(self, queue: Queue) -> Receivers:
+    def _get_or_create_receivers(self, queue: Queue) -> QueueReceivers:
         receivers = self.receivers_by_queue.get(queue)
         if receivers is None:
-            receivers = self.receivers_by_queue[queue] = Receivers()
+            receivers = self.receivers_by_queue[queue] = QueueReceivers()
         return receivers
 
     # ---- Who has what ----
@@ -135,10 +135,10 @@ class Clients:
     def held_in_transactions(self, queue: Queue) -> Iterator[Entry]:
         """What open transactions have of a queue."""
         for session in self.sessions.values():
-            for transaction in session.transactions.settling:
+            for transaction in session.transactions.settling_transactions:
                 yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
 
-    def all_held(self, queue: Queue, first: int = 0, until: int = UNBOUNDED) -> Iterator[Entry]:
+    def held_entries(self, queue: Queue, first: int = 0, until: int = UNBOUNDED) -> Iterator[Entry]:
         """What somebody has of a queue, with a sequence from `first` on and below `until`."""
         for holder in self._holders(queue):
             # Most hold nothing so old.
@@ -147,8 +147,8 @@ class Clients:
                     if entry.lane.queue is queue and first <= entry.sequence < until:
                         yield entry
 
-    def _holders(self, queue: Queue) -> Iterator[Holder]:
+    def _holders(self, queue: Queue) -> Iterator[EntryHolder]:
         """All that may have something of a queue."""
         yield from self.receivers_by_queue.get(queue, NO_RECEIVERS).all()
         for session in self.sessions.values():
-            yield from session.transactions.settling
+            yield from session.transactions.settling_transactions

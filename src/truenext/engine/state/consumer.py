@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from truenext.commands import AckMode, Browse, Subscribe
 from truenext.destination import Destination, DestinationKind
-from truenext.engine.state.holder import Holder
+from truenext.engine.state.holder import EntryHolder
 from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.transaction import OpenTransactions, rollback_only_error
 from truenext.engine.state.window import AutoWindow
@@ -19,7 +19,7 @@ from truenext.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
 from truenext.order import RANKS
 
 if TYPE_CHECKING:
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Queue
     from truenext.engine.state.transaction import BrokerTransaction
 
@@ -42,7 +42,7 @@ class Subscriber:
 
     __slots__ = ("destination", "frame_bytes", "memory", "selector", "session", "subscription")
 
-    def __init__(self, session: ConnectionState, subscribe: Subscribe | Browse, memory: Memory) -> None:
+    def __init__(self, session: ConnectionState, subscribe: Subscribe | Browse, memory: MemoryBudget) -> None:
         self.session = session
         self.memory = memory
         self.subscription = subscribe.subscription
@@ -55,10 +55,10 @@ class Subscriber:
 
     def has_credit(self) -> bool:
         """Its connection has room for a message."""
-        return self.session.unsent_bytes < self.memory.unsent_max
+        return self.session.unsent_bytes < self.memory.unsent_bytes_max
 
 
-class BrokerConsumer(Subscriber, Holder):
+class BrokerConsumer(Subscriber, EntryHolder):
     """Messages are dispatched to it."""
 
     __slots__ = (
@@ -67,8 +67,8 @@ class BrokerConsumer(Subscriber, Holder):
         "has_express",
         "held",
         "is_exclusive",
-        "last_ack",
-        "last_dispatch",
+        "last_ack_number",
+        "last_dispatch_number",
         "mode",
         "number",
         "priority",
@@ -85,10 +85,10 @@ class BrokerConsumer(Subscriber, Holder):
         self,
         session: ConnectionState,
         subscribe: Subscribe,
-        memory: Memory,
+        memory: MemoryBudget,
         *,
         number: int,
-        last_dispatch: int,
+        last_dispatch_number: int,
         now_ms: int,
     ) -> None:
         super().__init__(session, subscribe, memory)
@@ -100,7 +100,7 @@ class BrokerConsumer(Subscriber, Holder):
         """Decides over its window, if the client has not."""
         self.pull_request = PullRequest() if subscribe.is_pulling else None
         """What it has asked for, if it gets nothing else."""
-        self.window = _window(subscribe) if self.auto_window is None else self.auto_window.size
+        self.window = _requested_window(subscribe) if self.auto_window is None else self.auto_window.size
         """Messages it may hold; of one that pulls, those that it may get included, as of the last dispatch."""
         self.awake_window: int | None = None
         """What its window is when it is woken; None if it does not rest."""
@@ -109,11 +109,11 @@ class BrokerConsumer(Subscriber, Holder):
         """Of two that have credit the one with the smaller is served, whatever they hold."""
         self.is_exclusive = subscribe.is_exclusive
         self.has_express = subscribe.has_express
-        self.last_ack = 0
+        self.last_ack_number = 0
         """When it last acknowledged something, on the count of acknowledgements; only with express."""
         self.held = {}
         """Dispatched and neither acknowledged nor given back, in order of dispatch."""
-        self.last_dispatch = last_dispatch
+        self.last_dispatch_number = last_dispatch_number
         """When it last got a message, or else subscribed, on the count of dispatches; the smallest has waited
         longest."""
 
@@ -127,7 +127,7 @@ class BrokerConsumer(Subscriber, Holder):
 
     def has_credit(self) -> bool:
         """It has credit for a message."""
-        return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_max
+        return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_bytes_max
 
     @property
     def is_suspended(self) -> bool:
@@ -180,7 +180,7 @@ class BrokerConsumer(Subscriber, Holder):
         beyond = len(self.held) - self.window
         if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
             return False
-        if self.session.unsent_bytes >= self.memory.unsent_max:
+        if self.session.unsent_bytes >= self.memory.unsent_bytes_max:
             return False
         for entry in self.held.values():
             if entry.lane.rank <= rank:
@@ -189,7 +189,7 @@ class BrokerConsumer(Subscriber, Holder):
                     return False
         return True
 
-    def covered_by(self, sequence: int) -> list[int]:
+    def covered_sequences(self, sequence: int) -> list[int]:
         """The sequences that an ACK or NACK of a held one covers, in order of dispatch."""
         if self.mode is not AckMode.CLIENT:
             return [sequence]
@@ -213,13 +213,15 @@ class QueueConsumer(BrokerConsumer):
         queue: Queue,
         session: ConnectionState,
         subscribe: Subscribe,
-        memory: Memory,
+        memory: MemoryBudget,
         *,
         number: int,
-        last_dispatch: int,
+        last_dispatch_number: int,
         now_ms: int,
     ) -> None:
-        super().__init__(session, subscribe, memory, number=number, last_dispatch=last_dispatch, now_ms=now_ms)
+        super().__init__(
+            session, subscribe, memory, number=number, last_dispatch_number=last_dispatch_number, now_ms=now_ms
+        )
         self.queue = queue
 
 
@@ -229,7 +231,7 @@ class Browser(Subscriber):
     __slots__ = ("after_sequence", "last_sequence", "queue", "rank")
 
     def __init__(
-        self, session: ConnectionState, queue: Queue, browse: Browse, memory: Memory, *, last_sequence: int
+        self, session: ConnectionState, queue: Queue, browse: Browse, memory: MemoryBudget, *, last_sequence: int
     ) -> None:
         super().__init__(session, browse, memory)
         self.queue = queue
@@ -253,16 +255,16 @@ class Browser(Subscriber):
 
 class ConnectionState:
     __slots__ = (
-        "batch",
         "browsers",
         "consumers",
         "has_rounds",
         "has_sent",
         "id",
         "keeps_open",
+        "last_batch",
         "names_begun",
-        "round",
-        "served",
+        "release_count",
+        "served_consumers",
         "temporary_queues",
         "transactions",
         "unsent_bytes",
@@ -273,14 +275,14 @@ class ConnectionState:
         """Not to be guessed: it is the address of the connection's temporary queues."""
         self.consumers: dict[str, BrokerConsumer] = {}
         """By subscription."""
-        self.served: dict[BrokerConsumer, None] = {}
+        self.served_consumers: dict[BrokerConsumer, None] = {}
         """Those of them that got something since the socket last took all there was."""
         self.browsers: dict[str, Browser] = {}
         """By subscription; those that were shown all are here until they unsubscribe."""
         self.transactions = OpenTransactions()
         self.temporary_queues: list[Queue] = []
         """They go with the connection; among them those of its subscriptions to topics."""
-        self.batch = 0
+        self.last_batch = 0
         """The last batch that has anything of this connection; its answers wait for it."""
         self.has_sent = False
         """It has sent something to a queue."""
@@ -288,7 +290,7 @@ class ConnectionState:
         """Bytes of messages dispatched to this connection that its socket has not taken."""
         self.has_rounds = False
         """Its messages say in which round they were dispatched: it may give back."""
-        self.round = 0
+        self.release_count = 0
         """How often it has given back."""
         self.names_begun = False
         """Its client says what it begins; nothing else counts as begun."""
@@ -382,7 +384,7 @@ def _service_rank(priority: int, *, is_stretched: bool) -> int:
     return is_stretched - 2 * priority
 
 
-def _window(subscribe: Subscribe) -> int:
+def _requested_window(subscribe: Subscribe) -> int:
     if subscribe.is_pulling:
         return 0
     if subscribe.window is not None:

@@ -1,6 +1,6 @@
 """Who has messages that wait in no lane: consumers, and open transactions.
 
-Whatever asks who has what of a queue asks for holders: `Clients.all_held`.
+Whatever asks who has what of a queue asks for holders: `ClientRegistry.held_entries`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry, Queue
 
 
-class Holder:
+class EntryHolder:
     __slots__ = ()
 
     held: dict[int, Entry]

@@ -82,20 +82,20 @@ UNSENT_THRESHOLD_MIN = 4 * UNSENT_BYTES_MAX
 """Bytes that all sockets together may have waiting, however small the limit."""
 
 
-class Memory:
+class MemoryBudget:
     __slots__ = (
-        "deques",
-        "is_short",
+        "deque_bytes",
+        "is_page_space_short",
         "limit",
-        "open_bytes",
-        "pending_free",
-        "queues",
+        "message_bytes",
+        "pending_free_bytes",
+        "queue_bytes",
         "queues_limit",
-        "selector_users",
-        "unsent",
-        "unsent_max",
+        "selector_use_counts",
+        "transaction_bytes",
+        "unsent_bytes",
+        "unsent_bytes_max",
         "unsent_threshold",
-        "used",
     )
 
     def __init__(self, limit: int = maxsize, queues_limit: int = maxsize) -> None:
@@ -103,66 +103,73 @@ class Memory:
         """Bytes that messages may take before some leave; those of open transactions and sockets count too."""
         self.queues_limit = queues_limit
         """Bytes that queues may take beside that before no more are made."""
-        self.queues = 0
+        self.queue_bytes = 0
         """Bytes of queues, without their messages, and of those who take from them."""
-        self.selector_users: dict[Selector, int] = {}
+        self.selector_use_counts: dict[Selector, int] = {}
         """How many use each."""
-        self.deques = 0
+        self.deque_bytes = 0
         """Bytes of places for messages in lanes; they count as these do."""
-        self.used = 0
+        self.message_bytes = 0
         """Bytes of messages in queues and windows."""
-        self.pending_free = 0
+        self.pending_free_bytes = 0
         """How much of that goes by itself as soon as a write under way is durable."""
-        self.unsent = 0
+        self.unsent_bytes = 0
         """Bytes of messages that sockets have not taken."""
         self.unsent_threshold = max(limit // 4, UNSENT_THRESHOLD_MIN)
         """So much of that is enough: from there on each connection gets one message at a time."""
-        self.unsent_max = UNSENT_BYTES_MAX
+        self.unsent_bytes_max = UNSENT_BYTES_MAX
         """Bytes that one connection's socket may have waiting before its windows shut."""
-        self.open_bytes = 0
+        self.transaction_bytes = 0
         """Bytes of sends and causes in open transactions."""
-        self.is_short = False
+        self.is_page_space_short = False
         """A page was wanted for which there is hardly room."""
 
     @property
     def bytes_over_limit(self) -> int:
         """Bytes over the limit; they have to leave."""
-        return self.used + self.deques - self.pending_free + self.unsent + self.open_bytes - self.limit
+        return (
+            self.message_bytes
+            + self.deque_bytes
+            - self.pending_free_bytes
+            + self.unsent_bytes
+            + self.transaction_bytes
+            - self.limit
+        )
 
     @property
     def has_space_for_queue(self) -> bool:
         """One more can be made, with all that a queue of the plain kind may need."""
-        return self.queues + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
+        return self.queue_bytes + QUEUE_BYTES + LANE_BYTES <= self.queues_limit
 
     def has_space_for_consumer(self, size: int) -> bool:
         """One more can be there, which takes `size` bytes with all that is known because of it."""
-        return self.queues + size <= self.queues_limit + CONSUMERS_RESERVE
+        return self.queue_bytes + size <= self.queues_limit + CONSUMERS_RESERVE
 
     def bytes_for_selector(self, selector: Selector | None) -> int:
         """What one user more of a selector takes."""
-        return 0 if selector is None or selector in self.selector_users else selector.size
+        return 0 if selector is None or selector in self.selector_use_counts else selector.size
 
     def add_selector(self, selector: Selector | None) -> None:
         """Until `remove_selector`."""
         if selector is not None:
-            self.queues += self.bytes_for_selector(selector)
-            self.selector_users[selector] = self.selector_users.get(selector, 0) + 1
+            self.queue_bytes += self.bytes_for_selector(selector)
+            self.selector_use_counts[selector] = self.selector_use_counts.get(selector, 0) + 1
 
     def remove_selector(self, selector: Selector | None) -> None:
         if selector is not None:
-            self.selector_users[selector] -= 1
-            if not self.selector_users[selector]:
-                del self.selector_users[selector]
-                self.queues -= selector.size
+            self.selector_use_counts[selector] -= 1
+            if not self.selector_use_counts[selector]:
+                del self.selector_use_counts[selector]
+                self.queue_bytes -= selector.size
 
     @property
-    def open_bytes_max(self) -> int:
+    def transaction_bytes_max(self) -> int:
         """Bytes that sends in open transactions may take, unless it is one."""
         return self.limit // 4
 
     def has_space_for_send(self, size: int) -> bool:
         """An open transaction may grow by a send of `size` bytes."""
-        return not self.open_bytes or self.open_bytes + size <= self.open_bytes_max
+        return not self.transaction_bytes or self.transaction_bytes + size <= self.transaction_bytes_max
 
 
 def size_of(message: SentMessage) -> int:

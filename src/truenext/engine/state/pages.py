@@ -1,6 +1,6 @@
 """What is asked of the store, and what it answers.
 
-A page is read for somebody, and comes back to whom it is for by `Read.on_page`. Most are the next page of a lane, whose
+A page is read for somebody, and comes back by `StoreRead.on_page`. Most are the next page of a lane, whose
 horizon then moves; a SideRead reads a page and moves no horizon.
 """
 
@@ -30,7 +30,7 @@ class PageMessage(msgspec.Struct, gc=False):
     message: SentMessage | None
     """None if its record is damaged."""
     mark: Mark = NO_MARK
-    content: int = 0
+    content_number: int = 0
     """The number of the content that it shares with others; 0 if its record has its own."""
     causes: Causes = NO_CAUSES
 
@@ -46,7 +46,7 @@ class PageResult(msgspec.Struct, gc=False):
     """As of then, there was nothing behind it."""
 
 
-class Read:
+class StoreRead:
     """A page that is wanted."""
 
     __slots__ = ("after_sequence", "lane", "limit", "size_max")
@@ -79,7 +79,7 @@ class Read:
         """
 
 
-class SideRead(Read):
+class SideRead(StoreRead):
     """A page that is nobody's next page: what is on it stays where it is, as far as the lane is concerned, which
     remembers meanwhile what leaves it."""
 
@@ -93,13 +93,13 @@ class SideRead(Read):
         if not self._is_started:
             self._is_started = True
             for lane in self.lanes_read():
-                lane.side_reads += 1
+                lane.side_read_count += 1
 
     def finish(self) -> None:
         if self._is_started:
             self._is_started = False
             for lane in self.lanes_read():
-                lane.side_reads -= 1
+                lane.side_read_count -= 1
 
     def lanes_read(self) -> Collection[Lane]:
         return (self.lane,)

@@ -19,7 +19,7 @@ from truenext.limits import RESOLVED_MAX
 class CommitOutcome(Enum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
-    NOT_SO_FAR = "not so far"
+    NOT_YET_COMMITTED = "not so far"
     UNKNOWN = "unknown"
 
 
@@ -89,7 +89,7 @@ class Producer(msgspec.Struct, gc=False):
             check_gap(name, number, highest)
         return number <= highest
 
-    def use(self, number: int, *, is_commit: bool, declares_gapless: bool) -> None:
+    def record_use(self, number: int, *, is_commit: bool, declares_gapless: bool) -> None:
         """The SEND or COMMIT was accepted."""
         if is_commit:
             self.commits = number
@@ -114,13 +114,13 @@ class Producer(msgspec.Struct, gc=False):
             # Those without gaps begin with 1.
             return CommitOutcome.UNKNOWN
         if number > self.commits:
-            return CommitOutcome.NOT_SO_FAR
+            return CommitOutcome.NOT_YET_COMMITTED
         return CommitOutcome.UNKNOWN if self.is_use_unknown(number, is_commit=True) else CommitOutcome.COMMITTED
 
     def resolve(self, number: int) -> bool:
         """COMMIT `number` is rolled back, if it has not happened so far. False if it has, or nobody knows, or if it is
         not the next one of a producer that may not leave one out."""
-        if self.outcome(number) is not CommitOutcome.NOT_SO_FAR:
+        if self.outcome(number) is not CommitOutcome.NOT_YET_COMMITTED:
             return False
         if self.is_gapless is not False and number != max(self.commits, 0) + 1:
             return False

@@ -8,7 +8,7 @@ is in the store alone and is read page by page:
     <----- in memory, in order -----> horizon <----- in the store, or being written ----->
 
 Every message at or below the horizon that waits is in memory, every one above it is returned by a page of the store or
-stands in `recent`, because its write is under way. What was dispatched is below it or in `SelectedEntries`. So
+is in `unread_in_memory`, because its write is under way. What was dispatched is below it or in `SelectedEntries`. So
 there is one unread region, and a page never brings what is in memory, held or gone already. How the horizon moves:
 horizon.py
 
@@ -34,7 +34,7 @@ from truenext.batch import DUE_NEVER
 from truenext.destination import Destination, DestinationKind
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.empty import EMPTY, NO_SEQUENCES
-from truenext.engine.state.memory import DEQUE_BYTES, LANE_BYTES, SELECTED_ENTRIES_BYTES, Memory, queue_size
+from truenext.engine.state.memory import DEQUE_BYTES, LANE_BYTES, SELECTED_ENTRIES_BYTES, MemoryBudget, queue_size
 from truenext.message import SentMessage
 from truenext.order import PRIORITY_MAX, rank
 from truenext.policy import Policy
@@ -52,7 +52,7 @@ _NO_REQUEUED = cast("list[tuple[int, Entry]]", ())
 _sequence = attrgetter("sequence")
 
 
-class Watcher(Protocol):
+class QueueObserver(Protocol):
     """Who is told what happens in a queue, as long as somebody takes from it out of its turn: selecting.py."""
 
     def on_lane_created(self, lane: Lane) -> None:
@@ -105,7 +105,7 @@ class Entry(msgspec.Struct, gc=False):
     """That of its message; see groups.py."""
     is_first_of_group: bool = False
     """Its last dispatch has made its group its consumer's."""
-    content: int = 0
+    content_number: int = 0
     """If not 0: the store has its content once for several queues, under this number."""
     is_started: bool = False
     """The client has said that it began this dispatch."""
@@ -138,10 +138,10 @@ class SelectedEntries:
         "arrived_gaps",
         "body_reads",
         "entries",
-        "horizon_rises",
+        "horizon_rise_count",
         "loaded_early",
         "requeued_gaps",
-        "scan_reads",
+        "scan_read_count",
     )
 
     def __init__(self) -> None:
@@ -153,10 +153,10 @@ class SelectedEntries:
         """Empty places in `Lane.arrived`."""
         self.requeued_gaps = NO_SEQUENCES
         """Empty places in `Lane.requeued`; who comes back to one of these fills it."""
-        self.scan_reads = 0
-        """Pages that are being read for a selector: while there are any nothing leaves `Lane.recent`, for it may be
+        self.scan_read_count = 0
+        """Pages being read for a selector: while there are any nothing leaves `Lane.unread_in_memory`, for it may be
         missing on them."""
-        self.horizon_rises = 0
+        self.horizon_rise_count = 0
         """How often the horizon was moved up."""
         self.body_reads = NO_SEQUENCES
         """Strays that are being read."""
@@ -169,7 +169,7 @@ class SelectedEntries:
             or self.loaded_early
             or self.arrived_gaps
             or self.requeued_gaps
-            or self.scan_reads
+            or self.scan_read_count
             or self.body_reads
         )
 
@@ -188,7 +188,7 @@ class Lane:
         "removed",
         "requeued",
         "selected",
-        "side_reads",
+        "side_read_count",
         "unloaded",
         "unread",
         "unread_in_memory",
@@ -221,7 +221,7 @@ class Lane:
         """The page that is being read."""
         self.is_pinned = False
         """Nothing leaves memory: a page is being read, and is laid beside what is there."""
-        self.side_reads = 0
+        self.side_read_count = 0
         """Other pages of it that are being read, and are nobody's next ones."""
         self.selected: SelectedEntries | None = None
         """What was taken out of its turn; where there are consumers with selectors or groups, and where there were as
@@ -259,7 +259,7 @@ class Lane:
             yield from (entry for sequence, entry in self.requeued if sequence not in selected.requeued_gaps)
             yield from selected.loaded_early.values()
 
-    def between(
+    def entries_between(
         self, after: int, until: int, *, limit: int = maxsize, with_delayed: bool = True, with_unread: bool = True
     ) -> list[Entry]:
         """What waits in memory behind the sequence `after` and up to `until`, in order; the first ones, if they are
@@ -292,7 +292,7 @@ class Lane:
         return found
 
     def is_only_in_store(self, sequence: int) -> bool:
-        """Of one that a page shows: it has not gone, and nobody has it, unless it is `recent`."""
+        """Of one that a page shows: it has not gone, and nobody has it, unless it is `unread_in_memory`."""
         if sequence <= self.horizon or sequence in self.removed:
             return False
         return self.selected is None or sequence not in self.selected.entries
@@ -353,15 +353,15 @@ class Lane:
             self.delayed = {}
         self.delayed[entry.sequence] = entry
         if entry.group:
-            assert self.queue.watcher is not None, "there are groups"
-            self.queue.watcher.on_delayed(entry)
+            assert self.queue.observer is not None, "there are groups"
+            self.queue.observer.on_delayed(entry)
 
     def end_delay(self, sequence: int) -> None:
         """If it waited, it does no longer."""
         entry = self.delayed.pop(sequence, None)
         if entry is not None and entry.group:
-            assert self.queue.watcher is not None, "there are groups"
-            self.queue.watcher.on_delay_ended(entry)
+            assert self.queue.observer is not None, "there are groups"
+            self.queue.observer.on_delay_ended(entry)
 
     def forget_requeued(self, entry: Entry) -> None:
         """Forget a message that was given back."""
@@ -375,7 +375,7 @@ class Lane:
 
     def forget_removed(self, committed: int) -> None:
         """This batch is durable: pages that are asked for from now on do not show what it removed."""
-        if self.pending_read is None and not self.side_reads:
+        if self.pending_read is None and not self.side_read_count:
             remaining = {sequence: batch for sequence, batch in self.removed.items() if batch > committed}
             self.removed = remaining or EMPTY
 
@@ -400,14 +400,14 @@ class Lane:
     def allocate_arrived(self) -> deque[Entry]:
         """For the first message that comes; it stays until somebody finds the lane empty, or memory is short."""
         assert self.arrived is NO_ENTRIES, "it has begun"
-        self.queue.memory.deques += DEQUE_BYTES
+        self.queue.memory.deque_bytes += DEQUE_BYTES
         self.arrived = deque()
         return self.arrived
 
     def free_arrived(self) -> None:
         """Nothing is there any more."""
         self.arrived = NO_ENTRIES
-        self.queue.memory.deques -= DEQUE_BYTES
+        self.queue.memory.deque_bytes -= DEQUE_BYTES
 
     def allocate_unread_in_memory(self) -> deque[Entry]:
         self.unread_in_memory = deque()
@@ -425,7 +425,7 @@ class Lane:
             self.delayed = EMPTY
         if not self.removed:
             self.removed = EMPTY
-        if self.selected is not None and self.queue.watcher is None:
+        if self.selected is not None and self.queue.observer is None:
             self.free_selected()
 
     @property
@@ -445,12 +445,12 @@ class Lane:
             or self.unread_in_memory
             or self.unloaded
             or self.removed
-            or self.side_reads
+            or self.side_read_count
             or self.is_pinned
             or self.pending_read is not None
             or (
                 selected is not None
-                and (selected.entries or selected.loaded_early or selected.scan_reads or selected.body_reads)
+                and (selected.entries or selected.loaded_early or selected.scan_read_count or selected.body_reads)
             )
         )
 
@@ -460,7 +460,7 @@ class Lane:
         """Somebody has a selector, or there are groups."""
         if self.selected is None:
             self.selected = SelectedEntries()
-            self.queue.memory.queues += SELECTED_ENTRIES_BYTES
+            self.queue.memory.queue_bytes += SELECTED_ENTRIES_BYTES
 
     def free_selected(self) -> None:
         """Nobody has a selector, and there are no groups; it stays while something is out of its turn."""
@@ -469,7 +469,7 @@ class Lane:
 
     def _drop_selected(self) -> None:
         self.selected = None
-        self.queue.memory.queues -= SELECTED_ENTRIES_BYTES
+        self.queue.memory.queue_bytes -= SELECTED_ENTRIES_BYTES
 
     def trim_gaps(self) -> None:
         """Let both ends of what is in memory be no empty places."""
@@ -513,16 +513,16 @@ class Queue:
         "is_paused",
         "is_temporary",
         "lanes",
+        "last_used_us",
         "memory",
         "number",
+        "observer",
         "policy",
-        "resident",
+        "resident_bytes",
         "resident_count",
-        "spilled",
+        "spilled_bytes",
         "spilled_sizes",
         "stored_number",
-        "used_us",
-        "watcher",
     )
 
     def __init__(
@@ -530,15 +530,15 @@ class Queue:
         destination: Destination,
         number: int,
         policy: Policy,
-        memory: Memory,
+        memory: MemoryBudget,
         *,
         holds_dead_letters: bool = False,
-        used_us: int = 0,
+        last_used_us: int = 0,
     ) -> None:
         self.destination = destination
         self.memory = memory
         """What it takes of this it gives back with `dispose`."""
-        memory.queues += queue_size(destination)
+        memory.queue_bytes += queue_size(destination)
         self.policy = policy
         self.number = 0 if destination.kind is DestinationKind.TEMPORARY else number
         """What the history calls it; 0 if it is not there."""
@@ -555,22 +555,22 @@ class Queue:
         self._lane_index = _lane_index_of(())
         self.has_wildcards = False
         """Somebody takes from it who takes from other queues as well."""
-        self.watcher: Watcher | None = None
+        self.observer: QueueObserver | None = None
         """As long as some consumers have selectors, or there are groups."""
         self.has_groups = False
         """It has had a message of one; then there is a watcher."""
-        self.resident = 0
+        self.resident_bytes = 0
         """Bytes of memory that its messages take, waiting or held."""
-        self.spilled = 0
+        self.spilled_bytes = 0
         """Bytes of messages that have left memory; counted in a subscription that ends with its connection."""
         self.spilled_sizes: dict[int, int] = {}
         """Of those among them that are known without their bodies, by sequence."""
         self.resident_count = 0
-        """How many messages these are of which `resident` counts the bytes."""
+        """How many messages these are of which `resident_bytes` counts the bytes."""
         self.has_unloaded_held = False
-        """Bodies of messages that somebody held have left memory: `resident` does not say that nobody has one."""
-        self.used_us = used_us
-        """When something was done with it last that dispatch had to know of, in microseconds of Delays' clock."""
+        """Bodies of messages that somebody held have left memory: `resident_bytes` does not say that nobody has one."""
+        self.last_used_us = last_used_us
+        """When something was done with it last that dispatch had to know of, by DelayedEntries' clock."""
 
     @property
     def name(self) -> str:
@@ -606,11 +606,11 @@ class Queue:
         lane = self.find_lane(rank)
         if lane is None:
             lane = Lane(lane_key(self.stored_number, rank), self)
-            self.memory.queues += LANE_BYTES
+            self.memory.queue_bytes += LANE_BYTES
             self.lanes = tuple(sorted((*self.lanes, lane), key=lambda one: one.rank))
             self._lane_index = _lane_index_of(self.lanes)
-            if self.watcher is not None:
-                self.watcher.on_lane_created(lane)
+            if self.observer is not None:
+                self.observer.on_lane_created(lane)
         return lane
 
     def find_lane(self, rank: int) -> Lane | None:
@@ -620,15 +620,15 @@ class Queue:
     @property
     def is_needed(self) -> bool:
         """Something of it is there, as far as it knows itself; or it goes with its connection."""
-        return bool(self.resident or self.is_temporary or any(lane.is_needed for lane in self.lanes))
+        return bool(self.resident_bytes or self.is_temporary or any(lane.is_needed for lane in self.lanes))
 
     def dispose(self) -> None:
         """It is nobody's any more. A lane and its queue refer to one another, and the garbage collector comes rarely:
         the circle is broken by hand."""
         for lane in self.lanes:
-            self.memory.queues -= LANE_BYTES
+            self.memory.queue_bytes -= LANE_BYTES
             lane.clear()
-        self.memory.queues -= queue_size(self.destination)
+        self.memory.queue_bytes -= queue_size(self.destination)
         self.lanes = ()
         self._lane_index = _lane_index_of(())
 

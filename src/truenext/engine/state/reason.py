@@ -3,7 +3,7 @@
 from enum import Enum
 
 
-class Reason(Enum):
+class RequeueReason(Enum):
     """Why a message is given back, in the words of docs/history.md; all but the last count as an attempt."""
 
     NACKED = "nacked"

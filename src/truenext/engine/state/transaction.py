@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.holder import Holder
+from truenext.engine.state.holder import EntryHolder
 from truenext.errors import Code, RemoteProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 
@@ -29,8 +29,8 @@ class TransactionLimits:
     """What they send, acknowledge and refuse."""
 
 
-class BrokerTransaction(Holder):
-    __slots__ = ("count", "held", "is_rollback_only", "nacks", "reserved_queues", "sends", "size")
+class BrokerTransaction(EntryHolder):
+    __slots__ = ("held", "is_rollback_only", "message_count", "nacks", "reserved_queues", "sends", "total_bytes")
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
@@ -40,9 +40,9 @@ class BrokerTransaction(Holder):
         """By sequence, the NACK of those that were refused."""
         self.reserved_queues: set[str] = set()
         """Names of the queues that it sends to, which stay or for which room is kept (reservations.py)."""
-        self.count = 0
+        self.message_count = 0
         """How much was sent, acknowledged and refused; also of what has ended since."""
-        self.size = 0
+        self.total_bytes = 0
         """Bytes of the messages in `sends`, and of what was said of why others failed."""
         self.is_rollback_only = False
         """A frame of it was refused, on a connection that goes on: it can only be aborted."""
@@ -67,7 +67,7 @@ class BrokerTransaction(Holder):
     def nacked(self) -> list[Entry]:
         return [self.held[sequence] for sequence in self.nacks if sequence in self.held]
 
-    def acknowledges_stored(self) -> bool:
+    def acknowledges_persistent(self) -> bool:
         """It takes something persistent away: its COMMIT is visible once durable, whatever it sends."""
         return any(entry.persistent and entry.store_batch is not None for entry in self.acknowledged())
 
@@ -76,18 +76,18 @@ class OpenTransactions(dict[str, BrokerTransaction]):
     """Those of one connection, by the client's name for them.
 
     There may be thousands, so nothing that comes with each message goes through all of them: what is said in them is
-    counted here, and `settling` has those that have messages.
+    counted here, and `settling_transactions` has those that have messages.
     """
 
-    __slots__ = ("count", "ended_count", "settling", "size")
+    __slots__ = ("ended_count", "message_count", "settling_transactions", "total_bytes")
 
     def __init__(self) -> None:
         super().__init__()
-        self.settling: dict[BrokerTransaction, None] = {}
+        self.settling_transactions: dict[BrokerTransaction, None] = {}
         """Those that have acknowledged or refused anything."""
-        self.count = 0
+        self.message_count = 0
         """How much was sent, acknowledged and refused in all of them."""
-        self.size = 0
+        self.total_bytes = 0
         """Bytes of what was sent in them, and of causes."""
         self.ended_count = 0
         """How many there were that have ended, by COMMIT or ABORT."""
@@ -109,34 +109,34 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         """It is open no more."""
         transaction = self.pop(name)
         self.ended_count += 1
-        self.settling.pop(transaction, None)
-        self.count -= transaction.count
-        self.size -= transaction.size
+        self.settling_transactions.pop(transaction, None)
+        self.message_count -= transaction.message_count
+        self.total_bytes -= transaction.total_bytes
         return transaction
 
-    def check(self, limits: TransactionLimits, *, count: int = 1, size: int = 0) -> None:
+    def check_limits(self, limits: TransactionLimits, *, count: int = 1, size: int = 0) -> None:
         """Check that `count` more messages, with `size` bytes, are not too much.
 
         Raises: RemoteProtocolError if they are.
         """
-        if self.count + count > limits.messages:
+        if self.message_count + count > limits.messages:
             raise RemoteProtocolError(
                 f"more than {limits.messages} sends and acknowledgements in open transactions "
                 "(transaction_messages_max); commit more often",
                 Code.LIMIT,
             )
-        if self.size and self.size + size > limits.size:
+        if self.total_bytes and self.total_bytes + size > limits.size:
             raise RemoteProtocolError(
                 f"more than {limits.size} bytes in open transactions (transaction_bytes_max); commit more often",
                 Code.LIMIT,
             )
 
-    def add(self, transaction: BrokerTransaction, *, count: int = 1, size: int = 0) -> None:
+    def add_usage(self, transaction: BrokerTransaction, *, count: int = 1, size: int = 0) -> None:
         """So much is said in one of them."""
-        transaction.count += count
-        transaction.size += size
-        self.count += count
-        self.size += size
+        transaction.message_count += count
+        transaction.total_bytes += size
+        self.message_count += count
+        self.total_bytes += size
 
 
 def rollback_only_error(name: str) -> RemoteProtocolError:

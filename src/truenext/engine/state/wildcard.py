@@ -19,7 +19,7 @@ from truenext.pattern import is_pattern, matches
 if TYPE_CHECKING:
     from truenext.commands import Subscribe
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.memory import Memory
+    from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Queue
 
 NO_HEAD = -1
@@ -30,19 +30,21 @@ STALE_MIN = 64
 
 
 class Wildcard(BrokerConsumer):
-    __slots__ = ("_head_sequences", "_pushed", "heads", "is_joining", "pattern_words", "queues")
+    __slots__ = ("_head_sequences", "_push_count", "heads", "is_joining", "pattern_words", "queues")
 
     def __init__(
         self,
         session: ConnectionState,
         subscribe: Subscribe,
-        memory: Memory,
+        memory: MemoryBudget,
         *,
         number: int,
-        last_dispatch: int,
+        last_dispatch_number: int,
         now_ms: int,
     ) -> None:
-        super().__init__(session, subscribe, memory, number=number, last_dispatch=last_dispatch, now_ms=now_ms)
+        super().__init__(
+            session, subscribe, memory, number=number, last_dispatch_number=last_dispatch_number, now_ms=now_ms
+        )
         self.queue = None
         self.pattern_words = subscribe.destination.name.split(".")
         """Of its pattern."""
@@ -56,7 +58,7 @@ class Wildcard(BrokerConsumer):
         self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
         """The same, by rank, as heaps of sequence, a number to tell them apart, and queue. Some are no longer true, see
         `head_at`."""
-        self._pushed = 0
+        self._push_count = 0
         """Into these heaps."""
 
     def remove_queue(self, queue: Queue) -> None:
@@ -97,12 +99,12 @@ class Wildcard(BrokerConsumer):
         heads_of_rank[queue] = sequence
         heap = self.heads[rank]
         if len(heap) < 2 * len(heads_of_rank) + STALE_MIN:
-            self._pushed += 1
-            heappush(heap, (sequence, self._pushed, queue))
+            self._push_count += 1
+            heappush(heap, (sequence, self._push_count, queue))
             return
-        heap[:] = [(at, number, one) for number, (one, at) in enumerate(heads_of_rank.items(), self._pushed + 1)]
+        heap[:] = [(at, number, one) for number, (one, at) in enumerate(heads_of_rank.items(), self._push_count + 1)]
         heapify(heap)
-        self._pushed += len(heads_of_rank)
+        self._push_count += len(heads_of_rank)
 
     def head_at(self, queue: Queue, rank: int) -> int:
         """Where what is next for it begins in a lane; NOWHERE too if the queue has gone."""

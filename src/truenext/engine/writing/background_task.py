@@ -2,7 +2,7 @@
 
 Whoever comes to have some says so (`CommitState.active_work`), and is then asked in each turn whether a step would do
 something, until it has none any more. So work costs nothing while there is none. What a step wants to be read comes
-back by `Read.on_page`.
+back by `StoreRead.on_page`.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.engine.state.pages import Read
+    from truenext.engine.state.pages import StoreRead
 
 
 class BackgroundTask(ABC):
     __slots__ = ()
 
     @property
-    def source(self) -> object:
+    def active_work_key(self) -> object:
         """What stands for it in `CommitState.active_work`."""
         return self
 
     @property
     @abstractmethod
-    def has_any(self) -> bool:
+    def has_work(self) -> bool:
         """There is something to do, now or later."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class BackgroundTask(ABC):
         """A step would do something."""
 
     @abstractmethod
-    def step(self) -> Sequence[Read]:
+    def step(self) -> Sequence[StoreRead]:
         """Do a piece of it. Returns the pages that are wanted to go on."""
 
     def next_due_ms(self) -> int | None:

@@ -37,21 +37,21 @@ class CommitState:
         "_requested_limit",
         "_waiting_answers",
         "active_work",
-        "ahead_us",
         "batch",
-        "committed",
         "disk_level",
-        "is_awaited",
+        "is_batch_awaited",
         "is_stopped",
+        "last_committed",
         "last_control_batch",
         "next_sequence",
         "now_ms",
         "now_us",
         "sequence_limit",
         "sequences_requested_in",
-        "touched",
+        "touched_queues",
         "touched_wildcards",
         "waiting_queues",
+        "wall_clock_ahead_us",
     )
 
     def __init__(self, events: EventLog, *, sequence_limit: int = 1) -> None:
@@ -61,7 +61,7 @@ class CommitState:
         """Milliseconds since the epoch."""
         self.now_us = 0
         """Microseconds since whenever, of a clock that does not jump."""
-        self.ahead_us = 0
+        self.wall_clock_ahead_us = 0
         """By how much the wall clock was ahead of that one, when it was most."""
         self.disk_level = DiskLevel.PLENTY
         """For what senders bring."""
@@ -69,13 +69,13 @@ class CommitState:
         """Nothing is dispatched, expires or becomes due any more: what waits is being written down."""
         self.batch = Batch(1)
         """The one that gathers."""
-        self.committed = 0
+        self.last_committed = 0
         """The last one that is known to be durable; so are all before it."""
         self.last_control_batch = 0
         """The last one in which somebody has paused a queue, or moved or removed messages: answers wait for it."""
-        self.is_awaited = False
+        self.is_batch_awaited = False
         """Somebody waits for the gathering batch: a message to become visible, or an answer."""
-        self.touched: dict[Queue, None] = {}
+        self.touched_queues: dict[Queue, None] = {}
         """Queues in which a dispatch may have become possible, in order of the first touch."""
         self.touched_wildcards: dict[Wildcard, None] = {}
         """Consumers of many queues that may have credit again."""
@@ -103,8 +103,8 @@ class CommitState:
         """It is so many microseconds since the epoch, and by a clock that does not jump."""
         self.now_ms = now_us // 1000
         self.now_us = steady_us
-        if now_us - steady_us > self.ahead_us:
-            self.ahead_us = now_us - steady_us
+        if now_us - steady_us > self.wall_clock_ahead_us:
+            self.wall_clock_ahead_us = now_us - steady_us
         self._events.tick(now_us)
 
     # ---- Sequences ----
@@ -143,7 +143,7 @@ class CommitState:
         self._requested_limit = self.next_sequence + SEQUENCE_BLOCK
         self.sequences_requested_in = self.batch.number
         self.batch.sequence_limit = self._requested_limit
-        self.is_awaited = True
+        self.is_batch_awaited = True
 
     # ---- Answers ----
 
@@ -154,13 +154,13 @@ class CommitState:
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
         """Say something to a connection once all that it asked for so far is durable, in order."""
-        if session.batch <= self.committed:
+        if session.last_batch <= self.last_committed:
             self._answers.append((session, answer))
         else:
-            self._waiting_answers.setdefault(session.batch, []).append((session, answer))
+            self._waiting_answers.setdefault(session.last_batch, []).append((session, answer))
             self.batch.size += PENDING_ANSWER_BYTES
-            if session.batch == self.batch.number:
-                self.is_awaited = True
+            if session.last_batch == self.batch.number:
+                self.is_batch_awaited = True
 
     def take_answers(self) -> list[tuple[ConnectionState, Answer]]:
         """What is to be said now."""
@@ -184,7 +184,7 @@ class CommitState:
     @property
     def has_batch(self) -> bool:
         """There is something to write, or somebody waits for what need not be written any more."""
-        return self.is_awaited or not self.batch.is_empty() or not self._events.is_empty()
+        return self.is_batch_awaited or not self.batch.is_empty() or not self._events.is_empty()
 
     @property
     def latest_batch(self) -> int:
@@ -196,7 +196,7 @@ class CommitState:
         if isinstance(consumer, Wildcard):
             self.touched_wildcards[consumer] = None
         elif consumer.queue is not None:
-            self.touched[consumer.queue] = None
+            self.touched_queues[consumer.queue] = None
 
     def close_batch(self) -> Batch:
         """The gathering batch, to be made durable."""
@@ -204,24 +204,24 @@ class CommitState:
         batch.history = self._events.close_chunk(of_batch=not batch.is_empty())
         self.batch = Batch(batch.number + 1)
         self._first_sequences = (self._first_sequences[1], self.next_sequence)
-        self.is_awaited = False
+        self.is_batch_awaited = False
         return batch
 
     def set_committed(self, batch: Batch) -> None:
         """The batch is durable, and so are all before it. Call `queue_waiting_answers` after it, once whatever was only
         waiting for that has been settled."""
-        assert batch.number > self.committed
-        self.committed = batch.number
+        assert batch.number > self.last_committed
+        self.last_committed = batch.number
         if not batch.is_empty():
             # One that only carries history makes nothing visible, and would else be followed by another for ever.
-            self._events.committed(batch.number)
+            self._events.on_committed(batch.number)
         if batch.sequence_limit:
             self.sequence_limit = batch.sequence_limit
 
     def touch_waiting_queues(self) -> None:
         """What has become visible is looked at in the next turn."""
-        self.touched.update(self.waiting_queues.pop(self.committed, {}))
+        self.touched_queues.update(self.waiting_queues.pop(self.last_committed, {}))
 
     def queue_waiting_answers(self) -> None:
         """What waited for the batch is said in the next turn."""
-        self._answers.extend(self._waiting_answers.pop(self.committed, ()))
+        self._answers.extend(self._waiting_answers.pop(self.last_committed, ()))

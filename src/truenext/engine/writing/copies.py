@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.engine.state.queue import UNBOUNDED
-from truenext.engine.writing.entries import put, share
+from truenext.engine.writing.entries import put, put_content
 from truenext.limits import CONTENT_BYTES_MIN
 
 if TYPE_CHECKING:
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from truenext.message import SentMessage
 
 
-class Contents(NamedTuple):
+class ContentNumbers(NamedTuple):
     """Numbers of the contents of one message; 0 if every record has its own."""
 
     persistent: int
     transient: int
 
 
-NO_CONTENTS = Contents(0, 0)
+NO_CONTENTS = ContentNumbers(0, 0)
 
 
-def share_new(batch: Batch, message: SentMessage, queues: Sequence[Queue], first: int) -> Contents:
+def put_shared_content(batch: Batch, message: SentMessage, queues: Sequence[Queue], first: int) -> ContentNumbers:
     """The content of a message that is about to be accepted in all these queues, with sequences from `first` on, is
     written with this batch, as is every copy that has to be stored at once.
     """
@@ -47,21 +47,21 @@ def share_new(batch: Batch, message: SentMessage, queues: Sequence[Queue], first
             transient += 1
             last = first + index
     if persistent > 1:
-        share(batch, first, message, persistent, persistent=True)
+        put_content(batch, first, message, persistent, persistent=True)
     if transient > 1:
-        share(batch, last, message, transient, persistent=False)
-    return Contents(first if persistent > 1 else 0, last if transient > 1 else 0)
+        put_content(batch, last, message, transient, persistent=False)
+    return ContentNumbers(first if persistent > 1 else 0, last if transient > 1 else 0)
 
 
-def put_all(batch: Batch, copies: Sequence[Entry]) -> None:
+def put_copies(batch: Batch, copies: Sequence[Entry]) -> None:
     """Copies of one message, which the store does not have and which are all transient, are to be stored."""
     message = copies[0].message
     assert message is not None, "what has left memory is in the store already"
     if len(copies) > 1 and _is_large(message):
         number = max(entry.sequence for entry in copies)
-        share(batch, number, message, len(copies), persistent=False)
+        put_content(batch, number, message, len(copies), persistent=False)
         for entry in copies:
-            entry.content = number
+            entry.content_number = number
     for entry in copies:
         put(batch, entry)
 

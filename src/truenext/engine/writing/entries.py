@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from truenext.message import SentMessage
 
 
-def introduce(batch: Batch, queue: Queue) -> None:
+def introduce_queue(batch: Batch, queue: Queue) -> None:
     """The store is to know a queue, though nothing is in it."""
     queue.is_known_to_store = True
     batch.queues[queue.number] = queue.name
@@ -28,34 +28,34 @@ def put(batch: Batch, entry: Entry) -> None:
     """The message is to be stored; its queue is introduced to the store first if that does not know it."""
     queue = entry.lane.queue
     if not queue.is_known_to_store:
-        introduce(batch, queue)
+        introduce_queue(batch, queue)
     message = entry.message
     assert message is not None, "what has left memory is in the store already"
     key = message_key(entry.lane.key, entry.sequence)
-    if entry.content:
-        record = encode_reference(key, entry.content, persistent=entry.persistent)
+    if entry.content_number:
+        record = encode_reference(key, entry.content_number, persistent=entry.persistent)
     else:
         record = encode_record(key, _as_stored(message, persistent=entry.persistent))
-    if entry.persistent and not entry.content:
+    if entry.persistent and not entry.content_number:
         # Most are; the rest is for the others.
         batch.puts[key] = record
         batch.size += len(record)
     else:
         (batch.puts if entry.persistent else batch.transient_puts)[key] = record
-        batch.size += len(record) + _overhead(entry)
+        batch.size += len(record) + _batch_overhead_bytes(entry)
     entry.store_batch = batch.number
     if entry.causes is not None:
         # It has failed before: what is said of that may leave memory, too.
         mark(batch, entry, 0)
 
 
-def _overhead(entry: Entry) -> int:
+def _batch_overhead_bytes(entry: Entry) -> int:
     """What a message takes in memory beside its record for as long as its batch does: of copies and of transients that
     leave memory there may be very many in one batch."""
-    return ENTRY_BYTES if entry.content or not entry.persistent else 0
+    return ENTRY_BYTES if entry.content_number or not entry.persistent else 0
 
 
-def share(batch: Batch, number: int, message: SentMessage, copies: int, *, persistent: bool) -> None:
+def put_content(batch: Batch, number: int, message: SentMessage, copies: int, *, persistent: bool) -> None:
     """The content of a message is to be stored once for so many copies, each of which is to be put with the same batch,
     with that number, and is as persistent."""
     key = content_key(number)
@@ -65,12 +65,12 @@ def share(batch: Batch, number: int, message: SentMessage, copies: int, *, persi
     batch.size += len(record)
 
 
-def dereference(batch: Batch, content: int, *, persistent: bool) -> None:
+def dereference_content(batch: Batch, content: int, *, persistent: bool) -> None:
     """A stored copy of a content is gone, which an earlier batch has put."""
     (batch.dereferenced if persistent else batch.transient_dereferenced).append(content_key(content))
 
 
-def _unshare(batch: Batch, content: int, *, persistent: bool) -> None:
+def _cancel_content_copy(batch: Batch, content: int, *, persistent: bool) -> None:
     """A copy of a content is not written at all."""
     key = content_key(content)
     copies = batch.marks[key].attempts - 1
@@ -90,15 +90,17 @@ def remove(batch: Batch, entry: Entry) -> None:
     """A stored message is gone; one that is still to be written with this batch is not written at all."""
     key = message_key(entry.lane.key, entry.sequence)
     if entry.store_batch == batch.number:
-        batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _overhead(entry)
+        batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _batch_overhead_bytes(
+            entry
+        )
         if entry.has_mark:
             batch.marks.pop(key, None)
             batch.causes.pop(key, None)
-        if entry.content:
-            _unshare(batch, entry.content, persistent=entry.persistent)
+        if entry.content_number:
+            _cancel_content_copy(batch, entry.content_number, persistent=entry.persistent)
         return
-    if entry.content:
-        dereference(batch, entry.content, persistent=entry.persistent)
+    if entry.content_number:
+        dereference_content(batch, entry.content_number, persistent=entry.persistent)
     (batch.removes if entry.persistent else batch.transient_removes).append(key)
     if entry.has_mark:
         batch.unmarks.append(key)

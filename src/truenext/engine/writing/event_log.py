@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from truenext.checksum import crc32
 from truenext.commands import AckMode
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.events import (
     BLOCK,
     BLOCKING,
@@ -62,35 +62,35 @@ _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP,
 BLOCK_US_MAX = 500
 """Longest time in microseconds over which events share a block, and with it their time."""
 
-_ONE = struct.Struct(BLOCK.format + "Q")
-_ONE_ACCEPTED = struct.Struct(_ONE.format + "IB")
-_ONE_DISPATCHED = struct.Struct(_ONE.format + "II")
-_ONE_RETURNED = struct.Struct(_ONE.format + "I")
+_SINGLE_EVENT = struct.Struct(BLOCK.format + "Q")
+_SINGLE_ACCEPTED = struct.Struct(_SINGLE_EVENT.format + "IB")
+_SINGLE_DISPATCHED = struct.Struct(_SINGLE_EVENT.format + "II")
+_SINGLE_RETURNED = struct.Struct(_SINGLE_EVENT.format + "I")
 
-_DUE = REASONS.index("due")
-_RETURNED_FOR = {reason: REASONS.index(reason.value) for reason in Reason}
+_DUE_CODE = REASONS.index("due")
+_RETURNED_CODES = {reason: REASONS.index(reason.value) for reason in RequeueReason}
 
 
-def _codes_of(wait: str) -> dict[Reason | None, int]:
+def _reason_codes(wait: str) -> dict[RequeueReason | None, int]:
     """None is what a page has shown, whose failure was told before."""
-    failures = (reason for reason in Reason if reason is not Reason.RELEASED)
+    failures = (reason for reason in RequeueReason if reason is not RequeueReason.RELEASED)
     return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
 
 
-_DELAYED_FOR, _BLOCKING_FOR = _codes_of(DELAYED), _codes_of(BLOCKING)
+_DELAYED_CODES, _BLOCKING_CODES = _reason_codes(DELAYED), _reason_codes(BLOCKING)
 
 
 class EventLog:
     def __init__(self, *, run: int = 1, first_event: int = 1) -> None:
         self._run = run
         self._now_us = 0
-        self._names: dict[int, str] = {}
-        self._forgotten: list[int] = []
+        self._unwritten_names: dict[int, str] = {}
+        self._forgotten_numbers: list[int] = []
         """Those of them of which nothing is told behind the chunk that is under way,"""
         self._forgotten_in_file: list[int] = []
         """behind the last chunk, while the file is the same,"""
-        self.reusable: list[int] = []
-        """and while it is another; see `take_reusable`."""
+        self.reusable_numbers: list[int] = []
+        """and while it is another; see `take_reusable_numbers`."""
         self._next_event = first_event
         """Number of the next event, those of the block that is open not counted."""
         self._chunk_event = first_event
@@ -104,31 +104,31 @@ class EventLog:
         """Of the chunk that is under way, with what stands for them there."""
 
         # The block that is open.
-        self._kind = -1
-        self._code = 0
-        self._queue = 0
-        self._other = 0
+        self._block_kind = -1
+        self._block_code = 0
+        self._block_queue = 0
+        self._block_other = 0
         self._opened_us = 0
-        self._started: list[Entry] = []
+        self._started_entries: list[Entry] = []
         """What was started since the open block began, or a little before,"""
-        self._started_by: list[int] = []
+        self._started_consumer_numbers: list[int] = []
         """the numbers of the consumers,"""
         self._started_us = 0
         """and when the first of it was."""
-        self.entries: list[Entry] = []
+        self.block_entries: list[Entry] = []
         """What the open block is of. Whoever finds it open for its own event may append to it."""
-        self.accepting: Queue | None = None
+        self.accepting_queue: Queue | None = None
         """The open block is of messages of no group accepted in this queue,"""
         self.accepting_batch = 0
         """visible with this batch."""
-        self.acknowledging: Queue | None = None
+        self.acknowledging_queue: Queue | None = None
         """The open block is of messages acknowledged in this queue."""
-        self._consumers: list[int] = []
+        self._block_consumers: list[int] = []
 
     def tick(self, now_us: int) -> None:
         """It is so many microseconds since the epoch."""
-        opened_us = self._opened_us if self.entries else self._started_us
-        if (self.entries or self._started) and now_us - opened_us > BLOCK_US_MAX:
+        opened_us = self._opened_us if self.block_entries else self._started_us
+        if (self.block_entries or self._started_entries) and now_us - opened_us > BLOCK_US_MAX:
             self.end_block()
         self._now_us = now_us
 
@@ -137,32 +137,32 @@ class EventLog:
     def accepted(self, entry: Entry) -> None:
         queue = entry.lane.queue
         if queue.number and entry.group:
-            if (self._kind, self._queue, self._other) != (_OF_GROUP, queue.number, entry.batch):
-                self._open(_OF_GROUP, queue.number, entry.batch)
-            self.entries.append(entry)
+            if (self._block_kind, self._block_queue, self._block_other) != (_OF_GROUP, queue.number, entry.batch):
+                self._open_block(_OF_GROUP, queue.number, entry.batch)
+            self.block_entries.append(entry)
         elif queue.number:
-            if self.accepting is not queue or self.accepting_batch != entry.batch:
-                self._open(_ACCEPTED, queue.number, entry.batch)
-                self.accepting, self.accepting_batch = queue, entry.batch
-            self.entries.append(entry)
+            if self.accepting_queue is not queue or self.accepting_batch != entry.batch:
+                self._open_block(_ACCEPTED, queue.number, entry.batch)
+                self.accepting_queue, self.accepting_batch = queue, entry.batch
+            self.block_entries.append(entry)
 
     def dispatched(self, queue: Queue, entries: list[Entry], consumers: list[int]) -> None:
         """`consumers` are the numbers of those who got them, one by one."""
         if queue.number:
-            if self._kind != _DISPATCHED or self._queue != queue.number:
-                self._open(_DISPATCHED, queue.number)
-            self.entries.extend(entries)
-            self._consumers.extend(consumers)
+            if self._block_kind != _DISPATCHED or self._block_queue != queue.number:
+                self._open_block(_DISPATCHED, queue.number)
+            self.block_entries.extend(entries)
+            self._block_consumers.extend(consumers)
 
     def acknowledged(self, entry: Entry) -> None:
         self.acknowledged_all(entry.lane.queue, (entry,))
 
     def acknowledged_all(self, queue: Queue, entries: Iterable[Entry]) -> None:
         if queue.number:
-            if self.acknowledging is not queue:
-                self._open(_ACKNOWLEDGED, queue.number)
-                self.acknowledging = queue
-            self.entries.extend(entries)
+            if self.acknowledging_queue is not queue:
+                self._open_block(_ACKNOWLEDGED, queue.number)
+                self.acknowledging_queue = queue
+            self.block_entries.extend(entries)
 
     def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
         """The client has said that it has started this dispatch, or has acknowledged or nacked the message inside a
@@ -171,65 +171,72 @@ class EventLog:
         if queue.number:
             # A client acknowledges one, and starts the next: what was started has a block of its own, which is written
             # before the open one. So the open one may tell of nothing but messages that are gone.
-            if self._kind not in (-1, _ACKNOWLEDGED) or (self._started and self._started[0].lane.queue is not queue):
+            if self._block_kind not in (-1, _ACKNOWLEDGED) or (
+                self._started_entries and self._started_entries[0].lane.queue is not queue
+            ):
                 self.end_block()
-            if not self._started:
+            if not self._started_entries:
                 self._started_us = self._now_us
-            self._started.append(entry)
-            self._started_by.append(consumer.number)
+            self._started_entries.append(entry)
+            self._started_consumer_numbers.append(consumer.number)
 
-    def returned(self, entry: Entry, reason: Reason, cause: str = "") -> None:
+    def returned(self, entry: Entry, reason: RequeueReason, cause: str = "") -> None:
         """`cause` is what the consumer says of why it failed."""
-        self._returned(entry, _RETURNED_FOR[reason], cause)
+        self._add_returned(entry, _RETURNED_CODES[reason], cause)
 
-    def delayed(self, entry: Entry, reason: Reason | None = None, *, is_blocking: bool, cause: str = "") -> None:
+    def delayed(self, entry: Entry, reason: RequeueReason | None = None, *, is_blocking: bool, cause: str = "") -> None:
         """It waits for its next try: it has just failed, or, without a reason, a page has shown it."""
-        self._returned(entry, (_BLOCKING_FOR if is_blocking else _DELAYED_FOR)[reason], cause)
+        self._add_returned(entry, (_BLOCKING_CODES if is_blocking else _DELAYED_CODES)[reason], cause)
 
-    def due(self, entry: Entry) -> None:
-        self._returned(entry, _DUE)
+    def became_due(self, entry: Entry) -> None:
+        self._add_returned(entry, _DUE_CODE)
 
-    def _returned(self, entry: Entry, code: int, cause: str = "") -> None:
+    def _add_returned(self, entry: Entry, code: int, cause: str = "") -> None:
         queue = entry.lane.queue.number
         if queue:
-            number = self._number_of(cause) if cause else 0
-            if self._kind != _RETURNED or self._queue != queue or self._code != code or self._other != number:
-                self._open(_RETURNED, queue, number, code)
-            self.entries.append(entry)
+            number = self._cause_number(cause) if cause else 0
+            if (
+                self._block_kind != _RETURNED
+                or self._block_queue != queue
+                or self._block_code != code
+                or self._block_other != number
+            ):
+                self._open_block(_RETURNED, queue, number, code)
+            self.block_entries.append(entry)
 
-    def _number_of(self, cause: str) -> int:
+    def _cause_number(self, cause: str) -> int:
         """What stands for a cause in this chunk, which says it once."""
         number = self._causes.get(cause, 0)
         if not number:
             self.end_block()
             number = self._causes[cause] = len(self._causes) + 1
-            self._add(_encode_numbered_text(EventKind.CAUSE, number, cause, self._now_us), 0)
+            self._add_block(_encode_numbered_text(EventKind.CAUSE, number, cause, self._now_us), 0)
         return number
 
     def expired(self, entry: Entry) -> None:
         if entry.lane.queue.number:
-            if self._kind != _EXPIRED or self._queue != entry.lane.queue.number:
-                self._open(_EXPIRED, entry.lane.queue.number)
-            self.entries.append(entry)
+            if self._block_kind != _EXPIRED or self._block_queue != entry.lane.queue.number:
+                self._open_block(_EXPIRED, entry.lane.queue.number)
+            self.block_entries.append(entry)
 
     def removed(self, entry: Entry) -> None:
         """Somebody has asked for that."""
         if entry.lane.queue.number:
-            if self._kind != _REMOVED or self._queue != entry.lane.queue.number:
-                self._open(_REMOVED, entry.lane.queue.number)
-            self.entries.append(entry)
+            if self._block_kind != _REMOVED or self._block_queue != entry.lane.queue.number:
+                self._open_block(_REMOVED, entry.lane.queue.number)
+            self.block_entries.append(entry)
 
     # ---- What happens rarely ----
 
     def run_started(self, *, after_clean_stop: bool) -> None:
-        self._single(EventKind.RUN_STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
+        self._add_single_event(EventKind.RUN_STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
 
     def recovered(self, queue: Queue, count: int) -> None:
         if queue.number:
-            self._single(EventKind.RECOVERED, queue.number, other=count)
+            self._add_single_event(EventKind.RECOVERED, queue.number, other=count)
 
-    def committed(self, batch: int) -> None:
-        self._single(EventKind.COMMITTED, other=batch)
+    def on_committed(self, batch: int) -> None:
+        self._add_single_event(EventKind.COMMITTED, other=batch)
 
     def subscribed(self, consumer: BrokerConsumer, queue: Queue, *, has_selector: bool) -> None:
         if queue.number:
@@ -248,7 +255,7 @@ class EventLog:
             if consumer.is_exclusive:
                 kind = EventKind.SUBSCRIBED_EXCLUSIVE
                 columns += _column("b", [consumer.priority])
-            self._single(
+            self._add_single_event(
                 kind, queue.number, code=SUBSCRIPTION_MODES.index(mode), other=consumer.number, columns=columns
             )
 
@@ -256,92 +263,98 @@ class EventLog:
         """From here on the consumer may hold so many, 0 while it is suspended. Not of a consumer of a pattern, nor of
         one that pulls; to be told behind what was dispatched by the window before."""
         if queue.number:
-            self._single(EventKind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window]))
+            self._add_single_event(
+                EventKind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window])
+            )
 
-    def requested(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
+    def pull_requested(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
         """From here on the consumer, which pulls, gets so many more, in all; 0 if its pull request is withdrawn or
         has ended before all of it came. Not of a consumer of a pattern; to be told behind what was dispatched by the
         pull request before."""
         if queue.number:
-            self._single(EventKind.REQUESTED, queue.number, other=consumer.number, columns=_column("I", [count]))
+            self._add_single_event(
+                EventKind.REQUESTED, queue.number, other=consumer.number, columns=_column("I", [count])
+            )
 
     def unsubscribed(self, consumer: BrokerConsumer, queue: Queue) -> None:
         if queue.number:
-            self._single(EventKind.UNSUBSCRIBED, queue.number, other=consumer.number)
+            self._add_single_event(EventKind.UNSUBSCRIBED, queue.number, other=consumer.number)
 
     def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
         """The message is in memory, and so are its causes."""
-        self._moved(EventKind.DEAD_LETTERED, entry, target, target_sequence)
+        self._add_moved(EventKind.DEAD_LETTERED, entry, target, target_sequence)
 
     def moved(self, entry: Entry, target: Queue, target_sequence: int) -> None:
-        self._moved(EventKind.MOVED, entry, target, target_sequence)
+        self._add_moved(EventKind.MOVED, entry, target, target_sequence)
 
     def paused(self, queue: Queue) -> None:
-        self._single(EventKind.PAUSED, queue.number)
+        self._add_single_event(EventKind.PAUSED, queue.number)
 
     def resumed(self, queue: Queue) -> None:
-        self._single(EventKind.RESUMED, queue.number)
+        self._add_single_event(EventKind.RESUMED, queue.number)
 
-    def ended(self, queue: Queue) -> None:
+    def subscription_ended(self, queue: Queue) -> None:
         """With all that is in it, of which each is told to have expired when it is removed."""
         if queue.number:
-            self._single(EventKind.ENDED, queue.number)
+            self._add_single_event(EventKind.ENDED, queue.number)
 
-    def _moved(self, kind: EventKind, entry: Entry, target: Queue, target_sequence: int) -> None:
+    def _add_moved(self, kind: EventKind, entry: Entry, target: Queue, target_sequence: int) -> None:
         columns = _column("Q", [entry.sequence]) + _column("I", [target.number]) + _column("Q", [target_sequence])
         cause = 0
         if kind is EventKind.DEAD_LETTERED and entry.causes is not None:
-            cause = self._number_of(entry.causes.last)
-        self._single(kind, entry.lane.queue.number, other=cause, columns=columns)
+            cause = self._cause_number(entry.causes.last)
+        self._add_single_event(kind, entry.lane.queue.number, other=cause, columns=columns)
 
-    def named(self, queue: Queue) -> None:
+    def queue_named(self, queue: Queue) -> None:
         """To be told of every queue before anything happens in it."""
         if queue.number:
             self.end_block()
-            self._names[queue.number] = queue.name
-            self._add(_encode_queue_name(queue.number, queue.name, self._now_us), 0)
+            self._unwritten_names[queue.number] = queue.name
+            self._add_block(_encode_queue_name(queue.number, queue.name, self._now_us), 0)
 
-    def forget(self, queue: Queue) -> bool:
-        """Nothing is told of a queue any more. True if its number must not be another's before `take_reusable` says
+    def forget_queue(self, queue: Queue) -> bool:
+        """Nothing more is told of a queue. True if its number must not be another's before `take_reusable_numbers` says
         so: in one file a number stands for one name, also where a part of the file is lost."""
         if not queue.number:
             return False
-        self._forgotten.append(queue.number)
+        self._forgotten_numbers.append(queue.number)
         return True
 
-    def take_reusable(self) -> list[int]:
+    def take_reusable_numbers(self) -> list[int]:
         """Numbers of queues that were forgotten in an earlier file; batches up to the last one that was handed over
         but one are durable."""
-        reusable, self.reusable = self.reusable, []
+        reusable, self.reusable_numbers = self.reusable_numbers, []
         return reusable
 
     # ---- Handing over ----
 
     def is_empty(self) -> bool:
-        return not self._blocks and not self.entries and not self._started
+        return not self._blocks and not self.block_entries and not self._started_entries
 
     def close_chunk(self, *, of_batch: bool = False) -> bytes:
         """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
         that it goes with a batch that the store writes."""
         self.end_block()
         if not self._blocks:
-            self._forget()
+            self._forget_queues()
             return b""
         flags = FROM_BATCH if of_batch else 0
         if self._file_size >= HISTORY_FILE_BYTES:
             flags |= STARTS_FILE
             self._file_size = 0
-            self.reusable += self._forgotten_in_file
+            self.reusable_numbers += self._forgotten_in_file
             self._forgotten_in_file = []
             # A file can be read by itself.
-            self._blocks[:0] = [_encode_queue_name(number, name, self._now_us) for number, name in self._names.items()]
+            self._blocks[:0] = [
+                _encode_queue_name(number, name, self._now_us) for number, name in self._unwritten_names.items()
+            ]
         size = sum(map(len, self._blocks))
         # All at once, and not piece by piece: with the names of a hundred thousand queues it is large.
         rest = b"".join((CHUNK.pack(0, size, self._run, flags, self._chunk_event)[CHECKSUM.size :], *self._blocks))
         self._blocks = []
         self._causes.clear()
-        if self._forgotten:
-            self._forget()
+        if self._forgotten_numbers:
+            self._forget_queues()
         self.size = 0
         self._chunk_event = self._next_event
         self._file_size += len(rest)
@@ -349,32 +362,32 @@ class EventLog:
 
     # ---- Inside ----
 
-    def _forget(self) -> None:
-        for number in self._forgotten:
+    def _forget_queues(self) -> None:
+        for number in self._forgotten_numbers:
             # One in which scheduled sends waited was never named.
-            self._names.pop(number, None)
-        self._forgotten_in_file += self._forgotten
-        self._forgotten.clear()
+            self._unwritten_names.pop(number, None)
+        self._forgotten_in_file += self._forgotten_numbers
+        self._forgotten_numbers.clear()
 
-    def _open(self, kind: int, queue: int, other: int = 0, code: int = 0) -> None:
+    def _open_block(self, kind: int, queue: int, other: int = 0, code: int = 0) -> None:
         self.end_block()
-        self._kind, self._queue, self._other, self._code = kind, queue, other, code
+        self._block_kind, self._block_queue, self._block_other, self._block_code = kind, queue, other, code
         self._opened_us = self._now_us
 
     def end_block(self) -> None:
         """Write down what is in the open block. To be called before messages go of which nothing is told."""
-        if self._started:
+        if self._started_entries:
             self._end_started()
-        entries = self.entries
-        kind, self._kind = self._kind, -1
-        self.accepting = self.acknowledging = None
+        entries = self.block_entries
+        kind, self._block_kind = self._block_kind, -1
+        self.accepting_queue = self.acknowledging_queue = None
         if not entries:
             return
         count = len(entries)
         if count == 1 and kind != _OF_GROUP:
-            self._add(self._block_of_one(kind, entries.pop()), 1)
+            self._add_block(self._single_event_block(kind, entries.pop()), 1)
             return
-        block = BLOCK.pack(kind, self._code, count, self._queue, self._other, self._opened_us)
+        block = BLOCK.pack(kind, self._block_code, count, self._block_queue, self._block_other, self._opened_us)
         columns = _column("Q", [entry.sequence for entry in entries])
         if kind in (_ACCEPTED, _OF_GROUP):
             # All there: nothing leaves memory before its batch is durable, and handing that over ends the block.
@@ -384,44 +397,46 @@ class EventLog:
             if kind == _OF_GROUP:
                 columns += _column("Q", [group_number(entry.group) for entry in entries])
         elif kind == _DISPATCHED:
-            columns += _column("I", self._consumers)
+            columns += _column("I", self._block_consumers)
             columns += _column("I", [entry.deliveries for entry in entries])
-            self._consumers = []
+            self._block_consumers = []
         elif kind == _RETURNED:
             columns += _column("I", [entry.attempts for entry in entries])
-        self.entries = []
-        self._add(block + columns, count)
+        self.block_entries = []
+        self._add_block(block + columns, count)
 
     def _end_started(self) -> None:
-        entries, self._started = self._started, []
-        consumers, self._started_by = self._started_by, []
+        entries, self._started_entries = self._started_entries, []
+        consumers, self._started_consumer_numbers = self._started_consumer_numbers, []
         queue = entries[0].lane.queue.number
         columns = _column("Q", [entry.sequence for entry in entries]) + _column("I", consumers)
-        self._add(BLOCK.pack(_STARTED, 0, len(entries), queue, 0, self._started_us) + columns, len(entries))
+        self._add_block(BLOCK.pack(_STARTED, 0, len(entries), queue, 0, self._started_us) + columns, len(entries))
 
-    def _block_of_one(self, kind: int, entry: Entry) -> bytes:
+    def _single_event_block(self, kind: int, entry: Entry) -> bytes:
         """As below, at a third of the cost: one message at a time makes three of these for each."""
         sequence = entry.sequence
-        queue, other, opened_us = self._queue, self._other, self._opened_us
+        queue, other, opened_us = self._block_queue, self._block_other, self._opened_us
         if kind == _ACCEPTED:
             message = entry.message
             assert message is not None, "see above"
             flags = message.priority + PERSISTENT_FLAG * message.persistent
-            return _ONE_ACCEPTED.pack(kind, 0, 1, queue, other, opened_us, sequence, len(message.body), flags)
+            return _SINGLE_ACCEPTED.pack(kind, 0, 1, queue, other, opened_us, sequence, len(message.body), flags)
         if kind == _DISPATCHED:
-            consumer_number = self._consumers.pop()
-            return _ONE_DISPATCHED.pack(
+            consumer_number = self._block_consumers.pop()
+            return _SINGLE_DISPATCHED.pack(
                 kind, 0, 1, queue, other, opened_us, sequence, consumer_number, entry.deliveries
             )
         if kind == _RETURNED:
-            return _ONE_RETURNED.pack(kind, self._code, 1, queue, other, opened_us, sequence, entry.attempts)
-        return _ONE.pack(kind, 0, 1, queue, other, opened_us, sequence)
+            return _SINGLE_RETURNED.pack(kind, self._block_code, 1, queue, other, opened_us, sequence, entry.attempts)
+        return _SINGLE_EVENT.pack(kind, 0, 1, queue, other, opened_us, sequence)
 
-    def _single(self, kind: EventKind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
+    def _add_single_event(
+        self, kind: EventKind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b""
+    ) -> None:
         self.end_block()
-        self._add(BLOCK.pack(kind, code, 1, queue, other, self._now_us) + columns, 1)
+        self._add_block(BLOCK.pack(kind, code, 1, queue, other, self._now_us) + columns, 1)
 
-    def _add(self, block: bytes, events: int) -> None:
+    def _add_block(self, block: bytes, events: int) -> None:
         self._next_event += events
         self._blocks.append(block)
         self.size += len(block)
@@ -442,25 +457,27 @@ class NoEventLog(EventLog):
     def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
         pass
 
-    def _returned(self, entry: Entry, code: int, cause: str = "") -> None:
+    def _add_returned(self, entry: Entry, code: int, cause: str = "") -> None:
         pass
 
     def expired(self, entry: Entry) -> None:
         pass
 
-    def named(self, queue: Queue) -> None:
+    def queue_named(self, queue: Queue) -> None:
         pass
 
-    def forget(self, queue: Queue) -> bool:
+    def forget_queue(self, queue: Queue) -> bool:
         return False
 
     def removed(self, entry: Entry) -> None:
         pass
 
-    def _moved(self, kind: EventKind, entry: Entry, target: Queue, target_sequence: int) -> None:
+    def _add_moved(self, kind: EventKind, entry: Entry, target: Queue, target_sequence: int) -> None:
         pass
 
-    def _single(self, kind: EventKind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b"") -> None:
+    def _add_single_event(
+        self, kind: EventKind, queue: int = 0, *, code: int = 0, other: int = 0, columns: bytes = b""
+    ) -> None:
         pass
 
 

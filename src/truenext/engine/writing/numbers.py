@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.event_log import EventLog
 
 
-class QueueNumbers:
+class QueueNumberAllocator:
     __slots__ = ("_commit_state", "_events", "_free", "_last", "_pending_free")
 
     def __init__(self, commit_state: CommitState, events: EventLog) -> None:
@@ -50,18 +50,18 @@ class QueueNumbers:
             else:
                 batch.queues[number] = ""
                 batch.size += QUEUE_REMOVAL_BYTES
-        if self._events.forget(queue):
+        if self._events.forget_queue(queue):
             return
         if queue.is_known_to_store:
             self._pending_free.append((batch.number, number))
         else:
             self._free.append(number)
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """A batch is durable."""
-        committed = self._commit_state.committed
-        if self._events.reusable:
-            self._free += self._events.take_reusable()
+        committed = self._commit_state.last_committed
+        if self._events.reusable_numbers:
+            self._free += self._events.take_reusable_numbers()
         pending_free = self._pending_free
         if pending_free and pending_free[0][0] <= committed:
             self._free += [number for batch, number in pending_free if batch <= committed]

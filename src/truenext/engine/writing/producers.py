@@ -39,16 +39,16 @@ class ProducerInfo(NamedTuple):
     """All of this is durable once this batch is."""
 
 
-class Producers:
+class ProducerRegistry:
     """The highest numbers of every producer, in order of last use."""
 
     __slots__ = (
         "_commit_state",
-        "_forgotten",
-        "_forgotten_in",
+        "_forgotten_count",
+        "_last_forgetting_batch",
         "_last_forgotten",
         "_producers",
-        "_resolved",
+        "_resolved_count",
         "_unstored",
         "_used_once",
     )
@@ -61,24 +61,24 @@ class Producers:
         """Those of them that had one SEND, and nothing since; in the same order."""
         self._unstored: set[str] = set()
         """Used since the store was last told of them."""
-        self._forgotten = 0
+        self._forgotten_count = 0
         self._last_forgotten = ""
-        self._forgotten_in = 0
+        self._last_forgetting_batch = 0
         """The last batch that forgets one."""
-        self._resolved = 0
+        self._resolved_count = 0
         """COMMITs that are remembered as resolved, of all producers."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
         """Take over what the store recovered, in order of last use."""
         for name, state in states:
             self._producers[name] = Producer.from_state(state)
-            self._resolved += len(state.resolved)
+            self._resolved_count += len(state.resolved)
             if state.is_used_once:
                 self._used_once[name] = None
 
     # ---- SENDs and COMMITs ----
 
-    def repeated(self, command: Send | Commit) -> Producer | None:
+    def find_repeat(self, command: Send | Commit) -> Producer | None:
         """The producer, if it has used this number before; `command` is told what kind of repeat it is.
 
         Raises: RemoteProtocolError if the number may not be used, or if there are too many producers, and none that may
@@ -113,19 +113,19 @@ class Producers:
         self._unstored.add(name)
         return producer
 
-    def record(self, command: Send | Commit, *, is_stored: bool) -> None:
+    def record_use(self, command: Send | Commit, *, is_stored: bool) -> None:
         """Remember that a SEND or COMMIT was accepted; if `is_stored`, durably with the gathering batch."""
         name = command.producer
         assert name is not None, "it has a number"
         is_commit = type(command) is Commit
         producer = self._producers.get(name)
         if producer is None:
-            producer = self._add(name)
+            producer = self._add_producer(name)
             if not is_commit:
                 self._used_once[name] = None
         else:
             self._used_once.pop(name, None)
-        producer.use(command.number, is_commit=is_commit, declares_gapless=command.is_gapless)
+        producer.record_use(command.number, is_commit=is_commit, declares_gapless=command.is_gapless)
         self._use(name, producer)
         if is_stored:
             producer.batch = self._commit_state.batch.number
@@ -142,17 +142,17 @@ class Producers:
         for one more number.
         """
         producer = self._producers.get(name)
-        resolves = resolves and self._resolved < RESOLVED_TOTAL_MAX
+        resolves = resolves and self._resolved_count < RESOLVED_TOTAL_MAX
         if producer is None:
             is_first = commit == 1
             if not (is_first and resolves and self._has_space):
-                outcome = CommitOutcome.NOT_SO_FAR if is_first else CommitOutcome.UNKNOWN
-                return ProducerInfo(None, None if commit is None else outcome, self._forgotten_in)
-            producer = self._add(name)
+                outcome = CommitOutcome.NOT_YET_COMMITTED if is_first else CommitOutcome.UNKNOWN
+                return ProducerInfo(None, None if commit is None else outcome, self._last_forgetting_batch)
+            producer = self._add_producer(name)
         batch = self._commit_state.batch.number
         remembered = len(producer.resolved)
         if commit is not None and resolves and producer.resolve(commit):
-            self._resolved += len(producer.resolved) - remembered
+            self._resolved_count += len(producer.resolved) - remembered
             self._used_once.pop(name, None)
             self._use(name, producer)
             producer.batch = batch
@@ -169,8 +169,8 @@ class Producers:
         """Somebody says that these are not needed any more; those that are not known are passed over."""
         for name in names:
             if name in self._producers:
-                self._forget(name)
-        session.batch = max(session.batch, self._forgotten_in)
+                self._forget_producer(name)
+        session.last_batch = max(session.last_batch, self._last_forgetting_batch)
 
     def forget_old(self) -> None:
         """Drop those not used for PRODUCER_RETENTION_MS."""
@@ -179,14 +179,14 @@ class Producers:
             name = next(iter(producers))
             if producers[name].used_ms + PRODUCER_RETENTION_MS > self._commit_state.now_ms:
                 break
-            self._forget(name)
+            self._forget_producer(name)
 
     def take_forgotten(self) -> tuple[int, str]:
         """How many were forgotten before their time since the last call, and the last of them."""
-        forgotten, self._forgotten = self._forgotten, 0
+        forgotten, self._forgotten_count = self._forgotten_count, 0
         return forgotten, self._last_forgotten
 
-    def unstored(self) -> Iterator[tuple[str, ProducerState]]:
+    def unstored_states(self) -> Iterator[tuple[str, ProducerState]]:
         """What the store does not know of yet: a clean stop writes it down."""
         for name in self._unstored:
             yield name, self._state(name, self._producers[name])
@@ -194,15 +194,15 @@ class Producers:
     @property
     def _has_space(self) -> bool:
         """For one more; another may have to go for it."""
-        return len(self._producers) < PRODUCERS_MAX or self._dispensable() is not None
+        return len(self._producers) < PRODUCERS_MAX or self._oldest_dispensable() is not None
 
-    def _add(self, name: str) -> Producer:
+    def _add_producer(self, name: str) -> Producer:
         if len(self._producers) >= PRODUCERS_MAX:
             self._forget_early()
         producer = self._producers[name] = Producer(self._commit_state.now_ms)
         return producer
 
-    def _dispensable(self) -> str | None:
+    def _oldest_dispensable(self) -> str | None:
         """Who may be forgotten before its time, and has not been used for longest."""
         name = next(iter(self._used_once), None)
         if name is None or self._producers[name].used_ms + PRODUCER_RETENTION_MS_MIN > self._commit_state.now_ms:
@@ -210,22 +210,22 @@ class Producers:
         return name
 
     def _forget_early(self) -> None:
-        name = self._dispensable()
+        name = self._oldest_dispensable()
         assert name is not None, "`_has_space` was asked"
-        self._forget(name)
-        self._forgotten += 1
+        self._forget_producer(name)
+        self._forgotten_count += 1
         self._last_forgotten = name
 
-    def _forget(self, name: str) -> None:
+    def _forget_producer(self, name: str) -> None:
         batch = self._commit_state.batch
-        self._resolved -= len(self._producers.pop(name).resolved)
+        self._resolved_count -= len(self._producers.pop(name).resolved)
         self._used_once.pop(name, None)
         self._unstored.discard(name)
         # It may be in the same batch, if the clock was set forward.
         batch.producers.pop(name, None)
         batch.forgotten_producers.append(name)
         batch.size += len(name)
-        self._forgotten_in = batch.number
+        self._last_forgetting_batch = batch.number
 
     # ---- The store ----
 

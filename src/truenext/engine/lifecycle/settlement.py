@@ -12,9 +12,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.batch import DUE_NEVER, NO_CAUSES, Causes
-from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, dead_letter, retry_delay_ms
+from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, make_dead_letter, retry_delay_ms
 from truenext.engine.state.queue import is_undeliverable
-from truenext.engine.state.reason import Reason
+from truenext.engine.state.reason import RequeueReason
 from truenext.engine.writing.entries import mark, remove
 from truenext.policy import ExpiryAction
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from truenext.commands import Nack
     from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.memory.delays import Delays
+    from truenext.engine.memory.delays import DelayedEntries
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.queue import Entry, Lane
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from truenext.message import SentMessage
 
 
-class Outcomes:
+class Settlement:
     def __init__(
         self,
         commit_state: CommitState,
         events: EventLog,
-        delays: Delays,
+        delays: DelayedEntries,
         resident: ResidentSet,
         queues: Queues,
         arrivals: Arrivals,
@@ -72,7 +72,7 @@ class Outcomes:
 
     # ---- Back to its place ----
 
-    def fail(self, entry: Entry, reason: Reason, nack: Nack | None = None) -> None:
+    def fail(self, entry: Entry, reason: RequeueReason, nack: Nack | None = None) -> None:
         """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
         delay_ms = None
         cause = ""
@@ -85,7 +85,7 @@ class Outcomes:
             delay_ms = retry_delay_ms(entry.lane.queue.policy, entry.attempts + 1, self._random)
         self.requeue(entry, reason, delay_ms=delay_ms, cause=cause)
 
-    def requeue(self, entry: Entry, reason: Reason, *, delay_ms: int = 0, cause: str = "") -> None:
+    def requeue(self, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = "") -> None:
         """Put a message at its place again, once it is due, or into the dead-letter queue; `cause` is what a consumer
         says of why it failed."""
         lane = entry.lane
@@ -94,16 +94,16 @@ class Outcomes:
             # A temporary queue that went with its connection.
             self._resident.unload(entry)
             return
-        has_failed = reason is not Reason.RELEASED
+        has_failed = reason is not RequeueReason.RELEASED
         entry.is_started = False
         if has_failed:
             entry.attempts += 1
-            entry.was_lost = reason is Reason.LOST
+            entry.was_lost = reason is RequeueReason.LOST
             if cause:
                 self._resident.add_cause(entry, cause)
             if entry.persistent:
                 # A crash before the batch is durable forgets the attempt: the batch is not left to gather for longer.
-                self._commit_state.is_awaited = True
+                self._commit_state.is_batch_awaited = True
         # Also without a failure: the policy may have changed while somebody held it.
         if is_undeliverable(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)
@@ -123,7 +123,7 @@ class Outcomes:
         else:
             self._requeue(entry)
         self._resident.on_requeued(entry)
-        self._commit_state.touched[queue] = None
+        self._commit_state.touched_queues[queue] = None
 
     def end_delay(self, entry: Entry) -> None:
         """A message is due; whatever has become of it meanwhile."""
@@ -132,18 +132,18 @@ class Outcomes:
         if lane.delayed.get(entry.sequence) is entry:
             lane.end_delay(entry.sequence)
             self._requeue(entry)
-            self._events.due(entry)
+            self._events.became_due(entry)
         elif entry.message is not None or lane.unloaded.get(entry.sequence) is entry:
             # It held the others back, and has not left memory wholly meanwhile.
-            self._events.due(entry)
+            self._events.became_due(entry)
         if self._queues.exists(queue):
-            self._commit_state.touched[queue] = None
+            self._commit_state.touched_queues[queue] = None
 
     def _requeue(self, entry: Entry) -> None:
         lane = entry.lane
         lane.requeue(entry)
-        if lane.queue.watcher is not None:
-            lane.queue.watcher.on_requeued(entry)
+        if lane.queue.observer is not None:
+            lane.queue.observer.on_requeued(entry)
 
     # ---- Given up ----
 
@@ -159,7 +159,7 @@ class Outcomes:
         if not reason:
             reason = REJECTED if entry.due_us == DUE_NEVER else EXHAUSTED
         known = entry.causes
-        destination, letter = dead_letter(
+        destination, letter = make_dead_letter(
             message,
             origin.name,
             origin.policy,
@@ -179,7 +179,7 @@ class Outcomes:
         if not failed:
             return
         failed.sort(key=attrgetter("sequence"))
-        self._resident.remove_from_lane(lane, failed)
+        self._resident.remove_entries(lane, failed)
         for entry in failed:
             if entry.message is not None:
                 self.dead_letter(entry)
