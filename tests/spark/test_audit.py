@@ -259,12 +259,12 @@ def test_audit_of_a_folder_whose_name_looks_like_a_pattern_reads_that_folder(
 ) -> None:
     history, _ = serve(true_next, 4, messages=3)
     for number, (name, alike) in enumerate([(ODD_NAME, "other"), ("run[1]", "run1"), ("{a,b}*", "ax")]):
-        recorded = f'{{"kind": "closed", "process": "p", "n": {number}, "at": 1}}\n'
+        recorded = f'{{"kind": "closed", "process": "p", "number": {number}, "at": 1}}\n'
         for folder, text in ((tmp_path / name, recorded), (tmp_path / alike, recorded.replace("closed", "alike"))):
             folder.mkdir()
             (folder / "p-000001.jsonl").write_text(text)
         (row,) = read_stage_events(spark, [tmp_path / name]).collect()
-        assert (row["kind"], row["n"]) == ("closed", number)
+        assert (row["kind"], row["number"]) == ("closed", number)
     written(frame, history, tmp_path / ODD_NAME)
     assert read_events(spark, tmp_path / ODD_NAME, tmp_path / "scratch").count() == len(history)
 
