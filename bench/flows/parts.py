@@ -21,7 +21,7 @@ from bench.flows import sql
 from bench.flows.work import Order
 from bench.workers import Gate
 from truenext.stage.core.numbers import CommitNumber, OutboxProducer
-from truenext.stage.exactly_once.processing import ExactlyOnce
+from truenext.stage.exactly_once.processing import ExactlyOnceProcessing
 from truenext.stage.sql import exactly_once
 from truenext.stage.worker import MessageHandler
 
@@ -52,12 +52,12 @@ def serve_without_numbers(gate: Gate, order: Order) -> Done:
 
 def serve_inbox_alone(gate: Gate, order: Order) -> Done:
     """The same."""
-    ended = ExactlyOnce.on_committed
+    ended = ExactlyOnceProcessing.on_committed
 
-    def nothing_sent(self: ExactlyOnce, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
+    def nothing_sent(self: ExactlyOnceProcessing, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
         ended(self, id, was_sent=False, is_acknowledged=is_acknowledged)
 
-    with _without_numbers(None), patch.object(ExactlyOnce, "on_committed", nothing_sent):
+    with _without_numbers(None), patch.object(ExactlyOnceProcessing, "on_committed", nothing_sent):
         return sql.serve_exactly_once(gate, order)
 
 
@@ -90,7 +90,7 @@ def _without_numbers(number: CommitNumber | None) -> Iterator[None]:
 
     lent = _Lent(number)
     with (
-        patch.object(ExactlyOnce, "borrow_producer", lambda self: lent),
+        patch.object(ExactlyOnceProcessing, "borrow_producer", lambda self: lent),
         patch.object(MessageHandler, "_commit", unnumbered),
     ):
         yield

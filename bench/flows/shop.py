@@ -19,7 +19,7 @@ from bench.flows.work import CONCURRENCY, Ended, Order, run
 from bench.workers import Gate
 from truenext.stage import Endpoint, Flow, Service
 from truenext.stage.core.definitions import StatefulEndpoint
-from truenext.stage.core.envelope import decode
+from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output, OutputMessage
 
@@ -190,7 +190,7 @@ async def messages(name: str) -> list[OutputMessage]:
     sent: list[OutputMessage] = []
     for stage in endpoint.stages_in_order:
         sent += output.outgoing
-        envelope = decode(sent[-1].encode({}).body)
+        envelope = decode_envelope(sent[-1].encode({}).body)
         output = Output(envelope.id, f"{app.name} {stage.queue}")
         flow = Flow(stage, envelope, output, now_ms)
         await stage.function(flow.message, flow.state, flow)

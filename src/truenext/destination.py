@@ -322,7 +322,7 @@ def parse_stored_queue_name(name: str) -> Destination:
     """The queue that the store knows by a name, without the prefix of an ended subscription.
 
     >>> parse_stored_queue_name("/1a2b,77").kind
-    <Kind.TEMPORARY: 'temporary queue'>
+    <DestinationKind.TEMPORARY: 'temporary queue'>
     """
     if name.startswith("/"):
         return Destination(DestinationKind.TEMPORARY, name, name[1:].partition(",")[0])

@@ -33,7 +33,7 @@ class SentMessage(msgspec.Struct, gc=False):
 def with_ttl(message: SentMessage, ttl_ms: int, now_ms: int) -> SentMessage:
     """The same message as it is accepted now, with so many milliseconds to live: its header says when it expires.
 
-    >>> with_ttl(Message(4, True, 0, b"a:b\\n", b""), 10, 1000).header
+    >>> with_ttl(SentMessage(4, True, 0, b"a:b\\n", b""), 10, 1000).header
     b'expires:1010\\na:b\\n'
     """
     expires_ms = now_ms + ttl_ms

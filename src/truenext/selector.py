@@ -184,8 +184,9 @@ _cache = _SelectorCache()
 def compile_selector(text: str) -> Selector:
     """Compile a selector that a client names.
 
-    >>> from truenext.message import Message
-    >>> compile_selector("colour LIKE 're_' AND JMSPriority > 6").matches(Message(7, True, 0, b"colour:red\\n", b""))
+    >>> from truenext.message import SentMessage
+    >>> message = SentMessage(7, True, 0, b"colour:red\\n", b"")
+    >>> compile_selector("colour LIKE 're_' AND JMSPriority > 6").matches(message)
     True
 
     Raises: RemoteProtocolError if it is no selector, or names a header that it cannot reach; says where.

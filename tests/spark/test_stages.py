@@ -141,7 +141,13 @@ def judged(story: Story, spark: SparkSession) -> Judged:
 
 
 def test_what_is_read_is_what_is_written() -> None:
-    kinds = (written.FileOpened, written.ExecutionStarted, written.SqlCommitted, written.ExecutionEnded, written.Closed)
+    kinds = (
+        written.FileOpened,
+        written.ExecutionStarted,
+        written.SqlCommitted,
+        written.ExecutionEnded,
+        written.ProcessClosed,
+    )
     fields = {name for kind in kinds for name in kind.__struct_fields__} | {"kind"}
     assert fields == set(STAGE_EVENTS.names)
 

@@ -10,12 +10,12 @@ import pytest
 from truenext.cli.stages import health_server as module
 from truenext.cli.stages.health_server import serve_health
 from truenext.errors import ConfigurationError
-from truenext.stage.core.health import ServiceFacts, ServiceHealth
+from truenext.stage.core.health import ServiceHealth, ServiceStatus
 from truenext.stage.interceptors.metrics import Metrics
 
 
 def health(*, live: bool = True, ready: bool = True) -> ServiceHealth:
-    facts = ServiceFacts(service="shop", state="running", broker=[], database="", stages=[])
+    facts = ServiceStatus(service="shop", state="running", broker=[], database="", stages=[])
     return ServiceHealth(live=live, ready=ready, reasons=[], facts=facts)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.stages.drawn_types import Kind, Made, changed, harmless, kinds, structs
 from truenext.stage.core.codec import Codec
-from truenext.stage.core.mismatch import mismatches
+from truenext.stage.core.mismatch import find_mismatches
 
 LONG = settings(
     max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "300")),
@@ -32,7 +32,7 @@ def test_what_does_not_break_is_read(data: st.DataObject) -> None:
     new = data.draw(st.one_of(changed(old), changed(old), kinds()), "new")
     made, writing = codec(old)
     _, reading = codec(new)
-    found = mismatches(writing.schema(), reading.schema())
+    found = find_mismatches(writing.schema(), reading.schema())
     event("breaks" if found else "breaks nothing")
     if not found:
         for value in data.draw(st.lists(made.values(), min_size=1, max_size=3), "values"):
@@ -44,4 +44,4 @@ def test_what_does_not_break_is_read(data: st.DataObject) -> None:
 def test_what_is_harmless_is_not_called_breaking(data: st.DataObject) -> None:
     old = data.draw(kinds(), "old")
     new = data.draw(harmless(old), "new")
-    assert mismatches(codec(old)[1].schema(), codec(new)[1].schema()) == []
+    assert find_mismatches(codec(old)[1].schema(), codec(new)[1].schema()) == []

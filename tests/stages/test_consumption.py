@@ -11,7 +11,7 @@ from truenext.client.tasks.connection import Connection
 from truenext.errors import ClosedError, Refused
 from truenext.stage import Service
 from truenext.stage import consumption as consuming
-from truenext.stage.core.health import assess
+from truenext.stage.core.health import assess_health
 from truenext.testing.stages import stages
 
 
@@ -49,12 +49,12 @@ def test_a_stage_that_is_refused_or_not_answered_tries_again(monkeypatch: pytest
     async def run() -> None:
         async with stages(app) as t:
             why = f"taking.jobs takes no interactive messages yet: {error}"
-            while why not in (health := assess(t._service_run.facts(), stalled_after_s=300)).reasons:
+            while why not in (health := assess_health(t._service_run.status(), stalled_after_s=300)).reasons:
                 await asyncio.sleep(0.001)
             assert (health.live, health.ready) == (True, False)
             await t.send(app.endpoints["taking.jobs"], Job(1))
             await t.wait_until_ended()
-            while not assess(t._service_run.facts(), stalled_after_s=300).ready:
+            while not assess_health(t._service_run.status(), stalled_after_s=300).ready:
                 await asyncio.sleep(0.001)
 
     asyncio.run(run())
@@ -69,7 +69,7 @@ def test_a_stage_that_takes_nothing_any_more_ends_the_process_and_is_not_live(mo
         async with stages(app) as t:
             with pytest.raises(ClosedError, match="does not want this user"):
                 await t._service_run.wait_until_failed()
-            health = assess(t._service_run.facts(), stalled_after_s=300)
+            health = assess_health(t._service_run.status(), stalled_after_s=300)
             assert not health.live
             assert (
                 "taking.jobs takes no interactive messages any more: ClosedError: the broker does not"
@@ -123,7 +123,7 @@ def test_a_stage_with_a_database_that_was_refused_once_is_ready_again(monkeypatc
             await t.send(jobs, Job(1))
             await t.wait_until_ended()
             async with asyncio.timeout(30):
-                while not assess(t._service_run.facts(), stalled_after_s=300).ready:
+                while not assess_health(t._service_run.status(), stalled_after_s=300).ready:
                     await asyncio.sleep(0.001)
 
     asyncio.run(run())

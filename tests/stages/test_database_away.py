@@ -15,7 +15,7 @@ from tests.drawing import one_of
 from tests.stages.postgres import PostgresServer
 from tests.stages.services.job import Job
 from truenext.stage import Flow, Service
-from truenext.stage.core.health import assess
+from truenext.stage.core.health import assess_health
 from truenext.stage.gate import UNCOUNTED_RETRIES
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 from truenext.testing.stages import stages
@@ -128,11 +128,11 @@ def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold
             await gate.until_open()
             await t.send(work, Job(1))
             why = "work takes no other messages yet: what it had in hand when the database went has not ended"
-            while why not in assess(t._service_run.facts(), stalled_after_s=300).reasons:
+            while why not in assess_health(t._service_run.status(), stalled_after_s=300).reasons:
                 await asyncio.sleep(0.001)
             may_end.set()
             await t.wait_until_ended()
-            health = assess(t._service_run.facts(), stalled_after_s=300)
+            health = assess_health(t._service_run.status(), stalled_after_s=300)
             assert health.facts.database == "available"
             assert not any("went" in each for each in health.reasons)
 

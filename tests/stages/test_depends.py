@@ -15,8 +15,8 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 import pytest
 
 from truenext.errors import ConfigurationError
-from truenext.stage.dependencies.depends import Depends, parameters_of
-from truenext.stage.dependencies.plan import Plan
+from truenext.stage.dependencies.depends import Depends, build_plan
+from truenext.stage.dependencies.plan import DependencyPlan
 
 T = TypeVar("T")
 
@@ -40,8 +40,8 @@ SQL = Session()
 VALUES = {"flow": FLOW, "sql": SQL}
 
 
-def plan_of(function: Callable[..., Any], **options: Any) -> Plan:
-    return parameters_of(function, provided=PROVIDED, **options)
+def plan_of(function: Callable[..., Any], **options: Any) -> DependencyPlan:
+    return build_plan(function, provided=PROVIDED, **options)
 
 
 def run(function: Callable[..., Any], **options: Any) -> Any:
@@ -49,11 +49,11 @@ def run(function: Callable[..., Any], **options: Any) -> Any:
     plan = plan_of(function, **options)
 
     async def in_loop() -> Any:
-        async with plan.values(VALUES) as arguments:
+        async with plan.scope(VALUES) as arguments:
             return await function(**arguments)
 
     def in_thread() -> Any:
-        with plan.values_in_thread(VALUES) as arguments:
+        with plan.thread_scope(VALUES) as arguments:
             return function(**arguments)
 
     if asyncio.iscoroutinefunction(function):
@@ -527,7 +527,7 @@ def test_factories_hear_of_a_cancellation_before_the_stage_has_ended(made: str) 
         plan = plan_of(chosen)
 
         async def handle() -> None:
-            async with plan.values(VALUES) as arguments:
+            async with plan.scope(VALUES) as arguments:
                 await stage(**arguments)
 
         task = asyncio.create_task(handle())

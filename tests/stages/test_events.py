@@ -83,10 +83,10 @@ def until(condition: Any) -> None:
 
 def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path: Path) -> None:
     with opened_events(tmp_path / "new" / "folder") as events:
-        started = events.started(STAGE, message(17, attempts=2), envelope(trace="x" * 1000))
-        events.sql_committed(started)
+        started = events.add_started(STAGE, message(17, attempts=2), envelope(trace="x" * 1000))
+        events.add_sql_committed(started)
         ending = ExecutionResult(outcome="failed", error=ValueError("secret"), run=0.25, commit=None, total=0.5)
-        events.ended(started, ending)
+        events.add_ended(started, ending)
     opened, first, second, third, closed = lines(tmp_path / "new" / "folder")
     process = opened["process"]
     assert {each["process"] for each in (first, second, third, closed)} == {process}
@@ -132,14 +132,14 @@ def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path:
 
 def test_what_is_published_has_no_place_in_the_history(tmp_path: Path) -> None:
     with opened_events(tmp_path) as events:
-        events.started(STAGE, message(17, "/topic/news"), envelope())
+        events.add_started(STAGE, message(17, "/topic/news"), envelope())
     assert not {"queue", "sequence"} & lines(tmp_path)[1].keys()
 
 
 def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(tmp_path: Path) -> None:
     with opened_events(tmp_path, file_bytes=1000, bytes_max=3000) as events:
         for number in range(1, 31):
-            events.started(STAGE, message(number), envelope())
+            events.add_started(STAGE, message(number), envelope())
             path = stage_files(tmp_path)[-1]
             until(lambda number=number: f'"number":{number},' in stage_files(tmp_path)[-1].read_text())
             # Files that are made within one tick of the disk's clock have one time.
@@ -162,7 +162,7 @@ def test_what_is_old_goes_whoever_wrote_it_and_whoever_still_has_it_open_begins_
         os.utime(old, (time.time() - 31 * DAY_S, time.time() - 31 * DAY_S))
         with opened_events(tmp_path):
             assert not old.exists()
-        events.started(STAGE, message(1), envelope())
+        events.add_started(STAGE, message(1), envelope())
     second = stage_file(tmp_path, events.process, 2)
     assert second in stage_files(tmp_path)
     assert [json.loads(line)["kind"] for line in second.read_bytes().splitlines()] == ["opened", "started", "closed"]
@@ -179,8 +179,8 @@ def test_files_of_30_days_are_kept(tmp_path: Path) -> None:
 def test_two_processes_write_into_one_folder(tmp_path: Path) -> None:
     with opened_events(tmp_path) as one, opened_events(tmp_path) as other:
         for number in range(100):
-            one.started(STAGE, message(2 * number), envelope())
-            other.started(STAGE, message(2 * number + 1), envelope())
+            one.add_started(STAGE, message(2 * number), envelope())
+            other.add_started(STAGE, message(2 * number + 1), envelope())
     started = [each for each in lines(tmp_path) if each["kind"] == "started"]
     assert sorted(each["sequence"] for each in started) == list(range(200))
     for process, rest in ((one.process, 0), (other.process, 1)):
@@ -198,7 +198,7 @@ events = StageEvents(Path(sys.argv[1]), "shop", "shop")
 number = 0
 while True:
     number += 1
-    events.started(STAGE, message(number), envelope())
+    events.add_started(STAGE, message(number), envelope())
     if not number % 100:
         time.sleep(0.001)
 """
@@ -244,18 +244,18 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
     monkeypatch.setattr("truenext.stage.events.RETRY_S", 0.01)
     caplog.set_level(logging.WARNING, "truenext.stage")
     with opened_events(tmp_path) as events:
-        events.started(STAGE, message(1), envelope())
+        events.add_started(STAGE, message(1), envelope())
         until(lambda: '"number":1,' in stage_files(tmp_path)[0].read_text())
         is_full = True
-        events.started(STAGE, message(2), envelope())
+        events.add_started(STAGE, message(2), envelope())
         until(lambda: "cannot be written" in caplog.text)
         assert vars(caplog.records[0])["folder"] == str(tmp_path)
         # What waits now is tried with a new file.
-        events.started(STAGE, message(3), envelope())
+        events.add_started(STAGE, message(3), envelope())
         until(lambda: failures >= 2)
         is_full = False
         until(lambda: len(events._unwritten) == 0)
-        events.started(STAGE, message(4), envelope())
+        events.add_started(STAGE, message(4), envelope())
         until(lambda: "which is over" in caplog.text)
     first, second = (path.read_bytes().split(b"\n") for path in stage_files(tmp_path))
     assert [json.loads(line)["number"] for line in first[:-1]] == [0, 1]
@@ -267,7 +267,7 @@ def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("truenext.stage.events.UNWRITTEN_BYTES_MAX", 10_000)
     with opened_events(tmp_path) as events:
         for number in range(1000):
-            events.started(STAGE, message(number), envelope())
+            events.add_started(STAGE, message(number), envelope())
             assert len(events._unwritten) < 11_000
 
 

@@ -13,8 +13,8 @@ import truenext
 from tests.stages.flows import Memo, Number, Text, disconnected, run, until
 from truenext.limits import CAUSE_BYTES_MAX
 from truenext.stage import Endpoint, Flow, FlowError, Reject, Service
-from truenext.stage.core.failure import cause_of, describe
-from truenext.stage.core.retry import Retry, RetryRules
+from truenext.stage.core.failure import cause_of, describe_error
+from truenext.stage.core.retry import RetryDecision, RetryRules
 from truenext.testing.stages import Stages
 
 POLICY_ATTEMPTS = 7
@@ -275,19 +275,19 @@ def test_a_wrong_call_is_a_dead_letter_at_once_whatever_retry_says() -> None:
     run(app, work)
 
 
-def decides(error: BaseException, rules: dict[type[BaseException], str]) -> Retry:
+def decides(error: BaseException, rules: dict[type[BaseException], str]) -> RetryDecision:
     return RetryRules(rules, "what is tested").decide(error, 1, None)
 
 
 def test_what_is_in_a_group_decides_when_it_is_tried_again() -> None:
     busy, inner = Busy(), ExceptionGroup("inner", [ValueError()])
     rules: dict[type[BaseException], str] = {Busy: "2s", ValueError: "3s"}
-    assert decides(ExceptionGroup("one", [busy]), rules) == Retry(2)
-    assert decides(ExceptionGroup("with one that no rule names", [KeyError(), busy]), rules) == Retry(2)
-    assert decides(ExceptionGroup("the longest", [busy, inner]), rules) == Retry(3)
-    assert decides(ExceptionGroup("of no rule", [KeyError()]), rules) == Retry(None)
-    assert decides(ExceptionGroup("of any", [KeyError()]), {Exception: "5s"}) == Retry(5)
-    assert decides(ExceptionGroup("by its own class", [busy]), {**rules, ExceptionGroup: "7s"}) == Retry(7)
+    assert decides(ExceptionGroup("one", [busy]), rules) == RetryDecision(2)
+    assert decides(ExceptionGroup("with one that no rule names", [KeyError(), busy]), rules) == RetryDecision(2)
+    assert decides(ExceptionGroup("the longest", [busy, inner]), rules) == RetryDecision(3)
+    assert decides(ExceptionGroup("of no rule", [KeyError()]), rules) == RetryDecision(None)
+    assert decides(ExceptionGroup("of any", [KeyError()]), {Exception: "5s"}) == RetryDecision(5)
+    assert decides(ExceptionGroup("by its own class", [busy]), {**rules, ExceptionGroup: "7s"}) == RetryDecision(7)
 
 
 def test_one_in_a_group_that_is_never_tried_again_is_enough() -> None:
@@ -488,7 +488,7 @@ def test_of_a_cause_no_more_is_told_than_is_kept() -> None:
         cause = cause_of(each, "stage", "process")
         assert len(cause.encode()) <= CAUSE_BYTES_MAX and cause.endswith("\nin stage stage, by process")
         assert calls <= most
-    assert describe(Long()).endswith("Long: " + "x" * CAUSE_BYTES_MAX)
+    assert describe_error(Long()).endswith("Long: " + "x" * CAUSE_BYTES_MAX)
 
 
 def test_a_dead_letter_that_was_refused_says_the_reason() -> None:
@@ -650,7 +650,7 @@ def test_a_service_that_finds_no_broker_says_so(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(truenext.ConnectionLost):
             async with app.running():
                 raise AssertionError("not reached")
-        assert app._running is None
+        assert app._current_run is None
 
     asyncio.run(main())
 

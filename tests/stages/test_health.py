@@ -6,20 +6,20 @@ import pytest
 
 from truenext.stage.core.health import (
     LOST_S,
-    BrokerFacts,
-    ServiceFacts,
+    PoolStatus,
     ServiceHealth,
     ServiceState,
-    StageFacts,
-    assess,
+    ServiceStatus,
+    StageStatus,
+    assess_health,
 )
 
 
-def broker(state: str = "connected", since_s: float = 5.0, *, has_disk_space: bool = True) -> BrokerFacts:
-    return BrokerFacts(pool="other", state=state, since_s=since_s, reconnects=0, has_disk_space=has_disk_space)
+def broker(state: str = "connected", since_s: float = 5.0, *, has_disk_space: bool = True) -> PoolStatus:
+    return PoolStatus(pool="other", state=state, since_s=since_s, reconnects=0, has_disk_space=has_disk_space)
 
 
-def stage(**other: Any) -> StageFacts:
+def stage(**other: Any) -> StageStatus:
     facts: dict[str, Any] = {
         "active": 0,
         "waits_for_database": False,
@@ -27,20 +27,20 @@ def stage(**other: Any) -> StageFacts:
         "without_progress_s": 0.0,
         "end_reason": "",
     }
-    return StageFacts(stage="order.place", pool="other", **(facts | other))
+    return StageStatus(stage="order.place", pool="other", **(facts | other))
 
 
 def judged(
     state: ServiceState = "running",
     *,
-    lost: BrokerFacts | None = None,
-    stages: list[StageFacts] | None = None,
+    lost: PoolStatus | None = None,
+    stages: list[StageStatus] | None = None,
     database: str = "",
 ) -> ServiceHealth:
-    facts = ServiceFacts(
+    facts = ServiceStatus(
         service="shop", state=state, broker=[lost or broker()], database=database, stages=stages or [stage()]
     )
-    return assess(facts, stalled_after_s=300)
+    return assess_health(facts, stalled_after_s=300)
 
 
 def test_a_service_that_runs_is_live_and_ready() -> None:
@@ -70,7 +70,7 @@ def test_a_broker_that_has_just_been_lost_is_not_ready_but_live() -> None:
 
 
 @pytest.mark.parametrize("lost", [broker("connecting", LOST_S + 1), broker("closed")], ids=lambda each: each.state)
-def test_a_broker_that_is_not_found_again_is_not_live(lost: BrokerFacts) -> None:
+def test_a_broker_that_is_not_found_again_is_not_live(lost: PoolStatus) -> None:
     assert not judged(lost=lost).live
 
 

@@ -497,10 +497,10 @@ def test_an_initiation_for_which_there_is_no_room_is_tried_again_a_few_times_and
 
     async def send_all(session: Any, *message: Any) -> None:
         tried.append(message)
-        await broker_transaction.send_all(session, *message)
+        await broker_transaction.send_messages(session, *message)
 
     async def work(t: Stages) -> None:
-        monkeypatch.setattr(initiator, "send_all", send_all)
+        monkeypatch.setattr(initiator, "send_messages", send_all)
         t.broker.fill_disk()
         with pytest.raises((RolledBack, InDoubt)):
             await shop.app.send(shop.take, Number(1), trace="t", timeout=1)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.stages.executions import ending, execution, send
-from truenext.stage.interceptors.chain import Chain
+from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend
 
 
@@ -50,26 +50,29 @@ def notes() -> list[str]:
 
 
 def test_interceptors_are_entered_in_order_and_left_in_the_other_order(notes: list[str]) -> None:
-    with Chain([Noting("a", notes), Noting("b", notes)]).around(execution()):
+    with InterceptorChain([Noting("a", notes), Noting("b", notes)]).around(execution()):
         notes.append("stage")
     assert notes == ["a enters place", "b enters place", "stage", "b leaves", "a leaves"]
 
 
 def test_interceptors_hear_of_the_exception_of_the_stage_and_cannot_swallow_it(notes: list[str]) -> None:
-    with pytest.raises(ValueError, match="own"), Chain([Noting("a", notes), Noting("b", notes)]).around(execution()):
+    with (
+        pytest.raises(ValueError, match="own"),
+        InterceptorChain([Noting("a", notes), Noting("b", notes)]).around(execution()),
+    ):
         raise ValueError("own")
     assert notes[-2:] == ["b hears of own", "a hears of own"]
 
 
 def test_an_interceptor_that_fails_before_the_stage_fails_it(notes: list[str]) -> None:
-    chain = Chain([Noting("a", notes), Noting("b", notes, fails="enters")])
+    chain = InterceptorChain([Noting("a", notes), Noting("b", notes, fails="enters")])
     with pytest.raises(RuntimeError, match="b enters place"), chain.around(execution()):
         notes.append("stage")
     assert notes == ["a enters place", "b enters place", "a hears of b enters place"]
 
 
 def test_an_interceptor_that_fails_behind_the_stage_fails_it(notes: list[str]) -> None:
-    chain = Chain([Noting("a", notes), Noting("b", notes, fails="leaves")])
+    chain = InterceptorChain([Noting("a", notes), Noting("b", notes, fails="leaves")])
     with pytest.raises(RuntimeError, match="b leaves"), chain.around(execution()):
         pass
     assert notes[-1] == "a hears of b leaves"
@@ -78,7 +81,7 @@ def test_an_interceptor_that_fails_behind_the_stage_fails_it(notes: list[str]) -
 def test_an_interceptor_does_not_hide_the_exception_of_the_stage(
     notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    chain = Chain([Noting("a", notes, fails="hears")])
+    chain = InterceptorChain([Noting("a", notes, fails="hears")])
     with pytest.raises(ValueError, match="own"), chain.around(execution()):
         raise ValueError("own")
     assert [record.getMessage() for record in caplog.records] == ["the end of Noting has failed as well"]
@@ -88,7 +91,7 @@ def test_what_interceptors_put_into_a_message_goes_with_it_though_another_one_ha
     notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     outgoing = send()
-    Chain([Noting("a", notes, fails="sends"), Noting("b", notes)]).sending(None, outgoing)
+    InterceptorChain([Noting("a", notes, fails="sends"), Noting("b", notes)]).sending(None, outgoing)
     assert outgoing.carrier == {"b": "1"}
     assert [record.getMessage() for record in caplog.records] == ["Noting.sending has failed"]
 
@@ -96,7 +99,7 @@ def test_what_interceptors_put_into_a_message_goes_with_it_though_another_one_ha
 def test_every_interceptor_hears_how_a_run_has_ended_though_another_one_has_failed(
     notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    chain = Chain([Noting("a", notes, fails="in doubt"), Noting("b", notes)])
+    chain = InterceptorChain([Noting("a", notes, fails="in doubt"), Noting("b", notes)])
     chain.ended(execution(), ending("in doubt"))
     assert notes == ["a in doubt", "b in doubt"]
     assert [record.getMessage() for record in caplog.records] == ["Noting.ended has failed"]
@@ -116,9 +119,9 @@ def test_a_hook_that_nobody_overrides_is_not_called() -> None:
         def ended(self, execution: Execution, result: ExecutionResult) -> None:
             pass
 
-    chain = Chain([Interceptor(), OnlyEnded()])
+    chain = InterceptorChain([Interceptor(), OnlyEnded()])
     assert (chain.has_around, chain.has_sending, chain.has_ended) == (False, False, True)
-    chain = Chain([])
+    chain = InterceptorChain([])
     assert not (chain.has_around or chain.has_sending or chain.has_ended)
 
 

@@ -10,8 +10,8 @@ def status_after(calls: str) -> int:
     """Of a process in which nothing else ends."""
     program = f"""
 import time
-from truenext.cli.stages.process_exit import Deadline
-deadline = Deadline()
+from truenext.cli.stages.process_exit import ExitDeadline
+deadline = ExitDeadline()
 {calls}
 time.sleep({SECONDS})
 """
@@ -33,15 +33,15 @@ def test_it_ends_though_nobody_reads_what_it_says() -> None:
     program = """
 import os, threading, time
 from truenext.cli import logs
-from truenext.cli.stages.process_exit import Deadline
-logs.configure("warning")
+from truenext.cli.stages.process_exit import ExitDeadline
+logs.configure_logging("warning")
 os.set_blocking(2, False)
 try:
     while True:
         os.write(2, b"x" * 4096)
 except BlockingIOError:
     os.set_blocking(2, True)
-Deadline().set(0.1, 7)
+ExitDeadline().set(0.1, 7)
 time.sleep(30)
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from truenext.errors import ConfigurationError
-from truenext.stage.dependencies.depends import Depends, parameters_of
+from truenext.stage.dependencies.depends import Depends, build_plan
 from truenext.stage.lifespan import Lifespan
 
 
@@ -38,7 +38,7 @@ async def quoted() -> "AsyncIterator[Pool]":
 @pytest.mark.parametrize("make", [decorated, generator, manager, quoted])
 def test_the_type_of_the_value_is_known_before_it_is_made(make: Any) -> None:
     lifespan = Lifespan[Pool](make)
-    assert lifespan.kind is Pool
+    assert lifespan.yielded_type is Pool
 
     async def main() -> None:
         async with lifespan.running() as pool:
@@ -58,10 +58,10 @@ def test_stages_and_factories_get_the_value_by_its_type() -> None:
         pool.notes.append(connection)
 
     lifespan = Lifespan(decorated)
-    plan = parameters_of(stage, provided={lifespan.kind: "lifespan"})
+    plan = build_plan(stage, provided={lifespan.yielded_type: "lifespan"})
 
     async def main() -> list[str]:
-        async with lifespan.running() as pool, plan.values({"lifespan": pool}) as arguments:
+        async with lifespan.running() as pool, plan.scope({"lifespan": pool}) as arguments:
             await stage(**arguments)
         return pool.notes
 
@@ -72,7 +72,7 @@ def test_a_lifespan_that_yields_nothing_has_no_type() -> None:
     async def make() -> AsyncIterator[None]:
         yield
 
-    assert Lifespan(make).kind is None
+    assert Lifespan(make).yielded_type is None
 
 
 def test_a_lifespan_hears_of_the_error_that_ends_its_service() -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.stages.executions import execution
-from truenext.stage.interceptors.chain import Chain
+from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.interceptors.log import LogFields, StageFields
 
 
@@ -35,7 +35,7 @@ def lines() -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
-CHAIN = Chain([LogFields()])
+CHAIN = InterceptorChain([LogFields()])
 OF_A_CHILD = logging.getLogger("some.library")
 
 

@@ -4,8 +4,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.stages.executions import ending, execution, send
-from truenext.stage.interceptors.chain import Chain
-from truenext.stage.interceptors.exposition import Histogram, Sample, exposition
+from truenext.stage.interceptors.chain import InterceptorChain
+from truenext.stage.interceptors.exposition import HistogramSample, Sample, format_metric
 from truenext.stage.interceptors.metrics import BUCKETS, Metrics
 
 KEY = ("order", "place")
@@ -25,7 +25,7 @@ def test_outcomes_are_counted_by_stage() -> None:
 def test_a_run_counts_as_running_until_its_stage_ends_however_it_does() -> None:
     metrics = Metrics()
     try:
-        with Chain([metrics]).around(execution()):
+        with InterceptorChain([metrics]).around(execution()):
             assert metrics.snapshot()[KEY].running == 1
             raise ValueError
     except ValueError:
@@ -111,13 +111,13 @@ def test_figures_as_text_for_prometheus() -> None:
 
 def test_a_text_for_prometheus_escapes_what_would_end_a_label() -> None:
     labels = {"name": 'a"b\\c\nd'}
-    assert exposition("x", "gauge", "About x.", [Sample(labels, 1.5)]) == (
+    assert format_metric("x", "gauge", "About x.", [Sample(labels, 1.5)]) == (
         '# HELP x About x.\n# TYPE x gauge\nx{name="a\\"b\\\\c\\nd"} 1.5\n'
     )
 
 
 def test_buckets_for_prometheus_add_up() -> None:
-    text = exposition("x", "histogram", "About x.", [Histogram({"a": "1"}, (0.5, 1.0), (1, 2, 3), 4.5)])
+    text = format_metric("x", "histogram", "About x.", [HistogramSample({"a": "1"}, (0.5, 1.0), (1, 2, 3), 4.5)])
     assert text.splitlines()[2:] == [
         'x_bucket{a="1",le="0.5"} 1',
         'x_bucket{a="1",le="1.0"} 3',

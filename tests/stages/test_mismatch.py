@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from truenext.stage.core.codec import Codec
-from truenext.stage.core.mismatch import mismatches
+from truenext.stage.core.mismatch import find_mismatches
 
 
 class Red(enum.Enum):
@@ -74,7 +74,7 @@ def model(**fields: Any) -> Any:
 
 
 def found(old: Any, new: Any) -> list[tuple[str, str]]:
-    return [(each.path, each.kind) for each in mismatches(Codec(old, "old").schema(), Codec(new, "new").schema())]
+    return [(each.path, each.kind) for each in find_mismatches(Codec(old, "old").schema(), Codec(new, "new").schema())]
 
 
 @pytest.mark.parametrize(
@@ -356,5 +356,5 @@ def test_what_json_means_to_the_new_type_is_compared(old: Any, new: Any, expecte
 
 def test_what_is_not_known_is_named() -> None:
     schema = {"type": "string", "futureWord": 1}
-    assert [each.kind for each in mismatches({"type": "string"}, schema)] == ["bound"]
-    assert mismatches(schema, schema) == []
+    assert [each.kind for each in find_mismatches({"type": "string"}, schema)] == ["bound"]
+    assert find_mismatches(schema, schema) == []

@@ -6,7 +6,7 @@ import pytest
 
 from tests.stages.flows import Number, run, until
 from truenext.stage import Flow, Service
-from truenext.stage.core.health import assess
+from truenext.stage.core.health import assess_health
 from truenext.testing.stages import Stages
 
 
@@ -34,7 +34,7 @@ def test_while_the_broker_has_no_room_stages_that_send_rest_with_growing_pauses(
         # Each of the four at first, after half a second, and after one more, at most.
         assert len(attempts) <= 16
         assert not ended
-        assert any("no room" in why for why in assess(t._service_run.facts(), stalled_after_s=300).reasons)
+        assert any("no room" in why for why in assess_health(t._service_run.status(), stalled_after_s=300).reasons)
         t.broker.free_disk()
         await t.wait_until_ended()
         assert sorted(ended) == [0, 1, 2, 3]
@@ -57,7 +57,7 @@ def test_a_stop_does_not_wait_for_a_rest_to_end(monkeypatch: pytest.MonkeyPatch)
         t.at("run", t.broker.fill_disk)
         await t.send(take, Number(1))
         await until(
-            lambda: any("no room" in why for why in assess(t._service_run.facts(), stalled_after_s=300).reasons)
+            lambda: any("no room" in why for why in assess_health(t._service_run.status(), stalled_after_s=300).reasons)
         )
         # Not to be cancelled for want of time.
         await t._service_run.stop(3600.0)

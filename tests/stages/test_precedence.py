@@ -24,7 +24,7 @@ def test_another_message_begins_at_once_while_no_interactive_one_is_in_hand() ->
         turn = order.yield_to_interactive()
         with pytest.raises(StopIteration):
             turn.send(None)
-        with order.interactive():
+        with order.running_interactive():
             pass
         with pytest.raises(StopIteration):
             order.yield_to_interactive().send(None)
@@ -38,8 +38,8 @@ def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: p
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
         turns: list[asyncio.Task[None]] = []
-        with order.interactive():
-            with order.interactive():
+        with order.running_interactive():
+            with order.running_interactive():
                 turns += [asyncio.ensure_future(order.yield_to_interactive()) for _ in range(3)]
                 assert not await is_through(turns[0])
             assert not await is_through(turns[0])
@@ -53,10 +53,10 @@ def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypat
 
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
-        with order.interactive():
+        with order.running_interactive():
             turn = asyncio.ensure_future(order.yield_to_interactive())
             assert not await is_through(turn)
-        with order.interactive():
+        with order.running_interactive():
             assert not await is_through(turn)
         assert await is_through(turn)
 
@@ -66,7 +66,7 @@ def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypat
 def test_an_interactive_message_that_takes_long_holds_up_nobody_after_a_moment() -> None:
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
-        with order.interactive():
+        with order.running_interactive():
             await asyncio.wait_for(order.yield_to_interactive(), 20)
             # Nor does it hold up the next one.
             with pytest.raises(StopIteration):
@@ -82,7 +82,7 @@ def test_one_interactive_message_after_another_holds_up_nobody_for_longer_than_a
         deadline = asyncio.get_running_loop().time() + 20
         while not turn.done():
             assert asyncio.get_running_loop().time() < deadline
-            with order.interactive():
+            with order.running_interactive():
                 await asyncio.sleep(0.001)
 
     asyncio.run(program())
@@ -93,7 +93,7 @@ def test_who_is_cancelled_while_it_waits_is_cancelled(monkeypatch: pytest.Monkey
 
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
-        with order.interactive():
+        with order.running_interactive():
             turn = asyncio.ensure_future(order.yield_to_interactive())
             assert not await is_through(turn)
             turn.cancel()

@@ -7,7 +7,7 @@ import msgspec
 import truenext
 import truenext.testing
 from truenext.stage import Flow, Service
-from truenext.stage.core.compatibility import any_breaking, compare, interface_of
+from truenext.stage.core.compatibility import any_breaking, compare_interfaces, interface_of
 
 
 class Step(msgspec.Struct):
@@ -44,7 +44,7 @@ SECOND_DEPLOYMENT = ("begin", "end")
 
 def changes(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
     of = [service("stomp://127.0.0.1:1", *names) for names in (before, now)]
-    return any_breaking(compare(*(interface_of(each.name, each.endpoints) for each in of)))
+    return any_breaking(compare_interfaces(*(interface_of(each.name, each.endpoints) for each in of)))
 
 
 def test_at_once_it_would_break_flows_and_the_first_deployment_does_not() -> None:

@@ -75,7 +75,7 @@ def test_what_does_not_end_in_time_is_given_back_without_an_attempt() -> None:
         async with app.running():
             await app.send(take, Number(1), trace="t")
             await until(lambda: started == [1])
-            running = app._running
+            running = app._current_run
             assert running is not None
             await running.stop(timeout=0.05)
         remaining = await t.broker.queue("take")
@@ -118,12 +118,12 @@ def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
     async def work(t: Stages) -> None:
         app.broker = (t.broker.url,)
         async with app.running():
-            running = app._running
+            running = app._current_run
             assert running is not None
             await app.send(take, Number(1), trace="first", interactive=True)
             await until(lambda: started == ["first"])
             await app.send(take, Number(2), trace="second")
-            await until(lambda: sum(each.worker.active for each in running.consumptions) == 2)
+            await until(lambda: sum(each.worker.active_count for each in running.stage_consumers) == 2)
             await running.stop(timeout=0.05)
         assert started == ["first"]
         remaining = await t.broker.queue("take")

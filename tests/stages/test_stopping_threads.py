@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.services.job import Job
 from truenext.stage import Service
-from truenext.stage.pool import Pool
+from truenext.stage.pool import PriorityPool
 from truenext.testing.local import broker as local_broker
 from truenext.testing.stages import Stages, stages
 
@@ -122,13 +122,13 @@ def test_an_error_on_the_way_of_a_stop_keeps_nothing_from_being_closed(monkeypat
     async def quick(job: Job) -> None:
         pass
 
-    async def fail(self: Pool) -> None:
+    async def fail(self: PriorityPool) -> None:
         closed.append(self.name)
         await close(self)
         raise OSError("on the way")
 
-    close = Pool.close
-    monkeypatch.setattr(Pool, "close", fail)
+    close = PriorityPool.close
+    monkeypatch.setattr(PriorityPool, "close", fail)
 
     async def main() -> None:
         async with local_broker() as broker:

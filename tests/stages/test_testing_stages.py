@@ -439,7 +439,7 @@ def test_a_point_that_is_never_reached_fails_the_test_with_its_place() -> None:
         'at("SQL committed", stage="take")',
         'lose_commit("before")',
     ]
-    assert app._running is None
+    assert app._current_run is None
 
 
 def test_one_time_of_many_is_enough_to_have_been_reached() -> None:
@@ -576,7 +576,7 @@ def test_an_error_of_the_test_is_raised_and_nothing_is_left_of_the_service() -> 
 
     with pytest.raises(ZeroDivisionError):
         run(app, work)
-    assert app._running is None
+    assert app._current_run is None
 
 
 # ---- The page ----

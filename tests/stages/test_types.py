@@ -669,9 +669,9 @@ def test_values_of_a_class_without_equality_are_not_compared() -> None:
 
 
 def test_a_type_in_which_nothing_can_be_lost_has_no_check() -> None:
-    assert Codec(Keyed, "what is tested")._plan is None
-    assert Codec(list[Customer], "what is tested")._plan is None
-    assert Codec(Envelope, "what is tested")._plan is not None
+    assert Codec(Keyed, "what is tested")._loss_checks is None
+    assert Codec(list[Customer], "what is tested")._loss_checks is None
+    assert Codec(Envelope, "what is tested")._loss_checks is not None
 
 
 def test_nan_is_refused_wherever_a_flow_says_it() -> None:

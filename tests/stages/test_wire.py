@@ -9,7 +9,7 @@ import pytest
 import truenext
 from tests.stages.flows import Memo, Number, run, until
 from truenext.stage import Flow, NotDecoded, Service
-from truenext.stage.core.envelope import decode
+from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.interceptors.interceptor import Execution, Interceptor, MessageToSend
 from truenext.testing.contents import WaitingMessage
 from truenext.testing.stages import Stages
@@ -162,12 +162,12 @@ NO_SINGLE_DESTINATION = [
 def test_a_message_whose_reply_would_not_go_to_one_queue_or_topic_is_refused(to: str) -> None:
     for waiting in ([{"to": to}], [{"to": to}, {"to": "/queue/a"}]):
         with pytest.raises(NotDecoded, match=r"its reply would go to .*, which is not one queue or one topic"):
-            decode(json.dumps(forged(waiting)).encode())
+            decode_envelope(json.dumps(forged(waiting)).encode())
 
 
 def test_a_message_whose_reply_goes_to_one_queue_or_topic_is_taken() -> None:
     waiting = [{"to": "/topic/replies.shop.2c44"}, {"to": "/queue/order.place.stage.reserve"}]
-    assert [each.to for each in decode(json.dumps(forged(waiting)).encode()).waiting] == [
+    assert [each.to for each in decode_envelope(json.dumps(forged(waiting)).encode()).waiting] == [
         each["to"] for each in waiting
     ]
 
@@ -198,9 +198,9 @@ def test_a_message_of_another_version_is_a_dead_letter_that_says_of_which() -> N
         (forged([]) | {"version": 3, "flow": {}}, "3 of messages of stages, .* 2: update truenext"),
     ):
         with pytest.raises(NotDecoded, match=f"it is of version {advice}"):
-            decode(json.dumps(message).encode())
+            decode_envelope(json.dumps(message).encode())
     with pytest.raises(NotDecoded, match="it is no message of stages"):
-        decode(json.dumps(forged([]) | {"flow": old}).encode())
+        decode_envelope(json.dumps(forged([]) | {"flow": old}).encode())
 
 
 def forged(waiting: list[dict[str, str]]) -> dict[str, Any]:

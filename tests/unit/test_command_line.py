@@ -20,21 +20,21 @@ from truenext.cli.main import main
 from truenext.cli.stages import run
 from truenext.cli.status import COUNTS
 from truenext.cli.values import (
-    Body,
-    DatabaseUrl,
-    DestinationAddress,
-    Header,
-    HostAndPort,
-    Master,
+    BodyParam,
+    DatabaseUrlParam,
+    DestinationParam,
+    HeaderParam,
+    HostAndPortParam,
     PathParam,
-    QueueName,
-    Seconds,
-    SelectorText,
-    ServerName,
-    ServiceName,
-    Size,
-    Text,
-    Url,
+    QueueNameParam,
+    SecondsParam,
+    SelectorParam,
+    ServerNameParam,
+    ServiceNameParam,
+    SizeParam,
+    SparkMasterParam,
+    TextParam,
+    UrlParam,
 )
 from truenext.url import DEFAULT_URL
 
@@ -52,7 +52,7 @@ def of_range(kind: click.IntRange) -> list[str]:
     return [*NO_NUMBERS, "9" * 5000, str(int(kind.min) - 1), str(int(kind.max) + 1)]
 
 
-def of_size(kind: Size) -> list[str]:
+def of_size(kind: SizeParam) -> list[str]:
     return [*NO_NUMBERS, "-1", "1 parsec", "9" * 5000, str(kind._minimum - 1)]
 
 
@@ -61,9 +61,9 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
     type(click.INT): lambda kind: [*NO_NUMBERS, "9" * 5000],
     click.Choice: lambda kind: [*NO_NUMBERS, LONG],
     click.DateTime: lambda kind: [*NO_NUMBERS, "2026-13-01", LONG],
-    Seconds: lambda kind: [*NO_NUMBERS, "-1", "0", "604801", "1e400", "9" * 5000],
-    Size: of_size,
-    Url: lambda kind: [
+    SecondsParam: lambda kind: [*NO_NUMBERS, "-1", "0", "604801", "1e400", "9" * 5000],
+    SizeParam: of_size,
+    UrlParam: lambda kind: [
         *NO_TEXTS,
         "nan",
         "127.0.0.1:1",
@@ -72,7 +72,7 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
         "stomp://h\n:1",
         "http://h:1",
     ],
-    DestinationAddress: lambda kind: [
+    DestinationParam: lambda kind: [
         *NO_TEXTS,
         LONG,
         "/nowhere/q",
@@ -81,20 +81,26 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
         "subscription,",
         "/queue/a.>.b",
     ],
-    QueueName: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb"],
-    SelectorText: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
-    Header: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
-    Text: lambda kind: NO_TEXTS,
-    ServerName: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
-    Master: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
-    ServiceName: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
-    HostAndPort: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
-    DatabaseUrl: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
-    Body: lambda kind: [],
+    QueueNameParam: lambda kind: [*NO_TEXTS, LONG, "/queue/", "a\u202eb"],
+    SelectorParam: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
+    HeaderParam: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
+    TextParam: lambda kind: NO_TEXTS,
+    ServerNameParam: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
+    SparkMasterParam: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
+    ServiceNameParam: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
+    HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
+    DatabaseUrlParam: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
+    BodyParam: lambda kind: [],
 }
 """By type, what must be refused. A new type needs a row here, and one that takes anything says so."""
 
-SENSE = {DestinationAddress: "q", ServiceName: "nowhere:app", QueueName: "q", Body: "b", click.Choice: "mix"}
+SENSE = {
+    DestinationParam: "q",
+    ServiceNameParam: "nowhere:app",
+    QueueNameParam: "q",
+    BodyParam: "b",
+    click.Choice: "mix",
+}
 
 
 def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -168,7 +174,7 @@ def check_usage_error(result: Result) -> str:
     assert isinstance(result.exception, SystemExit), result.exception
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert result.stderr.startswith("truenext: ") and result.stderr.count("\n") == 1
-    assert terminal.line(result.stderr[:-1]) == result.stderr[:-1]
+    assert terminal.escape_line(result.stderr[:-1]) == result.stderr[:-1]
     assert len(result.stderr) < MESSAGE_LENGTH_MAX + 100
     return result.stderr
 
@@ -279,7 +285,7 @@ OTHER_WORDS = {"--broker", "--address", "--server", "--limit", "--max", "--messa
 
 def test_options_for_the_broker_and_for_a_number_of_messages_have_one_name_everywhere() -> None:
     options = [(path, param) for path, _, param in ALL if isinstance(param, click.Option)]
-    urls = {(*path, param.opts[-1]) for path, param in options if isinstance(param.type, Url)}
+    urls = {(*path, param.opts[-1]) for path, param in options if isinstance(param.type, UrlParam)}
     assert {each[-1] for each in urls - ADDRESSES_TO_LISTEN_ON} == {"--url"}
     assert not [(path, param.opts) for path, param in options if OTHER_WORDS.intersection(param.opts)]
 

@@ -20,7 +20,7 @@ def limits(folder: Path, groups: str, **files: str) -> int:
         path = path.with_name(path.name.replace("memory_", "memory."))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    return machine.memory(folder / "groups", folder)
+    return machine.memory_bytes(folder / "groups", folder)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_control_groups_it_is_that_of_the_machine(tmp_path: Path) -> None:
-    assert machine.memory(tmp_path / "none", tmp_path) == 8 * GIB
+    assert machine.memory_bytes(tmp_path / "none", tmp_path) == 8 * GIB
 
 
 def test_where_the_system_does_not_say_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_where_the_system_does_not_say_there_is_no_limit(tmp_path: Path, monkeyp
         raise ValueError(name)
 
     monkeypatch.setattr("os.sysconf", unknown)
-    assert machine.memory(tmp_path / "none", tmp_path) == maxsize
+    assert machine.memory_bytes(tmp_path / "none", tmp_path) == maxsize
 
 
 def test_the_least_limit_of_all_groups_around_it_holds(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ def test_every_control_character_is_known() -> None:
 
 @pytest.mark.parametrize("one", [*ORDERS, *TURNS])
 def test_none_is_left_in_a_line(one: str) -> None:
-    assert terminal.line(f"a{one}b").isprintable()
-    assert terminal.lines(f"a{one}b") == (f"a{one}b" if one in "\n\t" else terminal.line(f"a{one}b"))
+    assert terminal.escape_line(f"a{one}b").isprintable()
+    assert terminal.escape_text(f"a{one}b") == (f"a{one}b" if one in "\n\t" else terminal.escape_line(f"a{one}b"))
 
 
 def test_what_is_no_order_is_left_alone() -> None:
-    assert terminal.line(UNCHANGED) == terminal.lines(UNCHANGED) == UNCHANGED
+    assert terminal.escape_line(UNCHANGED) == terminal.escape_text(UNCHANGED) == UNCHANGED
 
 
 def test_in_json_all_of_it_is_there_and_none_of_it_is_seen(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -55,14 +55,14 @@ def test_a_body_goes_into_a_pipe_as_it_came(capfdbinary: pytest.CaptureFixture[b
 
 def test_a_name_in_a_table_is_neither_an_order_nor_markup(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     table = Table("name", box=None)
-    table.add_row(terminal.cell("[red]x[/red] :smile: \x1b[31m\u202e\n"))
-    terminal.show(table)
+    table.add_row(terminal.table_cell("[red]x[/red] :smile: \x1b[31m\u202e\n"))
+    terminal.print_drawn(table)
     assert rb"[red]x[/red] :smile: \x1b[31m\u202e\x0a" in _flushed(capfdbinary)
 
 
 def test_where_there_is_no_standard_output_nothing_counts_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
-    terminal.open_output()
+    terminal.ensure_stdout()
     writes: list[Callable[[], None]] = [lambda: terminal.write_body(b""), lambda: terminal.write_json("")]
     writes.append(lambda: terminal.echo(""))
     for write in writes:
@@ -112,11 +112,11 @@ def test_tables_and_trees_without_a_terminal_are_neither_cut_nor_wrapped(
     monkeypatch.setenv("COLUMNS", columns)
     name = "a long name " * 1000 + "x" * 1000
     table = Table("queue", "waiting", box=None)
-    table.add_row(terminal.cell(name), "1")
-    tree = Tree(terminal.cell(name))
-    tree.add("service").add(terminal.cell(name))
-    terminal.show(table)
-    terminal.show(tree)
+    table.add_row(terminal.table_cell(name), "1")
+    tree = Tree(terminal.table_cell(name))
+    tree.add("service").add(terminal.table_cell(name))
+    terminal.print_drawn(table)
+    terminal.print_drawn(tree)
     _, row, top, _, leaf = capsys.readouterr().out.splitlines()
     assert row.split(name)[1].split() == ["1"]
     assert top == name and leaf.endswith(f" {name}")

@@ -5,20 +5,22 @@ from pathlib import Path
 
 import click
 
-from truenext.cli.exit_status import NoAnswer
-from truenext.cli.values import Master, PathParam, Seconds, Text
+from truenext.cli.exit_status import NoAnswerFailure
+from truenext.cli.values import PathParam, SecondsParam, SparkMasterParam, TextParam
 from truenext.errors import ConfigurationError, TruenextError
 
 
 @click.command()
 @click.argument("folders", metavar="DIR...", nargs=-1, required=True, type=PathParam(exists=True, file_okay=False))
 @click.option(
-    "--master", type=Master(), help="Where Spark runs, such as local[2]; all cores of this machine by default."
+    "--master",
+    type=SparkMasterParam(),
+    help="Where Spark runs, such as local[2]; all cores of this machine by default.",
 )
 @click.option("--since", type=click.DateTime(), help="Leave out what happened before, UTC.")
-@click.option("--queue", type=Text(), help="Only this queue.")
+@click.option("--queue", type=TextParam(), help="Only this queue.")
 @click.option(
-    "--stuck", "stuck_seconds", type=Seconds(), default=10.0, show_default=True, help="Seconds without a dispatch."
+    "--stuck", "stuck_seconds", type=SecondsParam(), default=10.0, show_default=True, help="Seconds without a dispatch."
 )
 @click.option(
     "--stages",
@@ -47,7 +49,7 @@ def audit(
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "numpy", "py4j"):
             raise
-        raise NoAnswer(
+        raise NoAnswerFailure(
             ConfigurationError(f"an audit needs Spark ({error.name} is missing): pip install 'truenext[spark]'")
         ) from error
     try:
@@ -55,5 +57,5 @@ def audit(
             folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stages, out=out
         )
     except TruenextError as error:
-        raise NoAnswer(error) from error
+        raise NoAnswerFailure(error) from error
     raise SystemExit(0 if all(verdict.has_contract_held for verdict in verdicts) else 1)

@@ -4,7 +4,7 @@ import click
 
 from truenext.cli.bulk_work import BulkWork, dead_letter_selector_option, id_option, json_option, selector_option
 from truenext.cli.connection import url_option
-from truenext.cli.values import COUNT, QueueName
+from truenext.cli.values import COUNT, QueueNameParam
 
 HELD = "consumers hold them, or they are still being committed"
 
@@ -13,7 +13,7 @@ count_option = click.option("--count", type=COUNT, help="Messages to move at mos
 
 
 @click.command()
-@click.argument("queue", type=QueueName())
+@click.argument("queue", type=QueueNameParam())
 @id_option("dead letter")
 @dead_letter_selector_option
 @count_option
@@ -43,8 +43,8 @@ def redrive(
 
 
 @click.command()
-@click.argument("queue", type=QueueName())
-@click.argument("to", type=QueueName(is_creatable=True))
+@click.argument("queue", type=QueueNameParam())
+@click.argument("to", type=QueueNameParam(is_creatable=True))
 @id_option("message")
 @selector_option
 @count_option
@@ -74,7 +74,7 @@ def move(
 
 
 @click.command()
-@click.argument("queue", type=QueueName())
+@click.argument("queue", type=QueueNameParam())
 @selector_option
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option

@@ -12,8 +12,8 @@ from rich.progress import Progress
 from truenext.blocking import Connection
 from truenext.cli import terminal
 from truenext.cli.connection import connected, send_control_request
-from truenext.cli.exit_status import Failure
-from truenext.cli.totals import Totals
+from truenext.cli.exit_status import CommandFailure
+from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR
 from truenext.errors import Code, Refused
 from truenext.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
@@ -41,7 +41,7 @@ def id_option(noun: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
     )
 
 
-def pieces(
+def run_in_pieces(
     connection: Connection, verb: str, request: dict[str, Any], *, total: int | None, done: str
 ) -> Iterator[dict[str, Any]]:
     """The answers, until nothing is left, or nobody asks on. `request` may be changed between two of them; `done` is
@@ -53,7 +53,7 @@ def pieces(
     # For people a bar; a line now and then where it goes into a file.
     bar = Progress(console=console, transient=True) if console.is_terminal else None
     task = None if bar is None else bar.add_task(verb, total=total)
-    totals = Totals(done)
+    totals = ProgressReporter(done)
     count = 0
     after: list[int] | None = [0, 0]
     until: dict[str, int] = {}
@@ -65,7 +65,7 @@ def pieces(
             if bar is not None and task is not None:
                 bar.update(task, completed=count)
             else:
-                totals.report(count)
+                totals.report_if_due(count)
             yield answer
 
 
@@ -80,7 +80,7 @@ def queue_exists(connection: Connection, queue: str) -> bool:
     return True
 
 
-def count_of(connection: Connection, queue: str, name: str) -> int | None:
+def queue_count(connection: Connection, queue: str, name: str) -> int | None:
     """`waiting` or `scheduled` of a queue; None if there is none."""
     facts = send_control_request(connection, "queues")
     return next((each[name] for each in facts if each["name"] == queue), None)
@@ -117,23 +117,23 @@ class BulkWork:
             self.request["limit"] = limit
         self._missing = set(numbers)
         self._count = 0
-        self._to = Counter[str]()
-        self._left = 0
-        self._ended = Counter[str]()
+        self._moved_to = Counter[str]()
+        self._left_count = 0
+        self._left_of_ended = Counter[str]()
         self._error = ""
 
     def run(self, url: str, *, as_json: bool) -> None:
         """Exits 1 if a message that was named was not moved, or there is no such queue any more."""
         try:
             with connected(url) as connection:
-                self._do(connection)
-        except Failure:
+                self._run_all_pieces(connection)
+        except CommandFailure:
             if self._count and not self._is_dry:
                 terminal.echo(f"{self._count:,} {self._done}; the same command goes on", err=True)
             raise
         if as_json:
-            facts = {"count": self._count, "to": dict(self._to), "left": self._left}
-            terminal.write_json(facts | {"ended": dict(self._ended), "dry_run": self._is_dry})
+            facts = {"count": self._count, "to": dict(self._moved_to), "left": self._left_count}
+            terminal.write_json(facts | {"ended": dict(self._left_of_ended), "dry_run": self._is_dry})
         else:
             self._print_result()
         if self._error:
@@ -143,18 +143,18 @@ class BulkWork:
             terminal.echo(f"truenext: not {self._participle}: {', '.join(map(str, sorted(self._missing)))}", err=True)
             raise SystemExit(1)
 
-    def _do(self, connection: Connection) -> None:
-        total = self._limit or count_of(connection, self.request["queue"], self._counted)
+    def _run_all_pieces(self, connection: Connection) -> None:
+        total = self._limit or queue_count(connection, self.request["queue"], self._counted)
         numbers = sorted(self._missing)
         # With more of them than one question may have, some at a time.
         for first in range(0, max(1, len(numbers)), NUMBERS_MAX):
             if numbers:
                 self.request["sequences"] = numbers[first : first + NUMBERS_MAX]
-            for answer in pieces(connection, self._verb, self.request, total=total, done=self._done):
+            for answer in run_in_pieces(connection, self._verb, self.request, total=total, done=self._done):
                 self._count += answer["moved"]
-                self._to.update(answer["to"])
-                self._left += answer["left"]
-                self._ended.update(answer["ended"])
+                self._moved_to.update(answer["to"])
+                self._left_count += answer["left"]
+                self._left_of_ended.update(answer["ended"])
                 self._missing -= set(answer["sequences"])
                 self._error = answer["error"]
                 if self._limit is not None:
@@ -163,12 +163,12 @@ class BulkWork:
                     self.request["limit"] = self._limit - self._count
 
     def _print_result(self) -> None:
-        for name, count in sorted(self._to.items()):
+        for name, count in sorted(self._moved_to.items()):
             terminal.echo(f"{count:,} {self._done} to {name}")
-        if not self._to:
+        if not self._moved_to:
             terminal.echo(f"{self._count:,} {self._done}")
-        for name, count in sorted(self._ended.items()):
-            why = f"they failed in {terminal.line(name)}, which is there no more"
+        for name, count in sorted(self._left_of_ended.items()):
+            why = f"they failed in {terminal.escape_line(name)}, which is there no more"
             terminal.echo(f"{count:,} left: {why}; `truenext move` takes them to a queue")
-        if left := self._left - self._ended.total():
+        if left := self._left_count - self._left_of_ended.total():
             terminal.echo(f"{left:,} left: {self._remaining_reason}")

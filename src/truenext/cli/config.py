@@ -8,9 +8,9 @@ from rich.table import Column, Table
 from truenext.broker.config import Configuration, configure, format_value
 from truenext.cli import terminal
 from truenext.cli.connection import connected, send_control_request, url_option
-from truenext.cli.exit_status import Failure, NoAnswer
+from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
 from truenext.cli.serve import fault_of_memory_limit
-from truenext.cli.values import PathParam, QueueName
+from truenext.cli.values import PathParam, QueueNameParam
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
 from truenext.policy import Policy
 from truenext.setting import settings_of
@@ -29,7 +29,7 @@ def config() -> None:
 @click.argument("file", metavar="FILE", type=PathParam())
 @click.option(
     "--queue",
-    type=QueueName(),
+    type=QueueNameParam(),
     metavar="NAME",
     help="Say which policy this queue has, and from which table each value is.",
 )
@@ -49,7 +49,7 @@ def check(file: Path, queue: str | None) -> None:
         )
         raise SystemExit(1) from error
     except ConfigurationError as error:
-        raise NoAnswer(error) from error
+        raise NoAnswerFailure(error) from error
     _print_notes(configuration)
     terminal.echo(f"{file} is sound.")
     if queue is not None:
@@ -65,10 +65,10 @@ def reload(url: str) -> None:
 
     Exits 0 if it took it over, 1 if it refused to and changed nothing, 2 if it could not be asked.
     """
-    with connected(url, failure=NoAnswer) as connection:
+    with connected(url, failure=NoAnswerFailure) as connection:
         outcome = send_control_request(connection, "reload")
     if outcome["errors"]:
-        raise Failure(TruenextError("\n".join(["nothing was changed:", *outcome["errors"]])))
+        raise CommandFailure(TruenextError("\n".join(["nothing was changed:", *outcome["errors"]])))
     for change in outcome["changed"]:
         terminal.echo(change)
     terminal.echo(f"{outcome['file']} is in force{'' if outcome['changed'] else '; it says what it said before'}.")
@@ -87,9 +87,9 @@ def _print_notes(configuration: Configuration) -> None:
 
 
 def _print_policy(configuration: Configuration, queue: str) -> None:
-    table = Table(Column(terminal.cell(f"policy of {queue}")), "value", "from", box=None)
+    table = Table(Column(terminal.table_cell(f"policy of {queue}")), "value", "from", box=None)
     policy = configuration.policies.for_queue(queue)
     for name, setting in settings_of(Policy).items():
         value = format_value(setting, getattr(policy, name))
-        table.add_row(name, terminal.cell(value), terminal.cell(configuration.source(queue, name)))
-    terminal.show(table)
+        table.add_row(name, terminal.table_cell(value), terminal.table_cell(configuration.source(queue, name)))
+    terminal.print_drawn(table)

@@ -10,7 +10,7 @@ import msgspec
 
 from truenext.blocking import Connection, connect
 from truenext.cli import terminal
-from truenext.cli.exit_status import Failure
+from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import URL, UrlOption
 from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
@@ -33,7 +33,9 @@ url_option = click.option(
 
 
 @contextmanager
-def connected(url: str, *, reconnect: bool = False, failure: type[Failure] = Failure) -> Iterator[Connection]:
+def connected(
+    url: str, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
+) -> Iterator[Connection]:
     """A connection, whose loss is the end unless it is to `reconnect`; at first a broker must be there in any case.
 
     Raises: `failure` for whatever goes wrong with it

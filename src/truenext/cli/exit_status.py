@@ -36,7 +36,7 @@ NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError)
 START_HINT = "start one with `truenext serve`, or say where it is with --url or TRUENEXT_URL"
 
 
-class Failure(click.ClickException):
+class CommandFailure(click.ClickException):
     """What went wrong, in one line, without a traceback."""
 
     def __init__(self, error: Exception) -> None:
@@ -56,13 +56,13 @@ class Failure(click.ClickException):
         _print_error(self)
 
 
-class NoAnswer(Failure):
+class NoAnswerFailure(CommandFailure):
     """There is no answer: 1 would say that it is a bad one."""
 
     exit_code = NO_ANSWER
 
 
-class Commands(LazyGroup):
+class MainGroup(LazyGroup):
     """Says in one line what is wrong with a command line, and what came of writing to standard output."""
 
     def main(
@@ -75,7 +75,7 @@ class Commands(LazyGroup):
     ) -> Any:
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        terminal.open_output()
+        terminal.ensure_stdout()
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -119,12 +119,12 @@ def _flushed_output() -> Iterator[None]:
         raise _output_error(error) from error
 
 
-def _output_error(error: OSError) -> NoAnswer:
+def _output_error(error: OSError) -> NoAnswerFailure:
     if error.filename is not None:
-        return NoAnswer(error)
+        return NoAnswerFailure(error)
     terminal.discard_output(sys.stdout)
     reason = "it is closed, or open for reading only" if error.errno == errno.EBADF else error.strerror
-    return NoAnswer(OSError(f"cannot write to standard output: {reason}"))
+    return NoAnswerFailure(OSError(f"cannot write to standard output: {reason}"))
 
 
 def _print_error(error: click.ClickException) -> None:

@@ -15,7 +15,7 @@ FILES_OWN = 64
 """Files that the broker itself opens, at most: journal, checkpoint, history, and what event loop and log need."""
 
 
-def connections_max(listeners: int) -> int:
+def raise_file_limit(listeners: int) -> int:
     """Of each listener, those apart that may only ask. The system's limit is raised if it can be.
 
     Raises: ConfigurationError if the system leaves room for none

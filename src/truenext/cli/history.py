@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from truenext.cli import terminal
-from truenext.cli.exit_status import Failure
+from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import PathParam
 from truenext.errors import HistoryError
 from truenext.history.export import export_all, export_closed_files
@@ -44,5 +44,5 @@ def export(data: Path, out: Path | None) -> None:
                 count += 1
                 terminal.echo(f"exported {path.name}")
     except (HistoryError, OSError) as error:
-        raise Failure(error) from error
+        raise CommandFailure(error) from error
     terminal.echo(f"{count} file{'' if count == 1 else 's'} exported to {out or folder / 'events'}")

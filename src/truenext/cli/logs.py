@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from truenext.cli.terminal import lines
+from truenext.cli.terminal import escape_text
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -23,13 +23,13 @@ class FieldFormatter(logging.Formatter):
     """`TIME LEVEL event key=value ...`, and indented behind it what was raised: its text begins no line."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        return indent(lines(_cut(super().formatException(ei))), "  ")
+        return indent(escape_text(_cut(super().formatException(ei))), "  ")
 
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
         record.asctime = self.formatTime(record)
         fields = [f"{name}={value!r}" for name, value in vars(record).items() if name not in _STANDARD]
-        text = " ".join([lines(self.formatMessage(record)), *fields])
+        text = " ".join([escape_text(self.formatMessage(record)), *fields])
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
@@ -40,7 +40,7 @@ def _cut(text: str) -> str:
     return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
 
 
-def configure(level: str) -> None:
+def configure_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FieldFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

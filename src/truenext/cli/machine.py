@@ -13,7 +13,7 @@ CONTROL_GROUPS = Path("/proc/self/cgroup")
 MOUNTED = Path("/sys/fs/cgroup")
 
 
-def memory(groups: Path = CONTROL_GROUPS, mounted: Path = MOUNTED) -> int:
+def memory_bytes(groups: Path = CONTROL_GROUPS, mounted: Path = MOUNTED) -> int:
     """Bytes; more than anybody has if the system does not say."""
     available = maxsize
     with suppress(OSError, ValueError):

@@ -2,7 +2,7 @@
 
 import click
 
-from truenext.cli.exit_status import Commands
+from truenext.cli.exit_status import MainGroup
 from truenext.version import VERSION
 
 COMMAND_MODULES = {
@@ -30,7 +30,7 @@ COMMAND_MODULES = {
 """Of each command the module that has it, in this package."""
 
 
-@click.group(cls=Commands, modules=COMMAND_MODULES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=MainGroup, modules=COMMAND_MODULES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="truenext")
 def main() -> None:
     """A message broker that always hands out the true next message."""

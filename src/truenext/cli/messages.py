@@ -13,9 +13,9 @@ import click
 from truenext.blocking import Connection, Content, connect
 from truenext.cli import terminal
 from truenext.cli.connection import connected, url_option
-from truenext.cli.exit_status import Failure
-from truenext.cli.totals import Totals
-from truenext.cli.values import COUNT, SELECTOR, Body, DestinationAddress, Header, PathParam, Seconds
+from truenext.cli.exit_status import CommandFailure
+from truenext.cli.totals import ProgressReporter
+from truenext.cli.values import COUNT, SELECTOR, BodyParam, DestinationParam, HeaderParam, PathParam, SecondsParam
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.errors import ConnectionLost, TruenextError
 
@@ -35,8 +35,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 
 
 @click.command()
-@click.argument("queue", type=DestinationAddress())
-@click.argument("body", type=Body(), required=False)
+@click.argument("queue", type=DestinationParam())
+@click.argument("body", type=BodyParam(), required=False)
 @click.option(
     "--file",
     "files",
@@ -48,7 +48,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON obj
 @click.option("--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="9 is served first.")
 @click.option("--transient", is_flag=True, help="Do not write it to disk; a crash of the broker loses it.")
 @click.option(
-    "--header", "headers", type=Header(), multiple=True, metavar="NAME=VALUE", help="One of your own. May be repeated."
+    "--header",
+    "headers",
+    type=HeaderParam(),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="One of your own. May be repeated.",
 )
 @url_option
 def send(
@@ -77,14 +82,14 @@ def send(
             try:
                 connection.send_many(
                     queue,
-                    progress.counted(bodies),
+                    progress.count_each(bodies),
                     timeout=SEND_TIMEOUT_S,
                     priority=priority,
                     persistent=not transient,
                     headers=dict(headers),
                 )
             except ValueError as error:
-                raise Failure(error) from error
+                raise CommandFailure(error) from error
         is_whole = True
     finally:
         if (lines or len(files) > 1) and (is_whole or progress.count):
@@ -109,11 +114,11 @@ def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
 
 
 @click.command()
-@click.argument("queue", type=DestinationAddress())
+@click.argument("queue", type=DestinationParam())
 @click.option("--count", type=COUNT, show_default="1", help="Messages to take.")
 @click.option("--all", "receive_all", is_flag=True, help="Take what is there, until none comes within the timeout.")
 @click.option("--follow", is_flag=True, help="Take what comes until Ctrl-C, also after the broker was away.")
-@click.option("--timeout", type=Seconds(), default=2.0, show_default=True, help="Seconds to wait for a message.")
+@click.option("--timeout", type=SecondsParam(), default=2.0, show_default=True, help="Seconds to wait for a message.")
 @selector_option
 @json_option
 @url_option
@@ -157,7 +162,7 @@ def receive(
 
 
 @click.command()
-@click.argument("queue", type=DestinationAddress())
+@click.argument("queue", type=DestinationParam())
 @selector_option
 @click.option("--count", type=COUNT, help="Messages to show at most.")
 @click.option("--follow", is_flag=True, help="Then show what comes until Ctrl-C, also after the broker was away.")
@@ -168,14 +173,14 @@ def browse(queue: str, selector: str | None, count: int | None, follow: bool, as
     with connected(url) as connection:
         shown = connection.browse(queue, selector=selector)
         if follow:
-            shown = _follow(connection, url, queue, selector)
+            shown = _browse_repeatedly(connection, url, queue, selector)
         for message in islice(shown, count):
             _print(message, as_json=as_json)
             if follow:
                 sys.stdout.buffer.flush()
 
 
-def _follow(connection: Connection, url: str, queue: str, selector: str | None) -> Iterator[Content]:
+def _browse_repeatedly(connection: Connection, url: str, queue: str, selector: str | None) -> Iterator[Content]:
     """What waits, and then again and again what has come since; it is looked at all of the queue for that.
 
     Raises: Refused; TruenextError if the broker does not say which messages are new
@@ -229,11 +234,11 @@ class ProgressCounter:
 
     def __init__(self, done: str) -> None:
         self.count = 0
-        self._totals = Totals(done)
+        self._totals = ProgressReporter(done)
 
-    def counted(self, bodies: Iterable[bytes]) -> Iterator[bytes]:
+    def count_each(self, bodies: Iterable[bytes]) -> Iterator[bytes]:
         for body in bodies:
             yield body
             self.count += 1
             if self.count % 1000 == 0:
-                self._totals.report(self.count)
+                self._totals.report_if_due(self.count)

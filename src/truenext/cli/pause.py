@@ -6,11 +6,11 @@ import click
 
 from truenext.cli import terminal
 from truenext.cli.connection import connected, send_control_request, url_option
-from truenext.cli.values import QueueName
+from truenext.cli.values import QueueNameParam
 
 
 @click.command()
-@click.argument("queue", type=QueueName(is_creatable=True))
+@click.argument("queue", type=QueueNameParam(is_creatable=True))
 @url_option
 def pause(queue: str, url: str) -> None:
     """Dispatch nothing from QUEUE until it is resumed.
@@ -24,7 +24,7 @@ def pause(queue: str, url: str) -> None:
 
 
 @click.command()
-@click.argument("queue", type=QueueName())
+@click.argument("queue", type=QueueNameParam())
 @url_option
 def resume(queue: str, url: str) -> None:
     """Dispatch from QUEUE again."""

@@ -10,8 +10,8 @@ from rich.progress import Progress
 
 from truenext.cli import terminal
 from truenext.cli.connection import url_option
-from truenext.cli.exit_status import Failure
-from truenext.cli.values import PathParam, Text
+from truenext.cli.exit_status import CommandFailure
+from truenext.cli.values import PathParam, TextParam
 from truenext.client.recorder import MESSAGES_MAX, Recorder
 from truenext.client.workload import WORKLOADS
 from truenext.errors import TruenextError
@@ -44,12 +44,12 @@ from truenext.spark.recording import check_folder, write_recording
     help="How many the consumer may hold.",
 )
 @click.option("--seed", type=int, help="For --case mix: the seed that an earlier recording printed.")
-@click.option("--queue", type=Text(), help="An empty queue that nobody else uses; a new one without.")
+@click.option("--queue", type=TextParam(), help="An empty queue that nobody else uses; a new one without.")
 @click.option("--out", "folder", type=PathParam(file_okay=False), required=True, help="A new folder for it.")
-@click.option("--login", type=Text(), help="User name, if the broker needs one.")
+@click.option("--login", type=TextParam(), help="User name, if the broker needs one.")
 @click.option(
     "--passcode",
-    type=Text(),
+    type=TextParam(),
     envvar="TRUENEXT_PASSCODE",
     show_envvar=True,
     help="Its passcode; safer in the environment, where other users do not see it.",
@@ -96,6 +96,6 @@ def record(
         for path in write_recording(events, folder):
             terminal.echo(str(path))
     except TruenextError as error:
-        raise Failure(error) from error
+        raise CommandFailure(error) from error
     arrived = len({event.sequence for event in events if event.kind == "dispatched"})
     terminal.echo(f"{len(events)} events; {arrived} of {count} messages came", err=True)

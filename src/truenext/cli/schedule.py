@@ -10,9 +10,9 @@ from rich.table import Table
 
 from truenext.blocking import Connection
 from truenext.cli import terminal
-from truenext.cli.bulk_work import BulkWork, id_option, json_option, pieces, selector_option
+from truenext.cli.bulk_work import BulkWork, id_option, json_option, run_in_pieces, selector_option
 from truenext.cli.connection import connected, send_control_request, url_option
-from truenext.cli.values import COUNT, DestinationAddress
+from truenext.cli.values import COUNT, DestinationParam
 from truenext.destination import DestinationKind, parse_stored_address
 from truenext.schedule import FOR_EVER
 
@@ -23,7 +23,7 @@ WIDTH = 40
 
 
 @click.command()
-@click.argument("destination", type=DestinationAddress(), required=False)
+@click.argument("destination", type=DestinationParam(), required=False)
 @selector_option
 @click.option("--count", type=COUNT, default=100, show_default=True, help="Sends to show at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for programs; times in milliseconds.")
@@ -59,7 +59,7 @@ def scheduled(destination: str | None, selector: str | None, count: int, as_json
 
 
 @click.command()
-@click.argument("destination", type=DestinationAddress())
+@click.argument("destination", type=DestinationParam())
 @id_option("send", "number, as `truenext scheduled` shows it")
 @selector_option
 @click.option("--dry-run", is_flag=True, help="Say what would be cancelled, and cancel nothing.")
@@ -77,7 +77,7 @@ def unschedule(
     work = BulkWork(
         "unschedule",
         "cancelled",
-        _target(destination),
+        _request_target(destination),
         DAMAGED,
         numbers,
         selector,
@@ -88,7 +88,7 @@ def unschedule(
     work.run(url, as_json=as_json)
 
 
-def _target(destination: str) -> dict[str, str]:
+def _request_target(destination: str) -> dict[str, str]:
     """Where what goes there waits.
 
     Raises: click.UsageError if nothing can.
@@ -105,12 +105,12 @@ def _pieces(connection: Connection, destination: str | None, selector: str | Non
     facts = send_control_request(connection, "queues")
     counts = {each["name"]: each["scheduled"] for each in facts}
     if destination is not None:
-        targets = [_target(destination)]
+        targets = [_request_target(destination)]
     else:
         targets = [{"queue": name} for name, count in counts.items() if count] + [{"queue": ""}]
     for target in targets:
         request = target if selector is None else target | {"selector": selector}
-        for piece in pieces(connection, "scheduled", request, total=counts.get(target["queue"]), done="read"):
+        for piece in run_in_pieces(connection, "scheduled", request, total=counts.get(target["queue"]), done="read"):
             for send in piece["sends"]:
                 # What goes to one queue does not say so.
                 send["to"] = send["to"] or f"/queue/{target['queue']}"
@@ -128,13 +128,13 @@ def _print_table(sends: list[dict[str, Any]]) -> None:
     for send in sends:
         due = datetime.fromtimestamp(send["due_ms"] / 1000, UTC).isoformat(" ", "milliseconds").removesuffix("+00:00")
         texts = (
-            terminal.cell(send["to"]),
+            terminal.table_cell(send["to"]),
             str(send["priority"]),
-            terminal.cell(_repetition_text(send)),
-            terminal.cell(_preview(send["body"])),
+            terminal.table_cell(_repetition_text(send)),
+            terminal.table_cell(_preview(send["body"])),
         )
         table.add_row(due, str(send["number"]), *texts)
-    terminal.show(table)
+    terminal.print_drawn(table)
 
 
 def _preview(body: str) -> str:

@@ -15,7 +15,7 @@ from truenext.broker.config import Configuration
 from truenext.broker.recovery import recover
 from truenext.broker.reload import Reloader
 from truenext.cli import logs, machine
-from truenext.cli.files import connections_max
+from truenext.cli.files import raise_file_limit
 from truenext.cli.loops import new_event_loop
 from truenext.engine.engine import Engine
 from truenext.engine.state.transaction import TransactionLimits
@@ -99,7 +99,7 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
 
         def apply_changes(broker: Broker, changed: Configuration) -> None:
             broker.change_policies(changed.policies)
-            logs.configure(changed.broker.log_level.value)
+            logs.configure_logging(changed.broker.log_level.value)
             if exporter is not None:
                 now = changed.broker
                 exporter.set_limits(bytes_max=now.history_bytes_max, days_max=now.history_days_max)
@@ -119,7 +119,7 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
 
 def fault_of_memory_limit(limit: int) -> str | None:
     """Why a broker does not start with it on this machine; None if it does."""
-    available = machine.memory()
+    available = machine.memory_bytes()
     if limit <= available:
         return None
     return (
@@ -141,7 +141,7 @@ async def _run(
     identity: str,
     after_clean_stop: bool,
 ) -> None:
-    connections = connections_max(len(addresses))
+    connections = raise_file_limit(len(addresses))
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):

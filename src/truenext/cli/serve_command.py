@@ -10,9 +10,9 @@ import click
 from truenext.broker.config import configure
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs
-from truenext.cli.exit_status import Failure
+from truenext.cli.exit_status import CommandFailure
 from truenext.cli.serve import serve as run_broker
-from truenext.cli.values import URL, PathParam, ServerName, Size
+from truenext.cli.values import URL, PathParam, ServerNameParam, SizeParam
 from truenext.errors import TruenextError
 from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
 from truenext.policy import StoreAndDispatch, WhenFull
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 )
 @click.option(
     "--server-name",
-    type=ServerName(),
+    type=ServerNameParam(),
     show_default=f"truenext/{VERSION}",
     help="What CONNECTED says in its header `server`.",
 )
@@ -52,13 +52,13 @@ logger = logging.getLogger(__name__)
 )
 @click.option(
     "--memory-limit",
-    type=Size(MEMORY_LIMIT_MIN),
+    type=SizeParam(MEMORY_LIMIT_MIN),
     show_default=format_size(MEMORY_LIMIT),
     help="Private memory the broker may take, all told; what waits beyond that waits on disk.",
 )
 @click.option(
     "--queue-memory-limit",
-    type=Size(),
+    type=SizeParam(),
     help="Memory that the messages of one queue may take; no limit of its own by default.",
 )
 @click.option(
@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 )
 @click.option(
     "--disk-limit",
-    type=Size(DISK_LIMIT_MIN),
+    type=SizeParam(DISK_LIMIT_MIN),
     help="What messages may take on disk, the history apart; by default what the disk has, but for a reserve.",
 )
 @click.option(
@@ -145,12 +145,12 @@ def serve(
             raise click.UsageError("--disk-limit is for a broker with --data")
         if settings.memory and history:
             raise click.UsageError("--history is for a broker with --data")
-        logs.configure(settings.log_level.value)
+        logs.configure_logging(settings.log_level.value)
         if config is not None:
             logger.info("configuration read", extra={"file": str(config)})
         run_broker(configuration, read if config is not None else None)
     except TruenextError as error:
-        raise Failure(error) from error
+        raise CommandFailure(error) from error
 
 
 def _specified_options(**options: Any) -> dict[str, Any]:

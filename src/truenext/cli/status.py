@@ -8,8 +8,8 @@ from rich.table import Table
 
 from truenext.cli import terminal
 from truenext.cli.connection import connected, send_control_request, url_option
-from truenext.cli.exit_status import NoAnswer
-from truenext.cli.terminal import counted
+from truenext.cli.exit_status import NoAnswerFailure
+from truenext.cli.terminal import count_noun
 
 COUNTS = ("waiting", "unacknowledged", "consumers", "scheduled")
 
@@ -34,8 +34,8 @@ def queues(as_json: bool, url: str) -> None:
         column.justify = "right"
     for queue in msgspec.json.decode(answer):
         name = f"{queue['name']} (paused)" if queue["paused"] else queue["name"]
-        table.add_row(terminal.cell(name), *(str(queue[name]) for name in COUNTS))
-    terminal.show(table)
+        table.add_row(terminal.table_cell(name), *(str(queue[name]) for name in COUNTS))
+    terminal.print_drawn(table)
 
 
 def _disk_level(facts: dict[str, Any]) -> str:
@@ -68,27 +68,27 @@ def status(url: str) -> None:
 
     Exits 0 if none is, 1 if one is, 2 if the broker could not be asked.
     """
-    with connected(url, failure=NoAnswer) as connection:
+    with connected(url, failure=NoAnswerFailure) as connection:
         facts = send_control_request(connection, "status")
     memory = facts["memory"]
     usage = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
-    of_queues = counted(facts["queues"], "queue")
+    of_queues = count_noun(facts["queues"], "queue")
     terminal.echo(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
     subscriptions = facts["subscriptions"]
-    durable = counted(subscriptions["durable"], "durable subscription")
-    terminal.echo(f"topics     {durable}, {counted(subscriptions['non_durable'], 'other')}")
+    durable = count_noun(subscriptions["durable"], "durable subscription")
+    terminal.echo(f"topics     {durable}, {count_noun(subscriptions['non_durable'], 'other')}")
     terminal.echo(f"temporary  {_counts_text(facts['temporary'])}, in what ends with its connection")
     for each in facts["temporary"]["largest"]:
-        client_id = f" ({terminal.line(each['client_id'])})" if each["client_id"] else ""
-        owner = f"{terminal.line(each['destination'])} of {each['client']}{client_id}"
+        client_id = f" ({terminal.escape_line(each['client_id'])})" if each["client_id"] else ""
+        owner = f"{terminal.escape_line(each['destination'])} of {each['client']}{client_id}"
         terminal.echo(f"           {owner}: {_counts_text(each)}")
-    scheduled = counted(facts["scheduled"], "send")
+    scheduled = count_noun(facts["scheduled"], "send")
     terminal.echo(
         f"scheduled  {scheduled}, {facts['scheduled_for_topics']:,} of them for topics or several destinations"
     )
     limit = "" if memory["limit"] is None else f" of {memory['limit']:,}"
     terminal.echo(f"memory     {memory['used']:,}{limit} bytes used; {usage}")
-    terminal.echo(f"disk       {_disk_level(facts)}; {counted(facts['page_reads'], 'page read')} under way")
+    terminal.echo(f"disk       {_disk_level(facts)}; {count_noun(facts['page_reads'], 'page read')} under way")
     for stuck in facts["stuck"]:
         terminal.echo(f"stuck      {stuck['queue']}, for {stuck['waiting_ms'] / 1000:.1f} seconds")
     if facts["stuck"]:

@@ -13,8 +13,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from truenext.cli import terminal
-from truenext.cli.exit_status import NoAnswer
-from truenext.cli.terminal import counted
+from truenext.cli.exit_status import NoAnswerFailure
+from truenext.cli.terminal import count_noun
 from truenext.cli.values import PathParam
 from truenext.errors import TruenextError
 from truenext.history.check import find_damage, last_batch_chunk
@@ -54,11 +54,11 @@ def check(data: Path) -> None:
             terminal.echo(f"damaged: history/{name}: {what}")
             in_history += 1
     except (TruenextError, OSError) as error:
-        raise NoAnswer(error) from error
+        raise NoAnswerFailure(error) from error
     _print_summary(summary, data)
     if summary.damage_count:
         terminal.echo(
-            f"{data} is damaged: {counted(summary.damage_count, 'finding')}, above. What to do: restore it from a "
+            f"{data} is damaged: {count_noun(summary.damage_count, 'finding')}, above. What to do: restore it from a "
             f"copy. If there is none, `truenext store export {data} NEW` writes what can be read into a new folder, "
             f"on which a broker can start; it leaves {data} as it is."
         )
@@ -90,13 +90,13 @@ def export(data: Path, new: Path) -> None:
                 data, new, _print_damage, report, last_history_chunk=last_batch_chunk(data / "history")
             )
     except (TruenextError, OSError) as error:
-        raise NoAnswer(error) from error
+        raise NoAnswerFailure(error) from error
     _print_summary(summary, new)
     if summary.damage_count:
         terminal.echo(
-            f"Not all of {data} could be read: {counted(summary.damage_count, 'finding')}, above. What to do: start a "
-            f"broker with `truenext serve --data {new}`; consumers may get messages again that they acknowledged. Keep "
-            f"{data} until you know what is missing."
+            f"Not all of {data} could be read: {count_noun(summary.damage_count, 'finding')}, above. What to do: start "
+            f"a broker with `truenext serve --data {new}`; consumers may get messages again that they acknowledged. "
+            f"Keep {data} until you know what is missing."
         )
         raise SystemExit(1)
     terminal.echo(f"All of {data} is in {new}: `truenext serve --data {new}` starts a broker with it.")
@@ -125,21 +125,21 @@ def _print_summary(summary: SalvageSummary, folder: Path) -> None:
     for number, queue in sorted(summary.queues.items()):
         name = summary.names.get(number, f"number {number}")
         table.add_row(
-            terminal.cell(name),
+            terminal.table_cell(name),
             *(f"{count:,}" for count in (queue.persistent, queue.transient, queue.size, queue.damaged)),
         )
         total.persistent += queue.persistent
         total.transient += queue.transient
         total.size += queue.size
     if summary.queues:
-        terminal.show(table)
-    messages = counted(total.persistent + total.transient, "message")
-    terminal.echo(f"{folder}: {messages} of {total.size:,} bytes in {counted(len(summary.queues), 'queue')}")
+        terminal.print_drawn(table)
+    messages = count_noun(total.persistent + total.transient, "message")
+    terminal.echo(f"{folder}: {messages} of {total.size:,} bytes in {count_noun(len(summary.queues), 'queue')}")
     if summary.contents:
         terminal.echo(
-            f"{counted(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"
+            f"{count_noun(summary.contents, 'content')} of {summary.contents_size:,} bytes that several of them share"
         )
     if summary.timers:
-        terminal.echo(counted(summary.timers, "timer"))
+        terminal.echo(count_noun(summary.timers, "timer"))
     for note in summary.notes:
         terminal.echo(f"note: {note}")

@@ -32,38 +32,38 @@ _IN_A_TEXT = re.compile(f"(?![\n\t])[{_CONTROL_CHARACTERS}\ud800-\udfff]")
 _IN_JSON = re.compile(f"(?!\n)[{_CONTROL_CHARACTERS}]")
 
 
-def line(text: str) -> str:
+def escape_line(text: str) -> str:
     r"""A text that is to stand in one line.
 
-    >>> line("two\n\x1b[31mlines")
+    >>> escape_line("two\n\x1b[31mlines")
     'two\\x0a\\x1b[31mlines'
     """
     return _IN_A_LINE.sub(_escaped, text)
 
 
-def lines(text: str) -> str:
+def escape_text(text: str) -> str:
     r"""A text that may have lines and columns.
 
-    >>> lines("two\n\x1b[31mlines\u202e")
+    >>> escape_text("two\n\x1b[31mlines\u202e")
     'two\n\\x1b[31mlines\\u202e'
     """
     return _IN_A_TEXT.sub(_escaped, text)
 
 
-def cell(text: str) -> Text:
+def table_cell(text: str) -> Text:
     """Return `text` in one line, without markup; a terminal that is too narrow wraps it instead of cutting it."""
-    return Text(line(text), overflow="fold")
+    return Text(escape_line(text), overflow="fold")
 
 
-def counted(count: int, noun: str) -> str:
+def count_noun(count: int, noun: str) -> str:
     """
-    >>> counted(1, "queue"), counted(2000, "queue")
+    >>> count_noun(1, "queue"), count_noun(2000, "queue")
     ('1 queue', '2,000 queues')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def open_output() -> None:
+def ensure_stdout() -> None:
     """Where standard output is closed there is one that cannot be written to: whoever prints must not believe that it
     is printed. No socket or file takes the number of any stream that is closed; the event loop aborts on one that does.
 
@@ -99,10 +99,10 @@ def echo(text: str, *, err: bool = False) -> None:
     Raises: OSError if standard output cannot be written to
     """
     if not err:
-        click.echo(lines(text))
+        click.echo(escape_text(text))
         return
     try:
-        click.echo(lines(text), err=True)
+        click.echo(escape_text(text), err=True)
     except OSError:
         discard_output(sys.stderr)
 
@@ -116,7 +116,7 @@ def flush_errors() -> None:
             discard_output(sys.stderr)
 
 
-def show(drawn: Table | Tree) -> None:
+def print_drawn(drawn: Table | Tree) -> None:
     """Print a table or a tree. A terminal wraps the cells of a table; nothing else is wrapped, and nothing is cut."""
     console = Console()
     if isinstance(drawn, Tree) or not sys.stdout.isatty():
@@ -130,7 +130,7 @@ def show(drawn: Table | Tree) -> None:
 
 def write_body(body: bytes) -> None:
     if sys.stdout.isatty():
-        text = lines(body.decode(errors="backslashreplace"))
+        text = escape_text(body.decode(errors="backslashreplace"))
         body = text.encode(sys.stdout.encoding, errors="backslashreplace")
     sys.stdout.buffer.write(body + b"\n")
 

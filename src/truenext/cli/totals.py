@@ -8,7 +8,7 @@ REPORT_INTERVAL_S = 2.0
 """Time between two lines of progress."""
 
 
-class Totals:
+class ProgressReporter:
     """How far long work has come, in a line on standard error now and then."""
 
     def __init__(self, done: str) -> None:
@@ -16,7 +16,7 @@ class Totals:
         self._done = done
         self._reported_at = time.monotonic()
 
-    def report(self, count: int) -> None:
+    def report_if_due(self, count: int) -> None:
         """If it is time again."""
         if time.monotonic() - self._reported_at > REPORT_INTERVAL_S:
             self._reported_at = time.monotonic()

@@ -32,7 +32,7 @@ REPR_LENGTH_MAX = 100
 """Characters of a wrong value that are said again."""
 
 
-class Text(click.ParamType[str]):
+class TextParam(click.ParamType[str]):
     """A text that is not empty and can be printed."""
 
     name = "text"
@@ -44,7 +44,7 @@ class Text(click.ParamType[str]):
         return value
 
 
-class ServerName(click.ParamType[str]):
+class ServerNameParam(click.ParamType[str]):
     """What a broker calls itself."""
 
     name = "text"
@@ -55,7 +55,7 @@ class ServerName(click.ParamType[str]):
         return value
 
 
-class Body(click.ParamType[bytes]):
+class BodyParam(click.ParamType[bytes]):
     """Any bytes: the shell may have handed over what is not UTF-8."""
 
     name = "text"
@@ -64,7 +64,7 @@ class Body(click.ParamType[bytes]):
         return value if isinstance(value, bytes) else os.fsencode(value)
 
 
-class Header(click.ParamType[tuple[str, str]]):
+class HeaderParam(click.ParamType[tuple[str, str]]):
     """NAME=VALUE, a header of the user's own."""
 
     name = "header"
@@ -84,18 +84,18 @@ class Header(click.ParamType[tuple[str, str]]):
         return name, content
 
 
-class DestinationAddress(click.ParamType[str]):
+class DestinationParam(click.ParamType[str]):
     """A queue by its name, or any destination as clients write it; the value is its address."""
 
     name = "destination"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         # Names from before, and options, are for the broker to judge.
-        _validate(lambda: parse_stored_address(address(value)), self, param, ctx)
-        return address(value)
+        _validate(lambda: parse_stored_address(destination_address(value)), self, param, ctx)
+        return destination_address(value)
 
 
-class QueueName(click.ParamType[str]):
+class QueueNameParam(click.ParamType[str]):
     """The name of a queue, as `truenext queues` shows it, or behind /queue/."""
 
     name = "queue"
@@ -115,7 +115,7 @@ class QueueName(click.ParamType[str]):
         return name
 
 
-class SelectorText(click.ParamType[str]):
+class SelectorParam(click.ParamType[str]):
     """A JMS selector."""
 
     name = "selector"
@@ -127,7 +127,7 @@ class SelectorText(click.ParamType[str]):
         return value
 
 
-class Url(click.ParamType[str]):
+class UrlParam(click.ParamType[str]):
     """Where a broker listens."""
 
     name = "url"
@@ -145,7 +145,7 @@ class UrlOption(click.Option):
 
     def __init__(self, declared: Sequence[str], *, takes_several: bool = False, **options: Any) -> None:
         # click would silently take the last of several addresses, if it did not know that there may be several.
-        super().__init__(declared, multiple=True, callback=None if takes_several else _only, **options)
+        super().__init__(declared, multiple=True, callback=None if takes_several else _single_url, **options)
         self._takes_several = takes_several
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
@@ -174,11 +174,11 @@ class UrlOption(click.Option):
         return ctx is not None and ctx.get_parameter_source(self.name) is ParameterSource.ENVIRONMENT
 
 
-def _only(_: click.Context, __: click.Parameter, urls: tuple[str, ...]) -> str | None:
+def _single_url(_: click.Context, __: click.Parameter, urls: tuple[str, ...]) -> str | None:
     return urls[0] if urls else None
 
 
-class HostAndPort(click.ParamType[tuple[str, int]]):
+class HostAndPortParam(click.ParamType[tuple[str, int]]):
     """HOST:PORT, or the port alone on this machine's own address."""
 
     name = "host:port"
@@ -198,7 +198,7 @@ class HostAndPort(click.ParamType[tuple[str, int]]):
         return host or "127.0.0.1", int(port)
 
 
-class ServiceName(click.ParamType[str]):
+class ServiceNameParam(click.ParamType[str]):
     """MODULE:NAME of a service."""
 
     name = "module:name"
@@ -215,7 +215,7 @@ class ServiceName(click.ParamType[str]):
         return value
 
 
-class DatabaseUrl(click.ParamType[str]):
+class DatabaseUrlParam(click.ParamType[str]):
     """A database, as SQLAlchemy writes it. It is not said again: there may be a password in it."""
 
     name = "url"
@@ -228,7 +228,7 @@ class DatabaseUrl(click.ParamType[str]):
         return value
 
 
-class Master(click.ParamType[str]):
+class SparkMasterParam(click.ParamType[str]):
     """Where Spark runs. Source: Spark, "Submitting Applications", "Master URLs"."""
 
     name = "master"
@@ -247,7 +247,7 @@ class Master(click.ParamType[str]):
         return value
 
 
-class Seconds(click.ParamType[float]):
+class SecondsParam(click.ParamType[float]):
     name = "seconds"
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -260,7 +260,7 @@ class Seconds(click.ParamType[float]):
         return seconds
 
 
-class Size(click.ParamType[int]):
+class SizeParam(click.ParamType[int]):
     """256MiB, 50KB, 1.5 GB or plain bytes; the value is a number of bytes."""
 
     name = "size"
@@ -305,12 +305,12 @@ class PathParam(click.Path):
         return super().convert(value, param, ctx)
 
 
-URL = Url()
-SELECTOR = SelectorText()
+URL = UrlParam()
+SELECTOR = SelectorParam()
 COUNT = click.IntRange(1, NUMBER_MAX)
 
 
-def address(queue: str) -> str:
+def destination_address(queue: str) -> str:
     """`orders` is /queue/orders; what begins with / is an address already."""
     if queue.startswith(SUBSCRIPTION_PREFIX):
         # As `truenext queues` calls it.

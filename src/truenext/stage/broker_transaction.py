@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Session
     from truenext.stage.core.outbox_unit import EncodedMessage
     from truenext.stage.core.output import OutputMessage
-    from truenext.stage.interceptors.chain import Chain
+    from truenext.stage.interceptors.chain import InterceptorChain
     from truenext.stage.interceptors.interceptor import Execution
 
 CONTENT_TYPE = "application/json"
@@ -25,7 +25,7 @@ FRAME_BYTES = 1024
 
 
 def encode_messages(
-    outgoing: Sequence[OutputMessage], chain: Chain, execution: Execution | None
+    outgoing: Sequence[OutputMessage], chain: InterceptorChain, execution: Execution | None
 ) -> list[EncodedMessage]:
     """Raises: FlowError if one is too large, or cannot be JSON"""
     if not chain.has_sending:
@@ -46,17 +46,17 @@ def encode_messages(
     return messages
 
 
-def size_of(messages: Sequence[EncodedMessage]) -> int:
+def transaction_size(messages: Sequence[EncodedMessage]) -> int:
     """Bytes that they take of an open transaction."""
     return sum(len(each.body) for each in messages) + FRAME_BYTES * len(messages)
 
 
-def left_s(deadline: float) -> float:
+def remaining_s(deadline: float) -> float:
     """Seconds until then, by the clock of the event loop; more than 0, for it may be just so."""
     return max(deadline - asyncio.get_running_loop().time(), 0.001)
 
 
-async def send_all(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
+async def send_messages(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
     """Raises: RolledBack, TimeoutError"""
     for each in messages:
         options: SendOptions = {
@@ -71,7 +71,7 @@ async def send_all(session: Session, messages: Sequence[EncodedMessage], deadlin
             options["headers"] = {"expires": str(each.expires_ms)}
         elif each.ttl_s is not None:
             options["ttl"] = each.ttl_s
-        await session.send(each.destination, each.body, timeout=left_s(deadline), **options)
+        await session.send(each.destination, each.body, timeout=remaining_s(deadline), **options)
 
 
 class BrokerUnavailable(TruenextError):
@@ -93,7 +93,7 @@ class MapToBrokerUnavailable:
             raise BrokerUnavailable(f"the broker was not there: {error}") from error
 
 
-def refused_with(error: RolledBack) -> Refused | None:
+def sender_error(error: RolledBack) -> Refused | None:
     """What the broker has refused of a transaction, if that is whoever's fault has said it: too large, too many, not
     allowed. Want of room on the disk is nobody's."""
     cause = error.__cause__

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from truenext.clock import monotonic
 from truenext.errors import Refused
 from truenext.stage.cancellation import is_being_cancelled
-from truenext.stage.core.failure import describe
-from truenext.stage.core.health import StageFacts
-from truenext.stage.worker import Worker
+from truenext.stage.core.failure import describe_error
+from truenext.stage.core.health import StageStatus
+from truenext.stage.worker import StageWorker
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from truenext.client.core.consumers import ConsumerOptions
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
-    from truenext.stage.exactly_once.processing import ExactlyOnce
-    from truenext.stage.pool import Pool
+    from truenext.stage.exactly_once.processing import ExactlyOnceProcessing
+    from truenext.stage.pool import PriorityPool
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -28,14 +28,16 @@ PAUSE_S = 1.0
 """Until a subscription that was refused is tried again."""
 
 
-class Consumption:
+class StageConsumer:
     """Of one stage, in one lane."""
 
-    def __init__(self, context: ServiceContext, stage: Stage, pool: Pool, exactly_once: ExactlyOnce | None) -> None:
+    def __init__(
+        self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
+    ) -> None:
         """`exactly_once` if the stage has exactly-once processing, else None."""
         self.stage = stage
         self.pool = pool
-        self.worker = Worker(context, stage, pool, exactly_once)
+        self.worker = StageWorker(context, stage, pool, exactly_once)
         self._gate = context.gate if context.plans.uses_database(stage) else None
         self._task: asyncio.Task[None] | None = None
         self._subscribe_error = ""
@@ -51,17 +53,17 @@ class Consumption:
         assert self._task is not None, "it was started"
         return self._task
 
-    def facts(self, subscribed: Container[str]) -> StageFacts:
+    def status(self, subscribed: Container[str]) -> StageStatus:
         """`subscribed` are the destinations of which its lane gets messages."""
         worker = self.worker
         is_open = self._gate is None or self._gate.is_open
-        return StageFacts(
+        return StageStatus(
             stage=self.stage.queue,
             pool=self.pool.name,
-            active=worker.active,
+            active=worker.active_count,
             waits_for_database=not is_open,
             broker_wait_reason=self._unsubscribed_reason(subscribed) if is_open else "",
-            without_progress_s=monotonic() - worker.progress_at if worker.active else 0.0,
+            without_progress_s=monotonic() - worker.progress_at if worker.active_count else 0.0,
             end_reason=self._end_reason(),
         )
 
@@ -76,7 +78,7 @@ class Consumption:
         if self._task is None or not self._task.done():
             return ""
         error = None if self._task.cancelled() else self._task.exception()
-        return "it was stopped" if error is None else describe(error)
+        return "it was stopped" if error is None else describe_error(error)
 
     async def _consume_for_ever(self) -> None:
         while True:

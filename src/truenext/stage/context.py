@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from truenext.clock import time_ns
 from truenext.stage.core.ids import RANDOM_BYTES, first_id
 from truenext.stage.interactive_priority import InteractivePriority
-from truenext.stage.interceptors.chain import Chain
+from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import FLOW, LIFESPAN, SESSION
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from truenext.stage.definition import Definition
     from truenext.stage.events import StageEvents
     from truenext.stage.gate import DatabaseGate
-    from truenext.stage.planning import Plans
-    from truenext.stage.sql.work import TaskWork, ThreadWork
+    from truenext.stage.planning import DependencyPlans
+    from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
 
 
 class ServiceContext:
-    def __init__(self, definition: Definition, plans: Plans) -> None:
+    def __init__(self, definition: Definition, plans: DependencyPlans) -> None:
         """To be made in the event loop in which all runs."""
         self.loop = asyncio.get_running_loop()
         self.service = definition.name
@@ -39,7 +39,7 @@ class ServiceContext:
         self.run_id = secrets.token_hex(8)
         """Which run of which process this is, for ids."""
         self.stopping = asyncio.Event()
-        self.chain = Chain(definition.interceptors)
+        self.chain = InterceptorChain(definition.interceptors)
         self.plans = plans
         self.interactive_priority = InteractivePriority(self.loop)
         self.lifespan: object = None
@@ -48,26 +48,28 @@ class ServiceContext:
         """The database, if a stage uses it."""
         self.events: StageEvents | None = None
         """Where what the stages do is written down, if it is."""
-        self.on_point: Callable[[str, Stage], None] = _do_nothing
+        self.on_test_point: Callable[[str, Stage], None] = _do_nothing
         """Called at each named point of a message's way; for tests."""
 
-    def work(self, stage: Stage, inbox_id: str | None, *, is_interactive: bool) -> TaskWork | ThreadWork | None:
+    def new_sql_work(
+        self, stage: Stage, inbox_id: str | None, *, is_interactive: bool
+    ) -> AsyncSqlWork | ThreadSqlWork | None:
         """What one message is about to do in the database; None if the stage uses none. `inbox_id` is the id by which
         the inbox is to know it, if its effects happen once."""
         if self.gate is None or not self.plans.uses_database(stage):
             return None
         database = self.gate.database
-        make = database.task_work if stage.signature.is_async else database.thread_work
+        make = database.new_async_work if stage.signature.is_async else database.new_thread_work
         return make(is_interactive=is_interactive, inbox_id=inbox_id, stage=stage.queue)
 
-    def provided_values(self, flow: Flow, work: TaskWork | ThreadWork | None) -> Mapping[str, object]:
+    def provided_values(self, flow: Flow, work: AsyncSqlWork | ThreadSqlWork | None) -> Mapping[str, object]:
         """What a stage can ask for, by the names of its plan."""
         provided: dict[str, object] = {FLOW: flow, LIFESPAN: self.lifespan}
         if work is not None:
             provided[SESSION] = work.session
         return provided
 
-    async def wait(self, seconds: float) -> None:
+    async def wait_or_stopping(self, seconds: float) -> None:
         """Until then, or until the service stops."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

@@ -90,7 +90,7 @@ class ExecutionEnded(msgspec.Struct, omit_defaults=True):
     error: str | None = None
 
 
-class Closed(msgspec.Struct, tag_field="kind", tag="closed"):
+class ProcessClosed(msgspec.Struct, tag_field="kind", tag="closed"):
     """The last of a process that has ended in order."""
 
     process: str
@@ -122,7 +122,7 @@ class StageEvents:
         self._encoder = msgspec.json.Encoder()
         self._number = 0
         self._unwritten = bytearray()
-        self._lost = 0
+        self._lost_count = 0
         self._lock = Lock()
         self._has_events = Event()
         self._is_closing = Event()
@@ -141,7 +141,7 @@ class StageEvents:
 
     # ---- What has happened ----
 
-    def started(self, stage: Stage, message: Message, envelope: Envelope) -> int:
+    def add_started(self, stage: Stage, message: Message, envelope: Envelope) -> int:
         """Its number, by which the others name it."""
         destination, flow = message.destination, envelope.flow
         is_queue = destination.startswith(_QUEUE)
@@ -168,11 +168,11 @@ class StageEvents:
         )
         return number
 
-    def sql_committed(self, execution: int) -> None:
+    def add_sql_committed(self, execution: int) -> None:
         self._number = number = self._number + 1
         self._append(SqlCommitted(process=self.process, number=number, at=time_ns() // 1000, execution=execution))
 
-    def ended(self, execution: int, result: ExecutionResult) -> None:
+    def add_ended(self, execution: int, result: ExecutionResult) -> None:
         """Whatever its outcome."""
         error = result.error
         self._number = number = self._number + 1
@@ -190,11 +190,11 @@ class StageEvents:
             )
         )
 
-    def _append(self, event: ExecutionStarted | SqlCommitted | ExecutionEnded | Closed) -> None:
+    def _append(self, event: ExecutionStarted | SqlCommitted | ExecutionEnded | ProcessClosed) -> None:
         with self._lock:
             unwritten = self._unwritten
             if len(unwritten) >= UNWRITTEN_BYTES_MAX:
-                self._lost += 1
+                self._lost_count += 1
                 return
             is_first = not unwritten
             self._encoder.encode_into(event, unwritten, -1)
@@ -207,7 +207,7 @@ class StageEvents:
     def close(self) -> None:
         """All that was told is in its file when this returns, unless the disk does not take it."""
         self._number += 1
-        self._append(Closed(process=self.process, number=self._number, at=time_ns() // 1000))
+        self._append(ProcessClosed(process=self.process, number=self._number, at=time_ns() // 1000))
         self._is_closing.set()
         self._has_events.set()
         self._thread.join()
@@ -227,7 +227,7 @@ class StageEvents:
     def _write_pending(self) -> None:
         with self._lock:
             content, self._unwritten = self._unwritten, bytearray()
-            lost, self._lost = self._lost, 0
+            lost, self._lost_count = self._lost_count, 0
             self._has_events.clear()
         if not content:
             return

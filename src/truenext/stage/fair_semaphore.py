@@ -18,9 +18,9 @@ class FairSemaphore:
         self._available = self.total = total
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def acquired(self, count: int) -> Acquired:
+    def acquired(self, count: int) -> AcquiredPermits:
         """`async with semaphore.acquired(3):` waits for its turn. Who asks for more than there is gets all of it."""
-        return Acquired(self, min(count, self.total))
+        return AcquiredPermits(self, min(count, self.total))
 
     async def acquire(self, count: int) -> None:
         if not self._waiting and count <= self._available:
@@ -52,7 +52,7 @@ class FairSemaphore:
             self._waiting.popleft()
 
 
-class Acquired:
+class AcquiredPermits:
     """A share, for the time of one block. No generator: each message that a stage handles has two."""
 
     __slots__ = ("_count", "_semaphore")

@@ -55,9 +55,9 @@ class DatabaseGate:
         self._probing: asyncio.Task[None] | None = None
         self._pause_s = PAUSE_S
         self._opened_at = -STABLE_S
-        self.error_kind = DatabaseErrorKind.UNAVAILABLE
+        self.closed_error_kind = DatabaseErrorKind.UNAVAILABLE
         """For which it was closed last."""
-        self.reason = ""
+        self.closed_reason = ""
         """Why it is closed."""
         self._error_counts: OrderedDict[tuple[DatabaseErrorKind, str], int] = OrderedDict()
         """How often a message had trouble that may be its own."""
@@ -73,46 +73,46 @@ class DatabaseGate:
         await self._closed.wait()
 
     @property
-    def description(self) -> str:
+    def closed_description(self) -> str:
         """What is the matter when it is closed, for people."""
-        return _DESCRIPTIONS.get(self.error_kind, _DESCRIPTIONS[DatabaseErrorKind.UNAVAILABLE])
+        return _DESCRIPTIONS.get(self.closed_error_kind, _DESCRIPTIONS[DatabaseErrorKind.UNAVAILABLE])
 
     def close_on_error(self, error: BaseException, kind: DatabaseErrorKind = DatabaseErrorKind.UNAVAILABLE) -> None:
         """The stages of the database rest."""
         if not self.is_open:
             return
-        self.error_kind, self.reason = kind, first_line(error)
+        self.closed_error_kind, self.closed_reason = kind, first_line(error)
         self._opened.clear()
         self._closed.set()
         _logger.warning(
             _WAITING.get(kind, _WAITING[DatabaseErrorKind.UNAVAILABLE]),
-            extra={"database": str(self.database), "reason": self.reason},
+            extra={"database": str(self.database), "reason": self.closed_reason},
         )
         loop = asyncio.get_running_loop()
         if loop.time() - self._opened_at > STABLE_S:
             self._pause_s = PAUSE_S
         self._reopening = loop.create_task(self._reopen(), name="truenext database")
 
-    async def open(self, *, waits: bool) -> None:
+    async def open_database(self, *, waits: bool) -> None:
         """The service begins. `waits`: for a database that is not there yet, as long as it takes.
 
         Raises: DatabaseUnavailable
         """
         if waits:
             await self._retry_until_available(self.database.open, "the database is not there yet")
-            self.reason = ""
+            self.closed_reason = ""
         else:
             await self.database.open()
 
     async def _reopen(self) -> None:
         await self._back_off()
         await self._retry_until_available(self.database.probe, "the database is away still")
-        self.reason = ""
+        self.closed_reason = ""
         self._opened_at = asyncio.get_running_loop().time()
         self._closed.clear()
         self._opened.set()
         database = {"database": str(self.database)}
-        if self.error_kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
+        if self.closed_error_kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
             # The look has not seen whether that is over.
             _logger.warning("the stages that rested try again", extra=database)
         else:
@@ -124,8 +124,8 @@ class DatabaseGate:
                 await probe()
                 return
             except DatabaseUnavailable as error:
-                self.reason = first_line(error)
-                _logger.warning(warning, extra={"reason": self.reason, "next_s": self._pause_s})
+                self.closed_reason = first_line(error)
+                _logger.warning(warning, extra={"reason": self.closed_reason, "next_s": self._pause_s})
             await self._back_off()
 
     async def _back_off(self) -> None:
@@ -133,7 +133,7 @@ class DatabaseGate:
         await asyncio.sleep(self._pause_s * random.uniform(0.75, 1.0))
         self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
 
-    async def is_uncounted(self, kind: DatabaseErrorKind, error: BaseException, message_id: str) -> bool:
+    async def is_uncounted_error(self, kind: DatabaseErrorKind, error: BaseException, message_id: str) -> bool:
         """The database is not there; or is full, or its tables of what happens once cannot be used, which no look sees:
         no message's failure. While it is there, what else it may be is none for the first times, for it may be the
         message that brings it about: a lost connection, another transaction in the way at the commit, a database of its

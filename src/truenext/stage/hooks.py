@@ -24,7 +24,7 @@ HOOK_TIMEOUT_S = 30.0
 """A hook that takes longer is cancelled: its worker waits for it, and takes no messages meanwhile."""
 
 
-async def call_hooks(output: Output, fields: Mapping[str, object], in_thread: RunInThread | None) -> None:
+async def call_after_commit(output: Output, fields: Mapping[str, object], in_thread: RunInThread | None) -> None:
     """What a hook raises is logged, with `fields`: nothing can be taken back any more. Plain functions are called
     `in_thread`, if those who have named them run in threads; otherwise here."""
     for hook in output.after_commit:
@@ -42,7 +42,7 @@ async def call_hooks(output: Output, fields: Mapping[str, object], in_thread: Ru
             _log(error, fields)
 
 
-def call_hooks_sync(output: Output, fields: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
+def call_after_commit_sync(output: Output, fields: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
     """The same, by a thread that has nothing else to do; what is `async` is called in `loop`."""
     for hook in output.after_commit:
         try:

@@ -11,7 +11,7 @@ import msgspec
 
 from truenext.errors import LocalProtocolError
 from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
-from truenext.stage.broker_transaction import encode_messages, size_of
+from truenext.stage.broker_transaction import encode_messages, transaction_size
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.ids import inbox_id
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from truenext.stage.core.output import OutputMessage
     from truenext.stage.definition import Definition
     from truenext.stage.initiator import Initiator
-    from truenext.stage.interceptors.chain import Chain
-    from truenext.stage.sql.own_transaction import SessionOutbox
+    from truenext.stage.interceptors.chain import InterceptorChain
+    from truenext.stage.sql.session_outbox import SessionOutbox
 
 
 class InitiationContext:
@@ -54,7 +54,7 @@ class InitiationContext:
     ) -> None:
         output = self._end()
         if error is None:
-            await self._initiator.initiate(output, self._deadline)
+            await self._initiator.send_output(output, self._deadline)
 
     def __enter__(self) -> Initiation:
         if self._is_in_loop():
@@ -66,13 +66,13 @@ class InitiationContext:
     ) -> None:
         output = self._end()
         if error is None:
-            self._initiator.initiate_in_thread(output, self._deadline)
+            self._initiator.send_output_in_thread(output, self._deadline)
 
     def _start(self) -> Initiation:
         """Each block says something of its own. Raises: LocalProtocolError if one has not ended"""
         if self._output is not None:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
-        self._output, initiation = self._initiator.initiation()
+        self._output, initiation = self._initiator.new_initiation()
         return initiation
 
     def _end(self) -> Output:
@@ -102,13 +102,13 @@ class OutboxInitiationContext:
     def __init__(
         self,
         definition: Definition,
-        chain: Chain,
+        chain: InterceptorChain,
         transaction: SessionOutbox,
         key: str | None,
         on_commit: Callable[[], object],
     ) -> None:
         """By `Service.initiate`. Raises: FlowError"""
-        if key is not None and not (isinstance(key, str) and key and _is_text(key)):
+        if key is not None and not (isinstance(key, str) and key and _is_utf_8(key)):
             raise FlowError(f"a key is what the caller calls what is begun, such as its order, not {key!r}")
         self._definition = definition
         self._chain = chain
@@ -123,9 +123,9 @@ class OutboxInitiationContext:
     async def __aenter__(self) -> Initiation:
         if not self._transaction.is_async:
             raise LocalProtocolError("a Session is used with `with`; `async with` is for an AsyncSession")
-        self._check_ended()
+        self._check_not_started()
         return self._start(
-            None if self._key is None else await self._transaction.seed_async(self._key, ServiceContext.new_id())
+            None if self._key is None else await self._transaction.seed_of_key_async(self._key, ServiceContext.new_id())
         )
 
     async def __aexit__(
@@ -135,14 +135,16 @@ class OutboxInitiationContext:
         if error is None and outgoing:
             self._transaction.check_transaction_not_lost()
             unit = self._unit(outgoing)
-            await self._transaction.write_async(self._definition.name, self._seed, self._key_of(outgoing), unit)
-            self._transaction.on_commit(self._on_commit)
+            await self._transaction.write_unit_async(self._definition.name, self._seed, self._key_of(outgoing), unit)
+            self._transaction.call_on_commit(self._on_commit)
 
     def __enter__(self) -> Initiation:
         if self._transaction.is_async:
             raise LocalProtocolError("an AsyncSession is used with `async with`; `with` is for a Session")
-        self._check_ended()
-        return self._start(None if self._key is None else self._transaction.seed(self._key, ServiceContext.new_id()))
+        self._check_not_started()
+        return self._start(
+            None if self._key is None else self._transaction.seed_of_key(self._key, ServiceContext.new_id())
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -151,10 +153,10 @@ class OutboxInitiationContext:
         if error is None and outgoing:
             self._transaction.check_transaction_not_lost()
             unit = self._unit(outgoing)
-            self._transaction.write(self._definition.name, self._seed, self._key_of(outgoing), unit)
-            self._transaction.on_commit(self._on_commit)
+            self._transaction.write_unit(self._definition.name, self._seed, self._key_of(outgoing), unit)
+            self._transaction.call_on_commit(self._on_commit)
 
-    def _check_ended(self) -> None:
+    def _check_not_started(self) -> None:
         if self._output is not None:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
 
@@ -176,10 +178,10 @@ class OutboxInitiationContext:
     def _unit(self, outgoing: Sequence[OutputMessage]) -> OutboxUnit:
         """Raises: FlowError if the broker would never take it"""
         messages = encode_messages(outgoing, self._chain, None)
-        if len(messages) > 1 and size_of(messages) > TRANSACTION_BYTES_MAX:
+        if len(messages) > 1 and transaction_size(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
-                f"what is begun has {size_of(messages)} bytes, and {TRANSACTION_BYTES_MAX} go in one transaction of "
-                "the broker: begin it in several initiations"
+                f"what is begun has {transaction_size(messages)} bytes, and {TRANSACTION_BYTES_MAX} go in one "
+                "transaction of the broker: begin it in several initiations"
             )
         if len(messages) > TRANSACTION_MESSAGES_MAX:
             raise FlowError(
@@ -200,7 +202,7 @@ class OutboxInitiationContext:
         return InitiationKey(self._key, digest.hexdigest())
 
 
-def _is_text(key: str) -> bool:
+def _is_utf_8(key: str) -> bool:
     """And no half of a character."""
     try:
         key.encode()

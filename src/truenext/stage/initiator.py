@@ -9,10 +9,16 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from truenext.errors import ClosedError, RolledBack
-from truenext.stage.broker_transaction import encode_messages, left_s, refused_with, send_all, size_of
+from truenext.stage.broker_transaction import (
+    encode_messages,
+    remaining_s,
+    send_messages,
+    sender_error,
+    transaction_size,
+)
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output
-from truenext.stage.hooks import call_hooks, call_hooks_sync
+from truenext.stage.hooks import call_after_commit, call_after_commit_sync
 from truenext.stage.pending_replies import PendingReplies
 from truenext.stage.session_pool import SessionPool
 
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from truenext.stage.core.definitions import Endpoint
     from truenext.stage.core.flow_start import FlowOptions
     from truenext.stage.core.outbox_unit import EncodedMessage
-    from truenext.stage.pool import Pool
+    from truenext.stage.pool import PriorityPool
 
 PAUSE_S = 0.05
 """Until what was rolled back is sent again; each pause is twice as long as the one before."""
@@ -32,7 +38,7 @@ PAUSE_MAX_S = 1.0
 
 
 class Initiator:
-    def __init__(self, context: ServiceContext, interactive: Pool, others: Pool) -> None:
+    def __init__(self, context: ServiceContext, interactive: PriorityPool, others: PriorityPool) -> None:
         """`interactive` and `others` are whose connections are used."""
         self._context = context
         self._pools = {True: interactive, False: others}
@@ -53,23 +59,23 @@ class Initiator:
                 f"{service}.initiate()`"
             )
 
-    def initiation(self) -> tuple[Output, Initiation]:
+    def new_initiation(self) -> tuple[Output, Initiation]:
         output = Output(self._context.new_id(), self._context.service)
         return output, Initiation(output, self._context.now_ms(), self._context.stages)
 
-    async def initiate(self, output: Output, deadline: float) -> None:
+    async def send_output(self, output: Output, deadline: float) -> None:
         """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop; then
         call what is to be called then.
 
         Raises: RolledBack if nothing of it happened; InDoubt if that is not known; FlowError
         """
         await self._send_all(output, deadline)
-        await call_hooks(output, {"service": self._context.service}, None)
+        await call_after_commit(output, {"service": self._context.service}, None)
 
-    def initiate_in_thread(self, output: Output, deadline: float) -> None:
+    def send_output_in_thread(self, output: Output, deadline: float) -> None:
         """The same by a thread, which calls that itself: all other threads may be waiting here. Raises: the same"""
         asyncio.run_coroutine_threadsafe(self._send_all(output, deadline), self.loop).result()
-        call_hooks_sync(output, {"service": self._context.service}, self.loop)
+        call_after_commit_sync(output, {"service": self._context.service}, self.loop)
 
     async def _send_all(self, output: Output, deadline: float) -> None:
         """Raises: as `initiate`"""
@@ -92,7 +98,7 @@ class Initiator:
             except RolledBack as error:
                 # Nothing of it happened, so it can be sent again, unless the broker does not want it. The time that is
                 # left is for the answer, too: without one it would be in doubt.
-                if refused_with(error) is not None or self._context.loop.time() + 2 * pause_s >= deadline:
+                if sender_error(error) is not None or self._context.loop.time() + 2 * pause_s >= deadline:
                     raise
             # A broker that has no room is not to be kept busy with that.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
@@ -103,11 +109,11 @@ class Initiator:
         pool = self._pools[is_interactive]
         async with AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
-                await stack.enter_async_context(pool.transactions.acquired(1))
-                await stack.enter_async_context(pool.transaction_bytes.acquired(size_of(messages)))
+                await stack.enter_async_context(pool.transaction_permits.acquired(1))
+                await stack.enter_async_context(pool.transaction_byte_permits.acquired(transaction_size(messages)))
             session = await stack.enter_async_context(self._sessions[is_interactive].acquired())
-            await send_all(session, messages, deadline)
-            await session.commit(timeout=left_s(deadline))
+            await send_messages(session, messages, deadline)
+            await session.commit(timeout=remaining_s(deadline))
 
     async def ask(
         self, to: Endpoint[Any, Any], message: object, trace: str, timeout: float, options: FlowOptions
@@ -121,9 +127,9 @@ class Initiator:
                 await self._pending_replies.subscribe()
         except TimeoutError:
             raise RolledBack(f"{to} was not asked: the broker was not there within {timeout:g} seconds") from None
-        reply_to, number, reply = self._pending_replies.expect(to)
+        reply_to, number, reply = self._pending_replies.expect_reply(to)
         try:
-            output, initiation = self.initiation()
+            output, initiation = self.new_initiation()
             initiation.send(to, message, trace=trace, reply_to=reply_to, reply_state=number, **options)
             # Whatever it is: over the connection to which the reply comes. When that was lost it listens again first.
             await self._send(output, True, deadline)
@@ -132,7 +138,7 @@ class Initiator:
         except TimeoutError:
             raise TimeoutError(f"{to.name} has not replied within {timeout:g} seconds; it may do so yet") from None
         finally:
-            self._pending_replies.forget(number)
+            self._pending_replies.forget_reply(number)
 
     async def outcome(self, doubt: InDoubt | str, timeout: float) -> str:
         """Raises: as `Connection.outcome`"""

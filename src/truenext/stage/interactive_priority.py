@@ -29,7 +29,7 @@ class InteractivePriority:
         """Nothing is ahead any more."""
 
     @contextmanager
-    def interactive(self) -> Iterator[None]:
+    def running_interactive(self) -> Iterator[None]:
         """An interactive message is in hand."""
         token = object()
         self._interactive[token] = self._loop.time()

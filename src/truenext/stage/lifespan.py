@@ -32,11 +32,11 @@ class Lifespan(Generic[T]):
             asynccontextmanager(factory) if inspect.isasyncgenfunction(factory) else factory  # type: ignore[assignment]
         )
         """`async with lifespan.running() as value`, for as long as the service runs."""
-        self.kind: type[T] | None = _kind_of(factory)
+        self.yielded_type: type[T] | None = _yielded_type(factory)
         """None if it yields nothing that one could ask for."""
 
 
-def _kind_of(factory: LifespanFactory[T]) -> type[T] | None:
+def _yielded_type(factory: LifespanFactory[T]) -> type[T] | None:
     name = name_of(factory)
     try:
         signature = inspect.signature(factory, eval_str=True)

@@ -15,7 +15,7 @@ import msgspec
 
 from truenext.errors import ClosedError, TruenextError
 from truenext.stage.core.definitions import Topic
-from truenext.stage.core.envelope import decode
+from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import FlowError, NotDecoded
 from truenext.stage.core.flow_start import check_endpoint
 
@@ -81,7 +81,7 @@ class PendingReplies:
             # Perhaps nobody waits for it.
             self._subscribed.exception()
 
-    def expect(self, to: Endpoint[Any, R]) -> tuple[Topic[R], int, asyncio.Future[R]]:
+    def expect_reply(self, to: Endpoint[Any, R]) -> tuple[Topic[R], int, asyncio.Future[R]]:
         """Where the reply goes, what it must bring along as its state, and what it is put into; to be forgotten.
 
         Raises: FlowError if nothing is replied
@@ -97,12 +97,12 @@ class PendingReplies:
         self._waiting[self._number] = topic.takes, future
         return topic, self._number, future
 
-    def forget(self, number: int) -> None:
+    def forget_reply(self, number: int) -> None:
         del self._waiting[number]
 
     def _on_reply(self, message: Message) -> None:
         try:
-            envelope = decode(message.body)
+            envelope = decode_envelope(message.body)
             number = msgspec.json.decode(envelope.state, type=int)
         except (NotDecoded, msgspec.MsgspecError) as error:
             facts = {"topic": self._name, "message_id": message.message_id, "error": str(error)}

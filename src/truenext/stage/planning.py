@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.flow import Flow
-from truenext.stage.dependencies.depends import parameters_of
+from truenext.stage.dependencies.depends import build_plan
 from truenext.stage.dependencies.factory import name_of
 from truenext.stage.lifespan import Lifespan
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from truenext.stage.core.definitions import Stage
     from truenext.stage.definition import Definition
     from truenext.stage.dependencies.depends import Overrides
-    from truenext.stage.dependencies.plan import Plan
+    from truenext.stage.dependencies.plan import DependencyPlan
 
 FLOW: Final = "flow"
 SESSION: Final = "session"
 LIFESPAN: Final = "lifespan"
 
 
-class Plans:
+class DependencyPlans:
     def __init__(self, definition: Definition, *, has_database: bool, overrides: Overrides | None = None) -> None:
         """`overrides` are for tests. Raises: ConfigurationError if a stage asks for what nobody gives"""
         self._has_database = has_database
@@ -39,7 +39,7 @@ class Plans:
                 "function that is in Depends(...)"
             )
 
-    def of(self, stage: Stage) -> Plan:
+    def plan_of(self, stage: Stage) -> DependencyPlan:
         return self._by_stage[stage]
 
     def uses_sql(self, stage: Stage) -> bool:
@@ -50,11 +50,11 @@ class Plans:
         """It asks for a session, or its effects happen once, which the database remembers."""
         return self.uses_sql(stage) or bool(stage.settings.exactly_once)
 
-    def _plan(self, definition: Definition, stage: Stage, overrides: Overrides | None) -> Plan:
+    def _plan(self, definition: Definition, stage: Stage, overrides: Overrides | None) -> DependencyPlan:
         provided: dict[Any, str] = {Flow: FLOW}
         forbidden: dict[Any, str] = {}
-        if self.lifespan is not None and self.lifespan.kind is not None:
-            provided[self.lifespan.kind] = LIFESPAN
+        if self.lifespan is not None and self.lifespan.yielded_type is not None:
+            provided[self.lifespan.yielded_type] = LIFESPAN
         if self._has_database:
             from truenext.stage.sql import session_type
 
@@ -72,7 +72,7 @@ class Plans:
         else:
             _check_no_session(definition, stage)
         positional = stage.signature.positional
-        return parameters_of(
+        return build_plan(
             stage.function, provided=provided, positional=positional, overrides=overrides, forbidden=forbidden
         )
 

@@ -23,8 +23,8 @@ from truenext.stage.core.flow_start import check_endpoint
 from truenext.stage.current_stage import check_can_await, check_not_own_endpoint
 from truenext.stage.definition import Definition
 from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext
-from truenext.stage.interceptors.chain import Chain
-from truenext.stage.planning import Plans
+from truenext.stage.interceptors.chain import InterceptorChain
+from truenext.stage.planning import DependencyPlans
 from truenext.stage.service_run import STOP_TIMEOUT_S, ServiceRun
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ TIMEOUT_S = 60.0
 class Service(Definition):
     """A definition, and what the program does with it: runs its stages, begins flows, asks."""
 
-    _running: ServiceRun | None = None
+    _current_run: ServiceRun | None = None
 
     # ---- Running ----
 
@@ -94,32 +94,32 @@ class Service(Definition):
         """
         if self.is_running:
             raise LocalProtocolError(f"{self.name} runs already in this process")
-        self._running = running
+        self._current_run = running
         try:
             yield
         finally:
             try:
                 await _stop(running)
             finally:
-                self._running = None
+                self._current_run = None
 
     @property
     def is_running(self) -> bool:
         """In this process: a child that was forked has neither the connection nor the event loop of its parent."""
-        return self._running is not None and self._running.process == os.getpid()
+        return self._current_run is not None and self._current_run.process_id == os.getpid()
 
     @property
     def _initiator(self) -> Initiator:
-        if self._running is None:
+        if self._current_run is None:
             raise LocalProtocolError(f"{self.name} is not connected: async with {self.name}.connected()")
         if not self.is_running:
             raise LocalProtocolError(
                 f"{self.name} was connected before this process was forked: each process connects itself, with "
                 f"async with {self.name}.connected()"
             )
-        return self._running.initiator
+        return self._current_run.initiator
 
-    def plans(self, *, has_database: bool | None = None, overrides: Overrides | None = None) -> Plans:
+    def plans(self, *, has_database: bool | None = None, overrides: Overrides | None = None) -> DependencyPlans:
         """What its stages are given, once all is defined; a test may have another database, and other factories.
 
         Raises: ConfigurationError if something is missing or wrong
@@ -127,7 +127,7 @@ class Service(Definition):
         self.check()
         if has_database is None:
             has_database = self.database is not None
-        return Plans(self, has_database=has_database, overrides=overrides)
+        return DependencyPlans(self, has_database=has_database, overrides=overrides)
 
     # ---- Beginning flows ----
 
@@ -169,11 +169,13 @@ class Service(Definition):
             )
         from truenext.stage.sql import SessionOutbox
 
-        return OutboxInitiationContext(self, Chain(self.interceptors), SessionOutbox(session), key, self._wake_relay)
+        return OutboxInitiationContext(
+            self, InterceptorChain(self.interceptors), SessionOutbox(session), key, self._wake_relay
+        )
 
     def _wake_relay(self) -> None:
         """That of this process, from any thread; if it has none, that of another looks within a second."""
-        running = self._running if self.is_running else None
+        running = self._current_run if self.is_running else None
         if running is not None:
             with suppress(RuntimeError):
                 # Its loop may just end.

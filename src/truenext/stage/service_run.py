@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConfigurationError, LocalProtocolError
-from truenext.stage.consumption import Consumption
+from truenext.stage.consumption import StageConsumer
 from truenext.stage.context import ServiceContext
-from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceFacts, ServiceState
+from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceState, ServiceStatus
 from truenext.stage.events import StageEvents
-from truenext.stage.exactly_once.processing import ExactlyOnce
+from truenext.stage.exactly_once.processing import ExactlyOnceProcessing
 from truenext.stage.gate import DatabaseGate
 from truenext.stage.initiator import Initiator
-from truenext.stage.pool import Pool
+from truenext.stage.pool import PriorityPool
 from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from truenext.client.tasks.connection import Connection
     from truenext.stage.definition import Definition
-    from truenext.stage.planning import Plans
+    from truenext.stage.planning import DependencyPlans
     from truenext.stage.sql.outbox import Outbox
-    from truenext.stage.sql.work import TaskWork
+    from truenext.stage.sql.work import AsyncSqlWork
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -52,7 +52,7 @@ class ServiceRun:
     def __init__(
         self,
         definition: Definition,
-        plans: Plans,
+        plans: DependencyPlans,
         *,
         broker: Sequence[str],
         database: str | None,
@@ -63,17 +63,17 @@ class ServiceRun:
         """To be followed by `connect`; by `prepare`, `connect` and `start` if its stages are to run. `events` is the
         folder into which they write what they do. `waits`: for a broker and a database that are not there yet, as long
         as it takes. `creates_tables`: those that remember what has happened once, if they are missing; for tests."""
-        self.process = os.getpid()
+        self.process_id = os.getpid()
         self.context = ServiceContext(definition, plans)
-        self.consumptions: list[Consumption] = []
+        self.stage_consumers: list[StageConsumer] = []
         self._definition = definition
         self._plans = plans
         self._broker = broker
         self._database = database
         self._events = events
-        self._waits = waits
+        self._waits_until_available = waits
         self._creates_tables = creates_tables
-        self.exactly_once: ExactlyOnce | None = None
+        self.exactly_once: ExactlyOnceProcessing | None = None
         """What its stages say whose effects happen once, if there are any."""
         self._is_prepared = False
         self._runs_no_stages = False
@@ -81,7 +81,7 @@ class ServiceRun:
         self._relay_opening: asyncio.Task[None] | None = None
         """Of the outbox, for what programs begin here."""
         self._state: ServiceState = "waiting for the broker"
-        self._pools: list[Pool] = []
+        self._pools: list[PriorityPool] = []
         self._initiator: Initiator | None = None
         self._stack = AsyncExitStack()
 
@@ -117,9 +117,9 @@ class ServiceRun:
                 user=definition.broker_user,
                 password=definition.broker_password,
                 heartbeat_thread=True,
-                timeout=FOR_EVER_S if self._waits else CONNECT_TIMEOUT_S,
+                timeout=FOR_EVER_S if self._waits_until_available else CONNECT_TIMEOUT_S,
             )
-            self._pools.append(Pool(connection, is_interactive=is_interactive, threads=threads))
+            self._pools.append(PriorityPool(connection, is_interactive=is_interactive, threads=threads))
         self._initiator = Initiator(self.context, *self._pools)
 
     async def start(self) -> None:
@@ -138,8 +138,8 @@ class ServiceRun:
             # What is published goes to each process once, whatever its priority.
             for pool in self._pools if stage.endpoint.topic is None else self._pools[:1]:
                 exactly_once = self.exactly_once if stage.settings.exactly_once else None
-                self.consumptions.append(Consumption(self.context, stage, pool, exactly_once))
-        for consumption in self.consumptions:
+                self.stage_consumers.append(StageConsumer(self.context, stage, pool, exactly_once))
+        for consumption in self.stage_consumers:
             consumption.start()
         await self._wait_until_subscribed()
         self._state = "running"
@@ -158,7 +158,7 @@ class ServiceRun:
     def wake_relay(self) -> None:
         """A program's transaction has begun flows in this process. In the thread of the event loop."""
         if self.exactly_once is not None:
-            self.exactly_once.wake()
+            self.exactly_once.wake_relay()
         elif self._runs_no_stages and self._database is not None and self._relay_opening is None:
             # Not before there is need: who only begins flows over the broker may have no way to the database.
             self._relay_opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
@@ -182,10 +182,10 @@ class ServiceRun:
     async def _wait_until_subscribed(self) -> None:
         """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
         expected = Counter(
-            each.stage.destination for each in self.consumptions if each.stage.endpoint.topic is not None
+            each.stage.destination for each in self.stage_consumers if each.stage.endpoint.topic is not None
         )
         while expected - self._pools[0].subscriptions():
-            for each in self.consumptions:
+            for each in self.stage_consumers:
                 if each.task.done():
                     each.task.result()
             await asyncio.sleep(POLL_S)
@@ -202,7 +202,7 @@ class ServiceRun:
         stages = [stage for stage in self._definition.stages.values() if self._plans.uses_database(stage)]
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
         gate = DatabaseGate(Database(self._database, interactive=workers, others=workers))
-        await gate.open(waits=self._waits)
+        await gate.open_database(waits=self._waits_until_available)
         self.context.gate = gate
 
     async def _retry_until_reachable(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -215,7 +215,7 @@ class ServiceRun:
                 await step()
                 return
             except DatabaseUnavailable as error:
-                if not self._waits:
+                if not self._waits_until_available:
                     raise
                 _logger.warning("the outbox cannot be reached yet", extra={"error": str(error), "next_s": OPEN_PAUSE_S})
             await asyncio.sleep(OPEN_PAUSE_S)
@@ -230,13 +230,13 @@ class ServiceRun:
         outbox = self._outbox()
         if self._creates_tables:
             await outbox.create_tables()
-        await outbox.check()
+        await outbox.check_tables()
 
     async def _open_outbox(self) -> None:
         """Raises: as `_check_outbox`"""
         await self._check_outbox()
         # Others than those who wait: what the relay sends is nobody's who waits.
-        exactly_once = ExactlyOnce(self._outbox(), self._pools[1], self.context.service)
+        exactly_once = ExactlyOnceProcessing(self._outbox(), self._pools[1], self.context.service)
         await exactly_once.start()
         self.exactly_once = exactly_once
 
@@ -252,7 +252,7 @@ class ServiceRun:
     @property
     def active_stages(self) -> list[str]:
         """The queues of the stages that are at work."""
-        return [each.stage.queue for each in self.consumptions if each.worker.active]
+        return [each.stage.queue for each in self.stage_consumers if each.worker.active_count]
 
     @property
     def waits_for_database(self) -> bool:
@@ -264,37 +264,37 @@ class ServiceRun:
         """To ask the broker."""
         return self._pools[0].connection
 
-    def facts(self) -> ServiceFacts:
+    def status(self) -> ServiceStatus:
         """How it is, for those who look after it."""
         gate = self.context.gate
         subscribed = {pool: pool.subscriptions() for pool in self._pools}
-        return ServiceFacts(
+        return ServiceStatus(
             service=self._definition.name,
             state=self._state,
-            broker=[each.facts() for each in self._pools],
+            broker=[each.status() for each in self._pools],
             database=""
             if gate is None
             else DATABASE_AVAILABLE
             if gate.is_open
-            else f"{gate.description}: {gate.reason}",
-            stages=[each.facts(subscribed[each.pool]) for each in self.consumptions],
+            else f"{gate.closed_description}: {gate.closed_reason}",
+            stages=[each.status(subscribed[each.pool]) for each in self.stage_consumers],
         )
 
     async def wait_until_failed(self) -> NoReturn:
         """Raises: what has ended the taking of messages of a stage"""
-        done, _ = await asyncio.wait({each.task for each in self.consumptions}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({each.task for each in self.stage_consumers}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
         raise LocalProtocolError(f"a connection of {self._definition.name} was closed while it ran")
 
-    def own_transaction(self) -> TaskWork:
+    def new_async_work(self) -> AsyncSqlWork:
         """For a test that looks into the database.
 
         Raises: LocalProtocolError if no stage uses one
         """
         if self.context.gate is None:
             raise LocalProtocolError(f"no stage of {self._definition.name} asks for a session, so there is no database")
-        return self.context.gate.database.task_work()
+        return self.context.gate.database.new_async_work()
 
     # ---- The end ----
 
@@ -303,7 +303,7 @@ class ServiceRun:
         can be called again, with less time. What one part raises keeps no other from being closed."""
         self._state = "stopping"
         self.context.stopping.set()
-        await self._stop_consumptions(timeout)
+        await self._stop_stage_consumers(timeout)
         async with AsyncExitStack() as last_first:
             last_first.push_async_callback(self._stack.aclose)
             if self.context.events is not None:
@@ -327,8 +327,8 @@ class ServiceRun:
             if isinstance(each, BaseException):
                 raise each
 
-    async def _stop_consumptions(self, timeout: float) -> None:
-        tasks = {each.task for each in self.consumptions}
+    async def _stop_stage_consumers(self, timeout: float) -> None:
+        tasks = {each.task for each in self.stage_consumers}
         for task in tasks:
             task.cancel()
         if not tasks:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, TypeVar
 
 from truenext.stage.core.errors import BaseExceptionRaised
-from truenext.stage.core.failure import describe
+from truenext.stage.core.failure import describe_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -43,19 +43,19 @@ async def run_user_coroutine(awaitable: Awaitable[T]) -> T:
             awaitable.close()
         # Otherwise an error and this frame would keep each other, until the garbage is collected.
         del task
-    if isinstance(result, _Raised):
+    if isinstance(result, _RaisedError):
         raise _base_exception_raised(result.error) from result.error
     return result
 
 
-class _Raised:
+class _RaisedError:
     __slots__ = ("error",)
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
-async def _result_of(awaitable: Awaitable[T]) -> T | _Raised:
+async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
     try:
         return await awaitable
     except (Exception, asyncio.CancelledError):
@@ -63,9 +63,9 @@ async def _result_of(awaitable: Awaitable[T]) -> T | _Raised:
     except BaseException as error:
         # A task hands SystemExit on to the event loop, and throws GeneratorExit at who awaits it. It is returned, since
         # GeneratorExit may also be the end of this coroutine in an event loop that has ended: then nobody looks at it.
-        return _Raised(error)
+        return _RaisedError(error)
 
 
 def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
     """It would end the process, and the next one that gets the message, and so on."""
-    return BaseExceptionRaised(f"{describe(error)} was raised, which is no Exception")
+    return BaseExceptionRaised(f"{describe_error(error)} was raised, which is no Exception")

@@ -32,20 +32,20 @@ from truenext.stage.broker_transaction import (
     MapToBrokerUnavailable,
     encode_messages,
     is_disk_full,
-    refused_with,
-    send_all,
-    size_of,
+    send_messages,
+    sender_error,
+    transaction_size,
 )
 from truenext.stage.cancellation import is_being_cancelled
-from truenext.stage.core.envelope import decode
+from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import FlowError, NoAttemptsLeft, Reject
-from truenext.stage.core.failure import cause_of, describe, is_too_long
+from truenext.stage.core.failure import cause_of, describe_error, is_text_too_long
 from truenext.stage.core.flow import UNSET, Flow
 from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.outbox_unit import OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.current_stage import CURRENT
-from truenext.stage.hooks import call_hooks
+from truenext.stage.hooks import call_after_commit
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult
 from truenext.stage.sql.errors import (
     AlreadyProcessed,
@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from truenext.stage.core.envelope import Envelope
     from truenext.stage.core.numbers import CommitNumber
     from truenext.stage.core.outbox_unit import EncodedMessage
-    from truenext.stage.exactly_once.processing import BorrowedProducer, ExactlyOnce
+    from truenext.stage.exactly_once.processing import BorrowedProducer, ExactlyOnceProcessing
     from truenext.stage.interceptors.interceptor import ExecutionOutcome
-    from truenext.stage.pool import Pool
-    from truenext.stage.sql.work import TaskWork, ThreadWork
+    from truenext.stage.pool import PriorityPool
+    from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -85,10 +85,12 @@ TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 
-class Worker:
+class StageWorker:
     """Of one stage, in one lane: handles its messages, several at once."""
 
-    def __init__(self, context: ServiceContext, stage: Stage, pool: Pool, exactly_once: ExactlyOnce | None) -> None:
+    def __init__(
+        self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
+    ) -> None:
         """`exactly_once` if the effects of the stage happen once."""
         self._context = context
         self._stage = stage
@@ -96,7 +98,7 @@ class Worker:
         self._exactly_once = exactly_once
         # What is published comes here whatever its priority.
         self._is_interactive = pool.is_interactive and stage.endpoint.topic is None
-        self.active = 0
+        self.active_count = 0
         """Messages that are handled now."""
         self.progress_at = monotonic()
         """When the last one ended, or nothing was there to do."""
@@ -107,20 +109,20 @@ class Worker:
 
         Raises: RolledBack, InDoubt, ConnectionLost: what the broker did is nobody's failure; CancelledError
         """
-        if not self.active:
+        if not self.active_count:
             self.progress_at = monotonic()
-        self.active += 1
+        self.active_count += 1
         handler = MessageHandler(self._context, self._stage, self._pool, self._exactly_once, message, session)
         priority = self._context.interactive_priority
         try:
             if self._is_interactive:
-                with priority.interactive():
+                with priority.running_interactive():
                     await handler.handle()
             else:
                 await priority.yield_to_interactive()
                 await handler.handle()
         finally:
-            self.active -= 1
+            self.active_count -= 1
             self.progress_at = monotonic()
 
 
@@ -131,8 +133,8 @@ class MessageHandler:
         self,
         context: ServiceContext,
         stage: Stage,
-        pool: Pool,
-        exactly_once: ExactlyOnce | None,
+        pool: PriorityPool,
+        exactly_once: ExactlyOnceProcessing | None,
         message: Message,
         session: Session,
     ) -> None:
@@ -144,7 +146,7 @@ class MessageHandler:
         """By which the inbox knows the message, if its effects happen once."""
         self._is_sql_committed = False
         """What is left to be sent then, the outbox has."""
-        self._is_repeat = False
+        self._is_repeated_commit = False
         """Somebody else has sent what this was to send, so that this has acknowledged nothing."""
         self._message = message
         self._session = session
@@ -168,7 +170,7 @@ class MessageHandler:
     async def handle(self) -> None:
         """Raises: as `Worker.handle`"""
         try:
-            self._envelope = envelope = decode(self._message.body)
+            self._envelope = envelope = decode_envelope(self._message.body)
             self._record_start(envelope)
             await self._check_inbox(envelope)
             self._check_attempts()
@@ -197,9 +199,11 @@ class MessageHandler:
         except Exception as error:
             await self._on_failed(error)
         else:
-            self._record_end("released" if self._is_repeat else "completed", None)
+            self._record_end("released" if self._is_repeated_commit else "completed", None)
             if output.after_commit:
-                await call_hooks(output, self._fields(), None if self._stage.signature.is_async else self._in_thread)
+                await call_after_commit(
+                    output, self._log_fields(), None if self._stage.signature.is_async else self._in_thread
+                )
 
     async def _on_database_unavailable(self, error: DatabaseUnavailable) -> None:
         self._error_kind = error.kind
@@ -208,7 +212,7 @@ class MessageHandler:
     async def _on_own_commit_failed(self, error: InDoubt | RolledBack) -> None:
         """It is not of this transaction, but of one that the stage has begun by itself. What the broker refuses of
         that is the stage's failure. That it was away, or has no room, is nobody's."""
-        if isinstance(error, InDoubt) or refused_with(error) is not None:
+        if isinstance(error, InDoubt) or sender_error(error) is not None:
             await self._on_failed(error)
             return
         await self._message.release()
@@ -223,7 +227,7 @@ class MessageHandler:
                 # Whatever became of it, its effects happen once: it comes again, and nobody has failed.
                 raise RolledBack("whether its message was acknowledged is not known") from error
             raise error
-        refused = refused_with(error)
+        refused = sender_error(error)
         if refused is not None and self._is_flushed and not (self._inbox_id and self._is_sql_committed):
             await self._on_failed(refused)
             return
@@ -235,7 +239,7 @@ class MessageHandler:
     async def _wait_if_disk_full(self, error: RolledBack) -> None:
         """With the message, for others would find no room, either."""
         if is_disk_full(error):
-            await self._context.wait(self._pool.wait_s(self._context.loop.time()))
+            await self._context.wait_or_stopping(self._pool.back_off_disk_full_s(self._context.loop.time()))
 
     async def _on_already_processed(self) -> None:
         """What it has to send goes first: who acknowledges it may be the last who knows of that.
@@ -250,13 +254,13 @@ class MessageHandler:
         except (BrokerUnavailable, OutboxBusy) as error:
             await self._message.release()
             self._record_end("released", error)
-            await self._context.wait(PAUSE_S)
+            await self._context.wait_or_stopping(PAUSE_S)
         except DatabaseUnavailable as error:
             await self._on_database_unavailable(error)
         except RolledBack as error:
-            if refused_with(error) is not None:
+            if sender_error(error) is not None:
                 # It would come again at once, and be refused again.
-                await self._context.wait(PAUSE_S)
+                await self._context.wait_or_stopping(PAUSE_S)
             await self._on_commit_failed(error)
         except InDoubt as error:
             await self._on_commit_failed(error)
@@ -295,8 +299,10 @@ class MessageHandler:
         """What it has said. Raises: whatever has gone wrong, if it is not only that SQL is to be run again"""
         pause_s = SQL_RETRY_PAUSE_S
         for retries_left in reversed(range(SQL_RETRIES_MAX + 1)):
-            work = self._context.work(self._stage, self._inbox_id or None, is_interactive=self._pool.is_interactive)
-            output = Output(self._seed(envelope), f"{self._context.service} {self._stage.queue}")
+            work = self._context.new_sql_work(
+                self._stage, self._inbox_id or None, is_interactive=self._pool.is_interactive
+            )
+            output = Output(self._id_seed(envelope), f"{self._context.service} {self._stage.queue}")
             self._ran_at, self._error_kind = 0.0, DatabaseErrorKind.APPLICATION
             try:
                 await self._run_and_commit(envelope, output, work)
@@ -318,7 +324,7 @@ class MessageHandler:
                     raise
                 _logger.info(
                     "a stage runs again: its SQL has met another transaction's",
-                    extra=self._fields() | {"error": describe(error)},
+                    extra=self._log_fields() | {"error": describe_error(error)},
                 )
             except BaseException:
                 await self._roll_back(work)
@@ -330,34 +336,38 @@ class MessageHandler:
             pause_s *= 2
         raise AssertionError("the last time it was raised")
 
-    def _seed(self, envelope: Envelope) -> str:
+    def _id_seed(self, envelope: Envelope) -> str:
         """Of the ids of what the stage sends: the same whenever it runs again. One message may come to several stages,
         and what is published to several processes: each of them sends something of its own."""
         seed = f"{envelope.id} {self._stage.queue}"
         return seed if self._stage.endpoint.topic is None else f"{seed} {self._context.run_id}"
 
-    async def _run_and_commit(self, envelope: Envelope, output: Output, work: TaskWork | ThreadWork | None) -> None:
-        point, exactly_once = self._context.on_point, self._exactly_once
+    async def _run_and_commit(
+        self, envelope: Envelope, output: Output, work: AsyncSqlWork | ThreadSqlWork | None
+    ) -> None:
+        point, exactly_once = self._context.on_test_point, self._exactly_once
         point("received", self._stage)
         if exactly_once is None:
             messages = await self._run_and_collect(envelope, output, work)
             if work is not None and work.end_unused():
                 work = None
             if work is not None:
-                await self._run_where_the_stage_runs(work.check, work)
+                await self._run_sql_step(work.check, work)
                 point("checked", self._stage)
             await self._commit(messages, work)
         else:
             async with exactly_once.borrow_producer() as producer:
                 messages = await self._run_and_collect(envelope, output, work)
-                await self._complete(messages, work, producer)
-            exactly_once.on_committed(self._inbox_id, was_sent=bool(messages), is_acknowledged=not self._is_repeat)
+                await self._commit_exactly_once(messages, work, producer)
+            exactly_once.on_committed(
+                self._inbox_id, was_sent=bool(messages), is_acknowledged=not self._is_repeated_commit
+            )
         self._committed_at = monotonic()
-        self._pool.pause_s = 0.0
+        self._pool.disk_full_pause_s = 0.0
         point("committed", self._stage)
 
     async def _run_and_collect(
-        self, envelope: Envelope, output: Output, work: TaskWork | ThreadWork | None
+        self, envelope: Envelope, output: Output, work: AsyncSqlWork | ThreadSqlWork | None
     ) -> list[EncodedMessage]:
         """Run it."""
         running = self._run(envelope, output, work)
@@ -366,33 +376,39 @@ class MessageHandler:
         if work is not None:
             work.function_returned()
         self._ran_at = monotonic()
-        self._context.on_point("run", self._stage)
+        self._context.on_test_point("run", self._stage)
         return encode_messages(output.outgoing, self._context.chain, self._execution)
 
-    async def _complete(
-        self, messages: Sequence[EncodedMessage], work: TaskWork | ThreadWork | None, producer: BorrowedProducer
+    async def _commit_exactly_once(
+        self, messages: Sequence[EncodedMessage], work: AsyncSqlWork | ThreadSqlWork | None, producer: BorrowedProducer
     ) -> None:
         """Commit both, under a number if it sends anything."""
         assert work is not None, "its database remembers what has happened"
         unit = OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
-        number = producer.number() if messages else None
-        await self._run_where_the_stage_runs(partial(work.complete, self._context.service, number, unit), work)
-        self._context.on_point("checked", self._stage)
-        self._is_repeat = not await self._commit(messages, work, number)
+        number = producer.use_next_number() if messages else None
+        await self._run_sql_step(partial(work.complete, self._context.service, number, unit), work)
+        self._context.on_test_point("checked", self._stage)
+        self._is_repeated_commit = not await self._commit(messages, work, number)
 
     async def _commit(
-        self, messages: Sequence[EncodedMessage], work: TaskWork | ThreadWork | None, number: CommitNumber | None = None
+        self,
+        messages: Sequence[EncodedMessage],
+        work: AsyncSqlWork | ThreadSqlWork | None,
+        number: CommitNumber | None = None,
     ) -> bool:
         """False: somebody else has used the number."""
-        session, pool, point = self._session, self._pool, self._context.on_point
+        session, pool, point = self._session, self._pool, self._context.on_test_point
         # Whoever would be refused for what is open on the connection waits instead.
-        async with pool.transactions.acquired(1), pool.transaction_bytes.acquired(size_of(messages)):
+        async with (
+            pool.transaction_permits.acquired(1),
+            pool.transaction_byte_permits.acquired(transaction_size(messages)),
+        ):
             self._output_sent = bool(messages)
             # Whatever the broker would refuse is known before SQL is committed; and that it is there. A message that
             # comes again may do so because of that: the commit would give it back once more.
             self._is_flushed = work is not None or (self._output_sent and self._message.redelivered)
             with MapToBrokerUnavailable():
-                await send_all(session, messages, self._context.loop.time() + TIMEOUT_S)
+                await send_messages(session, messages, self._context.loop.time() + TIMEOUT_S)
                 if self._is_flushed:
                     await session.flush(timeout=TIMEOUT_S)
             if work is not None:
@@ -400,22 +416,22 @@ class MessageHandler:
                 await self._commit_sql(work)
                 self._is_sql_committed = True
                 if self._context.events is not None:
-                    self._context.events.sql_committed(self._event_number)
+                    self._context.events.add_sql_committed(self._event_number)
                 point("SQL committed", self._stage)
             self._is_committing = True
             if number is None:
                 return await session.commit(timeout=TIMEOUT_S)
             return await session.commit(timeout=TIMEOUT_S, producer=number.producer.name, number=number.number)
 
-    async def _commit_sql(self, work: TaskWork | ThreadWork) -> None:
+    async def _commit_sql(self, work: AsyncSqlWork | ThreadSqlWork) -> None:
         """Whoever is cancelled when it has happened goes on: the message is not to come again for that."""
         try:
-            await self._run_where_the_stage_runs(work.commit, work)
+            await self._run_sql_step(work.commit, work)
         except asyncio.CancelledError:
             if not work.is_committed:
                 raise
 
-    async def _run(self, envelope: Envelope, output: Output, work: TaskWork | ThreadWork | None) -> None:
+    async def _run(self, envelope: Envelope, output: Output, work: AsyncSqlWork | ThreadSqlWork | None) -> None:
         """The stage, and those that it goes on with directly."""
         message, stage = self._message, self._stage
         now_ms = self._context.now_ms()
@@ -441,10 +457,10 @@ class MessageHandler:
                 )
             flow, stage = flow.for_next_stage(), next_stage
 
-    async def _call(self, stage: Stage, flow: Flow, work: TaskWork | ThreadWork | None) -> None:
+    async def _call(self, stage: Stage, flow: Flow, work: AsyncSqlWork | ThreadSqlWork | None) -> None:
         context = self._context
         arguments = (flow.message,) if stage.endpoint.state is None else (flow.message, flow.state)
-        plan = context.plans.of(stage)
+        plan = context.plans.plan_of(stage)
         provided = context.provided_values(flow, work)
         chain, execution = context.chain, self._execution
         if execution is not None and stage is not self._stage:
@@ -457,20 +473,20 @@ class MessageHandler:
             def call() -> object:
                 CURRENT.set(stage)
                 if around is None:
-                    with plan.values_in_thread(provided) as others:
+                    with plan.thread_scope(provided) as others:
                         return function(*arguments, **others)
-                with around, plan.values_in_thread(provided) as others:
+                with around, plan.thread_scope(provided) as others:
                     return function(*arguments, **others)
 
             result = await self._in_thread(partial(call_user_function, call), work)
         elif around is None and not plan.has_factories:
             result = await function(*arguments, **plan.arguments(provided))
         elif around is None:
-            async with plan.values(provided) as others:
+            async with plan.scope(provided) as others:
                 result = await function(*arguments, **others)
         else:
             with around:
-                async with plan.values(provided) as others:
+                async with plan.scope(provided) as others:
                     result = await function(*arguments, **others)
         if result is None:
             flow.check_replied()
@@ -485,14 +501,14 @@ class MessageHandler:
             )
         flow.reply(result)
 
-    async def _run_where_the_stage_runs(self, step: Callable[[], Any], work: TaskWork | ThreadWork) -> None:
+    async def _run_sql_step(self, step: Callable[[], Any], work: AsyncSqlWork | ThreadSqlWork) -> None:
         """What is said to the database, where the stage has run."""
         if self._stage.signature.is_async:
             await step()
         else:
             await self._in_thread(step, work)
 
-    async def _in_thread(self, call: Callable[[], T], work: TaskWork | ThreadWork | None = None) -> T:
+    async def _in_thread(self, call: Callable[[], T], work: AsyncSqlWork | ThreadSqlWork | None = None) -> T:
         """Whoever is cancelled waits all the same: a thread cannot be interrupted, and what it uses is not to be taken
         away under it. A second cancellation leaves it, and it rolls back `work` itself."""
 
@@ -503,7 +519,7 @@ class MessageHandler:
                 if self._thread_abandoned and work is not None:
                     work.rollback()
 
-        future = self._context.loop.run_in_executor(self._pool.threads, copy_context().run, run)
+        future = self._context.loop.run_in_executor(self._pool.executor, copy_context().run, run)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -515,9 +531,9 @@ class MessageHandler:
                     raise
             raise
 
-    async def _roll_back(self, work: TaskWork | ThreadWork | None) -> None:
+    async def _roll_back(self, work: AsyncSqlWork | ThreadSqlWork | None) -> None:
         if work is not None and not self._thread_abandoned:
-            await self._run_where_the_stage_runs(work.rollback, work)
+            await self._run_sql_step(work.rollback, work)
 
     # ---- What became of it ----
 
@@ -533,8 +549,8 @@ class MessageHandler:
             return
         _logger.warning(
             "a stage has rejected its message" if outcome == "rejected" else "a stage has failed",
-            extra=self._fields() | {"error": describe(error)},
-            exc_info=None if isinstance(error, Reject) or is_too_long(error) else error,
+            extra=self._log_fields() | {"error": describe_error(error)},
+            exc_info=None if isinstance(error, Reject) or is_text_too_long(error) else error,
         )
 
     async def _settle_failed(self, error: BaseException) -> ExecutionOutcome:
@@ -544,7 +560,9 @@ class MessageHandler:
             # It is done. When it comes again what it has to send is seen to.
             await message.release()
             return "released"
-        if context.gate is not None and await context.gate.is_uncounted(self._error_kind, error, message.message_id):
+        if context.gate is not None and await context.gate.is_uncounted_error(
+            self._error_kind, error, message.message_id
+        ):
             await message.release()
             return "released"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
@@ -561,7 +579,7 @@ class MessageHandler:
     def _record_start(self, envelope: Envelope) -> None:
         events = self._context.events
         if events is not None:
-            self._event_number = events.started(self._stage, self._message, envelope)
+            self._event_number = events.add_started(self._stage, self._message, envelope)
         chain, message, flow = self._context.chain, self._message, envelope.flow
         if chain.has_around or chain.has_sending or chain.has_ended:
             self._execution = Execution(
@@ -593,11 +611,11 @@ class MessageHandler:
             total=now - self._started_at,
         )
         if events is not None and self._event_number:
-            events.ended(self._event_number, result)
+            events.add_ended(self._event_number, result)
         if execution is not None:
             chain.ended(execution, result)
 
-    def _fields(self) -> dict[str, object]:
+    def _log_fields(self) -> dict[str, object]:
         envelope = self._envelope
         return {
             "stage": self._stage.queue,

@@ -25,7 +25,7 @@ from truenext.client.tasks.driver import check_clock_runs
 from truenext.destination import DEAD_LETTER_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.errors import ConnectionLost
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topic
-from truenext.stage.core.envelope import decode
+from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import NotDecoded
 from truenext.stage.service import Service
 from truenext.stage.service_run import ServiceRun
@@ -171,7 +171,7 @@ class Stages:
 
         Raises: LocalProtocolError if no stage of the service asks for a session
         """
-        work = self._service_run.own_transaction()
+        work = self._service_run.new_async_work()
         try:
             yield work.session
             await work.commit()
@@ -289,7 +289,7 @@ class Stages:
         if exactly_once is None:
             return ""
         try:
-            unsent = await exactly_once.unsent()
+            unsent = await exactly_once.count_unsent()
         except DatabaseUnavailable as error:
             return f"the outbox cannot be looked into: {error}"
         count = unsent.numbered + unsent.unnumbered
@@ -378,7 +378,7 @@ async def stages(
         control = await stack.enter_async_context(connect(local.url))
         await stack.enter_async_context(service.bound_to(running))
         t = Stages(service, running, local, control)
-        running.context.on_point = t.on_point
+        running.context.on_test_point = t.on_point
         stack.push_async_callback(t.close)
         await running.connect()
         await running.start()
@@ -398,7 +398,7 @@ def _describe_unfinished(unfinished: list[_QueueStatus], busy: list[str], unsent
 
 def _make_dead_letter(body: bytes, headers: Mapping[str, str]) -> DeadLetter:
     try:
-        envelope = decode(body)
+        envelope = decode_envelope(body)
         trace, message = envelope.flow.trace, msgspec.json.decode(envelope.message)
     except NotDecoded:
         trace, message = "", body

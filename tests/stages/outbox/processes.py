@@ -147,8 +147,8 @@ class Process:
             waits=True,
             creates_tables=True,
         )
-        running.context.on_point = self._point
-        app._running = running
+        running.context.on_test_point = self._point
+        app._current_run = running
         await running.connect()
         await running.start()
         self._watch_relay()
@@ -235,7 +235,7 @@ class Process:
             if self._running is not None:
                 await self._running.stop(timeout)
         finally:
-            self.shop.app._running = None
+            self.shop.app._current_run = None
             await self._line.end()
 
 

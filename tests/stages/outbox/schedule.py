@@ -28,7 +28,7 @@ from tests.stages.outbox.virtual_time import VirtualTime, run_in
 from truenext.client.tasks.connection import connect
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.stage import FlowError
-from truenext.stage.core.envelope import decode
+from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output
 from truenext.stage.sql.errors import CommitInDoubt, DatabaseUnavailable
@@ -448,11 +448,11 @@ class _Machine:
 
     async def _start_in_transaction(self, step: StartFlows, orders: list[Order], *, is_other: bool = False) -> None:
         process = self._process(step.process)
-        if process.is_dead or process.shop.app._running is None:
+        if process.is_dead or process.shop.app._current_run is None:
             return
         key = None if step.key is None else f"{self._generation}.{step.key}"
         known = None if step.key is None else self._keys.get(step.key)
-        work = process.running.own_transaction()
+        work = process.running.new_async_work()
         is_refused = False
         started = Started.NO
         self._know(orders, Started.PERHAPS)
@@ -698,7 +698,7 @@ class _Machine:
         while True:
             with suppress(OSError):
                 found = await self._broker.queue(queue)
-                return [msgspec.json.decode(decode(each.body).message, type=kind) for each in found.messages]
+                return [msgspec.json.decode(decode_envelope(each.body).message, type=kind) for each in found.messages]
             await asyncio.sleep(CHECK_INTERVAL_S)
 
 

@@ -280,9 +280,9 @@ def test_who_only_asks_the_outbox_does_not_wait_for_who_writes(tmp_path: Path) -
         async with asyncio.timeout(4):
             async with t.sql() as sql:
                 await sql.execute(text("INSERT INTO orders VALUES (1)"))
-                assert (await once._outbox.unsent()).numbered == 0
+                assert (await once._outbox.count_unsent()).numbered == 0
                 assert not await once.is_processed("0" * 32)
-                assert "truenext_outbox_oldest_seconds 0" in await once.as_text()
+                assert "truenext_outbox_oldest_seconds 0" in await once.metrics_text()
 
     run(shop.app, work, database=f"sqlite:///{file}")
 

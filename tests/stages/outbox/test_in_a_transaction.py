@@ -20,7 +20,7 @@ from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.limits import BODY_BYTES_MAX
 from truenext.stage import DefinitionError, Flow, FlowError, Service
 from truenext.stage.sql import apply_schema
-from truenext.stage.sql.own_transaction import SessionOutbox
+from truenext.stage.sql.session_outbox import SessionOutbox
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 30
@@ -388,8 +388,8 @@ def test_one_session_may_begin_flows_in_many_transactions(session: Session) -> N
     for _ in range(3):
         for _ in range(2):
             session.execute(text("SELECT 1"))
-            transaction.on_commit(wake := partial(woken.append, 1))
-            transaction.on_commit(wake)
+            transaction.call_on_commit(wake := partial(woken.append, 1))
+            transaction.call_on_commit(wake)
         session.commit()
     assert len(woken) == 6
     session.execute(text("SELECT 1"))
@@ -400,7 +400,7 @@ def test_one_session_may_begin_flows_in_many_transactions(session: Session) -> N
 def test_the_relay_is_woken_by_the_commit_and_not_by_a_savepoint_before_it(session: Session) -> None:
     woken: list[int] = []
     with session.begin_nested():
-        SessionOutbox(session).on_commit(partial(woken.append, 1))
+        SessionOutbox(session).call_on_commit(partial(woken.append, 1))
     assert not woken
     session.commit()
     assert woken == [1]
@@ -523,7 +523,7 @@ def test_what_is_large_waits_for_room_in_open_transactions_and_is_not_taken_for_
 
     async def work(t: Stages) -> None:
         lane, size = t._service_run._pools[1], 9_000_000
-        async with lane.transaction_bytes.acquired(size), lane.connection.session(transacted=True) as worker:
+        async with lane.transaction_byte_permits.acquired(size), lane.connection.session(transacted=True) as worker:
             await worker.send("/queue/elsewhere", b"x" * size)
             await worker.flush()
             await asyncio.to_thread(start_one, size)

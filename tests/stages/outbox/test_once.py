@@ -24,18 +24,18 @@ from truenext.client.tasks.connection import Session as ClientSession
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConnectionLost, RolledBack
 from truenext.stage import Endpoint, Flow, Service
-from truenext.stage.core.envelope import decode, encode
+from truenext.stage.core.envelope import decode_envelope, encode_envelope
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
 from truenext.stage.core.output import Output
 from truenext.stage.events import StageEvents
-from truenext.stage.exactly_once.confirmer import Confirmer
-from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.exactly_once.confirmer import OutboxConfirmer
+from truenext.stage.exactly_once.relay import OutboxRelay
 from truenext.stage.exactly_once.unit_sender import send_unit
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.sql.errors import DatabaseUnavailable
-from truenext.stage.sql.outbox import Outbox, StoredUnit, Unsent
-from truenext.stage.sql.own_transaction import SessionOutbox
+from truenext.stage.sql.outbox import Outbox, StoredUnit, UnsentCounts
+from truenext.stage.sql.session_outbox import SessionOutbox
 from truenext.testing.stages import Point, Stages
 
 PATIENCE_S = 30
@@ -87,7 +87,9 @@ async def numbers(t: Stages, of: str) -> list[int]:
 
 
 async def sent(t: Stages) -> list[int]:
-    return sorted(decode_json(decode(each.body).message)["n"] for each in (await t.broker.queue("take")).messages)
+    return sorted(
+        decode_json(decode_envelope(each.body).message)["n"] for each in (await t.broker.queue("take")).messages
+    )
 
 
 async def all_is_over(t: Stages) -> None:
@@ -235,9 +237,9 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
 ) -> None:
     """Two have read their units before the broker was restored, and send them while its relay finds a gap."""
     shop = Shop(is_async=True)
-    check, is_sent = Relay._check, Relay._send_unit
+    check, is_sent = OutboxRelay._check_outbox, OutboxRelay._send_unit
 
-    async def nothing(relay: Relay) -> None:
+    async def nothing(relay: OutboxRelay) -> None:
         pass
 
     async def work(t: Stages) -> None:
@@ -247,10 +249,10 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
         for n in range(2):
             async with t.sql() as sql, shop.app.initiate(sql) as initiation:
                 initiation.send(shop.take, Number(n), trace=f"order {n}")
-            producer = await relay.borrow()
+            producer = await relay.borrow_producer()
             await outbox.number_units(producer)
             producer.number += 1
-            relay.return_borrowed(producer)
+            relay.return_producer(producer)
         read = await outbox.units_of(producer)
         assert [each.number for each in read] == [1, 2]
 
@@ -259,21 +261,21 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
                 with suppress(RolledBack):
                     await send_unit(relay._pool, each, "shop", relay._counters)
 
-        async def interrupted(relay: Relay, unit: StoredUnit) -> bool:
+        async def interrupted(relay: OutboxRelay, unit: StoredUnit) -> bool:
             was_sent = await is_sent(relay, unit)
             if was_sent == (when == "afterwards"):
                 await stale()
             return was_sent
 
-        monkeypatch.setattr(Relay, "_send_unit", interrupted)
+        monkeypatch.setattr(OutboxRelay, "_send_unit", interrupted)
         # The broker had it, and has lost it.
-        await outbox.confirm([read[0].id], [])
-        relay.invalidate(relay._free.pop())
+        await outbox.confirm_rows([read[0].id], [])
+        relay.mark_in_doubt(relay._free_producers.pop())
         while await numbers(t, UNSENT):
             await check(relay)
         assert await sent(t) == ([1] if when == "afterwards" else [0, 1])
 
-    monkeypatch.setattr(Relay, "_check", nothing)
+    monkeypatch.setattr(OutboxRelay, "_check_outbox", nothing)
     run(shop.app, work, database=database)
 
 
@@ -328,10 +330,15 @@ def test_a_message_that_was_handled_before_runs_no_more_whatever_its_function_ma
                 kept.append((each.destination, each.body))
             # A foreign program sends the same message twice: it is no redelivery.
             envelope = replace(
-                decode(kept[0][1]), id="the same", kind="send", message=Raw(b'{"n":7}'), waiting=[], state=Raw(b"null")
+                decode_envelope(kept[0][1]),
+                id="the same",
+                kind="send",
+                message=Raw(b'{"n":7}'),
+                waiting=[],
+                state=Raw(b"null"),
             )
             for _ in range(3):
-                await connection.send("/queue/placing", encode(envelope))
+                await connection.send("/queue/placing", encode_envelope(envelope))
         await all_is_over(t)
         assert not await t.dead_letters()
         assert await numbers(t, "SELECT n FROM orders") == [1, 7]
@@ -363,8 +370,8 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
                 await connection.send("/queue/placing", output.outgoing[0].encode({}).body)
         await expect(t, 1, 2)
         assert once.counters.already_processed == before + 2
-        assert f"truenext_inbox_already_processed_total {before + 2}\n" in await once.as_text()
-        assert 'truenext_outbox_messages{numbered="yes"} 0\n' in await once.as_text()
+        assert f"truenext_inbox_already_processed_total {before + 2}\n" in await once.metrics_text()
+        assert 'truenext_outbox_messages{numbered="yes"} 0\n' in await once.metrics_text()
 
     run(shop.app, work, database=database)
     events = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
@@ -465,15 +472,15 @@ def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_
                         f"written_ms, unit) VALUES ('{n:032x}', 'shop', '{n} of another', 1, false, 1, 0, '')"
                     )
                 )
-        unsent = await once._outbox.unsent()
+        unsent = await once._outbox.count_unsent()
         assert (unsent.numbered, unsent.unnumbered) == (3, 0)
         assert unsent.oldest_s > 1e9
-        assert 'truenext_outbox_messages{numbered="yes"} 3\n' in await once.as_text()
-        once._outbox.unsent = away  # type: ignore[method-assign]
-        assert "truenext_outbox_messages" not in await once.as_text()
-        assert "truenext_inbox_already_processed_total 0\n" in await once.as_text()
+        assert 'truenext_outbox_messages{numbered="yes"} 3\n' in await once.metrics_text()
+        once._outbox.count_unsent = away  # type: ignore[method-assign]
+        assert "truenext_outbox_messages" not in await once.metrics_text()
+        assert "truenext_inbox_already_processed_total 0\n" in await once.metrics_text()
 
-    async def away() -> Unsent:
+    async def away() -> UnsentCounts:
         raise DatabaseUnavailable("it is not there")
 
     run(shop.app, work, database=database)
@@ -508,10 +515,10 @@ def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_agai
 def test_what_a_message_has_to_send_waits_for_no_relay(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever gets it again sends it before it is acknowledged: it may be the last who knows of it."""
 
-    async def nothing(relay: Relay) -> None:
+    async def nothing(relay: OutboxRelay) -> None:
         pass
 
-    monkeypatch.setattr(Relay, "_check", nothing)
+    monkeypatch.setattr(OutboxRelay, "_check_outbox", nothing)
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
@@ -529,12 +536,12 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
     database: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Shop(is_async=True)
-    is_sent, delete_sent = Relay._send_unit, Outbox.delete_sent
+    is_sent, delete_sent = OutboxRelay._send_unit, Outbox.delete_sent
 
     async def work(t: Stages) -> None:
         lost: list[str] = []
 
-        async def lossy(relay: Relay, unit: StoredUnit) -> bool:
+        async def lossy(relay: OutboxRelay, unit: StoredUnit) -> bool:
             if len(lost) < 2 and whose != "of the database":
                 lost.append(whose)
                 t.broker.lose_commit("after" if whose == "of the broker" else "before")
@@ -546,7 +553,7 @@ def test_a_lost_answer_to_the_relay_doubles_nothing_either(
                 raise DatabaseUnavailable("no answer")
             await delete_sent(outbox, producer, number)
 
-        monkeypatch.setattr(Relay, "_send_unit", lossy)
+        monkeypatch.setattr(OutboxRelay, "_send_unit", lossy)
         monkeypatch.setattr(Outbox, "delete_sent", forgetful)
         await make_table(t)
         for n in range(5):
@@ -632,15 +639,15 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
         relay = once._relay
         # From here on it looks when the test says so.
         await relay.stop()
-        producer = await relay.borrow()
+        producer = await relay.borrow_producer()
         async with t.sql() as sql:
             await sql.execute(text("UPDATE truenext_producers SET owner = 'one that died'"))
-        await relay._check()
-        assert not relay._free and not relay._in_doubt
-        relay.invalidate(producer)
-        await relay._check()
-        await relay._check()
-        assert not relay._free and not relay._in_doubt
+        await relay._check_outbox()
+        assert not relay._free_producers and not relay._producers_in_doubt
+        relay.mark_in_doubt(producer)
+        await relay._check_outbox()
+        await relay._check_outbox()
+        assert not relay._free_producers and not relay._producers_in_doubt
         assert await numbers(t, "SELECT count(*) FROM truenext_producers") == [0]
 
     run(app, work, database=database)
@@ -651,7 +658,7 @@ def test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_us
 ) -> None:
     """That COMMIT has acknowledged nothing: the message comes again, and is to be known for as long as that takes."""
     shop = Shop(is_async=True)
-    commit, add = ClientSession.commit, Confirmer.add
+    commit, add = ClientSession.commit, OutboxConfirmer.add
     marked: list[bool] = []
 
     async def second(session: ClientSession, **options: Any) -> bool:
@@ -661,12 +668,12 @@ def test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_us
                 await commit(first, **options)
         return await commit(session, **options)
 
-    def noted(confirmer: Confirmer, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
+    def noted(confirmer: OutboxConfirmer, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
         marked.append(is_acknowledged)
         add(confirmer, id, was_sent=was_sent, is_acknowledged=is_acknowledged)
 
     monkeypatch.setattr(ClientSession, "commit", second)
-    monkeypatch.setattr(Confirmer, "add", noted)
+    monkeypatch.setattr(OutboxConfirmer, "add", noted)
 
     async def work(t: Stages) -> None:
         await make_table(t)
@@ -727,7 +734,7 @@ def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_re
     async def work(t: Stages) -> None:
         await make_table(t)
         async with t.sql() as sql:
-            await SessionOutbox(sql).write_async("shop", "0" * 32, None, OutboxUnit([good, bad, good], False))
+            await SessionOutbox(sql).write_unit_async("shop", "0" * 32, None, OutboxUnit([good, bad, good], False))
         async with asyncio.timeout(PATIENCE_S):
             while await numbers(t, UNSENT):
                 await asyncio.sleep(0.02)

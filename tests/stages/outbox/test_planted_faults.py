@@ -11,8 +11,8 @@ import pytest
 from tests.stages.outbox import test_in_a_transaction, test_once, test_producers
 from tests.unit.mutation import mutated
 from truenext.stage.exactly_once import unit_sender
-from truenext.stage.exactly_once.processing import BorrowedProducer, ExactlyOnce
-from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.exactly_once.processing import BorrowedProducer, ExactlyOnceProcessing
+from truenext.stage.exactly_once.relay import OutboxRelay
 from truenext.stage.sql import exactly_once, numbering
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.worker import MessageHandler
@@ -102,7 +102,7 @@ FAULTS = [
     ),
     Fault(
         "a unit is taken for sent without an answer",
-        Relay,
+        OutboxRelay,
         "_send_all",
         "if number > highest and not await self._send_unit(unit) and not await self._send_after_gap(unit):",
         "if False:",
@@ -110,7 +110,7 @@ FAULTS = [
     ),
     Fault(
         "a hit acknowledges and has the unit go, unsent",
-        ExactlyOnce,
+        ExactlyOnceProcessing,
         "ensure_sent",
         "result = await send_unit(pool, unit, self._service, self.counters)",
         "result = SendResult.SENT",
@@ -135,16 +135,16 @@ FAULTS = [
     Fault(
         "a producer has two units under way",
         BorrowedProducer,
-        "number",
-        "return self._producer.next",
-        "self._relay.return_borrowed(self._producer); return self._producer.next",
+        "use_next_number",
+        "return self._producer.next_commit",
+        "self._relay.return_producer(self._producer); return self._producer.next_commit",
         test_producers.test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered,
     ),
     Fault(
         "a row of the inbox is marked when its message is not acknowledged",
         MessageHandler,
         "_run_and_commit",
-        "is_acknowledged=not self._is_repeat",
+        "is_acknowledged=not self._is_repeated_commit",
         "is_acknowledged=True",
         marked_too_early,
     ),
@@ -158,7 +158,7 @@ FAULTS = [
     ),
     Fault(
         "a producer that is not known is not looked for",
-        Relay,
+        OutboxRelay,
         "_find_unknown",
         "if name not in known:",
         "if False:",
@@ -174,7 +174,7 @@ FAULTS = [
     ),
     Fault(
         "a unit behind a gap is moved",
-        Relay,
+        OutboxRelay,
         "_send_after_gap",
         "if number - highest > RESOLVED_MAX:",
         "if True:",
@@ -182,7 +182,7 @@ FAULTS = [
     ),
     Fault(
         "numbers that the broker knows further are used",
-        Relay,
+        OutboxRelay,
         "_send_all",
         "if highest == producer.number:",
         "if True:",

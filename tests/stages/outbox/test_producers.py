@@ -17,16 +17,16 @@ from truenext.errors import ConfigurationError
 from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.numbers import CommitNumber, OutboxProducer
 from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
-from truenext.stage.exactly_once.confirmer import GATHER_S, Confirmer
+from truenext.stage.exactly_once.confirmer import GATHER_S, OutboxConfirmer
 from truenext.stage.exactly_once.counters import ExactlyOnceCounters
 from truenext.stage.exactly_once.processing import BorrowedProducer
-from truenext.stage.exactly_once.relay import Relay
-from truenext.stage.pool import Pool
+from truenext.stage.exactly_once.relay import OutboxRelay
+from truenext.stage.pool import PriorityPool
 from truenext.stage.sql import Database, apply_schema, outbox_report
 from truenext.stage.sql.errors import AlreadyProcessed, DatabaseUnavailable, ProducerLost
 from truenext.stage.sql.outbox import ALIVE_MS, PRODUCER_UNUSED_MS, Outbox, StoredUnit
 from truenext.stage.sql.tables import VERSION
-from truenext.stage.sql.work import TaskWork
+from truenext.stage.sql.work import AsyncSqlWork
 
 UNIT = OutboxUnit([EncodedMessage("/queue/a", b"x", "id", 4, True)], False)
 
@@ -40,11 +40,11 @@ class Processes:
         self.second = database.outbox("shop", "second", "shop on b")
         self._messages = 0
 
-    async def write(self, number: CommitNumber, message: str = "") -> TaskWork:
+    async def write(self, number: CommitNumber, message: str = "") -> AsyncSqlWork:
         """A transaction that has all but its COMMIT."""
         self._messages += 1
         id = inbox_id("shop", "q", message or str(self._messages))
-        work = self.database.task_work(inbox_id=id)
+        work = self.database.new_async_work(inbox_id=id)
         try:
             await work.complete("shop", number, UNIT)
         except BaseException:
@@ -56,7 +56,7 @@ class Processes:
         await (await self.write(number, message)).commit()
 
     async def execute(self, statement: str) -> None:
-        work = self.database.task_work()
+        work = self.database.new_async_work()
         await work.session.execute(text(statement))
         await work.commit()
 
@@ -73,8 +73,8 @@ async def processes(url: str) -> AsyncIterator[Processes]:
     try:
         await database.open()
         both = Processes(database)
-        await both.first.register()
-        await both.second.register()
+        await both.first.register_owner()
+        await both.second.register_owner()
         yield both
     finally:
         await database.close()
@@ -101,11 +101,11 @@ async def numbers_of(outbox: Outbox, producer: OutboxProducer) -> list[int]:
 def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_them(database: str) -> None:
     async def work(both: Processes) -> None:
         producer = await made(both.first)
-        await both.commit(producer.next)
-        assert not (await both.second.heartbeat()).ownerless
+        await both.commit(producer.next_commit)
+        assert not (await both.second.heartbeat()).has_ownerless_producers
         assert await both.second.claim(producer.name, owner_is_dead=True) == "another's"
         await both.dies("first")
-        assert (await both.second.heartbeat()).ownerless
+        assert (await both.second.heartbeat()).has_ownerless_producers
         assert await both.second.ownerless_producers(10) == [producer.name]
         claimed = await both.second.claim(producer.name, owner_is_dead=True)
         assert isinstance(claimed, OutboxProducer)
@@ -123,9 +123,9 @@ def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: 
         claimed = await both.second.claim(producer.name, owner_is_dead=True)
         assert isinstance(claimed, OutboxProducer)
         with pytest.raises(ProducerLost):
-            await both.commit(producer.next)
+            await both.commit(producer.next_commit)
         assert await numbers_of(both.second, claimed) == []
-        await both.commit(claimed.next)
+        await both.commit(claimed.next_commit)
         assert await numbers_of(both.second, claimed) == [1]
 
     on(database, work)
@@ -134,7 +134,7 @@ def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: 
 def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
     async def work(both: Processes) -> None:
         producer = await made(both.first)
-        await both.commit(producer.next)
+        await both.commit(producer.next_commit)
         for number in (1, 3):
             with pytest.raises(ProducerLost):
                 await both.commit(CommitNumber(producer, number))
@@ -146,11 +146,11 @@ def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
 
 def test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered(database: str) -> None:
     async def work(both: Processes) -> None:
-        relay = Relay(both.first, cast("Pool", None), "shop", ExactlyOnceCounters())
+        relay = OutboxRelay(both.first, cast("PriorityPool", None), "shop", ExactlyOnceCounters())
         async with BorrowedProducer(relay) as one:
-            number = one.number()
+            number = one.use_next_number()
             async with BorrowedProducer(relay) as other:
-                assert other.number().producer.name != number.producer.name
+                assert other.use_next_number().producer.name != number.producer.name
 
     on(database, work)
 
@@ -160,14 +160,14 @@ def test_a_message_that_was_handled_is_known_and_its_unit_is_found_by_it(databas
         producer = await made(both.first)
         id = inbox_id("shop", "q", "m")
         assert not await both.first.is_processed(id)
-        await both.commit(producer.next, "m")
+        await both.commit(producer.next_commit, "m")
         assert await both.second.is_processed(id)
-        unit = await both.second.unit(id)
+        unit = await both.second.find_unit(id)
         assert unit is not None and (unit.producer, unit.number, unit.id) == (producer.name, 1, id)
         with pytest.raises(AlreadyProcessed):
             await both.commit(CommitNumber(producer, 2), "m")
-        await both.first.confirm([id], [id])
-        assert await both.second.unit(id) is None
+        await both.first.confirm_rows([id], [id])
+        assert await both.second.find_unit(id) is None
         assert await both.second.is_processed(id)
 
     on(database, work)
@@ -178,7 +178,7 @@ def test_what_a_transaction_has_that_still_runs_is_seen_by_whoever_takes_over_wh
 ) -> None:
     async def work(both: Processes) -> None:
         producer = await made(both.first)
-        await both.commit(producer.next)
+        await both.commit(producer.next_commit)
         # Its process is taken for dead, and its COMMIT is on its way.
         under_way = await both.write(CommitNumber(producer, 2))
         await both.dies("first")
@@ -202,7 +202,7 @@ def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(d
         old = await made(both.first)
         for number in range(1, 6):
             await both.commit(CommitNumber(old, number), f"m{number}")
-        await both.first.confirm([inbox_id("shop", "q", f"m{number}") for number in (1, 2)], [])
+        await both.first.confirm_rows([inbox_id("shop", "q", f"m{number}") for number in (1, 2)], [])
         old.number = 5
         units = await both.first.units_of(old)
         new = await both.first.renumber(units, old)
@@ -238,7 +238,7 @@ def test_a_process_that_ends_leaves_the_producers_that_have_something_to_send(da
     async def work(both: Processes) -> None:
         free, doubtful, waiting = [await made(both.first) for _ in range(3)]
         await both.commit(CommitNumber(waiting, 1))
-        await both.first.deregister([free.name, waiting.name])
+        await both.first.deregister_owner([free.name, waiting.name])
         assert sorted(await both.second.ownerless_producers(10)) == sorted([doubtful.name, waiting.name])
 
     on(database, work)
@@ -250,10 +250,10 @@ def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(datab
         for number, name in enumerate(("old", "new", "unmarked"), start=1):
             await both.commit(CommitNumber(producer, number), name)
         old, new, unmarked = (inbox_id("shop", "q", each) for each in ("old", "new", "unmarked"))
-        await both.first.confirm([], [old])
+        await both.first.confirm_rows([], [old])
         days = 7 * 24 * 3600 * 1000
         await both.execute(f"UPDATE truenext_inbox SET acknowledged_ms = acknowledged_ms - {days}")
-        await both.first.confirm([], [new])
+        await both.first.confirm_rows([], [new])
         assert not await both.first.delete_expired()
         assert [await both.first.is_processed(each) for each in (old, new, unmarked)] == [False, True, True]
         assert not await both.first.delete_expired()
@@ -265,11 +265,11 @@ def test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else(datab
 def test_two_services_in_one_database_see_nothing_of_each_other(database: str) -> None:
     async def work(both: Processes) -> None:
         other = both.database.outbox("bank", "third", "bank on a")
-        await other.register()
+        await other.register_owner()
         await made(both.first)
         await both.dies("first")
         pending = await other.heartbeat()
-        assert not pending.ownerless and not pending.unnumbered
+        assert not pending.has_ownerless_producers and not pending.has_unnumbered_units
         assert await other.ownerless_producers(10) == []
         assert inbox_id("shop", "q", "m") != inbox_id("bank", "q", "m")
 
@@ -280,24 +280,24 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
     async def work(both: Processes) -> None:
         await both.execute("UPDATE truenext_schema SET version = 99")
         with pytest.raises(ConfigurationError, match="version 99"):
-            await both.first.check()
+            await both.first.check_tables()
         with pytest.raises(ConfigurationError, match="version 99"):
             await both.first.create_tables()
         await both.execute(f"UPDATE truenext_schema SET version = {VERSION}")
-        await both.first.check()
+        await both.first.check_tables()
         await both.execute("DROP TABLE truenext_keys")
         with pytest.raises(ConfigurationError, match=r"no table truenext_\w+: make the tables with `truenext stages"):
-            await both.first.check()
+            await both.first.check_tables()
         await both.first.create_tables()
-        await both.first.check()
+        await both.first.check_tables()
         await both.execute("DELETE FROM truenext_schema")
         with pytest.raises(ConfigurationError, match=r"truenext_schema has no row .* --apply"):
-            await both.first.check()
+            await both.first.check_tables()
         await both.first.create_tables()
-        await both.first.check()
+        await both.first.check_tables()
         await both.execute("DROP TABLE truenext_schema")
         with pytest.raises(ConfigurationError, match="stages schema"):
-            await both.first.check()
+            await both.first.check_tables()
 
     on(database, work)
 
@@ -310,7 +310,7 @@ def test_tables_of_the_first_version_are_refused_with_what_to_do(database: str) 
         await both.execute("ALTER TABLE truenext_keys RENAME COLUMN started_ms TO begun_ms")
         await both.execute("UPDATE truenext_schema SET version = 1")
         with pytest.raises(ConfigurationError, match=REFUSED):
-            await both.first.check()
+            await both.first.check_tables()
         with pytest.raises(ConfigurationError, match=REFUSED):
             await both.first.create_tables()
         with pytest.raises(ConfigurationError, match=REFUSED):
@@ -335,25 +335,25 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
 
     async def work(both: Processes) -> None:
         old = await made(both.first)
-        await both.commit(old.next)
+        await both.commit(old.next_commit)
         await both.dies("first")
-        relay = Relay(both.second, cast("Pool", None), "shop", ExactlyOnceCounters())
+        relay = OutboxRelay(both.second, cast("PriorityPool", None), "shop", ExactlyOnceCounters())
         if has_lost_another:
             # Then as many are known as the database has.
-            relay.return_borrowed(OutboxProducer("another's by now", "second", 0))
+            relay.return_producer(OutboxProducer("another's by now", "second", 0))
         sent: list[str] = []
 
-        async def highest(_: Relay, name: str) -> int:
+        async def highest(_: OutboxRelay, name: str) -> int:
             return 0
 
-        async def is_sent(_: Relay, unit: StoredUnit) -> bool:
+        async def is_sent(_: OutboxRelay, unit: StoredUnit) -> bool:
             if which == "renumber" and unit.producer == old.name:
                 return False
             sent.append(unit.producer)
             return True
 
-        monkeypatch.setattr(Relay, "_highest_number", highest)
-        monkeypatch.setattr(Relay, "_send_unit", is_sent)
+        monkeypatch.setattr(OutboxRelay, "_highest_number", highest)
+        monkeypatch.setattr(OutboxRelay, "_send_unit", is_sent)
         happens = getattr(both.second, which)
         lost: list[str] = []
 
@@ -369,10 +369,10 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
             # As if a minute went by between two looks.
             relay._deep_check_at = 0.0
             with suppress(DatabaseUnavailable):
-                await relay._check()
+                await relay._check_outbox()
         assert lost and len(sent) == 1
-        assert sent[0] in [each.name for each in relay._free]
-        assert not relay._in_doubt
+        assert sent[0] in [each.name for each in relay._free_producers]
+        assert not relay._producers_in_doubt
         assert await both.second._units("1 = 1", {}) == []
 
     on(database, work)
@@ -393,7 +393,7 @@ def test_rows_that_come_while_others_go_are_gathered() -> None:
             await asyncio.sleep(0)
 
     quick = Quick()
-    confirmer = Confirmer(cast("Outbox", quick))
+    confirmer = OutboxConfirmer(cast("Outbox", quick))
 
     async def work() -> None:
         confirmer.add("first", was_sent=True, is_acknowledged=True)

@@ -21,7 +21,7 @@ from truenext.destination import Destination
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.unused import no_memory_error
 from truenext.stage import Service
-from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.exactly_once.relay import OutboxRelay
 from truenext.stage.sql import apply_schema
 from truenext.stage.sql.outbox import StoredUnit
 from truenext.testing.stages import Stages
@@ -184,21 +184,21 @@ def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[Relay], Awaitable[bool]]:
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[OutboxRelay], Awaitable[bool]]:
     """What a relay does when it looks. From here on it does so when a test says it."""
-    check = Relay._check
+    check = OutboxRelay._check_outbox
 
-    async def nothing(relay: Relay) -> None:
+    async def nothing(relay: OutboxRelay) -> None:
         pass
 
-    monkeypatch.setattr(Relay, "_check", nothing)
+    monkeypatch.setattr(OutboxRelay, "_check_outbox", nothing)
     return check
 
 
 class ManualRelay:
     """A relay that does what the test says, with a unit that ten flows of the shop have become."""
 
-    def __init__(self, t: Stages, session: Session, check: Callable[[Relay], Awaitable[bool]]) -> None:
+    def __init__(self, t: Stages, session: Session, check: Callable[[OutboxRelay], Awaitable[bool]]) -> None:
         once = t._service_run.exactly_once
         assert once is not None
         self.relay, self.outbox = once._relay, once._outbox
@@ -206,13 +206,13 @@ class ManualRelay:
         self._check = check
 
     async def numbered(self) -> StoredUnit:
-        self._producer = await self.relay.borrow()
+        self._producer = await self.relay.borrow_producer()
         unit = await self.outbox.number_units(self._producer)
         assert unit is not None
         return unit
 
     async def check_until_all_sent(self) -> None:
-        self.relay._invalidate(self._producer)
+        self.relay._mark_in_doubt(self._producer)
         while await asyncio.to_thread(self._session.scalar, text(UNSENT)):
             await asyncio.to_thread(self._session.rollback)
             await self._check(self.relay)
@@ -227,7 +227,7 @@ def shop_of_ten(session: Session) -> Shop:
 
 
 def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
-    shop_of_ten: Shop, session: Session, database: str, check: Callable[[Relay], Awaitable[bool]]
+    shop_of_ten: Shop, session: Session, database: str, check: Callable[[OutboxRelay], Awaitable[bool]]
 ) -> None:
     """It stands still meanwhile. Sent twice, or not at all, it would be a flow too many or too few."""
     received = shop_of_ten.received
@@ -248,7 +248,7 @@ def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
 
 
 def test_a_unit_whose_number_was_given_up_before_the_process_died_is_taken_apart_by_another(
-    shop_of_ten: Shop, session: Session, database: str, check: Callable[[Relay], Awaitable[bool]]
+    shop_of_ten: Shop, session: Session, database: str, check: Callable[[OutboxRelay], Awaitable[bool]]
 ) -> None:
     """To the broker the number counts as used: whoever takes it for sent has lost it."""
     received = shop_of_ten.received

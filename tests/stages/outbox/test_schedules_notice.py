@@ -26,8 +26,8 @@ from tests.stages.outbox.schedule import Contradiction
 from tests.stages.outbox.test_schedules import tried
 from tests.unit.mutation import mutated
 from truenext.stage.exactly_once import unit_sender
-from truenext.stage.exactly_once.processing import ExactlyOnce
-from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.exactly_once.processing import ExactlyOnceProcessing
+from truenext.stage.exactly_once.relay import OutboxRelay
 from truenext.stage.initiation_contexts import OutboxInitiationContext
 from truenext.stage.sql import exactly_once, numbering
 from truenext.stage.sql.outbox import Outbox
@@ -72,7 +72,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     "a program's row goes before the broker has confirmed": (
         [
             Change(
-                Relay,
+                OutboxRelay,
                 "_send_numbered",
                 "is_sent = await self._send_unit(unit)",
                 "await self._outbox.delete_sent(producer.name, unit.number); is_sent = await self._send_unit(unit)",
@@ -81,7 +81,14 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "a producer in doubt is free": (
-        [Change(Relay, "_invalidate", "self._in_doubt[producer.name] = False", "self._free.append(producer)")],
+        [
+            Change(
+                OutboxRelay,
+                "_mark_in_doubt",
+                "self._producers_in_doubt[producer.name] = False",
+                "self._free_producers.append(producer)",
+            )
+        ],
         nothing,
     ),
     "a unit goes under another number at the second try": (
@@ -122,7 +129,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     "a unit is taken for sent without an answer": (
         [
             Change(
-                Relay,
+                OutboxRelay,
                 "_send_all",
                 "if number > highest and not await self._send_unit(unit) and not await self._send_after_gap(unit):",
                 "if False:",
@@ -133,7 +140,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     "a hit acknowledges and has the unit go, unsent": (
         [
             Change(
-                ExactlyOnce,
+                ExactlyOnceProcessing,
                 "ensure_sent",
                 "result = await send_unit(pool, unit, self._service, self.counters)",
                 "result = SendResult.SENT",

@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tests.stages.services.job import Job
 from truenext.stage import Flow, Service, context
 from truenext.stage.core.definitions import Stage
-from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.exactly_once.relay import OutboxRelay
 from truenext.stage.sql.outbox import Outbox
 
 database = os.environ.get("CRASH_DATABASE")
@@ -53,7 +53,7 @@ else:
 
 RELAY: dict[str, tuple[Any, str]] = {
     "numbered": (Outbox, "number_units"),
-    "sent": (Relay, "_send_unit"),
+    "sent": (OutboxRelay, "_send_unit"),
     "deleted": (Outbox, "delete_sent"),
 }
 """Points behind which nothing of that step is lost: what programs have begun has a number, was sent, and is gone."""

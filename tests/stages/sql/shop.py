@@ -17,7 +17,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
-from truenext.stage.sql import Database, TaskWork, ThreadWork
+from truenext.stage.sql import AsyncSqlWork, Database, ThreadSqlWork
 from truenext.stage.sql.errors import DatabaseErrorKind
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class DrivenWork(Protocol):
     """A work of either kind, from outside."""
 
     @property
-    def inner(self) -> TaskWork | ThreadWork: ...
+    def inner(self) -> AsyncSqlWork | ThreadSqlWork: ...
     def start(self, step: Step[T]) -> Future[T]: ...
     def start_check(self) -> Future[None]: ...
     def start_commit(self) -> Future[None]: ...
@@ -90,7 +90,7 @@ class Driven:
         self.start_rollback = work.start_rollback
 
     @property
-    def inner(self) -> TaskWork | ThreadWork:
+    def inner(self) -> AsyncSqlWork | ThreadSqlWork:
         return self._work.inner
 
     def do(self, step: Step[T]) -> T:
@@ -130,7 +130,7 @@ class Loop:
 
 
 class _Tasks:
-    def __init__(self, loop: Loop, work: TaskWork) -> None:
+    def __init__(self, loop: Loop, work: AsyncSqlWork) -> None:
         self._loop = loop
         self.inner = work
 
@@ -151,7 +151,7 @@ class _Tasks:
 
 
 class _Threads:
-    def __init__(self, threads: ThreadPoolExecutor, work: ThreadWork) -> None:
+    def __init__(self, threads: ThreadPoolExecutor, work: ThreadSqlWork) -> None:
         self._threads = threads
         self.inner = work
 
@@ -203,9 +203,9 @@ class Shop:
     def work(self, *, is_interactive: bool = False) -> Driven:
         work: DrivenWork
         if self.face == "tasks":
-            work = _Tasks(self._loop, self.database.task_work(is_interactive=is_interactive))
+            work = _Tasks(self._loop, self.database.new_async_work(is_interactive=is_interactive))
         else:
-            work = _Threads(self._threads, self.database.thread_work(is_interactive=is_interactive))
+            work = _Threads(self._threads, self.database.new_thread_work(is_interactive=is_interactive))
         driven = Driven(work)
         self._works.append(driven)
         return driven

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from tests.stages.commit_proxy import CommitProxy, Lose
 from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Shop, insert
-from truenext.stage.sql import TaskWork, classify_error
+from truenext.stage.sql import AsyncSqlWork, classify_error
 from truenext.stage.sql.error_kind import is_definite_failure
 from truenext.stage.sql.errors import CommitInDoubt, DatabaseErrorKind, NotCommitted
 
@@ -115,7 +115,7 @@ def test_a_commit_that_is_cancelled_ends_and_says_what_became_of_it(url: str) ->
         work = shop.work()
         work.do(insert(1))
         inner = work.inner
-        assert isinstance(inner, TaskWork)
+        assert isinstance(inner, AsyncSqlWork)
 
         async def cancelled() -> None:
             task = asyncio.create_task(inner.commit())
@@ -143,7 +143,7 @@ def _give_up_a_commit(shop: Shop, proxy: CommitProxy) -> None:
     work = shop.work()
     work.do(insert(1))
     inner = work.inner
-    assert isinstance(inner, TaskWork)
+    assert isinstance(inner, AsyncSqlWork)
     proxy.lose = Lose.ALL_FROM_NOW
 
     async def cancelled() -> None:

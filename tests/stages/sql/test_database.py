@@ -217,7 +217,7 @@ def test_many_who_lose_the_database_at_once_have_one_look_at_it(
     async def run() -> None:
         monkeypatch.setattr(Database, "probe", probe)
         gate = DatabaseGate(Database(f"sqlite:///{tmp_path / 'shop.db'}", interactive=8, others=8))
-        uncounted = [gate.is_uncounted(DatabaseErrorKind.LOST, ConnectionError(), str(n)) for n in range(16)]
+        uncounted = [gate.is_uncounted_error(DatabaseErrorKind.LOST, ConnectionError(), str(n)) for n in range(16)]
         assert await asyncio.gather(*uncounted) == [True] * 16
         assert not gate.is_open
         await gate.stop()

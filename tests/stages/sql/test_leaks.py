@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Shop, execute_sql, insert
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import Database, TaskWork
+from truenext.stage.sql import AsyncSqlWork, Database
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 
 # They take longer than any test.
@@ -51,7 +51,7 @@ def test_a_function_that_is_cancelled_in_a_statement(task_shop: Shop) -> None:
     work = task_shop.work()
     work.do(insert(1))
     inner = work.inner
-    assert isinstance(inner, TaskWork)
+    assert isinstance(inner, AsyncSqlWork)
 
     async def cancelled() -> None:
         task = asyncio.create_task(inner.session.execute(text(_slow(task_shop))))
@@ -69,7 +69,7 @@ def test_a_function_that_limits_the_time_of_a_statement_has_lost_its_transaction
     work = task_shop.work()
     work.do(insert(1))
     inner = work.inner
-    assert isinstance(inner, TaskWork)
+    assert isinstance(inner, AsyncSqlWork)
 
     async def impatient() -> None:
         with pytest.raises(TimeoutError):
@@ -116,7 +116,7 @@ def test_a_rollback_that_is_cancelled_ends_all_the_same(task_shop: Shop) -> None
     work = task_shop.work()
     work.do(insert(1))
     inner = work.inner
-    assert isinstance(inner, TaskWork)
+    assert isinstance(inner, AsyncSqlWork)
 
     async def cancelled() -> None:
         task = asyncio.create_task(inner.rollback())
@@ -153,7 +153,7 @@ def _cancelled_at(point: int, work: Coroutine[Any, Any, None]) -> Generator[Any,
 
 
 def test_a_cancellation_at_any_moment_of_a_work(task_shop: Shop) -> None:
-    async def work_once(inner: TaskWork, number: int) -> None:
+    async def work_once(inner: AsyncSqlWork, number: int) -> None:
         try:
             await inner.session.execute(text(f"INSERT INTO orders (number, what) VALUES ({number}, 'x')"))
             await inner.check()
@@ -162,7 +162,7 @@ def test_a_cancellation_at_any_moment_of_a_work(task_shop: Shop) -> None:
             await inner.rollback()
 
     async def cancel_at(point: int) -> tuple[bool | None, bool]:
-        inner = task_shop.database.task_work()
+        inner = task_shop.database.new_async_work()
         task = asyncio.ensure_future(_cancelled_at(point, work_once(inner, point)))
         await asyncio.wait({task})
         return inner.is_committed, not task.cancelled() and task.result() < point
@@ -222,7 +222,7 @@ def test_a_task_that_the_function_has_left_behind_does_not_keep_the_connection(t
     work = task_shop.work()
     work.do(insert(1))
     inner = work.inner
-    assert isinstance(inner, TaskWork)
+    assert isinstance(inner, AsyncSqlWork)
 
     async def forgetful() -> Coroutine[Any, Any, Any] | None:
         slow = "SELECT pg_sleep(0.5)" if task_shop.is_postgres else _slow(task_shop).replace("1000000000000", "300000")
@@ -305,7 +305,7 @@ def test_a_connection_that_comes_after_the_end_of_its_work_goes_back_at_once(
     abandoned: Abandoned = []
 
     async def stage() -> None:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         try:
             await function(work.session, abandoned)
             await work.check()

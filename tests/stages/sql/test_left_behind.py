@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Order, Shop, insert
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import TaskWork
+from truenext.stage.sql import AsyncSqlWork
 from truenext.stage.sql.errors import Swallowed
 
 # They take longer than any test.
@@ -83,7 +83,7 @@ def _works_on(shop: Shop) -> None:
             assert any(connection.execute(others).scalar_one() == 0 for _ in range(10_000))
 
 
-async def _stage(work: TaskWork, function: Awaitable[None]) -> None:
+async def _stage(work: AsyncSqlWork, function: Awaitable[None]) -> None:
     """As a stage does, with its end in time."""
     async with asyncio.timeout(WAIT_S):
         try:
@@ -176,7 +176,7 @@ def test_a_statement_that_runs_when_its_stage_ends_is_interrupted(
     task_shop: Shop, ending: Ending, error: type[BaseException], way: Callable[[AsyncSession, str], Awaitable[None]]
 ) -> None:
     async def stage() -> BaseException | None:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         abandoned: list[asyncio.Task[Any]] = []
 
         async def function() -> None:
@@ -197,7 +197,7 @@ def test_a_statement_that_runs_when_its_stage_ends_is_interrupted(
 
 def test_thirty_stages_that_end_while_a_statement_runs_leave_the_pool_as_it_was(task_shop: Shop) -> None:
     async def stage() -> None:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         abandoned = asyncio.ensure_future(work.session.execute(text(_slow(task_shop))))
 
         async def function() -> None:
@@ -242,7 +242,7 @@ def test_rows_that_are_streamed_after_the_end_are_refused_and_disturb_no_other_s
     task_shop: Shop, raises: bool
 ) -> None:
     async def two_stages() -> BaseException | None:
-        first = task_shop.database.task_work()
+        first = task_shop.database.new_async_work()
         is_over = asyncio.Event()
         abandoned: Abandoned = []
 
@@ -266,7 +266,7 @@ def test_rows_that_are_streamed_after_the_end_are_refused_and_disturb_no_other_s
             await _stage(first, function())
         # Something else is written meanwhile, over another connection.
         await asyncio.to_thread(_write_concurrently, task_shop)
-        second = task_shop.database.task_work()
+        second = task_shop.database.new_async_work()
 
         async def goes_on() -> BaseException | None:
             await second.session.execute(text("INSERT INTO orders (number, what) VALUES (2, 'x')"))
@@ -343,7 +343,7 @@ def test_a_session_that_is_used_after_its_end_says_that_its_stage_has_ended(
     task_shop: Shop, use: Callable[[AsyncSession, Order], Awaitable[Any]], ending: str, is_used: bool
 ) -> None:
     async def late() -> None:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         session, order = work.session, Order(number=1)
         if is_used:
             await session.execute(text("SELECT 1"))
@@ -357,7 +357,7 @@ def test_a_session_that_is_used_after_its_end_says_that_its_stage_has_ended(
 
 def test_a_connection_of_the_session_that_is_used_after_the_end_is_closed(task_shop: Shop) -> None:
     async def late() -> None:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         connection = await work.session.connection()
         await work.commit()
         with pytest.raises(ResourceClosedError):
@@ -371,7 +371,7 @@ def test_a_connection_of_the_session_that_is_used_after_the_end_is_closed(task_s
 
 def test_a_savepoint_that_a_task_holds_open_at_the_end_is_rolled_back(task_shop: Shop) -> None:
     async def late() -> BaseException | None:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         is_over = asyncio.Event()
         abandoned: Abandoned = []
 
@@ -408,7 +408,7 @@ def test_a_statement_that_waits_for_another_one_when_the_stage_ends_is_not_commi
     """SQLite would commit it by itself, if it came after the rollback."""
 
     async def late() -> list[BaseException | None]:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         abandoned: Abandoned = []
 
         async def function() -> None:
@@ -431,7 +431,7 @@ def test_a_statement_that_comes_while_the_stage_commits_is_refused(task_shop: Sh
     """SQLite would commit it by itself, behind the COMMIT."""
 
     async def late() -> BaseException | None:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         await work.session.execute(text("INSERT INTO orders (number, what) VALUES (1, 'x')"))
         connection = await work.session.connection()
         engine = connection.engine.sync_engine
@@ -462,7 +462,7 @@ def test_statement_of_a_left_task_behind_the_return_is_refused_and_the_stage_com
     """Fixed: SQLite committed what came between the check and the COMMIT."""
 
     async def late() -> list[BaseException | None]:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         session = work.session
         await session.execute(text("INSERT INTO orders (number, what) VALUES (1, 'x')"))
         connection = await session.connection()
@@ -480,7 +480,7 @@ def test_statement_of_a_left_task_behind_the_return_is_refused_and_the_stage_com
 
 def test_session_that_a_left_task_uses_first_behind_the_return_stays_unused(task_shop: Shop) -> None:
     async def late() -> BaseException | None:
-        work = task_shop.database.task_work()
+        work = task_shop.database.new_async_work()
         session = work.session
         work.function_returned()
         error = await _error_of(asyncio.create_task(_executes_on(session, 1)))

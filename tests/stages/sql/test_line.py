@@ -11,7 +11,7 @@ from sqlalchemy import text
 from tests.stages.sql.shop import Driven, Shop, insert
 from truenext.stage.sql import Database, apply_schema
 from truenext.stage.sql.outbox import Outbox
-from truenext.stage.sql.work import TaskWork
+from truenext.stage.sql.work import AsyncSqlWork
 from truenext.stage.sql.write_queue import WriteQueue, write_queue_of
 
 
@@ -161,7 +161,7 @@ def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqli
     apply_schema(sqlite_url)
     served: list[str] = []
 
-    async def work(work: TaskWork) -> None:
+    async def work(work: AsyncSqlWork) -> None:
         await work.session.execute(text("SELECT 1"))
         served.append("work")
         await work.rollback()
@@ -175,13 +175,13 @@ def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqli
         try:
             await database.open()
             outbox = database.outbox("shop", "process", "shop on a")
-            first = database.task_work()
+            first = database.new_async_work()
             await first.session.execute(text("SELECT 1"))
             file = database._address.file
             assert file is not None
             queue = write_queue_of(file)
             tasks = []
-            for number, each in enumerate((work(database.task_work()), check(outbox)), 1):
+            for number, each in enumerate((work(database.new_async_work()), check(outbox)), 1):
                 tasks.append(asyncio.create_task(each))
                 while len(queue._interactive_waiting) + len(queue._others_waiting) < number:
                     await asyncio.sleep(0)

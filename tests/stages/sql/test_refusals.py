@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Driven, Order, Shop, Step, execute_sql, insert, swallowing
 from truenext.errors import LocalProtocolError
-from truenext.stage.sql import TaskWork
+from truenext.stage.sql import AsyncSqlWork
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 from truenext.stage.sql.statements import find_transaction_statement
 
@@ -178,7 +178,7 @@ def test_the_methods_of_an_async_session_are_refused_as_well(url: str) -> None:
     with Shop(url, "tasks") as shop:
         for call in ASYNC_REFUSED:
             work = shop.work()
-            assert isinstance(work.inner, TaskWork)
+            assert isinstance(work.inner, AsyncSqlWork)
             shop.run(_is_refused(work.inner.session, call))
             with pytest.raises(Swallowed):
                 work.check()

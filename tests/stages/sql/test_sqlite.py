@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
 from tests.stages.sql.shop import Shop, execute_sql, insert
-from truenext.stage.sql import TaskWork, classify_error, sqlite
+from truenext.stage.sql import AsyncSqlWork, classify_error, sqlite
 from truenext.stage.sql.errors import DatabaseErrorKind
 
 # Writes to the same file as the test, at the same time.
@@ -23,7 +23,7 @@ from truenext.stage.sql import Database
 database = Database(sys.argv[1], interactive=1, others=1)
 from sqlalchemy import text
 for number in range(int(sys.argv[2]), int(sys.argv[3])):
-    work = database.thread_work()
+    work = database.new_thread_work()
     work.session.execute(text("INSERT INTO orders (number, what) VALUES (:n, 'x')"), {"n": number})
     work.check()
     work.commit()
@@ -138,7 +138,7 @@ def test_a_task_that_is_cancelled_in_the_line_or_while_it_begins_leaves_nothing(
         holder = shop.work()
         holder.do(insert(1))
         in_line = shop.work()
-        assert isinstance(in_line.inner, TaskWork)
+        assert isinstance(in_line.inner, AsyncSqlWork)
         inner = in_line.inner
 
         async def cancel() -> None:
@@ -155,7 +155,7 @@ def test_a_task_that_is_cancelled_in_the_line_or_while_it_begins_leaves_nothing(
         with shop.second_engine() as engine, engine.connect() as other:
             other.exec_driver_sql("INSERT INTO orders (number, what) VALUES (7, 'theirs')")
             started = shop.work()
-            assert isinstance(started.inner, TaskWork)
+            assert isinstance(started.inner, AsyncSqlWork)
             inner = started.inner
             waiting = threading.Thread(target=lambda: shop.run(cancel()))
             waiting.start()

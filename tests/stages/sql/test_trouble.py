@@ -166,7 +166,7 @@ def test_too_many_connections_are_no_messages_fault(own_postgres: PostgresServer
         administrator.execute("CREATE USER few CONNECTION LIMIT 0")
     url = own_postgres.url("postgres").replace("user=postgres", "user=few")
     database = Database(url, interactive=1, others=1)
-    work = database.thread_work()
+    work = database.new_thread_work()
     with pytest.raises(DBAPIError, match="too many connections") as raised:
         work.session.execute(text("SELECT 1"))
     assert classify_error(raised.value) is DatabaseErrorKind.UNAVAILABLE
@@ -203,7 +203,7 @@ def test_a_full_disk_is_full(sqlite_shop: Shop) -> None:
 def test_a_folder_that_is_gone_is_away(sqlite_url: str, face: str) -> None:
     with Shop(sqlite_url, face) as shop:
         elsewhere = Database(sqlite_url.replace("shop.db", "nowhere/shop.db"), interactive=1, others=1)
-        work = elsewhere.thread_work()
+        work = elsewhere.new_thread_work()
         with pytest.raises(DBAPIError) as raised:
             work.session.execute(text("SELECT 1"))
         assert classify_error(raised.value) is DatabaseErrorKind.UNAVAILABLE

@@ -8,12 +8,19 @@ import click
 import msgspec
 
 from truenext.cli import terminal
-from truenext.cli.exit_status import Failure, NoAnswer
+from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.terminal import counted
+from truenext.cli.terminal import count_noun
 from truenext.cli.values import PathParam
 from truenext.errors import ConfigurationError
-from truenext.stage.core.compatibility import FORMAT, Incompatibility, Interface, any_breaking, compare, interface_of
+from truenext.stage.core.compatibility import (
+    FORMAT,
+    Incompatibility,
+    ServiceInterface,
+    any_breaking,
+    compare_interfaces,
+    interface_of,
+)
 
 
 @click.command()
@@ -39,25 +46,25 @@ def check(target: str, file: Path, write: bool) -> None:
         now = interface_of(service.name, service.endpoints)
         before = None if write and not file.exists() else _read(file, is_replaced=write)
     except ConfigurationError as error:
-        raise Failure(error) from error
+        raise CommandFailure(error) from error
     except OSError as error:
-        raise NoAnswer(error) from error
+        raise NoAnswerFailure(error) from error
     try:
-        findings = [] if before is None else compare(before, now)
+        findings = [] if before is None else compare_interfaces(before, now)
     except (ValueError, TypeError, AttributeError) as error:
-        raise Failure(_invalid_file(file, error)) from error
+        raise CommandFailure(_invalid_file(file, error)) from error
     for finding in findings:
         _print_finding(finding)
     if write:
         try:
             file.write_bytes(_encoded(now))
         except OSError as error:
-            raise NoAnswer(error) from error
+            raise NoAnswerFailure(error) from error
         terminal.echo(f"{file} says how {service.name} is now.")
         return
     if any_breaking(findings):
         terminal.echo(
-            f"{counted(sum(each.is_breaking for each in findings), 'change')} of {service.name} would break it."
+            f"{count_noun(sum(each.is_breaking for each in findings), 'change')} of {service.name} would break it."
         )
         raise SystemExit(1)
     terminal.echo(f"Nothing breaks {service.name}.")
@@ -65,10 +72,10 @@ def check(target: str, file: Path, write: bool) -> None:
         terminal.echo(f"note: {file} says how it was; write it anew (--write) when this is deployed.")
 
 
-def _read(file: Path, *, is_replaced: bool) -> Interface | None:
+def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
     """None if it is of an older format, and is replaced now. Raises: ConfigurationError, OSError"""
     try:
-        interface = msgspec.json.decode(file.read_bytes(), type=Interface)
+        interface = msgspec.json.decode(file.read_bytes(), type=ServiceInterface)
     except FileNotFoundError as error:
         raise ConfigurationError(f"there is no file {file}: --write makes it, and it is to be committed") from error
     except msgspec.MsgspecError as error:
@@ -90,7 +97,7 @@ def _invalid_file(file: Path, error: Exception) -> ConfigurationError:
     return ConfigurationError(f"{file} is not what --write has written: {error}")
 
 
-def _encoded(interface: Interface) -> bytes:
+def _encoded(interface: ServiceInterface) -> bytes:
     """So that a change of one thing changes the lines of that thing."""
     return msgspec.json.format(msgspec.json.encode(interface, order="sorted"), indent=2) + b"\n"
 

@@ -11,14 +11,14 @@ from rich.tree import Tree
 
 from truenext.cli import terminal
 from truenext.cli.connection import URL_VARIABLE, connected, send_control_request
-from truenext.cli.exit_status import Failure, NoAnswer
-from truenext.cli.stages.drawing import dot, svg
+from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
+from truenext.cli.stages.drawing import draw_dot, draw_svg
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.terminal import counted
+from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, PathParam, UrlOption
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import ConfigurationError
-from truenext.stage.core.graph import Graph, graph_of
+from truenext.stage.core.graph import ServiceGraph, graph_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ class QueueCounts(msgspec.Struct, frozen=True):
         if self.scheduled:
             parts.append(f"{self.scheduled:,} scheduled")
         if self.dead_letters:
-            parts.append(counted(self.dead_letters, "dead letter"))
+            parts.append(count_noun(self.dead_letters, "dead letter"))
         return ", ".join(parts)
 
 
@@ -69,21 +69,21 @@ def describe(target: str, url: str | None, picture: Path | None, as_dot: bool, a
     try:
         service = load_service(target)
     except ConfigurationError as error:
-        raise Failure(error) from error
+        raise CommandFailure(error) from error
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
     counts = None if url is None else _counts(url)
-    notes = _notes(graph, counts)
+    notes = _queue_notes(graph, counts)
     if picture is not None:
         try:
-            picture.write_text(svg(graph, notes), encoding="utf-8")
+            picture.write_text(draw_svg(graph, notes), encoding="utf-8")
         except OSError as error:
-            raise NoAnswer(error) from error
+            raise NoAnswerFailure(error) from error
     elif as_dot:
-        terminal.echo(dot(graph, notes).rstrip())
+        terminal.echo(draw_dot(graph, notes).rstrip())
     elif as_json:
-        terminal.write_json(_for_programs(graph, counts))
+        terminal.write_json(_graph_json(graph, counts))
     else:
-        terminal.show(_tree(graph, notes))
+        terminal.print_drawn(_tree(graph, notes))
 
 
 def _counts(url: str) -> dict[str, QueueCounts]:
@@ -109,7 +109,7 @@ def _originals(queues: Mapping[str, Any]) -> list[str]:
     return [name.removeprefix(DEAD_LETTER_PREFIX) for name in queues if name.startswith(DEAD_LETTER_PREFIX)]
 
 
-def _notes(graph: Graph, counts: Mapping[str, QueueCounts] | None) -> dict[str, str]:
+def _queue_notes(graph: ServiceGraph, counts: Mapping[str, QueueCounts] | None) -> dict[str, str]:
     """What is said of each queue, if a broker was asked."""
     if counts is None:
         return {}
@@ -117,44 +117,48 @@ def _notes(graph: Graph, counts: Mapping[str, QueueCounts] | None) -> dict[str, 
     return {queue: str(counts.get(queue, QueueCounts())) for queue in [*queues, *(each.name for each in graph.remotes)]}
 
 
-def _for_programs(graph: Graph, counts: Mapping[str, QueueCounts] | None) -> dict[str, Any]:
+def _graph_json(graph: ServiceGraph, counts: Mapping[str, QueueCounts] | None) -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.to_builtins(graph)
     if counts is not None:
-        facts["queues"] = {queue: counts.get(queue, QueueCounts()) for queue in _notes(graph, counts)}
+        facts["queues"] = {queue: counts.get(queue, QueueCounts()) for queue in _queue_notes(graph, counts)}
     return facts
 
 
 # ---- As text ----
 
 
-def _tree(graph: Graph, notes: Mapping[str, str]) -> Tree:
-    tree = Tree(terminal.cell(graph.service))
+def _tree(graph: ServiceGraph, notes: Mapping[str, str]) -> Tree:
+    tree = Tree(terminal.table_cell(graph.service))
     for endpoint in graph.endpoints:
-        branch = tree.add(terminal.cell(_endpoint(endpoint)))
+        branch = tree.add(terminal.table_cell(_endpoint(endpoint)))
         for stage in endpoint.stages:
-            leaf = branch.add(terminal.cell(_stage(stage, notes)))
+            leaf = branch.add(terminal.table_cell(_stage(stage, notes)))
             for each in stage.references:
                 topic = "topic " if each.kind == "topic" else ""
-                leaf.add(terminal.cell(f"{each.how} {topic}{each.to}"))
+                leaf.add(terminal.table_cell(f"{each.how} {topic}{each.to}"))
     if graph.remotes:
         branch = tree.add("endpoints of other services")
         for remote in graph.remotes:
-            branch.add(terminal.cell(f"{_call(remote.name, remote.takes, remote.replies)}{_note(remote.name, notes)}"))
+            branch.add(
+                terminal.table_cell(
+                    f"{_signature_text(remote.name, remote.takes, remote.replies)}{_note(remote.name, notes)}"
+                )
+            )
     if graph.topics:
         branch = tree.add("topics")
         for node in graph.topics:
-            branch.add(terminal.cell(_call(node.name, node.takes, None)))
+            branch.add(terminal.table_cell(_signature_text(node.name, node.takes, None)))
     return tree
 
 
 def _endpoint(endpoint: EndpointNode) -> str:
-    text = _call(endpoint.name, endpoint.takes, endpoint.replies)
+    text = _signature_text(endpoint.name, endpoint.takes, endpoint.replies)
     if endpoint.topic:
         text += f", subscribes to topic {endpoint.topic}"
     return text if endpoint.state is None else f"{text}, state {endpoint.state}"
 
 
-def _call(name: str, takes: str, replies: str | None) -> str:
+def _signature_text(name: str, takes: str, replies: str | None) -> str:
     return f"{name}({takes})" if replies is None else f"{name}({takes}) -> {replies}"
 
 

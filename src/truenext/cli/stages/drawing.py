@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from truenext.stage.core.graph import EndpointNode, Graph
+    from truenext.stage.core.graph import EndpointNode, ServiceGraph
 
 ROW = 22
 """Pixels, as all of these."""
@@ -53,7 +53,7 @@ class _Box:
         return "\n".join([shape, *texts])
 
 
-def svg(graph: Graph, notes: Mapping[str, str]) -> str:
+def draw_svg(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
     """`notes` are what is said of queues."""
     left = ARROWS / 2
     boxes = _column([(("endpoint", each.name), "own", _lines(each, notes)) for each in graph.endpoints], left)
@@ -62,7 +62,7 @@ def svg(graph: Graph, notes: Mapping[str, str]) -> str:
         (
             ("endpoint", each.name),
             "other",
-            [("name", _call(each.name, each.takes, each.replies)), *_noted(each.name, notes)],
+            [("name", _signature_text(each.name, each.takes, each.replies)), *_noted(each.name, notes)],
         )
         for each in graph.remotes
     ]
@@ -97,7 +97,7 @@ def _column(boxes: list[tuple[tuple[str, str], str, list[tuple[str, str]]]], x: 
 
 
 def _lines(endpoint: EndpointNode, notes: Mapping[str, str]) -> list[tuple[str, str]]:
-    lines = [("name", _call(endpoint.name, endpoint.takes, endpoint.replies))]
+    lines = [("name", _signature_text(endpoint.name, endpoint.takes, endpoint.replies))]
     for number, stage in enumerate(endpoint.stages, 1):
         lines += [("", f"{number} {stage.name}({stage.takes})"), *_noted(stage.queue, notes)]
     return lines
@@ -108,7 +108,7 @@ def _noted(queue: str, notes: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _arrows(
-    graph: Graph, boxes: list[_Box], by_key: Mapping[tuple[str, str], _Box], notes: Mapping[str, str]
+    graph: ServiceGraph, boxes: list[_Box], by_key: Mapping[tuple[str, str], _Box], notes: Mapping[str, str]
 ) -> list[str]:
     arrows = []
     for endpoint, box in zip(graph.endpoints, boxes, strict=True):
@@ -145,13 +145,12 @@ def _labelled(line: str, how: str, x: float, y: float) -> str:
 # ---- Graphviz ----
 
 
-def dot(graph: Graph, notes: Mapping[str, str]) -> str:
+def draw_dot(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
     """Source: Graphviz, "DOT Language"."""
     lines = [f"digraph {_quoted(graph.service)} {{", "  rankdir=LR; node [shape=box];"]
     for number, endpoint in enumerate(graph.endpoints):
-        lines.append(
-            f"  subgraph cluster_{number} {{ label={_quoted(_call(endpoint.name, endpoint.takes, endpoint.replies))};"
-        )
+        label = _quoted(_signature_text(endpoint.name, endpoint.takes, endpoint.replies))
+        lines.append(f"  subgraph cluster_{number} {{ label={label};")
         for stage in endpoint.stages:
             label = "\n".join([f"{stage.name}({stage.takes})", *([notes[stage.queue]] if stage.queue in notes else [])])
             lines.append(f"    {_node(endpoint, stage.name)} [label={_quoted(label)}];")
@@ -160,7 +159,10 @@ def dot(graph: Graph, notes: Mapping[str, str]) -> str:
         lines.append("  }")
     for remote in graph.remotes:
         label = "\n".join(
-            [_call(remote.name, remote.takes, remote.replies), *([notes[remote.name]] if remote.name in notes else [])]
+            [
+                _signature_text(remote.name, remote.takes, remote.replies),
+                *([notes[remote.name]] if remote.name in notes else []),
+            ]
         )
         lines.append(f"  {_quoted(f'endpoint {remote.name}')} [label={_quoted(label)} style=filled];")
     for topic in graph.topics:
@@ -183,7 +185,7 @@ def _node(endpoint: EndpointNode, stage: str) -> str:
     return _quoted(f"stage {endpoint.name} {stage}")
 
 
-def _call(name: str, takes: str, replies: str | None) -> str:
+def _signature_text(name: str, takes: str, replies: str | None) -> str:
     return f"{name}({takes})" if replies is None else f"{name}({takes}) -> {replies}"
 
 

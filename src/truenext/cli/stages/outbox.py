@@ -8,20 +8,20 @@ import click
 from rich.table import Table
 
 from truenext.cli import terminal
-from truenext.cli.exit_status import Failure
+from truenext.cli.exit_status import CommandFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.terminal import counted
-from truenext.cli.values import DatabaseUrl
+from truenext.cli.terminal import count_noun
+from truenext.cli.values import DatabaseUrlParam
 from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from truenext.stage.sql.report import OutboxFacts
+    from truenext.stage.sql.report import OutboxReport
 
 
 @click.command()
 @service_argument
-@click.option("--database", type=DatabaseUrl(), help="Instead of the service's own, as SQLAlchemy writes it.")
+@click.option("--database", type=DatabaseUrlParam(), help="Instead of the service's own, as SQLAlchemy writes it.")
 @click.option("--inbox", "with_inbox", is_flag=True, help="Count the rows of the inbox, too: there may be millions.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
 def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -> None:
@@ -41,28 +41,28 @@ def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -
 
         facts = outbox_report(url, service.name, with_inbox=with_inbox)
     except (ConfigurationError, DatabaseUnavailable) as error:
-        raise Failure(error) from error
+        raise CommandFailure(error) from error
     if as_json:
         terminal.write_json(facts)
     else:
         _print_report(facts)
 
 
-def _print_report(facts: OutboxFacts) -> None:
+def _print_report(facts: OutboxReport) -> None:
     if facts.waiting:
         table = Table("producer", "of", "units", "messages", "oldest, s")
         for each in facts.waiting:
             cells = (each.producer or "none yet", each.owner or "nobody", f"{each.units:,}", f"{each.messages:,}")
-            table.add_row(*map(terminal.cell, (*cells, f"{each.oldest_s:,.1f}")))
-        terminal.show(table)
+            table.add_row(*map(terminal.table_cell, (*cells, f"{each.oldest_s:,.1f}")))
+        terminal.print_drawn(table)
     else:
         terminal.echo(f"Nothing waits in the outbox of {facts.service}.")
     for process in facts.processes:
         state = "alive" if process.alive else "not alive"
-        terminal.echo(f"{process.instance}: {state}, {counted(process.producers, 'producer')}")
+        terminal.echo(f"{process.instance}: {state}, {count_noun(process.producers, 'producer')}")
     if facts.ownerless:
-        terminal.echo(f"{counted(facts.ownerless, 'producer')} of processes that are gone")
+        terminal.echo(f"{count_noun(facts.ownerless, 'producer')} of processes that are gone")
     if facts.inbox is not None:
         terminal.echo(
-            f"inbox: {counted(facts.inbox.rows, 'message')}, {facts.inbox.unacknowledged:,} of them unacknowledged"
+            f"inbox: {count_noun(facts.inbox.rows, 'message')}, {facts.inbox.unacknowledged:,} of them unacknowledged"
         )

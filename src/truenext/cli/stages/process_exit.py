@@ -21,13 +21,13 @@ THREADS_TIMEOUT_S: Final = 1.0
 """For threads that are about to end."""
 
 
-class Deadline:
+class ExitDeadline:
     """When it has passed the process ends, if it has not by then."""
 
     def __init__(self) -> None:
         self._requests: SimpleQueue[tuple[float, int] | None] = SimpleQueue()
         # It is there before it is needed: no thread can be started from within a signal.
-        threading.Thread(target=self._wait, name="truenext deadline", daemon=True).start()
+        threading.Thread(target=self._run_timer, name="truenext deadline", daemon=True).start()
 
     def set(self, seconds: float, status: int) -> None:
         """From now on, with this exit status; of several the earliest counts. It may be called from within a signal,
@@ -39,7 +39,7 @@ class Deadline:
         """There is none any more."""
         self._requests.put(None)
 
-    def _wait(self) -> None:
+    def _run_timer(self) -> None:
         earliest, request = (math.inf, 0), self._requests.get()
         while request is not None:
             earliest = min(earliest, request)

@@ -11,16 +11,16 @@ from truenext.blocking import Consumer
 from truenext.cli import terminal
 from truenext.cli.bulk_work import dead_letter_selector_option, queue_exists
 from truenext.cli.connection import connected, url_option
-from truenext.cli.exit_status import Failure
-from truenext.cli.terminal import counted
-from truenext.cli.totals import Totals
-from truenext.cli.values import COUNT, QueueName
+from truenext.cli.exit_status import CommandFailure
+from truenext.cli.terminal import count_noun
+from truenext.cli.totals import ProgressReporter
+from truenext.cli.values import COUNT, QueueNameParam
 from truenext.client.core.consumers import ConsumerOptions
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import Refused, RolledBack, TruenextError
 from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
-from truenext.stage.core.envelope import decode, encode
+from truenext.stage.core.envelope import decode_envelope, encode_envelope
 from truenext.stage.core.errors import NotDecoded
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ WAIT_S = 2.0
 
 
 @click.command()
-@click.argument("queue", type=QueueName())
+@click.argument("queue", type=QueueNameParam())
 @click.option(
     "--to",
-    type=QueueName(is_creatable=True),
+    type=QueueNameParam(is_creatable=True),
     help=f"The queue of their stage; needed unless QUEUE is its dead letters ({DEAD_LETTER_PREFIX}order.place).",
 )
 @dead_letter_selector_option
@@ -59,7 +59,7 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
         raise click.UsageError(f"say with --to which stage they are for: {queue} is no queue of dead letters")
     with connected(url) as connection:
         if not queue_exists(connection, queue):
-            raise Failure(TruenextError(f"there is no queue {queue!r}"))
+            raise CommandFailure(TruenextError(f"there is no queue {queue!r}"))
         is_new = not queue_exists(connection, to)
         if force:
             rerunning = Rerun(connection, f"/queue/{queue}", f"/queue/{to}")
@@ -69,12 +69,12 @@ def rerun(queue: str, to: str | None, selector: str | None, count: int | None, f
                 terminal.echo(rerunning.summary, err=True)
                 raise
             note = f": {to} was made for them, and has no consumer yet" if is_new and rerunning.count else ""
-            terminal.echo(f"{counted(rerunning.count, 'message')} sent to {to} under new ids{note}")
+            terminal.echo(f"{count_noun(rerunning.count, 'message')} sent to {to} under new ids{note}")
             return
         waiting = sum(1 for _ in connection.browse(f"/queue/{queue}", selector=selector))
     due = waiting if count is None else min(waiting, count)
     note = f"; there is no queue {to!r} yet: is the name right?" if is_new else ""
-    terminal.echo(f"{counted(due, 'message')} would be sent to {to} under new ids: say --force{note}")
+    terminal.echo(f"{count_noun(due, 'message')} would be sent to {to} under new ids: say --force{note}")
 
 
 class Rerun:
@@ -87,11 +87,11 @@ class Rerun:
 
     @property
     def summary(self) -> str:
-        return f"{counted(self.count, 'message')} sent, and the rest is still in {self._queue}"
+        return f"{count_noun(self.count, 'message')} sent, and the rest is still in {self._queue}"
 
     def run(self, selector: str | None, limit: int | None) -> None:
         """Raises: Failure, TruenextError: what is not sent yet is still in its queue"""
-        totals = Totals("sent")
+        totals = ProgressReporter("sent")
         batch_max = BATCH_MAX
         options: ConsumerOptions = {"prefetch": BATCH_MAX}
         if selector is not None:
@@ -108,13 +108,13 @@ class Rerun:
                 except (NotDecoded, RolledBack) as error:
                     session.rollback(failed=False)
                     if len(batch) == 1 or not isinstance(error.__cause__, Refused):
-                        raise Failure(TruenextError(f"{error}; {self.summary}")) from error
+                        raise CommandFailure(TruenextError(f"{error}; {self.summary}")) from error
                     # Large ones are too much together.
                     batch_max = len(batch) // 2
                 else:
                     self.count += len(batch)
                     batch_max = min(2 * batch_max, BATCH_MAX)
-                    totals.report(self.count)
+                    totals.report_if_due(self.count)
 
 
 def _receive_batch(consumer: Consumer, count: int) -> list[Message]:
@@ -124,7 +124,7 @@ def _receive_batch(consumer: Consumer, count: int) -> list[Message]:
 def _resend(session: Session, message: Message, to: str) -> None:
     """Raises: NotDecoded if it is none of stages"""
     try:
-        envelope = decode(message.body)
+        envelope = decode_envelope(message.body)
     except NotDecoded as error:
         raise NotDecoded(
             f"message {message.message_id} is none of stages ({error}): `truenext browse` shows it; pass it over with "
@@ -133,7 +133,7 @@ def _resend(session: Session, message: Message, to: str) -> None:
     renewed = msgspec.structs.replace(envelope, id=ServiceContext.new_id())
     session.send(
         to,
-        encode(renewed),
+        encode_envelope(renewed),
         priority=message.priority,
         persistent=message.persistent,
         content_type=CONTENT_TYPE,

@@ -22,15 +22,15 @@ import msgspec
 from truenext.broker.settings import LogLevel
 from truenext.cli import logs, terminal
 from truenext.cli.connection import URL_VARIABLE
-from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, Failure
+from truenext.cli.exit_status import BROKEN_PIPE, NO_ANSWER, CommandFailure
 from truenext.cli.loops import new_event_loop
 from truenext.cli.stages.health_server import serve_health
-from truenext.cli.stages.process_exit import THREADS_TIMEOUT_S, Deadline, exit_now, join_threads
+from truenext.cli.stages.process_exit import THREADS_TIMEOUT_S, ExitDeadline, exit_now, join_threads
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.terminal import counted
-from truenext.cli.values import URL, DatabaseUrl, HostAndPort, PathParam, Seconds, UrlOption
+from truenext.cli.terminal import count_noun
+from truenext.cli.values import URL, DatabaseUrlParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
 from truenext.errors import ConfigurationError, TruenextError
-from truenext.stage.core.health import assess
+from truenext.stage.core.health import assess_health
 from truenext.stage.core.names import endpoint_of
 from truenext.stage.interceptors.metrics import Metrics
 from truenext.stage.service_run import STOP_TIMEOUT_S, ServiceRun
@@ -63,21 +63,21 @@ CLOSE_TIMEOUT_S = 10.0
     show_envvar=True,
     help="Address of the broker, instead of the service's own. May be repeated: the first broker that answers is used.",
 )
-@click.option("--database", type=DatabaseUrl(), help="Instead of the service's own, as SQLAlchemy writes it.")
+@click.option("--database", type=DatabaseUrlParam(), help="Instead of the service's own, as SQLAlchemy writes it.")
 @click.option(
     "--events", type=PathParam(file_okay=False), help="Write there what the stages do, for truenext audit --stages."
 )
 @click.option(
     "--health",
     "health_at",
-    type=HostAndPort(),
+    type=HostAndPortParam(),
     help="Answer GET /live, /ready and / there, and /metrics if the service has the interceptor Metrics or an outbox. "
     "A port alone is on 127.0.0.1, port 0 picks a free one.",
 )
 @click.option(
     "--stalled-after",
     "stalled_after_s",
-    type=Seconds(),
+    type=SecondsParam(),
     default=STALLED_S,
     show_default=True,
     help="Seconds: a stage that has messages in hand and ends none for so long is not live.",
@@ -103,8 +103,8 @@ def run(
     signal it finishes what it has in hand, 30 seconds at most, gives back the rest, and exits 0.
     """
     terminal.set_line_buffering()
-    logs.configure(log_level)
-    deadline, status = Deadline(), 1
+    logs.configure_logging(log_level)
+    deadline, status = ExitDeadline(), 1
     output_error: OSError | None = None
     try:
         with logs.warn_of_basic_config():
@@ -124,7 +124,7 @@ def run(
             raise ConfigurationError(f"{target} has no stages to run: it only asks others")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             try:
-                status = runner.run(_Process(service, stalled_after_s, deadline).run(health_at))
+                status = runner.run(_ServiceProcess(service, stalled_after_s, deadline).run(health_at))
             except (SystemExit, KeyboardInterrupt) as error:
                 # A task that a stage has begun and not awaited. Were it to end in order, it would give back the message
                 # of that stage without an attempt, and the next process would end the same way.
@@ -135,7 +135,7 @@ def run(
                 # The loop's end waits for stages that have swallowed their cancellation.
                 deadline.set(THREADS_TIMEOUT_S, status)
     except TruenextError as error:
-        failure = Failure(error)
+        failure = CommandFailure(error)
         failure.show()
         status = failure.exit_code
     except _OutputError as error:
@@ -160,21 +160,21 @@ class _OutputError(Exception):
         self.cause = cause
 
 
-class _Process:
-    def __init__(self, service: Service, stalled_after_s: float, deadline: Deadline) -> None:
+class _ServiceProcess:
+    def __init__(self, service: Service, stalled_after_s: float, deadline: ExitDeadline) -> None:
         self._service = service
         self._deadline = deadline
         self._stalled_after_s = stalled_after_s
         self._signals: list[signal.Signals] = []
         self._main: asyncio.Task[object] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._running: ServiceRun | None = None
+        self._service_run: ServiceRun | None = None
 
     async def run(self, health_at: tuple[str, int] | None) -> int:
         """Its exit status. Raises: TruenextError, whatever has ended it otherwise"""
         service = self._service
         self._listen_to_signals()
-        self._running = running = ServiceRun(
+        self._service_run = running = ServiceRun(
             service,
             service.plans(),
             broker=service.broker,
@@ -195,8 +195,8 @@ class _Process:
                 await _warn_of_orphaned_queues(running, service)
                 await running.start()
                 _echo(
-                    f"{service.name} runs {counted(len(service.stages), 'stage')} of "
-                    f"{counted(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{note}"
+                    f"{service.name} runs {count_noun(len(service.stages), 'stage')} of "
+                    f"{count_noun(len(service.endpoints), 'endpoint')} at {' or '.join(service.broker)}{note}"
                 )
                 await running.wait_until_failed()
             except asyncio.CancelledError:
@@ -206,8 +206,8 @@ class _Process:
                 raise
             except Exception as error:
                 # At once, as what is in hand may take a while. Without stages that run it is said when all is closed.
-                if running.consumptions:
-                    ended = sorted({each.stage.queue for each in running.consumptions if each.task.done()})
+                if running.stage_consumers:
+                    ended = sorted({each.stage.queue for each in running.stage_consumers if each.task.done()})
                     logger.critical(
                         "the service stops: a stage takes no messages any more",
                         extra={"stages": ended, "error": str(error)},
@@ -227,16 +227,16 @@ class _Process:
             await running.stop(NO_TIMEOUT_S)
 
     def _health(self) -> ServiceHealth:
-        assert self._running is not None, "it was made before"
-        return assess(self._running.facts(), self._stalled_after_s)
+        assert self._service_run is not None, "it was made before"
+        return assess_health(self._service_run.status(), self._stalled_after_s)
 
     async def _metrics(self) -> str:
         """For Prometheus."""
-        assert self._running is not None, "it was made before"
+        assert self._service_run is not None, "it was made before"
         metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
         text = "" if metrics is None else metrics.exposition()
-        exactly_once = self._running.exactly_once
-        return text if exactly_once is None else text + await exactly_once.as_text()
+        exactly_once = self._service_run.exactly_once
+        return text if exactly_once is None else text + await exactly_once.metrics_text()
 
     def _listen_to_signals(self) -> None:
         # All is done in this task, so that what the lifespan opens is closed where it was opened.

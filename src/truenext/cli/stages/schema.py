@@ -5,16 +5,16 @@ from __future__ import annotations
 import click
 
 from truenext.cli import terminal
-from truenext.cli.exit_status import Failure
+from truenext.cli.exit_status import CommandFailure
 from truenext.cli.stages.service_loader import load_service, service_argument
-from truenext.cli.values import DatabaseUrl
+from truenext.cli.values import DatabaseUrlParam
 from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseUnavailable
 
 
 @click.command()
 @service_argument
-@click.option("--database", type=DatabaseUrl(), help="Instead of the service's own, as SQLAlchemy writes it.")
+@click.option("--database", type=DatabaseUrlParam(), help="Instead of the service's own, as SQLAlchemy writes it.")
 @click.option("--sql", "prints_sql", is_flag=True, help="Print the statements that make all of them, and do nothing.")
 @click.option("--apply", "applies", is_flag=True, help="Make those that are missing.")
 def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -> None:
@@ -43,7 +43,7 @@ def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -
             return
         database_name, created = apply_schema(url)
     except (ConfigurationError, DatabaseUnavailable) as error:
-        raise Failure(error) from error
+        raise CommandFailure(error) from error
     if created:
         terminal.echo(f"{database_name} has now {', '.join(created)}.")
     else:

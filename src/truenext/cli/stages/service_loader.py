@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from truenext.cli import terminal
-from truenext.cli.values import ServiceName
+from truenext.cli.values import ServiceNameParam
 from truenext.errors import ConfigurationError
 from truenext.stage.service import Service
 
@@ -29,7 +29,7 @@ _EXTRAS = {
 }
 """The extra of truenext that installs a module which stages import, by the name of that module."""
 
-service_argument = click.argument("target", metavar="MODULE:NAME", type=ServiceName())
+service_argument = click.argument("target", metavar="MODULE:NAME", type=ServiceNameParam())
 
 
 def load_service(target: str) -> Service:
@@ -66,7 +66,9 @@ def _module(name: str, folder: str, of: str) -> ModuleType:
                 f"there is no module {error.name} in {folder}, and none is installed: go to the folder in which "
                 f"{name.partition('.')[0]}.py is, or say the module as Python imports it"
             ) from error
-        raise ConfigurationError(f"{name} cannot be imported: {error}{_where(error)}: {_remedy(error)}") from error
+        raise ConfigurationError(
+            f"{name} cannot be imported: {error}{_where(error)}: {_install_hint(error)}"
+        ) from error
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}{_where(error)}") from error
     except SystemExit as error:
@@ -81,7 +83,7 @@ def _module(name: str, folder: str, of: str) -> ModuleType:
         raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _remedy(error: ModuleNotFoundError) -> str:
+def _install_hint(error: ModuleNotFoundError) -> str:
     extra = _EXTRAS.get(error.name or "")
     return f"pip install 'truenext[{extra}]'" if extra else f"install it where truenext is, in {sys.prefix}"
 

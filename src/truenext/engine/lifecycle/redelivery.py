@@ -42,7 +42,7 @@ def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -
     """Milliseconds from the failure that was number `attempts` to the next try; `random` is a random number from 0
     to 1.
 
-    >>> [delay_of(Policy(backoff=2.0), attempts, lambda: 0.5) for attempts in (1, 2, 3, 4)]
+    >>> [retry_delay_ms(Policy(backoff=2.0), attempts, lambda: 0.5) for attempts in (1, 2, 3, 4)]
     [0, 1000, 2000, 4000]
     """
     delay: float = policy.first_delay_ms

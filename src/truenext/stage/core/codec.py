@@ -14,14 +14,14 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints, 
 import msgspec
 
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded
-from truenext.stage.core.lossless import ValueChecks, fault_below_any, fault_of_floats, fields_of_model, has_serializer
+from truenext.stage.core.lossless import LossChecks, fault_below_any, fault_of_floats, fields_of_model, has_serializer
 from truenext.stage.core.schema import Schema, schema_of
 
 T = TypeVar("T")
 
 
 class Codec(Generic[T]):
-    __slots__ = ("_class", "_decoder", "_plan", "type")
+    __slots__ = ("_class", "_decoder", "_loss_checks", "type")
 
     def __init__(self, type_: type[T], subject: str) -> None:
         """`subject` names the type's use for whoever reads an error, such as "what order.place takes".
@@ -34,9 +34,9 @@ class Codec(Generic[T]):
         """None for types of which no value is an instance, such as list[int], Any and a TypedDict."""
         try:
             info = msgspec.inspect.type_info(type_)
-            fault = _fault(info)
-            plan = ValueChecks(info)
-            self._plan = plan if plan.has_checks else None
+            fault = _fault_of_type(info)
+            plan = LossChecks(info)
+            self._loss_checks = plan if plan.has_checks else None
             self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
         except Exception as error:
             # Annotations are looked up by then: anything may be wrong with them.
@@ -55,7 +55,7 @@ class Codec(Generic[T]):
                     # Another class may look alike in JSON, above all if its fields have defaults.
                     msgspec.convert(value, self._class, dec_hook=_decode_model)
             data = _ENCODER.encode(value)
-            loss = None if self._plan is None else self._plan.fault(value, data)
+            loss = None if self._loss_checks is None else self._loss_checks.fault(value, data)
             if loss is None:
                 # What its fields hold shows when it is read; better here than where it comes.
                 self._decoder.decode(data)
@@ -71,7 +71,11 @@ class Codec(Generic[T]):
     def _where(self, value: object) -> str | None:
         """Where below `Any` something is that JSON does not have, in a value that could not be written."""
         try:
-            return None if self._plan is None or self._plan.anything is None else self._plan.anything(value)
+            return (
+                None
+                if self._loss_checks is None or self._loss_checks.any_check is None
+                else self._loss_checks.any_check(value)
+            )
         except Exception:
             # It may contain itself, or be of another type altogether.
             return None
@@ -198,7 +202,7 @@ _NO_KEYS = (
 _NUMBERS = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
 
 
-def _fault(info: msgspec.inspect.Type) -> str:
+def _fault_of_type(info: msgspec.inspect.Type) -> str:
     """What of a type would not come back as it was; "" if all does."""
     seen: set[int] = set()
     rest: list[Any] = [info]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from truenext.stage.core.mismatch import UNCERTAIN, Mismatch, mismatches
+from truenext.stage.core.mismatch import UNCERTAIN, Mismatch, find_mismatches
 from truenext.stage.core.schema import Schema
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class EndpointInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     """What each stage but the first takes, by its queue."""
 
 
-class Interface(msgspec.Struct, frozen=True):
+class ServiceInterface(msgspec.Struct, frozen=True):
     format: int
     service: str
     endpoints: dict[str, EndpointInterface]
@@ -56,8 +56,8 @@ class Incompatibility(msgspec.Struct, frozen=True):
     advice: str
 
 
-def interface_of(service: str, endpoints: Mapping[str, LocalEndpoint[Any, Any]]) -> Interface:
-    return Interface(FORMAT, service, {name: _endpoint(each) for name, each in endpoints.items()})
+def interface_of(service: str, endpoints: Mapping[str, LocalEndpoint[Any, Any]]) -> ServiceInterface:
+    return ServiceInterface(FORMAT, service, {name: _endpoint(each) for name, each in endpoints.items()})
 
 
 def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
@@ -70,7 +70,7 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
     )
 
 
-def compare(before: Interface, now: Interface) -> list[Incompatibility]:
+def compare_interfaces(before: ServiceInterface, now: ServiceInterface) -> list[Incompatibility]:
     """What of a change breaks something, in the order of names; first of all, whether it is another service."""
     other = []
     if before.service != now.service:
@@ -130,7 +130,7 @@ def _stage_removed(queue: str) -> Incompatibility:
 
 def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterator[Incompatibility]:
     """The old code has written it, and the new code reads it."""
-    for each in mismatches(old, new):
+    for each in find_mismatches(old, new):
         subject = f"{part}: {_field(each)}"
         why = f"what was sent before may not be so: {_DEAD_LETTERED}"
         match each.kind:
@@ -213,7 +213,7 @@ def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[I
             "Make a new endpoint, and keep this one until nobody asks it.",
         )
         return
-    for each in mismatches(new, old):
+    for each in find_mismatches(new, old):
         subject = f"its reply: {_field(each)}"
         if each.kind in ("meaning", "default"):
             change = (

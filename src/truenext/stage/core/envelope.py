@@ -83,11 +83,11 @@ _DECODER = msgspec.json.Decoder(Envelope)
 _VERSION_DECODER = msgspec.json.Decoder(VersionedEnvelope)
 
 
-def encode(envelope: Envelope) -> bytes:
+def encode_envelope(envelope: Envelope) -> bytes:
     return _ENCODER.encode(envelope)
 
 
-def decode(body: bytes) -> Envelope:
+def decode_envelope(body: bytes) -> Envelope:
     """Raises: NotDecoded"""
     try:
         envelope = _DECODER.decode(body)

@@ -38,19 +38,19 @@ def cause_of(error: BaseException, stage: str, instance: str) -> str:
     return f"{text.encode(errors='replace')[:size_max].decode(errors='ignore')}\n{end}"
 
 
-def describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Its class and its text, or the beginning of that."""
     text = _text(error)[:CAUSE_BYTES_MAX]
     name = type(error).__qualname__
     return f"{name}: {text}" if text else name
 
 
-def is_too_long(error: BaseException) -> bool:
+def is_text_too_long(error: BaseException) -> bool:
     """To be shown as a whole, with all that it was caused by: that would hold up the event loop."""
     return any(len(_text(each)) > SHOWN_MAX for each in _chain(error))
 
 
-def leaves_of(error: BaseException) -> Iterator[BaseException]:
+def ungrouped_errors(error: BaseException) -> Iterator[BaseException]:
     """What is in a group, such as what has failed in a TaskGroup, and in groups in it; the error itself, if it is
     none."""
     rest = [error]
@@ -68,12 +68,12 @@ def _lines(error: BaseException) -> Iterator[str]:
         yield error.last_cause
     because = ""
     for cause in _chain(error):
-        yield f"{because}{describe(cause)}"
+        yield f"{because}{describe_error(cause)}"
         if cause is error:
             yield from _location(cause)
         if isinstance(cause, BaseExceptionGroup):
-            for each in leaves_of(cause):
-                yield f"in it {describe(each)}"
+            for each in ungrouped_errors(cause):
+                yield f"in it {describe_error(each)}"
                 yield from _location(each)
         because = "because "
 

@@ -25,7 +25,7 @@ from truenext.stage.core.flow_start import (
     FlowOptions,
     check_endpoint,
     check_topic,
-    child_flow_facts,
+    child_flow_context,
     start_flow,
     state_for,
 )
@@ -81,22 +81,22 @@ class Flow:
         self._action = ""
         self.direct_message: object = UNSET
         """What the next stage is to take in this same transaction."""
-        facts = envelope.flow
-        self.id: str = facts.id
+        context = envelope.flow
+        self.id: str = context.id
         """Of the flow: the same in all its stages."""
-        self.trace: str = facts.trace
+        self.trace: str = context.trace
         """What people call the flow."""
         self.message_id: str = envelope.id
         """The same however often the message is delivered."""
         self.attempt: int = attempt
         """1 if no consumer has failed with the message."""
-        self.interactive: bool = facts.interactive
+        self.interactive: bool = context.interactive
         """Somebody waits for it."""
-        self.persistent: bool = facts.persistent
+        self.persistent: bool = context.persistent
         """It survives a crash of the broker."""
         self.sender: str = envelope.sender
         """The service and the queue of the stage that sent the message."""
-        self.properties: dict[str, Any] = dict(facts.properties)
+        self.properties: dict[str, Any] = dict(context.properties)
         """Of the whole flow: what is set here is seen by all that come after this stage. Values that can be JSON."""
         self.attachments: Mapping[str, bytes] = envelope.attachments
         """Of this message."""
@@ -191,7 +191,7 @@ class Flow:
 
     def for_next_stage(self) -> Flow:
         """The same flow, as the next stage sees it in this same transaction."""
-        envelope = msgspec.structs.replace(self._envelope, flow=self._facts, attachments={})
+        envelope = msgspec.structs.replace(self._envelope, flow=self._flow_context, attachments={})
         return Flow(
             self._next_stage("next_direct"),
             envelope,
@@ -232,7 +232,7 @@ class Flow:
         return EMPTY if codec is None else codec.encode(self.state)
 
     @property
-    def _facts(self) -> FlowContext:
+    def _flow_context(self) -> FlowContext:
         """Raises: FlowError if a property would come back as something else"""
         check_properties(self.properties)
         return msgspec.structs.replace(self._envelope.flow, properties=dict(self.properties))
@@ -250,12 +250,12 @@ class Flow:
         if calls > CALLS_MAX:
             raise Reject(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
         # What is refused is not said: the stage may catch the error, and say something else.
-        facts, checked = self._facts, checked_attachments(attachments)
+        context, checked = self._flow_context, checked_attachments(attachments)
         self._set_action(kind)
         envelope = Envelope(
             version=VERSION,
             id=self._output.new_id(),
-            flow=facts,
+            flow=context,
             kind=kind,
             sender=self._output.sender,
             message=message,
@@ -286,8 +286,8 @@ class Flow:
         Raises: FlowError
         """
         check_endpoint(to)
-        facts = child_flow_facts(self._output, self._now_ms, trace, self._facts, options)
-        return start_flow(self._output, facts, to, message, reply_to, reply_state, state, options, self.message_id)
+        context = child_flow_context(self._output, self._now_ms, trace, self._flow_context, options)
+        return start_flow(self._output, context, to, message, reply_to, reply_state, state, options, self.message_id)
 
     def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[FlowOptions]) -> str:
         """Begin a flow with each subscriber of the topic that is there, in the same transaction. As `send`.
@@ -295,8 +295,8 @@ class Flow:
         Raises: FlowError
         """
         check_topic(to)
-        facts = child_flow_facts(self._output, self._now_ms, trace, self._facts, options)
-        return start_flow(self._output, facts, to, message, None, None, None, options, self.message_id)
+        context = child_flow_context(self._output, self._now_ms, trace, self._flow_context, options)
+        return start_flow(self._output, context, to, message, None, None, None, options, self.message_id)
 
     # ---- Later ----
 
@@ -311,7 +311,7 @@ class Flow:
 
         Raises: FlowError
         """
-        now = msgspec.structs.replace(self._envelope, flow=self._facts, state=self._state())
+        now = msgspec.structs.replace(self._envelope, flow=self._flow_context, state=self._state())
         return encode_stash(Stash(stage=self._stage.queue, expires_ms=self._expires_ms, envelope=now))
 
 

@@ -37,7 +37,9 @@ class FlowOptions(TypedDict, total=False):
     """Seen with its first message alone."""
 
 
-def child_flow_facts(output: Output, now_ms: int, trace: str, parent: FlowContext, options: FlowOptions) -> FlowContext:
+def child_flow_context(
+    output: Output, now_ms: int, trace: str, parent: FlowContext, options: FlowOptions
+) -> FlowContext:
     """Of a flow that a stage of another begins: `parent|child`, or what follows a `!`.
 
     Raises: FlowError
@@ -45,10 +47,10 @@ def child_flow_facts(output: Output, now_ms: int, trace: str, parent: FlowContex
     own = trace.removeprefix("!")
     if own == trace:
         own = f"{parent.trace}|{trace}" if trace else parent.trace
-    return flow_facts(output, now_ms, own, parent, options)
+    return new_flow_context(output, now_ms, own, parent, options)
 
 
-def flow_facts(
+def new_flow_context(
     output: Output, now_ms: int, trace: str, parent: FlowContext | None, options: FlowOptions
 ) -> FlowContext:
     unknown = options.keys() - FlowOptions.__annotations__.keys()
@@ -81,7 +83,7 @@ def flow_facts(
 
 def start_flow(
     output: Output,
-    facts: FlowContext,
+    context: FlowContext,
     to: Endpoint[Any, Any] | Topic[Any],
     message: object,
     reply_to: Endpoint[Any, Any] | Topic[Any] | None,
@@ -108,7 +110,7 @@ def start_flow(
     envelope = Envelope(
         version=VERSION,
         id=id,
-        flow=msgspec.structs.replace(facts, id=id),
+        flow=msgspec.structs.replace(context, id=id),
         kind="publish" if isinstance(to, Topic) else "request" if waiting else "send",
         sender=output.sender,
         message=encoded,

@@ -52,7 +52,7 @@ class TopicNode(msgspec.Struct, frozen=True):
     takes: str
 
 
-class Graph(msgspec.Struct, frozen=True):
+class ServiceGraph(msgspec.Struct, frozen=True):
     service: str
     endpoints: list[EndpointNode]
     remotes: list[RemoteNode]
@@ -64,7 +64,7 @@ def graph_of(
     endpoints: Iterable[LocalEndpoint[Any, Any]],
     remotes: Iterable[Endpoint[Any, Any]],
     topics: Iterable[Topic[Any]],
-) -> Graph:
+) -> ServiceGraph:
     """In the order in which they are defined; behind them what stages name of other services."""
     own = list(endpoints)
     referenced = [to for each in own for stage in each.stages_in_order for to, _ in references_of(stage.function)]
@@ -73,7 +73,7 @@ def graph_of(
     subscribed = [each.topic for each in own if each.topic is not None]
     published = [each for each in referenced if isinstance(each, Topic)]
     own_names = {each.name for each in own}
-    return Graph(
+    return ServiceGraph(
         service,
         [_endpoint(each) for each in own],
         [

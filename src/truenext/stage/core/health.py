@@ -22,7 +22,7 @@ DATABASE_AVAILABLE: Final = "available"
 ServiceState = Literal["waiting for the broker", "waiting for the database", "running", "stopping"]
 
 
-class BrokerFacts(msgspec.Struct, frozen=True, kw_only=True):
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One connection to the broker."""
 
     pool: str
@@ -34,7 +34,7 @@ class BrokerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """False while its stages rest because the broker has none on its disk."""
 
 
-class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
+class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One stage in one lane."""
 
     stage: str
@@ -51,13 +51,13 @@ class StageFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Why it takes no messages any more; empty as long as it does."""
 
 
-class ServiceFacts(msgspec.Struct, frozen=True, kw_only=True):
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     state: ServiceState
-    broker: list[BrokerFacts]
+    broker: list[PoolStatus]
     database: str
     """Empty if no stage uses one; `available`, or why it is not."""
-    stages: list[StageFacts]
+    stages: list[StageStatus]
 
 
 class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,28 +65,28 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool
     reasons: list[str]
     """Why it is not."""
-    facts: ServiceFacts
+    facts: ServiceStatus
 
 
-def assess(facts: ServiceFacts, stalled_after_s: float) -> ServiceHealth:
+def assess_health(status: ServiceStatus, stalled_after_s: float) -> ServiceHealth:
     """`stalled_after_s`: so long may a stage have messages in hand and end none."""
-    not_live = list(_liveness_faults(facts, stalled_after_s))
-    not_ready = list(_readiness_faults(facts))
+    not_live = list(_liveness_faults(status, stalled_after_s))
+    not_ready = list(_readiness_faults(status))
     return ServiceHealth(
-        live=not not_live, ready=not (not_live or not_ready), reasons=[*not_live, *not_ready], facts=facts
+        live=not not_live, ready=not (not_live or not_ready), reasons=[*not_live, *not_ready], facts=status
     )
 
 
-def _liveness_faults(facts: ServiceFacts, stalled_after_s: float) -> Iterator[str]:
-    if facts.state != "running":
+def _liveness_faults(status: ServiceStatus, stalled_after_s: float) -> Iterator[str]:
+    if status.state != "running":
         # It waits for others, or is about to end anyway.
         return
-    for pool in facts.broker:
+    for pool in status.broker:
         if pool.state == "closed":
             yield f"the connection for {pool.pool} messages has ended for good"
         elif pool.state != "connected" and pool.since_s > LOST_S:
             yield f"the connection for {pool.pool} messages has been lost for {pool.since_s:.0f} seconds"
-    for each in facts.stages:
+    for each in status.stages:
         if each.end_reason:
             yield f"{each.stage} takes no {each.pool} messages any more: {each.end_reason}"
         elif each.active and each.without_progress_s > stalled_after_s:
@@ -96,17 +96,17 @@ def _liveness_faults(facts: ServiceFacts, stalled_after_s: float) -> Iterator[st
             )
 
 
-def _readiness_faults(facts: ServiceFacts) -> Iterator[str]:
-    if facts.state != "running":
-        yield f"it is {facts.state}"
+def _readiness_faults(status: ServiceStatus) -> Iterator[str]:
+    if status.state != "running":
+        yield f"it is {status.state}"
         return
-    for pool in facts.broker:
+    for pool in status.broker:
         if pool.state != "connected":
             yield f"the connection for {pool.pool} messages is {pool.state}"
         elif not pool.has_disk_space:
             yield f"the broker has no room on its disk for what stages send of {pool.pool} messages"
-    for each in facts.stages:
+    for each in status.stages:
         if each.broker_wait_reason:
             yield f"{each.stage} takes no {each.pool} messages yet: {each.broker_wait_reason}"
-    if facts.database not in ("", DATABASE_AVAILABLE):
-        yield facts.database
+    if status.database not in ("", DATABASE_AVAILABLE):
+        yield status.database

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import Flow
-from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, flow_facts, start_flow
+from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, new_flow_context, start_flow
 from truenext.stage.core.stash import decode_stash
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Initiation:
         Raises: FlowError
         """
         check_endpoint(to)
-        facts = flow_facts(self._output, self._now_ms, trace, None, options)
-        return start_flow(self._output, facts, to, message, reply_to, reply_state, state, options)
+        context = new_flow_context(self._output, self._now_ms, trace, None, options)
+        return start_flow(self._output, context, to, message, reply_to, reply_state, state, options)
 
     def publish(self, to: Topic[M], message: M, *, trace: str, **options: Unpack[FlowOptions]) -> str:
         """Begin a flow with each subscriber of the topic that is there: the id of them all.
@@ -56,8 +56,8 @@ class Initiation:
         Raises: FlowError
         """
         check_topic(to)
-        facts = flow_facts(self._output, self._now_ms, trace, None, options)
-        return start_flow(self._output, facts, to, message, None, None, None, options)
+        context = new_flow_context(self._output, self._now_ms, trace, None, options)
+        return start_flow(self._output, context, to, message, None, None, None, options)
 
     def unstash(self, data: bytes) -> Flow:
         """Go on from where `Flow.stash` was called: what is said to this flow is said as by that stage, and sent with

@@ -23,46 +23,46 @@ from msgspec import inspect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-Check: TypeAlias = "Callable[[Any], str | None]"
+LossCheck: TypeAlias = "Callable[[Any], str | None]"
 """Return where in a value something would be lost, and what; None if nothing would be lost. Such as
 `.items[3].price is nan`."""
 
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
-_Named = (
+_NamedType = (
     inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType | inspect.CustomType
 )
 """A type with a name: it may contain itself."""
 
 
-class ValueChecks:
+class LossChecks:
     """The checks of the values of one type."""
 
-    __slots__ = ("anything", "floats")
+    __slots__ = ("any_check", "float_check")
 
     def __init__(self, info: inspect.Type) -> None:
-        self.anything: Final[Check | None] = _CheckBuilder(inspect.AnyType).check(info)
+        self.any_check: Final[LossCheck | None] = _LossCheckBuilder(inspect.AnyType).check(info)
         """Of what is below `Any`; None if no `Any` is in the type."""
-        self.floats: Final[Check | None] = _CheckBuilder(inspect.FloatType).check(info)
+        self.float_check: Final[LossCheck | None] = _LossCheckBuilder(inspect.FloatType).check(info)
         """Of floats. Only needed if the JSON of a value contains null, since that is what is written of them; None if
         no float is in the type."""
 
     @property
     def has_checks(self) -> bool:
-        return self.anything is not None or self.floats is not None
+        return self.any_check is not None or self.float_check is not None
 
     def fault(self, value: object, data: bytes) -> str | None:
-        """As a `Check`; `data` is the JSON of the value."""
-        if self.anything is not None:
-            found = self.anything(value)
+        """As a `LossCheck`; `data` is the JSON of the value."""
+        if self.any_check is not None:
+            found = self.any_check(value)
             if found is not None:
                 return found
-        if self.floats is not None and b"null" in data:
-            return self.floats(value)
+        if self.float_check is not None and b"null" in data:
+            return self.float_check(value)
         return None
 
 
 def fault_below_any(value: Any) -> str | None:
-    """A `Check` of a value of which JSON alone says what it is."""
+    """A `LossCheck` of a value of which JSON alone says what it is."""
     kind = type(value)
     if kind in _PLAIN:
         return None
@@ -88,7 +88,7 @@ def fault_below_any(value: Any) -> str | None:
 
 
 def fault_of_floats(value: Any) -> str | None:
-    """A `Check` of floats alone, of a value whose type is not known."""
+    """A `LossCheck` of floats alone, of a value whose type is not known."""
     kind = type(value)
     if kind in _PLAIN:
         return None
@@ -125,18 +125,18 @@ def _short(key: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-class _CheckBuilder:
+class _LossCheckBuilder:
     """Makes a check that goes only where a type leads to `target`."""
 
     def __init__(self, target: type[inspect.Type]) -> None:
         self._target = target
-        self._leaf: Check = fault_below_any if target is inspect.AnyType else _float
-        self._fallback: Check | None = None if target is inspect.AnyType else fault_of_floats
+        self._leaf: LossCheck = fault_below_any if target is inspect.AnyType else _float
+        self._fallback: LossCheck | None = None if target is inspect.AnyType else fault_of_floats
         """For a value that is not of its type's class."""
-        self._checks: dict[Any, list[Check]] = {}
+        self._checks: dict[Any, list[LossCheck]] = {}
         """Of classes whose check is made, or is just being made; then it is empty."""
 
-    def check(self, info: inspect.Type) -> Check | None:
+    def check(self, info: inspect.Type) -> LossCheck | None:
         return self._check_for(info) if self._contains_target(info) else None
 
     def _contains_target(self, info: inspect.Type) -> bool:
@@ -146,14 +146,14 @@ class _CheckBuilder:
             each = rest.pop()
             if isinstance(each, self._target):
                 return True
-            if isinstance(each, _Named):
+            if isinstance(each, _NamedType):
                 if each.cls in seen:
                     continue
                 seen.add(each.cls)
             rest.extend(_parts(each))
         return False
 
-    def _check_for(self, info: inspect.Type) -> Check:
+    def _check_for(self, info: inspect.Type) -> LossCheck:
         """`info` leads to the target."""
         match info:
             case inspect.Metadata():
@@ -166,7 +166,7 @@ class _CheckBuilder:
                 return self._of_tuple(info)
             case inspect.CollectionType():
                 return self._of_array(self._check_for(info.item_type))
-            case _ if isinstance(info, _Named):
+            case _ if isinstance(info, _NamedType):
                 if info.cls not in self._checks:
                     self._checks[info.cls] = made = []
                     made.append(self._of_class(info))
@@ -176,7 +176,7 @@ class _CheckBuilder:
             case _:
                 return self._leaf
 
-    def _of_array(self, check: Check) -> Check:
+    def _of_array(self, check: LossCheck) -> LossCheck:
         def of_array(value: Any) -> str | None:
             if isinstance(value, list | tuple | set | frozenset):
                 for index, each in enumerate(value):
@@ -187,7 +187,7 @@ class _CheckBuilder:
 
         return of_array
 
-    def _of_tuple(self, info: inspect.TupleType) -> Check:
+    def _of_tuple(self, info: inspect.TupleType) -> LossCheck:
         checks = [
             (index, self._check_for(each)) for index, each in enumerate(info.item_types) if self._contains_target(each)
         ]
@@ -199,7 +199,7 @@ class _CheckBuilder:
 
         return of_tuple
 
-    def _of_dict(self, info: inspect.DictType | inspect.FrozenDictType) -> Check:
+    def _of_dict(self, info: inspect.DictType | inspect.FrozenDictType) -> LossCheck:
         check = self.check(info.value_type)
         has_any_key = self._target is inspect.AnyType and isinstance(info.key_type, inspect.AnyType)
         if has_any_key and isinstance(info.value_type, inspect.AnyType):
@@ -219,13 +219,13 @@ class _CheckBuilder:
 
         return of_dict
 
-    def _of_union(self, info: inspect.UnionType) -> Check:
+    def _of_union(self, info: inspect.UnionType) -> LossCheck:
         options = [each.type if isinstance(each, inspect.Metadata) else each for each in info.types]
         leading = [each for each in options if self._contains_target(each)]
         if any(isinstance(each, self._target) and isinstance(each, inspect.AnyType) for each in leading):
             return self._leaf
-        classes = {each.cls: self._check_for(each) for each in leading if isinstance(each, _Named)}
-        others = [self._check_for(each) for each in leading if not isinstance(each, _Named)]
+        classes = {each.cls: self._check_for(each) for each in leading if isinstance(each, _NamedType)}
+        others = [self._check_for(each) for each in leading if not isinstance(each, _NamedType)]
         if not classes and len(others) == 1:
             # Such as `float | None`: a check passes over what is not of its type.
             return others[0]
@@ -238,7 +238,7 @@ class _CheckBuilder:
 
         return of_union
 
-    def _of_class(self, info: Any) -> Check:
+    def _of_class(self, info: Any) -> LossCheck:
         class_, fallback = info.cls, self._fallback
         if isinstance(info, inspect.CustomType):
             fields = [(name, name, kind) for name, kind in _typed_fields(class_)]

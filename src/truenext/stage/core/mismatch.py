@@ -53,7 +53,7 @@ class Mismatch(msgspec.Struct, frozen=True):
     expected: str
 
 
-def mismatches(written: Schema, expected: Schema) -> list[Mismatch]:
+def find_mismatches(written: Schema, expected: Schema) -> list[Mismatch]:
     """Each of them once.
 
     Raises: ValueError, TypeError, AttributeError if one is no schema, such as of a damaged file
@@ -82,7 +82,7 @@ class _ScopedSchema:
         self.schema: Schema | Literal[False] = schema
         self.scopes = scopes
 
-    def at(self, schema: Any) -> _ScopedSchema:
+    def subschema(self, schema: Any) -> _ScopedSchema:
         return _ScopedSchema(schema, self.scopes)
 
     def get(self, keyword: str, otherwise: Any = None) -> Any:
@@ -93,24 +93,24 @@ class _ScopedSchema:
         return self.schema is not False and not self.schema.keys() - ANNOTATIONS
 
     @property
-    def options(self) -> list[_ScopedSchema] | None:
+    def alternatives(self) -> list[_ScopedSchema] | None:
         for keyword in ("anyOf", "oneOf"):
             if keyword in (self.schema or {}):
-                return [self.at(each) for each in self.get(keyword)]
+                return [self.subschema(each) for each in self.get(keyword)]
         kinds = self.get("type")
         if isinstance(kinds, list):
-            return [self.at({**(self.schema or {}), "type": each}) for each in kinds]
+            return [self.subschema({**(self.schema or {}), "type": each}) for each in kinds]
         return None
 
     @property
-    def values(self) -> list[Any] | None:
+    def allowed_values(self) -> list[Any] | None:
         if "const" in (self.schema or {}):
             return [self.get("const")]
         values: list[Any] | None = self.get("enum")
         return values
 
     @property
-    def items(self) -> tuple[list[Any], Any]:
+    def array_items(self) -> tuple[list[Any], Any]:
         """Of an array: those that have their place, and what each further one is; None: there is none, as far as it
         names any."""
         prefix: list[Any] = self.get("prefixItems", [])
@@ -131,10 +131,10 @@ class _ScopedSchema:
     def __str__(self) -> str:
         if self.schema is False:
             return "no such field"
-        if self.options is not None:
-            return " or ".join(map(str, self.options))
-        if self.values is not None:
-            return f"one of {', '.join(map(_json, self.values))}"
+        if self.alternatives is not None:
+            return " or ".join(map(str, self.alternatives))
+        if self.allowed_values is not None:
+            return f"one of {', '.join(map(_json, self.allowed_values))}"
         if self.encoding:
             return f"bytes in {self.encoding}"
         name = self.get("title") if self.get("type") in ("object", "array") else self.get("format")
@@ -161,20 +161,24 @@ class _SchemaComparison:
             self._open.discard(pair)
 
     def _compare(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
-        if written.options is not None:
+        if written.alternatives is not None:
             return _merge_types(
-                [found for each in written.options for found in self.compare(each, expected, path)], path
+                [found for each in written.alternatives for found in self.compare(each, expected, path)], path
             )
-        if expected.options is not None:
+        if expected.alternatives is not None:
             return self._any_of(written, expected, path)
         if "allOf" in (expected.schema or {}):
-            return [found for each in expected.get("allOf") for found in self.compare(written, expected.at(each), path)]
-        if written.values is not None:
-            lost = [each for each in written.values if not _is_value(each, expected)]
+            return [
+                found
+                for each in expected.get("allOf")
+                for found in self.compare(written, expected.subschema(each), path)
+            ]
+        if written.allowed_values is not None:
+            lost = [each for each in written.allowed_values if not _is_value(each, expected)]
             if lost:
                 return [Mismatch(path, "value", ", ".join(map(_json, lost)), str(expected))]
             return list(self._swapped_members(written, expected, path))
-        if expected.values is not None:
+        if expected.allowed_values is not None:
             return [Mismatch(path, "value", str(written), str(expected))]
         return self._of_type(written, expected, path)
 
@@ -182,7 +186,7 @@ class _SchemaComparison:
         """What is wrong with the option that comes nearest."""
         nearest = [Mismatch(path, "type", str(written), str(expected))]
         is_near = False
-        options = expected.options or ()
+        options = expected.alternatives or ()
         read: list[tuple[list[Mismatch], _ScopedSchema]] = []
         for option in options:
             found = self.compare(written, option, path)
@@ -215,7 +219,9 @@ class _SchemaComparison:
     def _of_type(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
         if expected.is_anything:
             # What JSON has of that type: bytes are text then.
-            expected = expected.at({"type": written.get("type"), "items": _ANYTHING, "additionalProperties": _ANYTHING})
+            expected = expected.subschema(
+                {"type": written.get("type"), "items": _ANYTHING, "additionalProperties": _ANYTHING}
+            )
         kind, kind_expected = written.get("type"), expected.get("type")
         if kind in ("integer", "number") and expected.get("format") == "decimal":
             return []
@@ -252,14 +258,14 @@ class _SchemaComparison:
                 )
 
     def _count_max(self, written: _ScopedSchema) -> float:
-        prefix, further = written.items
+        prefix, further = written.array_items
         return len(prefix) if further is None else _INFINITE
 
     # ---- Arrays ----
 
     def _arrays(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> Iterator[Mismatch]:
-        prefix, further = written.items
-        prefix_expected, further_expected = expected.items
+        prefix, further = written.array_items
+        prefix_expected, further_expected = expected.array_items
         if expected.get("uniqueItems") and not written.get("uniqueItems"):
             yield Mismatch(path, "meaning", "a list", "a set, without its order and what is in it twice")
         names, names_expected = written.get("names", []), expected.get("names", [])
@@ -273,12 +279,12 @@ class _SchemaComparison:
             is_in_prefix = index < len(prefix_expected)
             other = prefix_expected[index] if is_in_prefix else further_expected
             if other is not None:
-                yield from self.compare(written.at(each), expected.at(other), f"{path}[{index}]")
+                yield from self.compare(written.subschema(each), expected.subschema(other), f"{path}[{index}]")
         if further is None:
             return
         for other in [*prefix_expected[len(prefix) :], further_expected]:
             if other is not None:
-                yield from self.compare(written.at(further), expected.at(other), f"{path}[]")
+                yield from self.compare(written.subschema(further), expected.subschema(other), f"{path}[]")
 
     # ---- Objects ----
 
@@ -304,24 +310,24 @@ class _SchemaComparison:
         for name, schema in fields.items():
             other = fields_expected.get(name, others_expected)
             if other is not None:
-                yield from self.compare(written.at(schema), expected.at(other), _field(path, name))
+                yield from self.compare(written.subschema(schema), expected.subschema(other), _field(path, name))
             keys = expected.get("keys")
             if name in fields_expected and written.get("omitsDefaults") and "default" in schema:
                 yield from _of_default(
                     schema["default"], fields_expected[name], _field(path, name), name not in required
                 )
-            if name not in fields_expected and keys is not None and not _is_value(name, expected.at(keys)):
-                yield Mismatch(_field(path, name), "type", _json(name), f"a key that is {expected.at(keys)}")
+            if name not in fields_expected and keys is not None and not _is_value(name, expected.subschema(keys)):
+                yield Mismatch(_field(path, name), "type", _json(name), f"a key that is {expected.subschema(keys)}")
         if not others and others != {}:
             return
         for name, schema in fields_expected.items():
             if name not in fields:
-                yield from self.compare(written.at(others), expected.at(schema), _field(path, name))
+                yield from self.compare(written.subschema(others), expected.subschema(schema), _field(path, name))
         if others_expected is not None:
-            yield from self.compare(written.at(others), expected.at(others_expected), f"{path}{{}}")
-        keys = written.at(written.get("keys", {"type": "string"}))
+            yield from self.compare(written.subschema(others), expected.subschema(others_expected), f"{path}{{}}")
+        keys = written.subschema(written.get("keys", {"type": "string"}))
         if "keys" in (expected.schema or {}) or keys.encoding:
-            yield from self.compare(keys, expected.at(expected.get("keys", {"type": "string"})), f"{path}{{}}")
+            yield from self.compare(keys, expected.subschema(expected.get("keys", {"type": "string"})), f"{path}{{}}")
 
 
 def _of_default(default: Any, expected: Any, path: str, has_default: bool) -> Iterator[Mismatch]:
@@ -359,10 +365,10 @@ def _is_value(value: Any, expected: _ScopedSchema) -> bool:
     """One value would be read; only what is plain is known."""
     if expected.is_anything:
         return True
-    if expected.options is not None:
-        return any(_is_value(value, each) for each in expected.options)
-    if expected.values is not None:
-        return any(type(each) is type(value) and each == value for each in expected.values)
+    if expected.alternatives is not None:
+        return any(_is_value(value, each) for each in expected.alternatives)
+    if expected.allowed_values is not None:
+        return any(type(each) is type(value) and each == value for each in expected.allowed_values)
     kinds = {bool: ["boolean"], int: ["integer", "number"], float: ["number"], str: ["string"], type(None): ["null"]}
     plain = expected.schema and not expected.schema.keys() - ANNOTATIONS - {"type"}
     return bool(plain) and expected.get("type") in kinds.get(type(value), [])

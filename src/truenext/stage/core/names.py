@@ -54,7 +54,7 @@ def endpoint_of(queue: str) -> str | None:
     return endpoint if mark and _IS_WORD(stage) else None
 
 
-def stages_of(endpoint: str) -> str:
+def stage_queue_pattern(endpoint: str) -> str:
     """The pattern of the queues of all its stages but the first."""
     return f"{endpoint}.{STAGE_MARK}.*"
 

@@ -20,7 +20,7 @@ class OutboxProducer:
         """The last one that was used."""
 
     @property
-    def next(self) -> CommitNumber:
+    def next_commit(self) -> CommitNumber:
         return CommitNumber(self, self.number + 1)
 
 

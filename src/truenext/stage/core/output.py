@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from truenext.limits import BODY_BYTES_MAX
-from truenext.stage.core.envelope import Envelope, encode
+from truenext.stage.core.envelope import Envelope, encode_envelope
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.ids import child_id
 from truenext.stage.core.outbox_unit import EncodedMessage
@@ -40,7 +40,7 @@ class OutputMessage(msgspec.Struct, frozen=True):
     def _body(self, carrier: Mapping[str, str]) -> bytes:
         envelope = msgspec.structs.replace(self.envelope, carrier=dict(carrier)) if carrier else self.envelope
         try:
-            body = encode(envelope)
+            body = encode_envelope(envelope)
         except (TypeError, ValueError) as error:
             raise FlowError(f"a property of the flow cannot be JSON: {error}") from error
         if len(body) > BODY_BYTES_MAX:

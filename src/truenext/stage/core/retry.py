@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from truenext.limits import DELAY_MS_MAX
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
-from truenext.stage.core.failure import leaves_of
+from truenext.stage.core.failure import ungrouped_errors
 
 NEVER = "never"
 """It is not tried again: a dead letter at once."""
@@ -45,7 +45,7 @@ class RetryRules:
         merged._delays_s = defaults._delays_s | self._delays_s
         return merged
 
-    def decide(self, error: BaseException, failures: int, attempts_max: int | None) -> Retry:
+    def decide(self, error: BaseException, failures: int, attempts_max: int | None) -> RetryDecision:
         """`failures` counts this one, too; `attempts_max` is the stage's own, if it has one.
 
         Of a group decides what is in it, unless a rule names a class of groups: one that is never tried again suffices,
@@ -54,24 +54,24 @@ class RetryRules:
         if attempts_max is not None and failures >= attempts_max:
             return REJECTED
         if isinstance(error, BaseExceptionGroup) and not any(kind in self._delays_s for kind in _own_classes(error)):
-            retries = [self._retry_for(each, failures) for each in leaves_of(error)]
+            retries = [self._retry_for(each, failures) for each in ungrouped_errors(error)]
         else:
             retries = [self._retry_for(error, failures)]
         if REJECTED in retries:
             return REJECTED
-        return Retry(max((each.delay_s for each in retries if each.delay_s is not None), default=None))
+        return RetryDecision(max((each.delay_s for each in retries if each.delay_s is not None), default=None))
 
-    def _retry_for(self, error: BaseException, failures: int) -> Retry:
+    def _retry_for(self, error: BaseException, failures: int) -> RetryDecision:
         if isinstance(error, Reject | NotDecoded | FlowError):
             return REJECTED
         for kind in type(error).__mro__:
             delays_s = self._delays_s.get(kind)
             if delays_s is not None:
-                return Retry(delays_s[min(failures, len(delays_s)) - 1]) if delays_s else REJECTED
+                return RetryDecision(delays_s[min(failures, len(delays_s)) - 1]) if delays_s else REJECTED
         return QUEUE_POLICY
 
 
-class Retry:
+class RetryDecision:
     """It is tried again after so many seconds; None is what the policy of the queue says."""
 
     __slots__ = ("delay_s", "is_rejected")
@@ -82,7 +82,10 @@ class Retry:
         """It is not tried again."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Retry) and (self.delay_s, self.is_rejected) == (other.delay_s, other.is_rejected)
+        return isinstance(other, RetryDecision) and (self.delay_s, self.is_rejected) == (
+            other.delay_s,
+            other.is_rejected,
+        )
 
     def __hash__(self) -> int:
         return hash((self.delay_s, self.is_rejected))
@@ -95,8 +98,8 @@ def _own_classes(group: BaseException) -> list[type]:
     return [each for each in type(group).__mro__ if issubclass(each, BaseExceptionGroup)]
 
 
-REJECTED = Retry(None, is_rejected=True)
-QUEUE_POLICY = Retry(None)
+REJECTED = RetryDecision(None, is_rejected=True)
+QUEUE_POLICY = RetryDecision(None)
 
 
 def _delays_s(text: str, subject: str) -> tuple[float, ...]:

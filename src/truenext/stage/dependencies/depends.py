@@ -12,12 +12,12 @@ from truenext.errors import ConfigurationError
 from truenext.stage.core.signature import without_none
 from truenext.stage.dependencies.factory import (
     Factory,
+    classify_factory,
+    evaluated_parameters,
     is_awaited,
-    maker_of,
     name_of,
-    parameters_of_signature,
 )
-from truenext.stage.dependencies.plan import Plan, Step
+from truenext.stage.dependencies.plan import DependencyPlan, FactoryStep
 
 Overrides: TypeAlias = Mapping[Factory, Factory]
 
@@ -41,14 +41,14 @@ class Depends:
             raise ConfigurationError(f"Depends takes a factory, and not what it makes: {self.factory!r}")
 
 
-def parameters_of(
+def build_plan(
     function: Callable[..., Any],
     *,
     provided: Mapping[Any, str],
     positional: Collection[str] = (),
     overrides: Overrides | None = None,
     forbidden: Mapping[Any, str] = MappingProxyType({}),
-) -> Plan:
+) -> DependencyPlan:
     """What a stage asks for. `provided` says by which name the caller will give a value of which type; a generic type
     stands for all that are made of it. `positional` are the parameters that the caller gives by itself. A factory in
     `overrides` is replaced by another one, wherever somebody depends on it. `forbidden` says why a type is a mistake
@@ -57,12 +57,12 @@ def parameters_of(
     Raises: ConfigurationError if a parameter cannot be given, naming it and its function
     """
     is_async = inspect.iscoroutinefunction(function)
-    search = _Search(provided, overrides or {}, forbidden, is_async=is_async, function=function)
-    direct, made = search.sources(function, positional)
-    return Plan(search.steps, direct, made, frozenset(search.overridden))
+    search = _PlanBuilder(provided, overrides or {}, forbidden, is_async=is_async, function=function)
+    direct, made = search.parameter_sources(function, positional)
+    return DependencyPlan(search.steps, direct, made, frozenset(search.overridden))
 
 
-class _Search:
+class _PlanBuilder:
     """Through a function and all that it depends on."""
 
     def __init__(
@@ -81,11 +81,11 @@ class _Search:
         self._function = function
         self._step_numbers: dict[Factory, int] = {}
         self._path: list[Callable[..., Any]] = []
-        self.steps: list[Step] = []
+        self.steps: list[FactoryStep] = []
         """In the order in which they are made."""
         self.overridden: set[Factory] = set()
 
-    def sources(
+    def parameter_sources(
         self, function: Callable[..., Any], positional: Collection[str] = ()
     ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]:
         """Its parameters that are given, by which name; and those that are made, in which step."""
@@ -112,7 +112,7 @@ class _Search:
 
     def _parameters(self, function: Callable[..., Any]) -> list[inspect.Parameter]:
         try:
-            every = parameters_of_signature(function)
+            every = evaluated_parameters(function)
         except NameError as error:
             # Annotations are looked up in the module: they are text there if it says so, or if they are quoted.
             reason = f"an annotation of {name_of(function)} cannot be read: {error}"
@@ -141,7 +141,7 @@ class _Search:
             raise self._fault(self._path[-1], parameter, f"a circle: {' -> '.join(map(name_of, cycle))}")
         if factory in self._step_numbers:
             return self._step_numbers[factory]
-        maker, kind = maker_of(factory, is_async=self._is_async)
+        maker, kind = classify_factory(factory, is_async=self._is_async)
         if is_awaited(kind) and not self._is_async:
             raise self._fault(
                 self._path[-1],
@@ -149,9 +149,9 @@ class _Search:
                 f"{name_of(factory)} must be awaited, and {name_of(self._function)}, which is not async, runs in a "
                 "thread; make one of the two like the other",
             )
-        direct, made = self.sources(factory)
+        direct, made = self.parameter_sources(factory)
         self._step_numbers[factory] = len(self.steps)
-        self.steps.append(Step(name_of(factory), maker, kind, direct, made))
+        self.steps.append(FactoryStep(name_of(factory), maker, kind, direct, made))
         return self._step_numbers[factory]
 
     def _missing_reason(self, kind: Any) -> str:

@@ -25,14 +25,14 @@ def is_awaited(kind: FactoryKind) -> bool:
     return kind in (FactoryKind.AWAIT, FactoryKind.ENTER_ASYNC)
 
 
-def maker_of(factory: Factory, *, is_async: bool) -> tuple[Factory, FactoryKind]:
+def classify_factory(factory: Factory, *, is_async: bool) -> tuple[Factory, FactoryKind]:
     """What is to be called, and the way from there. `is_async`: a class that can be entered both ways is entered with
     `async with`."""
     if isinstance(factory, type):
         if hasattr(factory, "__aenter__") and (is_async or not hasattr(factory, "__enter__")):
             return factory, FactoryKind.ENTER_ASYNC
         return factory, FactoryKind.ENTER if hasattr(factory, "__enter__") else FactoryKind.CALL
-    code = _code(factory)
+    code = _underlying_function(factory)
     if inspect.isgeneratorfunction(code):
         return contextmanager(factory), FactoryKind.ENTER
     if inspect.isasyncgenfunction(code):
@@ -48,14 +48,14 @@ def maker_of(factory: Factory, *, is_async: bool) -> tuple[Factory, FactoryKind]
     return factory, FactoryKind.CALL
 
 
-def _code(factory: Factory) -> Factory:
+def _underlying_function(factory: Factory) -> Factory:
     """The function that runs, of something that can be called."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     return factory if inspect.isroutine(factory) else factory.__call__  # type: ignore[operator]
 
 
-def parameters_of_signature(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def evaluated_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """With their annotations as they are meant, also where they are written as text.
 
     Raises: NameError if one of them names what its module does not have

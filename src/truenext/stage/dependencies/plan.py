@@ -9,10 +9,10 @@ from typing import Any
 from truenext.stage.dependencies.factory import Factory, FactoryKind
 from truenext.stage.exit_stack import StageExitStack
 
-Provided = Mapping[str, Any]
+ProvidedValues = Mapping[str, Any]
 
 
-class Step:
+class FactoryStep:
     """One value, made by one factory."""
 
     __slots__ = ("_made", "direct", "kind", "maker", "name")
@@ -32,16 +32,16 @@ class Step:
         """Parameters and the names of what is given to them."""
         self._made = made
 
-    def call(self, provided: Provided, values: list[Any]) -> Any:
+    def call(self, provided: ProvidedValues, values: list[Any]) -> Any:
         return self.maker(**_arguments(self.direct, self._made, provided, values))
 
 
-class Plan:
+class DependencyPlan:
     """What one stage asks for, in the order in which it is made.
 
-    `async with plan.values(provided) as arguments` for an `async` stage, `with plan.values_in_thread(provided)` for a
+    `async with plan.scope(provided) as arguments` for an `async` stage, `with plan.thread_scope(provided)` for a
     plain one, in the thread that runs it. Both yield the arguments by their names. `provided` has the values by the
-    names that `parameters_of` was told. Where `has_factories` is False, `plan.arguments(provided)` is the same.
+    names that `build_plan` was told. Where `has_factories` is False, `plan.arguments(provided)` is the same.
 
     When the block ends, whatever was entered is left, last first, and hears of the exception that ended it
     (`truenext.stage.exit_stack`).
@@ -51,7 +51,7 @@ class Plan:
 
     def __init__(
         self,
-        steps: Sequence[Step],
+        steps: Sequence[FactoryStep],
         direct: Sequence[tuple[str, str]],
         made: Sequence[tuple[str, int]],
         overridden: frozenset[Factory],
@@ -67,23 +67,23 @@ class Plan:
         self.overridden = overridden
         """The factories in whose place others are called."""
 
-    def values(self, provided: Provided) -> _Values:
-        return _Values(self, provided)
+    def scope(self, provided: ProvidedValues) -> _DependencyScope:
+        return _DependencyScope(self, provided)
 
-    def values_in_thread(self, provided: Provided) -> _ValuesInThread:
-        return _ValuesInThread(self, provided)
+    def thread_scope(self, provided: ProvidedValues) -> _ThreadDependencyScope:
+        return _ThreadDependencyScope(self, provided)
 
-    def arguments(self, provided: Provided, values: Sequence[Any] = ()) -> dict[str, Any]:
+    def arguments(self, provided: ProvidedValues, values: Sequence[Any] = ()) -> dict[str, Any]:
         """`values` are what the steps have made."""
         return _arguments(self._direct, self._made, provided, values)
 
 
-class _Values:
+class _DependencyScope:
     """Of one message, for an `async` stage. Plain factories run in the event loop's own thread."""
 
     __slots__ = ("_exit_stack", "_plan", "_provided")
 
-    def __init__(self, plan: Plan, provided: Provided) -> None:
+    def __init__(self, plan: DependencyPlan, provided: ProvidedValues) -> None:
         self._plan = plan
         self._provided = provided
         self._exit_stack = StageExitStack()
@@ -111,12 +111,12 @@ class _Values:
         await self._exit_stack.close_async(error)
 
 
-class _ValuesInThread:
+class _ThreadDependencyScope:
     """The same, for a plain stage."""
 
     __slots__ = ("_exit_stack", "_plan", "_provided")
 
-    def __init__(self, plan: Plan, provided: Provided) -> None:
+    def __init__(self, plan: DependencyPlan, provided: ProvidedValues) -> None:
         self._plan = plan
         self._provided = provided
         self._exit_stack = StageExitStack()
@@ -139,7 +139,7 @@ class _ValuesInThread:
 
 
 def _arguments(
-    direct: Sequence[tuple[str, str]], made: Sequence[tuple[str, int]], provided: Provided, values: Sequence[Any]
+    direct: Sequence[tuple[str, str]], made: Sequence[tuple[str, int]], provided: ProvidedValues, values: Sequence[Any]
 ) -> dict[str, Any]:
     arguments = {parameter: provided[name] for parameter, name in direct}
     for parameter, step in made:

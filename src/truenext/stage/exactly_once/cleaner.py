@@ -21,7 +21,7 @@ TIME_SHARE = 0.1
 """Of the time, at most: as much as comes must be able to go, and messages wait for neither."""
 
 
-class Cleaner:
+class OutboxCleaner:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._steps = PeriodicTask("truenext cleaning", self._step)

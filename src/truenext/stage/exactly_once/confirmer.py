@@ -28,7 +28,7 @@ PENDING_ROWS_MAX = 100_000
 """Rows of each kind that are remembered while the database is away; the rest is left to those who come later."""
 
 
-class Confirmer:
+class OutboxConfirmer:
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._sent: list[str] = []
@@ -63,7 +63,7 @@ class Confirmer:
         """Raises: DatabaseUnavailable"""
         sent, acknowledged = self._sent[:ROWS_MAX], self._acknowledged[:ROWS_MAX]
         if sent or acknowledged:
-            await self._outbox.confirm(sent, acknowledged)
+            await self._outbox.confirm_rows(sent, acknowledged)
             del self._sent[: len(sent)], self._acknowledged[: len(acknowledged)]
 
     async def stop(self) -> None:

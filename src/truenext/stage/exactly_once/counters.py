@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.stage.interceptors.exposition import Sample, exposition
+from truenext.stage.interceptors.exposition import Sample, format_metric
 
 if TYPE_CHECKING:
-    from truenext.stage.sql.outbox import Unsent
+    from truenext.stage.sql.outbox import UnsentCounts
 
 
 class ExactlyOnceCounters:
@@ -28,7 +28,7 @@ class ExactlyOnceCounters:
         """Messages that the broker did not take: they are in the queue `SERVICE.refused`."""
 
 
-def as_text(counters: ExactlyOnceCounters, unsent: Unsent | None) -> str:
+def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -> str:
     """For Prometheus; without what the database did not say in time."""
     totals = {
         "truenext_inbox_already_processed_total": (
@@ -43,11 +43,13 @@ def as_text(counters: ExactlyOnceCounters, unsent: Unsent | None) -> str:
         ),
         "truenext_outbox_refused_total": ("Messages in the queue SERVICE.refused.", counters.refused),
     }
-    parts = [exposition(name, "counter", about, [Sample({}, count)]) for name, (about, count) in totals.items()]
+    parts = [format_metric(name, "counter", about, [Sample({}, count)]) for name, (about, count) in totals.items()]
     if unsent is not None:
         messages = [Sample({"numbered": "yes"}, unsent.numbered), Sample({"numbered": "no"}, unsent.unnumbered)]
         parts += (
-            exposition("truenext_outbox_messages", "gauge", "Messages that are not known to be sent.", messages),
-            exposition("truenext_outbox_oldest_seconds", "gauge", "Age of the oldest.", [Sample({}, unsent.oldest_s)]),
+            format_metric("truenext_outbox_messages", "gauge", "Messages that are not known to be sent.", messages),
+            format_metric(
+                "truenext_outbox_oldest_seconds", "gauge", "Age of the oldest.", [Sample({}, unsent.oldest_s)]
+            ),
         )
     return "".join(parts)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.outbox_unit import UnreadableUnit
-from truenext.stage.exactly_once.cleaner import Cleaner
-from truenext.stage.exactly_once.confirmer import Confirmer
-from truenext.stage.exactly_once.counters import ExactlyOnceCounters, as_text
-from truenext.stage.exactly_once.relay import Relay
+from truenext.stage.exactly_once.cleaner import OutboxCleaner
+from truenext.stage.exactly_once.confirmer import OutboxConfirmer
+from truenext.stage.exactly_once.counters import ExactlyOnceCounters, format_metrics
+from truenext.stage.exactly_once.relay import OutboxRelay
 from truenext.stage.exactly_once.unit_sender import SendResult, send_unit
 from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from truenext.stage.core.numbers import CommitNumber, OutboxProducer
-    from truenext.stage.pool import Pool
-    from truenext.stage.sql.outbox import Outbox, Unsent
+    from truenext.stage.pool import PriorityPool
+    from truenext.stage.sql.outbox import Outbox, UnsentCounts
 
 _logger = logging.getLogger("truenext.stage")
 
@@ -31,28 +31,28 @@ QUERY_TIMEOUT_S = 2.0
 """For how long the database is waited for before figures are said without it."""
 
 
-class ExactlyOnce:
+class ExactlyOnceProcessing:
     """Of one process that runs a service."""
 
-    def __init__(self, outbox: Outbox, pool: Pool, service: str) -> None:
+    def __init__(self, outbox: Outbox, pool: PriorityPool, service: str) -> None:
         self._outbox = outbox
         self._service = service
         self.counters = ExactlyOnceCounters()
-        self._relay = Relay(outbox, pool, service, self.counters)
-        self._confirmer = Confirmer(outbox)
-        self._cleaner = Cleaner(outbox)
+        self._relay = OutboxRelay(outbox, pool, service, self.counters)
+        self._confirmer = OutboxConfirmer(outbox)
+        self._cleaner = OutboxCleaner(outbox)
 
-    async def as_text(self) -> str:
+    async def metrics_text(self) -> str:
         """How it is, for Prometheus; without what only the database knows if that does not say it in time."""
         unsent = None
         with suppress(DatabaseUnavailable, TimeoutError):
             async with asyncio.timeout(QUERY_TIMEOUT_S):
-                unsent = await self.unsent()
-        return as_text(self.counters, unsent)
+                unsent = await self.count_unsent()
+        return format_metrics(self.counters, unsent)
 
-    async def unsent(self) -> Unsent:
+    async def count_unsent(self) -> UnsentCounts:
         """What is not known to be sent, of all processes. Raises: DatabaseUnavailable"""
-        return await self._outbox.unsent()
+        return await self._outbox.count_unsent()
 
     async def start(self) -> None:
         """Begin once the tables of the outbox are checked. Raises: DatabaseUnavailable"""
@@ -62,7 +62,7 @@ class ExactlyOnce:
                 "sent for that is not taken back",
                 extra={"service": self._service},
             )
-        await self._outbox.register()
+        await self._outbox.register_owner()
         self._relay.start()
         self._confirmer.start()
         self._cleaner.start()
@@ -74,9 +74,9 @@ class ExactlyOnce:
         with suppress(DatabaseUnavailable, TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._confirmer.stop()
-                await self._outbox.deregister(self._relay.free)
+                await self._outbox.deregister_owner(self._relay.free_producer_names)
 
-    def wake(self) -> None:
+    def wake_relay(self) -> None:
         """A user's transaction has begun flows. In the thread of the event loop."""
         self._relay.wake()
 
@@ -86,13 +86,13 @@ class ExactlyOnce:
         """Raises: DatabaseUnavailable"""
         return await self._outbox.is_processed(id)
 
-    async def ensure_sent(self, id: str, pool: Pool) -> None:
+    async def ensure_sent(self, id: str, pool: PriorityPool) -> None:
         """The message with this id in the inbox was already processed: see to it that what it has to send is sent.
 
         Raises: BrokerUnavailable, InDoubt, RolledBack: then its message is not acknowledged yet; DatabaseUnavailable
         """
         self.counters.already_processed += 1
-        unit = await self._outbox.unit(id)
+        unit = await self._outbox.find_unit(id)
         if unit is None:
             return
         try:
@@ -121,21 +121,21 @@ class BorrowedProducer:
 
     __slots__ = ("_producer", "_relay", "_was_used")
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: OutboxRelay) -> None:
         self._relay = relay
         self._producer: OutboxProducer | None = None
         self._was_used = False
 
     async def __aenter__(self) -> BorrowedProducer:
         """Raises: DatabaseUnavailable"""
-        self._producer = await self._relay.borrow()
+        self._producer = await self._relay.borrow_producer()
         return self
 
-    def number(self) -> CommitNumber:
+    def use_next_number(self) -> CommitNumber:
         """It is used from now on."""
         assert self._producer is not None, "the block has begun"
         self._was_used = True
-        return self._producer.next
+        return self._producer.next_commit
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -144,10 +144,10 @@ class BorrowedProducer:
         assert producer is not None, "the block has begun"
         if isinstance(error, ProducerLost):
             # This process stood still for so long that others took it for dead: whatever it has may be another's.
-            self._relay.invalidate_all()
+            self._relay.mark_free_in_doubt()
         if self._was_used and error is not None:
-            self._relay.invalidate(producer)
+            self._relay.mark_in_doubt(producer)
             return
         if self._was_used:
             producer.number += 1
-        self._relay.return_borrowed(producer)
+        self._relay.return_producer(producer)

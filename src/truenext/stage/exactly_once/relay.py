@@ -20,7 +20,7 @@ import msgspec
 from truenext.client.core.pending_requests import ProducerStatus
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.stage.broker_transaction import BrokerUnavailable
-from truenext.stage.core.failure import describe
+from truenext.stage.core.failure import describe_error
 from truenext.stage.core.numbers import OutboxProducer
 from truenext.stage.core.outbox_unit import COMBINED_UNITS_MAX, UnreadableUnit, count_parts
 from truenext.stage.exactly_once.periodic_task import PeriodicTask
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from truenext.stage.exactly_once.counters import ExactlyOnceCounters
-    from truenext.stage.pool import Pool
+    from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.outbox import Outbox, StoredUnit
 
 _logger = logging.getLogger("truenext.stage")
@@ -66,21 +66,21 @@ class BackoffState(NamedTuple):
     pause_s: float
 
 
-class Relay:
-    def __init__(self, outbox: Outbox, pool: Pool, service: str, counters: ExactlyOnceCounters) -> None:
+class OutboxRelay:
+    def __init__(self, outbox: Outbox, pool: PriorityPool, service: str, counters: ExactlyOnceCounters) -> None:
         self._outbox = outbox
         self._counters = counters
         self._pool = pool
         self._service = service
-        self._in_doubt: dict[str, bool] = {}
+        self._producers_in_doubt: dict[str, bool] = {}
         """By name, whether it was that of a process that is gone."""
         self._backoffs: dict[str, BackoffState] = {}
         """Those of them whose unit the broker does not take."""
         self._parts_max = COMBINED_UNITS_MAX
         """Of what has no number so much becomes one unit: less after the broker did not take so much."""
-        self._free: list[OutboxProducer] = []
-        self._borrowed: set[str] = set()
-        self._task = PeriodicTask("truenext relay", self._step)
+        self._free_producers: list[OutboxProducer] = []
+        self._borrowed_producers: set[str] = set()
+        self._task = PeriodicTask("truenext relay", self._check_or_back_off)
         self._heartbeat = PeriodicTask("truenext alive", self._record_heartbeat)
         self._checked_at = 0.0
         self._pause_s = CHECK_INTERVAL_S
@@ -91,45 +91,45 @@ class Relay:
         self._task.start()
         self._heartbeat.start()
 
-    def invalidate(self, producer: OutboxProducer) -> None:
+    def mark_in_doubt(self, producer: OutboxProducer) -> None:
         """Something was not answered: it is not to be used before it was taken anew."""
-        self._invalidate(producer)
+        self._mark_in_doubt(producer)
         self._task.wake()
 
-    def _invalidate(self, producer: OutboxProducer) -> None:
-        self._borrowed.discard(producer.name)
-        self._in_doubt[producer.name] = False
+    def _mark_in_doubt(self, producer: OutboxProducer) -> None:
+        self._borrowed_producers.discard(producer.name)
+        self._producers_in_doubt[producer.name] = False
 
-    def invalidate_all(self) -> None:
+    def mark_free_in_doubt(self) -> None:
         """Whether those that are free are still this process's own is to be found out."""
-        while self._free:
-            self._invalidate(self._free.pop())
+        while self._free_producers:
+            self._mark_in_doubt(self._free_producers.pop())
         self._task.wake()
 
-    async def borrow(self) -> OutboxProducer:
+    async def borrow_producer(self) -> OutboxProducer:
         """One that this process may use, and nobody else in it does until it is given back, or in doubt.
 
         Raises: DatabaseUnavailable
         """
-        if self._free:
-            producer = self._free.pop()
-            self._borrowed.add(producer.name)
+        if self._free_producers:
+            producer = self._free_producers.pop()
+            self._borrowed_producers.add(producer.name)
             return producer
         producer = self._outbox.new_producer()
         # Before the database hears of it: the relay may look in between.
-        self._borrowed.add(producer.name)
+        self._borrowed_producers.add(producer.name)
         try:
             await self._outbox.add_producer(producer)
         except BaseException:
             # If it is there all the same, a later look finds it.
-            self._borrowed.discard(producer.name)
+            self._borrowed_producers.discard(producer.name)
             raise
         return producer
 
-    def return_borrowed(self, producer: OutboxProducer) -> None:
+    def return_producer(self, producer: OutboxProducer) -> None:
         """Nothing of it is under way."""
-        self._borrowed.discard(producer.name)
-        self._free.append(producer)
+        self._borrowed_producers.discard(producer.name)
+        self._free_producers.append(producer)
 
     def wake(self) -> None:
         """There is something to send. In the thread of the event loop."""
@@ -140,20 +140,20 @@ class Relay:
         await self._heartbeat.stop()
 
     @property
-    def free(self) -> list[str]:
+    def free_producer_names(self) -> list[str]:
         """Names of the producers of which nothing is under way."""
-        return [each.name for each in self._free]
+        return [each.name for each in self._free_producers]
 
     # ---- Looking ----
 
-    async def _step(self) -> float:
+    async def _check_or_back_off(self) -> float:
         try:
-            is_more = await self._check()
+            is_more = await self._check_outbox()
         except (DatabaseUnavailable, *UNAVAILABLE_ERRORS) as error:
             pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
             _logger.warning(
                 "the relay waits: what is left to be sent is sent later",
-                extra={"error": describe(error), "next_s": pause_s},
+                extra={"error": describe_error(error), "next_s": pause_s},
             )
             return pause_s
         self._pause_s = CHECK_INTERVAL_S
@@ -164,38 +164,38 @@ class Relay:
         now = asyncio.get_running_loop().time()
         if now - self._checked_at >= HEARTBEAT_S:
             with suppress(DatabaseUnavailable):
-                await self._outbox.register()
+                await self._outbox.register_owner()
                 self._checked_at = now
         return HEARTBEAT_S
 
-    async def _check(self) -> bool:
+    async def _check_outbox(self) -> bool:
         """Whether there is more to do at once. Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS"""
         outbox = self._outbox
         pending = await outbox.heartbeat()
         self._checked_at = asyncio.get_running_loop().time()
-        if not pending.is_known:
-            await outbox.register()
-        if pending.owned > self._known_count:
+        if not pending.is_owner_registered:
+            await outbox.register_owner()
+        if pending.owned_producer_count > self._known_count:
             await self._find_unknown()
-        for name in list(self._in_doubt):
+        for name in list(self._producers_in_doubt):
             if name not in self._backoffs or self._backoffs[name].until <= self._checked_at:
-                await self._recover_or_skip(name, owner_is_dead=False)
-        if pending.ownerless:
+                await self._claim_or_back_off(name, owner_is_dead=False)
+        if pending.has_ownerless_producers:
             for name in await outbox.ownerless_producers(CLAIMED_MAX):
-                await self._recover_or_skip(name, owner_is_dead=True)
-        is_more = pending.unnumbered and len(self._backoffs) < BACKOFFS_MAX and await self._send_unnumbered()
+                await self._claim_or_back_off(name, owner_is_dead=True)
+        is_more = pending.has_unnumbered_units and len(self._backoffs) < BACKOFFS_MAX and await self._send_unnumbered()
         await self._deep_check()
         return is_more
 
-    async def _recover_or_skip(self, name: str, *, owner_is_dead: bool) -> None:
+    async def _claim_or_back_off(self, name: str, *, owner_is_dead: bool) -> None:
         """Raises: as `_claim`, unless it is the fault of the unit alone: others are not to wait for it"""
         try:
             await self._claim(name, owner_is_dead=owner_is_dead)
             self._backoffs.pop(name, None)
         except (BrokerUnavailable, RolledBack) as error:
-            self._skip(name, error)
+            self._back_off_producer(name, error)
 
-    def _skip(self, name: str, error: BrokerUnavailable | RolledBack) -> None:
+    def _back_off_producer(self, name: str, error: BrokerUnavailable | RolledBack) -> None:
         """The unit of this producer could not be sent. Raises: the error, if nothing can be sent now"""
         if not isinstance(error.__cause__, Refused | UnreadableUnit):
             raise error
@@ -204,13 +204,13 @@ class Relay:
         self._backoffs[name] = BackoffState(self._checked_at + pause_s, pause_s)
         _logger.warning(
             "a unit of the outbox cannot be sent now: others pass it",
-            extra={"producer": name, "error": describe(error), "next_s": pause_s},
+            extra={"producer": name, "error": describe_error(error), "next_s": pause_s},
         )
 
     @property
     def _known_count(self) -> int:
         """How many producers of its own this process knows of; some may be another's by now."""
-        return len(self._free) + len(self._borrowed) + len(self._in_doubt)
+        return len(self._free_producers) + len(self._borrowed_producers) + len(self._producers_in_doubt)
 
     async def _find_unknown(self) -> None:
         """The answer to what has made a producer this process's own may have been lost. Whoever does not know of it
@@ -219,10 +219,12 @@ class Relay:
         Raises: DatabaseUnavailable
         """
         owned = await self._outbox.owned_producers()
-        known = {each.name for each in self._free} | self._borrowed | self._in_doubt.keys()
+        known = (
+            {each.name for each in self._free_producers} | self._borrowed_producers | self._producers_in_doubt.keys()
+        )
         for name in owned:
             if name not in known:
-                self._in_doubt[name] = False
+                self._producers_in_doubt[name] = False
 
     async def _deep_check(self) -> None:
         """Raises: DatabaseUnavailable"""
@@ -242,8 +244,8 @@ class Relay:
     async def _drop_unused(self) -> None:
         """The broker soon forgets whoever sends nothing for a week. Raises: DatabaseUnavailable"""
         unused = set(await self._outbox.unused_producers())
-        dropped = [each.name for each in self._free if each.name in unused]
-        self._free = [each for each in self._free if each.name not in unused]
+        dropped = [each.name for each in self._free_producers if each.name in unused]
+        self._free_producers = [each for each in self._free_producers if each.name not in unused]
         await self._outbox.drop_producers(dropped)
 
     # ---- What users' transactions have begun ----
@@ -303,17 +305,17 @@ class Relay:
     async def _number_next(self) -> tuple[OutboxProducer, StoredUnit] | None:
         """A unit of what had no number, and its producer, which is in doubt from now on. Raises: DatabaseUnavailable"""
         while True:
-            producer = await self.borrow()
+            producer = await self.borrow_producer()
             # Whatever is not answered from now on, it is not used before that is known.
-            self._invalidate(producer)
+            self._mark_in_doubt(producer)
             try:
                 unit = await self._outbox.number_units(producer, self._parts_max)
             except ProducerLost:
-                self._in_doubt.pop(producer.name)
+                self._producers_in_doubt.pop(producer.name)
                 continue
             if unit is not None:
                 return producer, unit
-            self._reinstate(producer)
+            self._clear_doubt(producer)
             return None
 
     async def _send_numbered(self, producer: OutboxProducer, unit: StoredUnit) -> None:
@@ -321,45 +323,45 @@ class Relay:
         try:
             is_sent = await self._send_unit(unit)
         except (BrokerUnavailable, RolledBack) as error:
-            self._skip(producer.name, error)
+            self._back_off_producer(producer.name, error)
             return
         if is_sent:
             await self._outbox.delete_sent(producer.name, unit.number)
             producer.number += 1
-            self._reinstate(producer)
+            self._clear_doubt(producer)
 
-    def _reinstate(self, producer: OutboxProducer) -> None:
+    def _clear_doubt(self, producer: OutboxProducer) -> None:
         """All of it is answered: it may be used again."""
-        self._in_doubt.pop(producer.name, None)
-        self.return_borrowed(producer)
+        self._producers_in_doubt.pop(producer.name, None)
+        self.return_producer(producer)
 
     # ---- Taking ----
 
     async def _claim(self, name: str, *, owner_is_dead: bool) -> None:
         """Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS"""
-        if name in self._borrowed:
+        if name in self._borrowed_producers:
             # Another process has taken it over, and has died. Whoever uses it here finds that out first.
             return
-        self._free = [each for each in self._free if each.name != name]
+        self._free_producers = [each for each in self._free_producers if each.name != name]
         claimed = await self._outbox.claim(name, owner_is_dead=owner_is_dead)
         if claimed == "busy":
             # It ends when the database has noticed that its process is gone, or has given up.
             return
-        owner_was_dead = self._in_doubt.pop(name, owner_is_dead)
+        owner_was_dead = self._producers_in_doubt.pop(name, owner_is_dead)
         if claimed == "another's":
             return
         if owner_is_dead:
             self._counters.claimed += 1
             _logger.info("a producer of a process that is gone was taken over", extra={"producer": name})
         # Until all of it is known it is as before: not to be used.
-        self._in_doubt[name] = owner_was_dead
+        self._producers_in_doubt[name] = owner_was_dead
         if await self._send_all(claimed):
             if owner_was_dead:
                 # Each process makes its own: with those of all that were killed they would become ever more.
                 await self._outbox.drop_producers([name])
             else:
-                self.return_borrowed(claimed)
-        self._in_doubt.pop(name, None)
+                self.return_producer(claimed)
+        self._producers_in_doubt.pop(name, None)
         if not owner_was_dead:
             self._counters.in_doubt += 1
 
@@ -403,7 +405,7 @@ class Relay:
             self._parts_max = min(self._parts_max, parts // 2)
             _logger.info(
                 "the broker does not take so much at once: it is sent in smaller parts",
-                extra={"error": describe(error), "parts": parts, "next": self._parts_max},
+                extra={"error": describe_error(error), "parts": parts, "next": self._parts_max},
             )
             return True
         self._parts_max = min(max(self._parts_max + 1, self._parts_max * 5 // 4), COMBINED_UNITS_MAX)
@@ -461,7 +463,7 @@ class Relay:
         new = await self._outbox.renumber(units, producer)
         if new is not None:
             self._counters.renumbered += len(units)
-            self._invalidate(new)
+            self._mark_in_doubt(new)
             self._task.wake()
         return False
 

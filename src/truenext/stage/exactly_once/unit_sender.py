@@ -12,12 +12,12 @@ from truenext.errors import Code, RolledBack
 from truenext.stage.broker_transaction import (
     MapToBrokerUnavailable,
     is_disk_full,
-    left_s,
-    refused_with,
-    send_all,
-    size_of,
+    remaining_s,
+    send_messages,
+    sender_error,
+    transaction_size,
 )
-from truenext.stage.core.failure import describe
+from truenext.stage.core.failure import describe_error
 from truenext.stage.core.outbox_unit import EncodedMessage, decode_unit
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Session
     from truenext.errors import Refused
     from truenext.stage.exactly_once.counters import ExactlyOnceCounters
-    from truenext.stage.pool import Pool
+    from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.outbox import StoredUnit
 
 TIMEOUT_S = 30.0
@@ -40,7 +40,7 @@ class SendResult(Enum):
     """The broker does not know the number before, so it is another broker, or has lost something."""
 
 
-async def send_unit(pool: Pool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> SendResult:
+async def send_unit(pool: PriorityPool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> SendResult:
     """Send all of one unit of the outbox.
 
     What the broker refuses of it for what it is (too large, not allowed) goes to the queue `SERVICE.refused`, with the
@@ -51,14 +51,14 @@ async def send_unit(pool: Pool, unit: StoredUnit, service: str, counters: Exactl
     messages = decode_unit(unit.unit, unit.age_ms)
     # Whoever would be refused for what is open on the connection waits instead: it is not to be taken for too large.
     async with (
-        pool.transactions.acquired(1),
-        pool.transaction_bytes.acquired(size_of(messages)),
+        pool.transaction_permits.acquired(1),
+        pool.transaction_byte_permits.acquired(transaction_size(messages)),
         pool.connection.session(transacted=True) as session,
     ):
         try:
             return await _send(session, messages, unit)
         except RolledBack as error:
-            refused = refused_with(error)
+            refused = sender_error(error)
             if refused is None or (refused.code == Code.LIMIT and len(messages) > 1):
                 # Each by itself the broker would take.
                 raise
@@ -76,9 +76,9 @@ async def _send(session: Session, messages: Sequence[EncodedMessage], unit: Stor
     deadline = asyncio.get_running_loop().time() + TIMEOUT_S
     try:
         await _send_and_flush(session, messages, deadline)
-        await session.commit(timeout=left_s(deadline), producer=unit.producer, number=unit.number)
+        await session.commit(timeout=remaining_s(deadline), producer=unit.producer, number=unit.number)
     except RolledBack as error:
-        refused = refused_with(error)
+        refused = sender_error(error)
         if refused is not None and refused.code == Code.GAP:
             return SendResult.UNKNOWN_NUMBER
         raise
@@ -88,8 +88,8 @@ async def _send(session: Session, messages: Sequence[EncodedMessage], unit: Stor
 async def _send_and_flush(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
     """Raises: RolledBack with what the broker refuses; BrokerUnavailable"""
     with MapToBrokerUnavailable():
-        await send_all(session, messages, deadline)
-        await session.flush(timeout=left_s(deadline))
+        await send_messages(session, messages, deadline)
+        await session.flush(timeout=remaining_s(deadline))
 
 
 async def _accepted_or_replaced(session: Session, message: EncodedMessage, service: str) -> EncodedMessage:
@@ -97,7 +97,7 @@ async def _accepted_or_replaced(session: Session, message: EncodedMessage, servi
     try:
         await _send_and_flush(session, [message], asyncio.get_running_loop().time() + TIMEOUT_S)
     except RolledBack as error:
-        refused = refused_with(error)
+        refused = sender_error(error)
         if refused is None or is_disk_full(error):
             raise
         return msgspec.structs.replace(
@@ -113,4 +113,4 @@ async def _accepted_or_replaced(session: Session, message: EncodedMessage, servi
 
 
 def _reason(message: EncodedMessage, refused: Refused) -> str:
-    return f"{message.destination}: {describe(refused)}"
+    return f"{message.destination}: {describe_error(refused)}"

@@ -12,7 +12,7 @@ from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, 
 _logger = logging.getLogger("truenext.stage")
 
 
-class Chain:
+class InterceptorChain:
     """Only those that override a hook are asked. Where `has_around`, `has_sending` or `has_ended` is False, the caller
     need not even make what the hook is told."""
 
@@ -26,9 +26,9 @@ class Chain:
         self.has_sending: bool = bool(self._sending)
         self.has_ended: bool = bool(self._ended)
 
-    def around(self, execution: Execution) -> _Around:
+    def around(self, execution: Execution) -> _AroundContext:
         """Both in the thread in which the stage runs: `with chain.around(execution)`."""
-        return _Around(self._around, execution)
+        return _AroundContext(self._around, execution)
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
         for each in self._sending:
@@ -45,7 +45,7 @@ class Chain:
                 _report(each, "ended", error)
 
 
-class _Around:
+class _AroundContext:
     __slots__ = ("_execution", "_exit_stack", "_interceptors")
 
     def __init__(self, interceptors: Sequence[Interceptor], execution: Execution) -> None:

@@ -19,7 +19,7 @@ class Sample(NamedTuple):
     value: float
 
 
-class Histogram(NamedTuple):
+class HistogramSample(NamedTuple):
     labels: Mapping[str, str]
     bounds: Sequence[float]
     counts: Sequence[int]
@@ -28,15 +28,15 @@ class Histogram(NamedTuple):
     """Of all that was observed."""
 
 
-def exposition(name: str, kind: MetricKind, about: str, metrics: Iterable[Sample | Histogram]) -> str:
+def format_metric(name: str, kind: MetricKind, about: str, metrics: Iterable[Sample | HistogramSample]) -> str:
     """One metric with all its labels, each line with its end. `about` is one line without a backslash."""
     lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
     for metric in metrics:
-        lines += _histogram(name, metric) if isinstance(metric, Histogram) else [_line(name, metric)]
+        lines += _histogram(name, metric) if isinstance(metric, HistogramSample) else [_line(name, metric)]
     return "".join(f"{line}\n" for line in lines)
 
 
-def _histogram(name: str, histogram: Histogram) -> Iterator[str]:
+def _histogram(name: str, histogram: HistogramSample) -> Iterator[str]:
     """Each bucket counts all that is below its bound."""
     cumulated = list(accumulate(histogram.counts))
     bounds = [*map(repr, histogram.bounds), "+Inf"]

@@ -9,7 +9,7 @@ from threading import Lock
 
 import msgspec
 
-from truenext.stage.interceptors.exposition import Histogram, Sample, exposition
+from truenext.stage.interceptors.exposition import HistogramSample, Sample, format_metric
 from truenext.stage.interceptors.interceptor import (
     Execution,
     ExecutionOutcome,
@@ -54,7 +54,7 @@ class Metrics(Interceptor):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._stages: dict[tuple[str, str], _Counts] = {}
+        self._stages: dict[tuple[str, str], _StageCounters] = {}
         self._sent_outside_stages = 0
 
     @contextmanager
@@ -82,11 +82,11 @@ class Metrics(Interceptor):
                 counts.run.add(result.run)
             counts.total.add(result.total)
 
-    def _counts(self, execution: Execution) -> _Counts:
+    def _counts(self, execution: Execution) -> _StageCounters:
         key = (execution.endpoint, execution.stage)
         counts = self._stages.get(key)
         if counts is None:
-            counts = self._stages[key] = _Counts()
+            counts = self._stages[key] = _StageCounters()
         return counts
 
     def snapshot(self) -> dict[tuple[str, str], StageMetrics]:
@@ -107,13 +107,13 @@ class Metrics(Interceptor):
         sent.append(Sample({"endpoint": "", "stage": ""}, self.sent_outside_stages))
         return "".join(
             (
-                exposition(
+                format_metric(
                     "truenext_stage_running",
                     "gauge",
                     "Runs of a stage at this moment.",
                     [Sample(labels[key], each.running) for key, each in stages.items()],
                 ),
-                exposition(
+                format_metric(
                     "truenext_stage_messages_total",
                     "counter",
                     "Messages by what became of them.",
@@ -123,27 +123,27 @@ class Metrics(Interceptor):
                         for outcome, count in each.outcomes.items()
                     ],
                 ),
-                exposition(
+                format_metric(
                     "truenext_stage_sent_total",
                     "counter",
                     "Messages that a stage sent; without a stage, those with which flows began.",
                     sent,
                 ),
-                exposition(
+                format_metric(
                     "truenext_stage_run_seconds",
                     "histogram",
                     "Duration of a stage with its dependencies.",
                     [
-                        Histogram(labels[key], BUCKETS, each.run.buckets, each.run.seconds)
+                        HistogramSample(labels[key], BUCKETS, each.run.buckets, each.run.seconds)
                         for key, each in stages.items()
                     ],
                 ),
-                exposition(
+                format_metric(
                     "truenext_stage_total_seconds",
                     "histogram",
                     "From when the service had a message until what became of it was known.",
                     [
-                        Histogram(labels[key], BUCKETS, each.total.buckets, each.total.seconds)
+                        HistogramSample(labels[key], BUCKETS, each.total.buckets, each.total.seconds)
                         for key, each in stages.items()
                     ],
                 ),
@@ -166,7 +166,7 @@ class _DurationCounter:
         return DurationHistogram(self.seconds, tuple(self.buckets))
 
 
-class _Counts:
+class _StageCounters:
     __slots__ = ("outcomes", "run", "running", "sent", "total")
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """What stages do in a database (docs/stages-sql.md).
 
-`Database` is one database with its pools; `database.task_work()` and `database.thread_work()` are what one message does
-in it. What is here needs SQLAlchemy, except `truenext.stage.sql.errors`: so it is loaded when one of its names is asked
-for.
+`Database` is one database with its pools; `database.new_async_work()` and `database.new_thread_work()` are what one
+message does in it. What is here needs SQLAlchemy, except `truenext.stage.sql.errors`: so it is loaded when one of its
+names is asked for.
 """
 
 import importlib
@@ -13,17 +13,17 @@ from truenext.errors import ConfigurationError
 if TYPE_CHECKING:
     from truenext.stage.sql.database import Database
     from truenext.stage.sql.error_kind import classify_error
-    from truenext.stage.sql.own_transaction import SessionOutbox
     from truenext.stage.sql.report import outbox_report
     from truenext.stage.sql.session import session_type
+    from truenext.stage.sql.session_outbox import SessionOutbox
     from truenext.stage.sql.tables import apply_schema, schema_sql
-    from truenext.stage.sql.work import TaskWork, ThreadWork
+    from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
 
 __all__ = [
+    "AsyncSqlWork",
     "Database",
     "SessionOutbox",
-    "TaskWork",
-    "ThreadWork",
+    "ThreadSqlWork",
     "apply_schema",
     "classify_error",
     "outbox_report",
@@ -33,9 +33,9 @@ __all__ = [
 
 _MODULES = {
     "Database": "truenext.stage.sql.database",
-    "SessionOutbox": "truenext.stage.sql.own_transaction",
-    "TaskWork": "truenext.stage.sql.work",
-    "ThreadWork": "truenext.stage.sql.work",
+    "SessionOutbox": "truenext.stage.sql.session_outbox",
+    "AsyncSqlWork": "truenext.stage.sql.work",
+    "ThreadSqlWork": "truenext.stage.sql.work",
     "apply_schema": "truenext.stage.sql.tables",
     "outbox_report": "truenext.stage.sql.report",
     "schema_sql": "truenext.stage.sql.tables",

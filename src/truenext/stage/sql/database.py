@@ -2,7 +2,7 @@
 
 database = Database("postgresql+psycopg:///shop", interactive=2, others=8)
 await database.open()
-work = database.task_work()
+work = database.new_async_work()
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
 from truenext.stage.sql.exactly_once import ExactlyOnceStatements
 from truenext.stage.sql.outbox import Outbox
-from truenext.stage.sql.transaction import watch
+from truenext.stage.sql.transaction import watch_transactions
 from truenext.stage.sql.url import DatabaseAddress, address_of
-from truenext.stage.sql.work import TaskWork, ThreadWork
+from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
 from truenext.stage.sql.write_queue import write_queue_of
 
 T = TypeVar("T")
@@ -98,18 +98,22 @@ class Database:
                 await pools.close()
         await self._probe_engine.dispose()
 
-    def task_work(self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = "") -> TaskWork:
+    def new_async_work(
+        self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = ""
+    ) -> AsyncSqlWork:
         """What one message is about to do, with an `async` function. `once` is the id by which the inbox is to know it,
         if its effects happen once; `stage` is named in errors."""
         pool = self._sql_engines[is_interactive].for_tasks
-        return TaskWork(
+        return AsyncSqlWork(
             pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceStatements(inbox_id), stage
         )
 
-    def thread_work(self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = "") -> ThreadWork:
+    def new_thread_work(
+        self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = ""
+    ) -> ThreadSqlWork:
         """What one message is about to do, with a plain function."""
         pool = self._sql_engines[is_interactive].for_threads
-        return ThreadWork(
+        return ThreadSqlWork(
             pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceStatements(inbox_id), stage
         )
 
@@ -160,7 +164,7 @@ class _SqlEngines:
             address.for_threads, poolclass=QueuePool, connect_args=thread_args, **options
         )
         for engine in (self.for_tasks.sync_engine, self.for_threads):
-            watch(engine)
+            watch_transactions(engine)
             if address.file is None:
                 postgresql.set_up(engine, limits=limits)
             else:

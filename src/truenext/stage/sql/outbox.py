@@ -62,17 +62,17 @@ class StoredUnit(NamedTuple):
 class PendingWork(NamedTuple):
     """What one look a second finds."""
 
-    is_known: bool
+    is_owner_registered: bool
     """This process is among the owners."""
-    ownerless: bool
+    has_ownerless_producers: bool
     """There are producers whose process is not alive any more."""
-    unnumbered: bool
+    has_unnumbered_units: bool
     """There are units that have no number yet, and that this process can read."""
-    owned: int
+    owned_producer_count: int
     """Producers of this process, as the database has it."""
 
 
-class Unsent(NamedTuple):
+class UnsentCounts(NamedTuple):
     """What the outbox of a service has that is not known to be sent."""
 
     numbered: int
@@ -96,7 +96,7 @@ class Outbox:
 
     # ---- Coming up ----
 
-    async def check(self) -> None:
+    async def check_tables(self) -> None:
         """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
         try:
             async with self._transaction(is_read_only=True) as connection:
@@ -128,7 +128,7 @@ class Outbox:
         async with self._transaction() as connection:
             await connection.run_sync(create_tables)
 
-    async def register(self) -> None:
+    async def register_owner(self) -> None:
         """This process is alive. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             await self._execute(
@@ -139,7 +139,7 @@ class Outbox:
                 {"owner": self.owner, "service": self._service, "instance": self._instance, "alive_ms": ALIVE_MS},
             )
 
-    async def deregister(self, free: Collection[str]) -> None:
+    async def deregister_owner(self, free: Collection[str]) -> None:
         """Others may have what it has at once, but for these producers: of those nothing is under way.
 
         Raises: DatabaseUnavailable
@@ -168,7 +168,7 @@ class Outbox:
         ownerless, unnumbered, owned = tuple(row)
         return PendingWork(True, bool(ownerless), bool(unnumbered), owned)
 
-    async def unsent(self) -> Unsent:
+    async def count_unsent(self) -> UnsentCounts:
         """What is not known to be sent, of all processes. Raises: DatabaseUnavailable"""
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(
@@ -181,7 +181,7 @@ class Outbox:
                 {"service": self._service},
             )
             numbered, unnumbered, oldest_ms = tuple(found.one())
-        return Unsent(int(numbered), int(unnumbered), max(oldest_ms, 0) / 1000)
+        return UnsentCounts(int(numbered), int(unnumbered), max(oldest_ms, 0) / 1000)
 
     # ---- Producers ----
 
@@ -249,7 +249,7 @@ class Outbox:
         """What it has to send, in order: each has a number of its own. Raises: DatabaseUnavailable"""
         return await self._units("o.producer = :name ORDER BY o.number", {"name": producer.name})
 
-    async def unit(self, id: str) -> StoredUnit | None:
+    async def find_unit(self, id: str) -> StoredUnit | None:
         """What the message with this id in the inbox has to send, if it is still there. Raises: DatabaseUnavailable"""
         units = await self._units(f"o.id = {self._syntax.id} AND o.producer IS NOT NULL", {"id": id})
         return units[0] if units else None
@@ -305,7 +305,7 @@ class Outbox:
 
         Raises: ProducerLost if the producer is another's by now; DatabaseUnavailable, and then it may have happened
         """
-        id, number = secrets.token_hex(16), producer.next
+        id, number = secrets.token_hex(16), producer.next_commit
         async with self._transaction() as connection:
             for is_interactive in (True, False):
                 combined = await combine_rows(
@@ -383,7 +383,7 @@ class Outbox:
                 {"name": producer, "number": number},
             )
 
-    async def confirm(self, sent: Collection[str], acknowledged: Collection[str]) -> None:
+    async def confirm_rows(self, sent: Collection[str], acknowledged: Collection[str]) -> None:
         """The units with these ids were sent, for good; of the messages with those ids in the inbox the acknowledgement
         is final. Both may have been said before.
 
@@ -452,7 +452,7 @@ class Outbox:
                 f"FROM truenext_outbox AS o WHERE {where}",
                 parameters,
             )
-            return list(map(_waiting, found.all()))
+            return list(map(_stored_unit, found.all()))
 
     async def _drop(self, connection: AsyncConnection, free: Collection[str]) -> None:
         for name in free:
@@ -496,6 +496,6 @@ class Outbox:
             raise OutboxUnavailable(f"the outbox cannot be used: {error}") from error
 
 
-def _waiting(row: Row[Any]) -> StoredUnit:
+def _stored_unit(row: Row[Any]) -> StoredUnit:
     id, producer, number, unit, age_ms = tuple(row)
     return StoredUnit(plain_id(id), producer, number, unit, age_ms)

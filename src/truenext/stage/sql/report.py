@@ -36,30 +36,30 @@ class UnsentUnits(msgspec.Struct, frozen=True, kw_only=True):
     oldest_s: float
 
 
-class Process(msgspec.Struct, frozen=True, kw_only=True):
+class OutboxProcess(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
     alive: bool
     producers: int
 
 
-class InboxFacts(msgspec.Struct, frozen=True, kw_only=True):
+class InboxCounts(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     unacknowledged: int
     """Whose acknowledgement is not known to be final: those under way, and what crashes have left."""
 
 
-class OutboxFacts(msgspec.Struct, frozen=True, kw_only=True):
+class OutboxReport(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     waiting: list[UnsentUnits]
     """The oldest first."""
-    processes: list[Process]
+    processes: list[OutboxProcess]
     ownerless: int
     """Producers whose process is gone, and that nobody has taken over yet."""
-    inbox: InboxFacts | None
+    inbox: InboxCounts | None
     """Of all services in this database, if it was asked for."""
 
 
-def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
+def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
     """`with_inbox`: count its rows, which may be millions.
 
     Raises: ConfigurationError if the tables are missing; DatabaseUnavailable
@@ -81,7 +81,7 @@ def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxFacts:
         engine.dispose()
 
 
-def _report(connection: Connection, service: str, with_inbox: bool) -> OutboxFacts:
+def _report(connection: Connection, service: str, with_inbox: bool) -> OutboxReport:
     now: ColumnElement[int] = literal_column(CLOCK[connection.dialect.name])
     waiting = connection.execute(
         select(
@@ -107,11 +107,11 @@ def _report(connection: Connection, service: str, with_inbox: bool) -> OutboxFac
     ).all()
     alive = select(owners.c.name).where(owners.c.alive_until_ms > now)
     ownerless = select(func.count()).where(producers.c.service == service, producers.c.owner.not_in(alive))
-    return OutboxFacts(
+    return OutboxReport(
         service=service,
         waiting=[_unsent_units(row) for row in waiting],
         processes=[
-            Process(instance=name, alive=bool(is_alive), producers=count) for name, is_alive, count in processes
+            OutboxProcess(instance=name, alive=bool(is_alive), producers=count) for name, is_alive, count in processes
         ],
         ownerless=_count(connection, ownerless),
         inbox=_inbox(connection) if with_inbox else None,
@@ -125,9 +125,9 @@ def _unsent_units(row: Row[Any]) -> UnsentUnits:
     )
 
 
-def _inbox(connection: Connection) -> InboxFacts:
+def _inbox(connection: Connection) -> InboxCounts:
     rows = select(func.count()).select_from(inbox)
-    return InboxFacts(
+    return InboxCounts(
         rows=_count(connection, rows), unacknowledged=_count(connection, rows.where(inbox.c.acknowledged_ms.is_(None)))
     )
 

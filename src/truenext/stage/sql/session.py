@@ -67,7 +67,7 @@ class StageSession(Session):
 
     def forbid(self, what: str) -> NoReturn:
         """Raises: LocalProtocolError"""
-        raise self.stage_transaction.forbidden(what)
+        raise self.stage_transaction.forbid_statement(what)
 
 
 @event.listens_for(StageSession, "after_begin")

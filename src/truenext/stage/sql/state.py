@@ -33,7 +33,7 @@ CANCEL_S = 5.0
 """For how long the answer to a cancellation is waited for."""
 
 
-def is_active(connection: Connection) -> bool:
+def is_statement_active(connection: Connection) -> bool:
     """PostgreSQL has not answered a statement. False with SQLite, whose drivers do not know that."""
     if connection.dialect.name == "sqlite" or connection.closed or connection.invalidated:
         return False
@@ -41,7 +41,7 @@ def is_active(connection: Connection) -> bool:
     return int(driver.pgconn.transaction_status) == _ACTIVE
 
 
-def interrupt(connection: Connection) -> None:
+def interrupt_statement(connection: Connection) -> None:
     """Have the statement that runs fail, in whatever task or thread it runs.
 
     Raises: what the driver raises
@@ -58,7 +58,7 @@ def interrupt(connection: Connection) -> None:
         pooled.cancel_safe(timeout=CANCEL_S)
 
 
-def pause(connection: Connection, seconds: float) -> None:
+def sleep_on_driver(connection: Connection, seconds: float) -> None:
     """Let other tasks or threads go on."""
     if connection.dialect.is_async:
         adapted: Any = connection.connection.dbapi_connection
@@ -73,7 +73,7 @@ def is_autocommit(connection: Connection) -> bool:
     return connection.dialect.name != "sqlite" and bool(driver.autocommit)
 
 
-def state_of(connection: Connection) -> SqlTransactionState:
+def transaction_state_of(connection: Connection) -> SqlTransactionState:
     """Of a connection that has begun its transaction at the database."""
     if connection.closed or connection.invalidated:
         return SqlTransactionState.LOST

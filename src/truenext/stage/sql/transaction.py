@@ -21,7 +21,14 @@ from truenext.errors import LocalProtocolError
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 from truenext.stage.sql.exactly_once import ExactlyOnceStatements
-from truenext.stage.sql.state import SqlTransactionState, interrupt, is_active, is_autocommit, pause, state_of
+from truenext.stage.sql.state import (
+    SqlTransactionState,
+    interrupt_statement,
+    is_autocommit,
+    is_statement_active,
+    sleep_on_driver,
+    transaction_state_of,
+)
 from truenext.stage.sql.statements import find_transaction_statement
 
 INTERRUPT_S = 5.0
@@ -53,9 +60,9 @@ class SqlTransaction:
         self._connection: Connection | None = None
         self._has_begun = False
         """The database knows of it: psycopg begins with the first statement."""
-        self._running: set[DBAPICursor] = set()
+        self._running_cursors: set[DBAPICursor] = set()
         """Cursors of statements that the database has not answered yet."""
-        self._unread: set[DBAPICursor] | WeakSet[DBAPICursor] = set()
+        self._unread_cursors: set[DBAPICursor] | WeakSet[DBAPICursor] = set()
         """Cursors from which rows may still be read: some that were read to their end, too."""
         self._keeps_cursors = False
         """Its driver reads the rows of each statement when they are asked for."""
@@ -79,25 +86,25 @@ class SqlTransaction:
             raise self._late_error()
         if is_first:
             connection.execution_options(**{_OPTION: self})
-            self._has_begun = state_of(connection) is SqlTransactionState.ALIVE
+            self._has_begun = transaction_state_of(connection) is SqlTransactionState.ALIVE
             if not connection.dialect.is_async:
                 # A cursor that is garbage has closed itself. Those of the asynchronous adapters have no weak reference.
-                self._unread = WeakSet()
+                self._unread_cursors = WeakSet()
                 self._keeps_cursors = connection.dialect.name == "sqlite"
             if self.exactly_once is not None:
                 self.exactly_once.insert_inbox_id(connection)
 
-    def end(self) -> None:
+    def stop_attaching(self) -> None:
         """Attach no connection from now on: a statement may still be waiting for one."""
         with self._attach_lock:
             self._is_closed = True
 
-    def function_returned(self) -> None:
+    def on_function_returned(self) -> None:
         """From now on refuse the statements of tasks and threads that the function has left behind."""
         self._has_returned = True
 
     @contextlib.contextmanager
-    def as_stage(self) -> Iterator[None]:
+    def issued_by_stage(self) -> Iterator[None]:
         """Statements of the block are those of the stage itself."""
         token = _stage_transaction.set(self)
         try:
@@ -120,18 +127,18 @@ class SqlTransaction:
         assert self._connection is not None, "it has begun"
         return self._connection
 
-    def check(self) -> None:
+    def check_committable(self) -> None:
         """Ask the database as well, if it is another process.
 
         Raises: Swallowed; what SQLAlchemy raises if the connection is lost
         """
-        fault = self.fault()
+        fault = self.commit_fault()
         if fault is not None:
             raise fault
         if self._connection is not None and self._has_begun and self._connection.dialect.name != "sqlite":
             self._connection.exec_driver_sql("SELECT 1")
 
-    def fault(self) -> Swallowed | None:
+    def commit_fault(self) -> Swallowed | None:
         """Why it can no longer be committed; None if it can, as far as is known here."""
         if self._forbidden is not None:
             return _swallowed_error("the function went on after it was refused something", self._forbidden)
@@ -152,12 +159,12 @@ class SqlTransaction:
             )
         if self._connection is None or not self._has_begun:
             return None
-        state = state_of(self._connection)
+        state = transaction_state_of(self._connection)
         if state is SqlTransactionState.ALIVE:
             return None
         return _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
 
-    def forbidden(self, what: str) -> LocalProtocolError:
+    def forbid_statement(self, what: str) -> LocalProtocolError:
         """The error to raise for what a function may not do. What it has done so far is not committed any more."""
         self._forbidden = LocalProtocolError(
             f"{what} is refused: the stage begins the transaction, commits it when the function returns and all its "
@@ -179,7 +186,7 @@ class SqlTransaction:
 
     def has_ended(self) -> bool:
         """The driver has it so: after a COMMIT, the database has answered."""
-        return self._connection is not None and state_of(self._connection) is SqlTransactionState.ENDED
+        return self._connection is not None and transaction_state_of(self._connection) is SqlTransactionState.ENDED
 
     def roll_back(self) -> None:
         """At the driver: after a COMMIT that failed or was refused, SQLAlchemy takes the transaction for ended, and
@@ -224,54 +231,56 @@ class SqlTransaction:
         pause_s, until = 0.001, time.monotonic() + INTERRUPT_S
         while self._is_running() and time.monotonic() < until:
             with contextlib.suppress(Exception):
-                interrupt(connection)
-            pause(connection, pause_s)
+                interrupt_statement(connection)
+            sleep_on_driver(connection, pause_s)
             # The next one may have waited for the one before.
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def close_cursors(self) -> None:
         """No row is read from now on: the connection may be another work's by then."""
-        for cursor in list(self._unread):
+        for cursor in list(self._unread_cursors):
             with contextlib.suppress(Exception):
                 cursor.close()
-        self._unread.clear()
+        self._unread_cursors.clear()
 
     def _is_running(self) -> bool:
         """A statement is, or rows are read from the server."""
-        return bool(self._running) or (self._connection is not None and is_active(self._connection))
+        return bool(self._running_cursors) or (self._connection is not None and is_statement_active(self._connection))
 
-    def _before(self, statement: str, cursor: DBAPICursor) -> None:
+    def _before_statement(self, statement: str, cursor: DBAPICursor) -> None:
         self.check_usable()
         forbidden = find_transaction_statement(statement)
         if forbidden is not None:
-            raise self.forbidden(forbidden)
+            raise self.forbid_statement(forbidden)
         if self._has_begun and self._connection is not None:
-            state = state_of(self._connection)
+            state = transaction_state_of(self._connection)
             if state is SqlTransactionState.ALIVE:
                 # What was broken is repaired: the function has gone back to a savepoint.
                 self._broken_by = None
             elif state is SqlTransactionState.ENDED:
                 # SQLite has ended it after an error. This statement would be a transaction of its own.
                 raise _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
-        self._running.add(cursor)
+        self._running_cursors.add(cursor)
 
-    def _after(self, cursor: DBAPICursor, context: ExecutionContext | None) -> None:
-        self._running.discard(cursor)
+    def _after_statement(self, cursor: DBAPICursor, context: ExecutionContext | None) -> None:
+        self._running_cursors.discard(cursor)
         if self._is_closed:
             raise self._late_error()
         if self._keeps_cursors or (context is not None and context.execution_options.get("stream_results")):
-            self._unread.add(cursor)
+            self._unread_cursors.add(cursor)
         self._has_begun = True
-        if self._connection is not None and state_of(self._connection) is SqlTransactionState.ENDED:
-            raise self._late_error() if self.is_ending else self.forbidden("a statement that ends the transaction")
+        if self._connection is not None and transaction_state_of(self._connection) is SqlTransactionState.ENDED:
+            raise (
+                self._late_error() if self.is_ending else self.forbid_statement("a statement that ends the transaction")
+            )
 
-    def _failed(self, error: BaseException, cursor: DBAPICursor | None, *, is_lost: bool) -> None:
+    def _on_statement_failed(self, error: BaseException, cursor: DBAPICursor | None, *, is_lost: bool) -> None:
         if cursor is not None:
-            self._running.discard(cursor)
+            self._running_cursors.discard(cursor)
         if self._is_closed:
             raise self._late_error()
         assert self._connection is not None
-        state = SqlTransactionState.LOST if is_lost else state_of(self._connection)
+        state = SqlTransactionState.LOST if is_lost else transaction_state_of(self._connection)
         # psycopg begins before it looks at the statement.
         self._has_begun = True
         self._is_connection_unusable = (
@@ -281,7 +290,7 @@ class SqlTransaction:
             self.mark_broken(error)
 
 
-def watch(engine: Engine) -> None:
+def watch_transactions(engine: Engine) -> None:
     """See to the transactions of all connections of `engine`, which may be the inner one of an AsyncEngine."""
 
     @event.listens_for(engine, "set_connection_execution_options")
@@ -292,14 +301,18 @@ def watch(engine: Engine) -> None:
         if str(level).upper() == "AUTOCOMMIT" or connection.dialect.name == "sqlite":
             forbidden = f"isolation_level={level!r}"
             transaction = _transaction_of(connection)
-            raise SqlTransaction().forbidden(forbidden) if transaction is None else transaction.forbidden(forbidden)
+            raise (
+                SqlTransaction().forbid_statement(forbidden)
+                if transaction is None
+                else transaction.forbid_statement(forbidden)
+            )
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         transaction = _transaction_of(connection)
         if transaction is not None:
             transaction.check_usable()
-            raise transaction.forbidden("another transaction")
+            raise transaction.forbid_statement("another transaction")
 
     @event.listens_for(engine, "commit")
     def commit(connection: Connection) -> None:
@@ -307,7 +320,7 @@ def watch(engine: Engine) -> None:
         if transaction is None:
             return
         if not transaction.is_ending:
-            raise transaction.forbidden("a COMMIT by the connection")
+            raise transaction.forbid_statement("a COMMIT by the connection")
         # Whatever the hooks of the session have done between the check and now.
         fault = transaction._connection_fault()
         if fault is not None:
@@ -324,13 +337,13 @@ def watch(engine: Engine) -> None:
             and transaction.session is not None
             and transaction.session.is_active
         ):
-            raise transaction.forbidden("a ROLLBACK by the connection")
+            raise transaction.forbid_statement("a ROLLBACK by the connection")
 
     @event.listens_for(engine, "before_cursor_execute")
     def before(connection: Connection, cursor: DBAPICursor, statement: str, *_: object) -> None:
         transaction = _transaction_of(connection)
         if transaction is not None:
-            transaction._before(statement, cursor)
+            transaction._before_statement(statement, cursor)
 
     @event.listens_for(engine, "after_cursor_execute")
     def after(
@@ -338,7 +351,7 @@ def watch(engine: Engine) -> None:
     ) -> None:
         transaction = _transaction_of(connection)
         if transaction is not None:
-            transaction._after(cursor, context)
+            transaction._after_statement(cursor, context)
 
     @event.listens_for(engine, "handle_error")
     def failed(context: ExceptionContext) -> None:
@@ -347,7 +360,7 @@ def watch(engine: Engine) -> None:
             error = context.sqlalchemy_exception or context.original_exception
             execution: Any = context.execution_context
             cursor = None if execution is None else execution.cursor
-            transaction._failed(error, cursor, is_lost=context.is_disconnect)
+            transaction._on_statement_failed(error, cursor, is_lost=context.is_disconnect)
 
 
 def _transaction_of(connection: Connection) -> SqlTransaction | None:

@@ -1,7 +1,7 @@
 """What one message does in a database: one transaction, which the stage checks and ends.
 
-`TaskWork` is for `async` functions, `ThreadWork` for plain ones; both have the same names. Nothing is said to the
-database before the function first uses the session.
+`AsyncSqlWork` is for `async` functions, `ThreadSqlWork` for plain ones; both have the same names. Nothing is said to
+the database before the function first uses the session.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": Fals
 """What the function has read stays readable after the commit; the session itself cannot be used any more."""
 
 
-def _as_stage(
-    method: Callable[Concatenate["_Work", _P], None],
-) -> Callable[Concatenate["_Work", _P], None]:
-    def wrapper(self: "_Work", /, *args: _P.args, **options: _P.kwargs) -> None:
-        with self._transaction.as_stage():
+def _issued_by_stage(
+    method: Callable[Concatenate["_SqlWork", _P], None],
+) -> Callable[Concatenate["_SqlWork", _P], None]:
+    def wrapper(self: "_SqlWork", /, *args: _P.args, **options: _P.kwargs) -> None:
+        with self._transaction.issued_by_stage():
             method(self, *args, **options)
 
     return wrapper
 
 
-class _Work:
+class _SqlWork:
     """What both have in common: all of it without `await`, in the thread or in SQLAlchemy's greenlet."""
 
     def __init__(self, is_closed: Callable[[], bool], exactly_once: ExactlyOnceStatements | None, stage: str) -> None:
@@ -62,7 +62,7 @@ class _Work:
 
     def function_returned(self) -> None:
         """The function has returned: what it has left behind says nothing more in its transaction."""
-        self._transaction.function_returned()
+        self._transaction.on_function_returned()
 
     def end_unused(self) -> bool:
         """End the work if the function has done nothing with its session: whether that is so. Nothing is waited for."""
@@ -75,7 +75,7 @@ class _Work:
         """What an error that ended the function means. It is asked before the rollback: what the function has
         swallowed counts, if it is what broke the transaction."""
         kind = classify_error(error)
-        fault = self._transaction.fault()
+        fault = self._transaction.commit_fault()
         return kind if kind is not DatabaseErrorKind.APPLICATION or fault is None else classify_error(fault)
 
     @property
@@ -88,23 +88,23 @@ class _Work:
         if self._has_ended:
             raise LocalProtocolError("the message that this session was for is over")
 
-    @_as_stage
+    @_issued_by_stage
     def _check(self) -> None:
-        fault = self._transaction.fault()
+        fault = self._transaction.commit_fault()
         if fault is not None:
             raise fault
         session = self._transaction.session
         if session is not None and not self._has_ended:
             session.flush()
-            self._transaction.check()
+            self._transaction.check_committable()
 
-    @_as_stage
+    @_issued_by_stage
     def _complete(self, session: Session, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
         transaction = self._transaction
         assert transaction.exactly_once is not None, "it is of a message whose effects happen once"
         if transaction.exactly_once.skip_reason is not None:
             raise transaction.exactly_once.skip_reason
-        fault = transaction.fault()
+        fault = transaction.commit_fault()
         if fault is not None:
             raise fault
         # The function may have said nothing to the database.
@@ -113,13 +113,13 @@ class _Work:
         if number is not None:
             transaction.exactly_once.insert_unit(transaction.connection, service, number, unit)
 
-    @_as_stage
+    @_issued_by_stage
     def _commit(self) -> None:
         session = self._transaction.session
         if session is None or self._has_ended:
             self._has_ended = True
             return
-        fault = self._transaction.fault()
+        fault = self._transaction.commit_fault()
         if fault is not None:
             raise fault
         self._was_used = self.is_used
@@ -148,7 +148,7 @@ class _Work:
         has_ended, self._has_ended = self._has_ended, True
         if session is None or has_ended:
             return
-        self._transaction.end()
+        self._transaction.stop_attaching()
         self._was_used = self.is_used
         self._transaction.is_ending = True
         try:
@@ -165,7 +165,7 @@ class _Work:
             Session.close(session)
 
 
-class ThreadWork(_Work):
+class ThreadSqlWork(_SqlWork):
     """Of a plain function. All of it is called in one thread at a time."""
 
     def __init__(
@@ -214,7 +214,7 @@ class ThreadWork(_Work):
         self._end()
 
 
-class TaskWork(_Work):
+class AsyncSqlWork(_SqlWork):
     """Of an `async` function, in the event loop in which its database was opened."""
 
     def __init__(
@@ -237,16 +237,16 @@ class TaskWork(_Work):
         return self._session
 
     async def check(self) -> None:
-        """As that of a ThreadWork."""
+        """As that of a ThreadSqlWork."""
         if self._session is not None:
             await self._session.run_sync(lambda _: self._check())
 
     async def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
-        """As that of a ThreadWork."""
+        """As that of a ThreadSqlWork."""
         await self.session.run_sync(lambda session: self._complete(session, service, number, unit))
 
     async def commit(self) -> None:
-        """As that of a ThreadWork. Cancelled it still ends, and then raises the cancellation; `is_committed` says
+        """As that of a ThreadSqlWork. Cancelled it still ends, and then raises the cancellation; `is_committed` says
         what became of it."""
         if self._session is None:
             self._commit()
@@ -254,7 +254,7 @@ class TaskWork(_Work):
             await run_to_completion(self._session.run_sync(lambda _: self._commit()))
 
     async def rollback(self) -> None:
-        """As that of a ThreadWork. Cancelled it still ends, and then raises the cancellation."""
+        """As that of a ThreadSqlWork. Cancelled it still ends, and then raises the cancellation."""
         if self._session is None:
             self._end()
         else:

@@ -72,7 +72,7 @@ class Workers(Rules):
                 continue
             number = known - (USED if is_second else FREE) + 1
             if not self._may_use(state, process, producer, number):
-                # Whatever else it has may be another's, too: Relay.invalidate_all.
+                # Whatever else it has may be another's, too: OutboxRelay.mark_free_in_doubt.
                 after = list(state)
                 for each in at.producers:
                     if self.is_free(state[at.memory[process] + each]):

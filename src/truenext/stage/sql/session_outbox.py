@@ -54,8 +54,8 @@ class SessionOutbox:
         if blocks is None:
             blocks = session.info[_BLOCKS] = []
             event.listen(session, "before_commit", _forbid_commit)
-            event.listen(session, "after_soft_rollback", _rolled_back)
-            event.listen(session, "after_transaction_end", _ended)
+            event.listen(session, "after_soft_rollback", _on_rolled_back)
+            event.listen(session, "after_transaction_end", _on_transaction_ended)
         transaction = session.get_nested_transaction() or session.get_transaction()
         self._transactions, self._has_lost_transaction = [], False
         while transaction is not None:
@@ -80,7 +80,7 @@ class SessionOutbox:
     def _sync_session(self) -> Session:
         return self._session if isinstance(self._session, Session) else self._session.sync_session
 
-    def seed(self, key: str, new: str) -> str:
+    def seed_of_key(self, key: str, new: str) -> str:
         """What the ids of all that is begun under this key are made of: 32 hexadecimal digits, `new` if nothing was.
         Who asks while another transaction has the key for the first time waits for its end.
 
@@ -89,11 +89,11 @@ class SessionOutbox:
         assert isinstance(self._session, Session)
         return _execute(self._session, _seed, key, new)
 
-    async def seed_async(self, key: str, new: str) -> str:
+    async def seed_of_key_async(self, key: str, new: str) -> str:
         """The same in an AsyncSession."""
         return await self._execute_async(_seed, key, new)
 
-    def write(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
+    def write_unit(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
         """Write a unit, and have it sent when the transaction has been committed. Once more under its key is nothing.
 
         Raises: FlowError if something else was begun under the key; ConfigurationError; what SQLAlchemy raises
@@ -101,7 +101,7 @@ class SessionOutbox:
         assert isinstance(self._session, Session)
         _execute(self._session, _write, service, id, key, unit)
 
-    async def write_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
+    async def write_unit_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
         """The same in an AsyncSession."""
         await self._execute_async(_write, service, id, key, unit)
 
@@ -116,14 +116,14 @@ class SessionOutbox:
         # closed keeps its lock: until the cursor is garbage nobody else could write.
         return await run_to_completion(execution)
 
-    def on_commit(self, call: Callable[[], object]) -> None:
+    def call_on_commit(self, call: Callable[[], object]) -> None:
         """In whatever thread that happens; if the transaction is rolled back, after the next one of its session."""
         session = self._sync_session
         calls = session.info.get(_CALLS)
         if calls is None:
             # One listener for the life of the session: none goes while its event is told.
             calls = session.info[_CALLS] = []
-            event.listen(session, "after_commit", _committed)
+            event.listen(session, "after_commit", _on_committed)
         if call not in calls:
             calls.append(call)
 
@@ -137,18 +137,18 @@ def _forbid_commit(session: Session) -> None:
         )
 
 
-def _rolled_back(session: Session, transaction: SessionTransaction) -> None:
+def _on_rolled_back(session: Session, transaction: SessionTransaction) -> None:
     for block in session.info[_BLOCKS]:
         block._has_lost_transaction = block._has_lost_transaction or transaction in block._transactions
 
 
-def _ended(session: Session, transaction: SessionTransaction) -> None:
+def _on_transaction_ended(session: Session, transaction: SessionTransaction) -> None:
     if transaction.parent is None:
         for block in session.info[_BLOCKS]:
             block._has_lost_transaction = True
 
 
-def _committed(session: Session) -> None:
+def _on_committed(session: Session) -> None:
     if session.in_nested_transaction():
         # A savepoint was released.
         return
@@ -199,7 +199,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
     raise FlowError("the key was removed twice while something was begun under it: try once more")
 
 
-def _is_new(connection: Connection, key: InitiationKey) -> bool:
+def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
     """Raises: FlowError if something else was begun under it"""
     first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
     if connection.execute(first.values(content=key.content, started_ms=_clock(connection))).rowcount == 1:
@@ -213,7 +213,7 @@ def _is_new(connection: Connection, key: InitiationKey) -> bool:
 
 
 def _write(connection: Connection, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
-    if key is not None and not _is_new(connection, key):
+    if key is not None and not _record_key_content(connection, key):
         return
     connection.execute(
         insert(outbox).values(

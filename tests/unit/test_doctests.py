@@ -1,0 +1,23 @@
+"""Examples in docstrings give what they say."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+import truenext
+
+SOURCE = Path(truenext.__file__).parent
+MODULES = [
+    ".".join(("truenext", *path.relative_to(SOURCE).with_suffix("").parts))
+    for path in sorted(SOURCE.rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_of_a_module_give_what_they_say(module: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(module))
+    assert tried
+    assert not failed
