@@ -377,7 +377,7 @@ def test_every_message_says_its_priority_as_it_is_counted_and_once(
 def test_a_priority_that_is_right_costs_no_header_its_taking_apart(lines: list[str]) -> None:
     """Header lines become those of the MESSAGE as they are; only where none says the priority one stands before."""
     server = connected()
-    with mock.patch.object(envelope, "write_header", side_effect=AssertionError):
+    with mock.patch.object(envelope, "encode_header_lines", side_effect=AssertionError):
         send = receive(server, "SEND", QUEUE, "content-length:0", *lines)[0]
     assert isinstance(send, Send)
     header = [line for line in lines if not line.startswith("receipt")]

@@ -134,7 +134,7 @@ class Subscribing:
         self._clients.last_consumer_number += 1
         return {
             "number": self._clients.last_consumer_number,
-            "last_dispatch": self._clients.dispatch_count,
+            "last_dispatch_number": self._clients.dispatch_count,
             "now_ms": self._commit_state.now_ms,
         }
 

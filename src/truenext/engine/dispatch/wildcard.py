@@ -181,7 +181,7 @@ class WildcardDispatch:
                 queue_dispatch.awaited_lane = None
                 queue_dispatch.dispatch_express(consumers, self._dispatch_entry)
                 if queue_dispatch.awaited_lane is not None:
-                    self._lanes[queue_dispatch.last] = None
+                    self._awaited_lanes[queue_dispatch.awaited_lane] = None
 
     # ---- What is next ----
 
@@ -206,7 +206,7 @@ class WildcardDispatch:
                 if entry is not None:
                     firsts[consumer] = entry
         if queue_dispatch.awaited_lane is not None:
-            self._lanes[queue_dispatch.last] = None
+            self._awaited_lanes[queue_dispatch.awaited_lane] = None
         if firsts:
             best = min(firsts.values(), key=lambda entry: (entry.lane.rank, entry.sequence))
             self._first_by_source[queue] = best
