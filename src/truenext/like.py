@@ -28,7 +28,7 @@ def compile_like(pattern: str, escape: str | None) -> tuple[Callable[[str], bool
     if not others:
         return lambda value: head.fullmatch(value) is not None, 0
     *inner, last = others
-    middle = [_finder(piece) for piece in inner if piece]
+    middle = [_end_finder(piece) for piece in inner if piece]
     scan = sum(len(piece) for piece in inner if None in piece)
     tail, tail_length = _to_regex(last), len(last)
 
@@ -68,7 +68,7 @@ def _to_regex(piece: list[str | None]) -> re.Pattern[str]:
     return re.compile("".join("." if each is None else re.escape(each) for each in piece), re.DOTALL)
 
 
-def _finder(piece: list[str | None]) -> Callable[[str, int], int]:
+def _end_finder(piece: list[str | None]) -> Callable[[str, int], int]:
     """What gives the end of the first place, from one on, where a piece is; -1 if there is none."""
     if None in piece:
         search = _to_regex(piece).search

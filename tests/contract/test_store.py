@@ -50,7 +50,7 @@ from truenext.record import (
 from truenext.store.changes import causes_of as causes_of_rare
 from truenext.store.changes import changes_of, decode_changes, encode_batch
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered, Store, StoredMessage, TimerPage
+from truenext.store.store import Recovered, Store, TimerPage, UndecodedMessage
 
 
 class Shared(NamedTuple):
@@ -962,7 +962,7 @@ class Model:
         assert list(recovered.producers) == sorted(self.producers, key=lambda n: (self.producers[n].last_used_ms, n))
 
 
-def _shown(message: StoredMessage) -> tuple[bytes, bytes, Mark, bytes, tuple[str, str]]:
+def _shown(message: UndecodedMessage) -> tuple[bytes, bytes, Mark, bytes, tuple[str, str]]:
     return message.key, message.record, message.mark, message.content, message.causes
 
 

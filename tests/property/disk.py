@@ -33,7 +33,7 @@ from truenext.record import (
     split_lane_key,
 )
 from truenext.store.memory import MemoryStore
-from truenext.store.store import Recovered, StoredMessage
+from truenext.store.store import Recovered, UndecodedMessage
 
 HIDDEN_PREFIX = "/scheduled/"
 """Of queues in which scheduled sends wait: nobody can name one."""
@@ -49,7 +49,7 @@ class Stored(NamedTuple):
     causes: Causes
 
 
-def found_of(stored: StoredMessage) -> PageMessage:
+def found_of(stored: UndecodedMessage) -> PageMessage:
     """As the broker's pager makes it."""
     message = decode_record(stored.key, stored.record, stored.content)
     return PageMessage(sequence_of(stored.key), message, stored.mark, referenced_content(stored.record), stored.causes)

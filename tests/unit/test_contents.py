@@ -14,7 +14,7 @@ from truenext.message import SentMessage
 from truenext.policy import StoreAndDispatch
 from truenext.record import CONTENTS_LANE_KEY, lane_key
 from truenext.schedule import Schedule
-from truenext.store.store import StoredMessage
+from truenext.store.store import UndecodedMessage
 
 BODY = b"b" * 2000
 ADDRESS = "/queue/a,/queue/b,/queue/c"
@@ -28,11 +28,11 @@ def send(run: Run, to: str = ADDRESS, body: bytes = BODY, *, persistent: bool = 
     run.engine.send(run.session, Send(parse_address(to, "s"), message(body, persistent=persistent)))
 
 
-def contents(run: Run) -> list[StoredMessage]:
+def contents(run: Run) -> list[UndecodedMessage]:
     return run.store.read_page(CONTENTS_LANE_KEY, 0, 100).messages
 
 
-def stored(run: Run) -> list[StoredMessage]:
+def stored(run: Run) -> list[UndecodedMessage]:
     """Of all queues."""
     return [each for number in range(1, 9) for each in run.store.read_page(lane_key(number, 5), 0, 100).messages]
 

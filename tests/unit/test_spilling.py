@@ -18,7 +18,7 @@ from truenext.limits import CONTENT_BYTES_MIN
 from truenext.message import SentMessage
 from truenext.policy import Policies, Policy
 from truenext.record import CONTENTS_LANE_KEY, lane_key
-from truenext.store.store import StoredMessage
+from truenext.store.store import UndecodedMessage
 
 LARGE = CONTENT_BYTES_MIN
 WINDOW = 2
@@ -54,12 +54,12 @@ def spill(run: Run) -> None:
     run.engine.memory.limit = 1 << 40
 
 
-def stored(run: Run) -> list[StoredMessage]:
+def stored(run: Run) -> list[UndecodedMessage]:
     """Of all queues."""
     return [each for number in range(1, 20) for each in run.store.read_page(lane_key(number, 5), 0, 1000).messages]
 
 
-def contents(run: Run) -> list[StoredMessage]:
+def contents(run: Run) -> list[UndecodedMessage]:
     return run.store.read_page(CONTENTS_LANE_KEY, 0, 1000).messages
 
 

@@ -191,7 +191,7 @@ def connected(version: Version, decoder: Decoder[ShapedCommand] | Yardstick) -> 
     decoder.version = version
     # Its protocol asks the decoder alone what came.
     one._protocol._decoder = decoder  # type: ignore[assignment]
-    one._requests.on_connected(version, "")
+    one._interpreter.on_connected(version, "")
     one._protocol.set_version(version)
     one.replies.on_connected(version, Login())
     return one

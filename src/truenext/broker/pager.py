@@ -11,7 +11,7 @@ from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.errors import StoreError, TruenextError
 from truenext.record import DamagedRecord, decode_record, referenced_content, sequence_of
-from truenext.store.store import Page, Store, StoredMessage
+from truenext.store.store import Page, Store, UndecodedMessage
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _decode_page(read: StoreRead, page: Page) -> PageResult:
     return PageResult([_decode_message(read, stored) for stored in page.messages], page.as_of, page.is_end)
 
 
-def _decode_message(read: StoreRead, stored: StoredMessage) -> PageMessage:
+def _decode_message(read: StoreRead, stored: UndecodedMessage) -> PageMessage:
     sequence = sequence_of(stored.key)
     try:
         message = decode_record(stored.key, stored.record, stored.content)

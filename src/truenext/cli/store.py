@@ -141,5 +141,5 @@ def _print_summary(summary: SalvageSummary, folder: Path) -> None:
         )
     if summary.timers:
         terminal.echo(count_noun(summary.timers, "timer"))
-    for note in summary.notes:
+    for note in summary.notes_besides_damage:
         terminal.echo(f"note: {note}")

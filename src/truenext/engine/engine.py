@@ -101,7 +101,7 @@ class Engine:
         # What is in memory.
         self.delayed_entries = delays = DelayedEntries(commit_state)
         expiry_timers = Timers(commit_state, end=SCHEDULED_TIMERS)
-        self._resident = resident = ResidentSet(commit_state, memory)
+        self._resident_set = resident = ResidentSet(commit_state, memory)
         self._page_reader = page_reader = PageReader(memory, resident, delays, redelivered_below=redelivered_below)
         self._spilling = spilling = Spilling(commit_state, numbers)
         self._eviction = Eviction(commit_state, memory, resident, clients, spilling)
@@ -374,5 +374,5 @@ class Engine:
         """To be called once a second: queues go that nobody needs."""
         if not self.commit_state.is_stopped:
             self._scheduler.remove_empty_queues()
-            self._resident.forget_removed()
+            self._resident_set.forget_removed()
             self._queues.remove_some_unused()

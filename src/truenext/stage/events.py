@@ -120,7 +120,7 @@ class StageEvents:
         self.process = f"{time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
         """What all its events have in common, and no other process has."""
         self._encoder = msgspec.json.Encoder()
-        self._number = 0
+        self._last_event_number = 0
         self._unwritten = bytearray()
         self._lost_count = 0
         self._lock = Lock()
@@ -146,7 +146,7 @@ class StageEvents:
         destination, flow = message.destination, envelope.flow
         is_queue = destination.startswith(_QUEUE)
         headers = message.headers
-        self._number = number = self._number + 1
+        self._last_event_number = number = self._last_event_number + 1
         self._append(
             ExecutionStarted(
                 process=self.process,
@@ -169,13 +169,13 @@ class StageEvents:
         return number
 
     def add_sql_committed(self, execution: int) -> None:
-        self._number = number = self._number + 1
+        self._last_event_number = number = self._last_event_number + 1
         self._append(SqlCommitted(process=self.process, number=number, at=time_ns() // 1000, execution=execution))
 
     def add_ended(self, execution: int, result: ExecutionResult) -> None:
         """Whatever its outcome."""
         error = result.error
-        self._number = number = self._number + 1
+        self._last_event_number = number = self._last_event_number + 1
         self._append(
             ExecutionEnded(
                 process=self.process,
@@ -206,8 +206,8 @@ class StageEvents:
 
     def close(self) -> None:
         """All that was told is in its file when this returns, unless the disk does not take it."""
-        self._number += 1
-        self._append(ProcessClosed(process=self.process, number=self._number, at=time_ns() // 1000))
+        self._last_event_number += 1
+        self._append(ProcessClosed(process=self.process, number=self._last_event_number, at=time_ns() // 1000))
         self._is_closing.set()
         self._has_events.set()
         self._thread.join()

@@ -42,7 +42,7 @@ class SalvageSummary(msgspec.Struct):
     contents_size: int = 0
     """Bytes of their records."""
     damage_count: int = 0
-    notes: list[str] = []
+    notes_besides_damage: list[str] = []
     """What is no damage, but may be asked about."""
 
     def count(self, message: SalvagedMessage) -> None:
@@ -67,9 +67,9 @@ class SalvageSummary(msgspec.Struct):
     def finish(self, salvage: Salvage) -> None:
         """Take over what is known once all messages were read."""
         self.damage_count = salvage.damage_count
-        self.notes = salvage.notes
+        self.notes_besides_damage = salvage.notes_besides_damage
         if salvage.undeleted_transients:
-            self.notes.append(
+            self.notes_besides_damage.append(
                 f"{salvage.undeleted_transients} transients that unclean stops dropped are not deleted yet"
             )
 
@@ -94,5 +94,7 @@ def check(
         summary.finish(salvage)
         transients = sum(queue.transient for queue in summary.queues.values())
         if transients and not salvage.recovered.clean_stop:
-            summary.notes.append(f"the last run did not stop cleanly: the next start drops {transients} transients")
+            summary.notes_besides_damage.append(
+                f"the last run did not stop cleanly: the next start drops {transients} transients"
+            )
         return summary

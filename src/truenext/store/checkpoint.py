@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from truenext.store.message_tables import Marks
     from truenext.store.segment_index import SegmentIndex
-    from truenext.store.store import Recovered, StoredMessage
+    from truenext.store.store import Recovered, UndecodedMessage
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
@@ -205,7 +205,7 @@ class Checkpoint:
         """For `page`: it sees what was committed before, and nothing that comes later. To be ended by `with`."""
         return self._env.begin()
 
-    def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[StoredMessage]:
+    def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
         """A lane's messages, in order, without contents."""
         messages = self._persistent.page(snapshot, lane, after_sequence)
         transients = self._transient.page(snapshot, lane, after_sequence)
@@ -214,7 +214,7 @@ class Checkpoint:
             return messages
         return merge(messages, _chained(first, transients), key=_key)
 
-    def find(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[StoredMessage]:
+    def find(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[UndecodedMessage]:
         """Those of these messages that are here, in the order of `keys`, without contents."""
         for key in keys:
             found = self._persistent.find(snapshot, key) or self._transient.find(snapshot, key)
@@ -401,6 +401,6 @@ def _open(path: Path, map_size: int, *, subdir: bool = True, lock: bool = True) 
 _key = attrgetter("key")
 
 
-def _chained(first: StoredMessage, rest: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
+def _chained(first: UndecodedMessage, rest: Iterator[UndecodedMessage]) -> Iterator[UndecodedMessage]:
     yield first
     yield from rest

@@ -40,7 +40,7 @@ from truenext.store.journal import SEGMENT_BYTES, Journal
 from truenext.store.lost_tail import describe_lost_tail
 from truenext.store.overlay import Overlay
 from truenext.store.segment_index import apply_journal, find_mark, is_removed
-from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
+from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
 from truenext.store.store_errors import STORAGE_ERRORS, damage_error, disagreement_error, store_error
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class EmbeddedStore:
     def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
         sorted_keys = sorted(keys)
 
-        def checkpoint_messages(snapshot: lmdb.Transaction[bytes], view: OverlayView) -> Iterator[StoredMessage]:
+        def checkpoint_messages(snapshot: lmdb.Transaction[bytes], view: OverlayView) -> Iterator[UndecodedMessage]:
             journal_keys = set(view.keys())
             old = (key for key in sorted_keys if key not in journal_keys and not view.is_removed(key))
             return self._checkpoint.find(snapshot, old)
@@ -302,7 +302,7 @@ class EmbeddedStore:
     def _page(
         self,
         make_view: Callable[[], OverlayView],
-        checkpoint_messages: Callable[[lmdb.Transaction[bytes], OverlayView], Iterator[StoredMessage]],
+        checkpoint_messages: Callable[[lmdb.Transaction[bytes], OverlayView], Iterator[UndecodedMessage]],
         limit: int,
         size_max: int,
     ) -> Page:
@@ -321,13 +321,13 @@ class EmbeddedStore:
         except STORAGE_ERRORS as error:
             raise store_error(f"read the store in {self._path}", error, self._path) from error
 
-    def _merge(self, view: OverlayView, checkpoint_messages: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
+    def _merge(self, view: OverlayView, checkpoint_messages: Iterator[UndecodedMessage]) -> Iterator[UndecodedMessage]:
         checkpointed = self._checkpoint_messages(view, checkpoint_messages)
         return _deduplicated(merge(self._journal_messages(view), checkpointed, key=attrgetter("key")))
 
     def _with_contents(
-        self, messages: Iterable[StoredMessage], view: OverlayView, snapshot: lmdb.Transaction[bytes]
-    ) -> Iterator[StoredMessage]:
+        self, messages: Iterable[UndecodedMessage], view: OverlayView, snapshot: lmdb.Transaction[bytes]
+    ) -> Iterator[UndecodedMessage]:
         for message in messages:
             if len(message.record) == REFERENCE_SIZE and (number := referenced_content(message.record)):
                 message.content = self._content(content_key(number), view, snapshot)
@@ -341,11 +341,13 @@ class EmbeddedStore:
             return self._checkpoint.content(snapshot, key)
         return next(self._journal.read_extents([(span.segment, span.offset, span.length)]))
 
-    def _journal_messages(self, view: OverlayView) -> Iterator[StoredMessage]:
+    def _journal_messages(self, view: OverlayView) -> Iterator[UndecodedMessage]:
         for key, record in zip(view.keys(), self._journal.read_extents(view.extents()), strict=True):
-            yield StoredMessage(key, record, view.mark(key) or NO_MARK, causes=view.causes(key))
+            yield UndecodedMessage(key, record, view.mark(key) or NO_MARK, causes=view.causes(key))
 
-    def _checkpoint_messages(self, view: OverlayView, messages: Iterator[StoredMessage]) -> Iterator[StoredMessage]:
+    def _checkpoint_messages(
+        self, view: OverlayView, messages: Iterator[UndecodedMessage]
+    ) -> Iterator[UndecodedMessage]:
         for message in messages:
             key = message.key
             if not view.is_removed(key):
@@ -409,7 +411,7 @@ class EmbeddedStore:
         return {lane: count for lane, count in counts.items() if count and lane != CONTENTS_LANE_KEY}
 
 
-def _deduplicated(messages: Iterable[StoredMessage]) -> Iterator[StoredMessage]:
+def _deduplicated(messages: Iterable[UndecodedMessage]) -> Iterator[UndecodedMessage]:
     """A message that is being moved is in both: the journal's, which comes first, is taken."""
     last = b""
     for message in messages:

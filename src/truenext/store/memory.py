@@ -30,7 +30,7 @@ from truenext.record import (
 from truenext.store.changes import apply_names, apply_pauses
 from truenext.store.contents import dereference_contents
 from truenext.store.disk_space import level_of_limit
-from truenext.store.store import Page, Recovered, StoredMessage, TimerPage
+from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
 
 
 class MemoryStore:
@@ -129,12 +129,12 @@ class MemoryStore:
     def _record(self, key: bytes) -> bytes:
         return self._messages[key] if key in self._messages else self._transients[key]
 
-    def _stored(self, key: bytes) -> StoredMessage:
+    def _stored(self, key: bytes) -> UndecodedMessage:
         record = self._record(key)
         number = referenced_content(record)
         same_kind = self._messages if key in self._messages else self._transients
         content = same_kind.get(content_key(number), b"") if number else b""
-        return StoredMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
+        return UndecodedMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
 
     def _check_references(self, batch: Batch) -> None:
         """A content comes with all of its references, which then go one by one."""

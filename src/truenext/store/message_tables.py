@@ -14,7 +14,7 @@ from truenext.batch import NO_MARK, Causes, Mark
 from truenext.errors import StoreError
 from truenext.record import LANE_KEY_SIZE, message_key
 from truenext.store.checkpoint_format import NUMBER, decode_mark, encode_mark
-from truenext.store.store import StoredMessage
+from truenext.store.store import UndecodedMessage
 from truenext.store.store_errors import damage_error
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class MessageTables:
             raise damage_error("checkpoint", f"the keys around {key.hex()} are out of order", self._data)
         return False
 
-    def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> StoredMessage | None:
+    def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> UndecodedMessage | None:
         """None if it is not here. Raises: StoreError if its mark is, and it is not"""
         record, value = self.record(txn, key), self.marks.get(txn, self.generation + key)
         if record is not None:
@@ -96,7 +96,7 @@ class MessageTables:
         mark = self.marks.get(txn, self.generation + key)
         return None if mark is None else decode_mark(mark)[0]
 
-    def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[StoredMessage]:
+    def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
         """A lane's messages, in order, without contents. Raises: StoreError if one of them is damaged"""
         prefix = self.generation
         cursor = txn.cursor(self.messages)
@@ -214,9 +214,9 @@ class MessageTables:
         return cursor.first() and cursor.key()[: len(self.generation)] < self.generation
 
 
-def stored_message(key: bytes, record: bytes, mark: bytes | None) -> StoredMessage:
+def stored_message(key: bytes, record: bytes, mark: bytes | None) -> UndecodedMessage:
     """`mark` is the value of its mark, None if it has none."""
     if mark is None:
-        return StoredMessage(key, record, NO_MARK)
+        return UndecodedMessage(key, record, NO_MARK)
     own, causes = decode_mark(mark)
-    return StoredMessage(key, record, own, causes=causes)
+    return UndecodedMessage(key, record, own, causes=causes)

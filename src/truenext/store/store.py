@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 
-class StoredMessage(msgspec.Struct, gc=False):
+class UndecodedMessage(msgspec.Struct, gc=False):
     """One message of a page, its record not yet decoded."""
 
     key: bytes
@@ -33,7 +33,7 @@ class StoredMessage(msgspec.Struct, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    messages: list[StoredMessage]
+    messages: list[UndecodedMessage]
     """In the order of their keys."""
     as_of: int
     """Number of the last batch whose every effect on the lane this page shows; 0 before the first of a run."""
@@ -41,9 +41,9 @@ class Page:
     """As of then, the lane has no message behind these."""
 
     @classmethod
-    def of(cls, following: Iterable[StoredMessage], limit: int, size_max: int, *, as_of: int) -> Self:
+    def of(cls, following: Iterable[UndecodedMessage], limit: int, size_max: int, *, as_of: int) -> Self:
         """The page that begins with `following`, from which at most one message more than fits is taken."""
-        messages: list[StoredMessage] = []
+        messages: list[UndecodedMessage] = []
         size = 0
         for message in islice(following, limit + 1):
             size += len(message.record) + len(message.content)

@@ -31,7 +31,7 @@ class ConnectionProgress(NamedTuple):
 
     bytes_sent: int
     """By its socket."""
-    held: tuple[tuple[int, int], ...]
+    consumer_progress: tuple[tuple[int, int], ...]
     """Of each of its consumers how many messages it holds, and when it got the last one."""
 
 
@@ -79,7 +79,9 @@ class Spilling:
         for queue in self._queues:
             session = sessions[queue.destination.session]
             if session not in self._progress:
-                now = ConnectionProgress(bytes_sent(session), tuple(map(_hold_progress, session.consumers.values())))
+                now = ConnectionProgress(
+                    bytes_sent(session), tuple(map(_consumer_progress, session.consumers.values()))
+                )
                 known = before.get(session)
                 self._progress[session] = known if known is not None and known[0] == now else (now, now_us)
             limit_ms = queue.policy.stalled_subscriber_ms
@@ -97,5 +99,5 @@ class Spilling:
         )
 
 
-def _hold_progress(consumer: BrokerConsumer) -> tuple[int, int]:
+def _consumer_progress(consumer: BrokerConsumer) -> tuple[int, int]:
     return len(consumer.held), consumer.last_dispatch_number

@@ -278,7 +278,7 @@ class GroupScanCursor(ScanCursor):
             return
         limit = self._limit_per_group()
         for group, since in list(self._skipped.items()):
-            if len(self._group_queues.get(group, ())) <= limit // 2 or self._head_of_group(group) == (since, False):
+            if len(self._group_queues.get(group, ())) <= limit // 2 or self._head_and_is_known(group) == (since, False):
                 self._refilling[group] = self._skipped.pop(group)
         if self._refilling:
             self._refill_until = self.position
@@ -357,7 +357,7 @@ class GroupScanCursor(ScanCursor):
 
     def update_head(self, group: str) -> None:
         """See that a group stands among the right heads, at its place."""
-        sequence, _ = self._head_of_group(group)
+        sequence, _ = self._head_and_is_known(group)
         owner = self._groups.owners.get(group)
         if sequence is None or self._groups.has_earlier_delayed(group, self.lane.rank, sequence):
             self._head_by_group.pop(group, None)
@@ -390,7 +390,7 @@ class GroupScanCursor(ScanCursor):
 
     def is_owned_by_another(self, group: str, consumer: BrokerConsumer) -> bool:
         """Something of this group waits, and it is another consumer's."""
-        return not self._groups.is_open_to(consumer, group) and self._head_of_group(group)[0] is not None
+        return not self._groups.is_open_to(consumer, group) and self._head_and_is_known(group)[0] is not None
 
     def _first_ungrouped(self) -> int | None:
         while self._found_heap:
@@ -407,7 +407,7 @@ class GroupScanCursor(ScanCursor):
             if self._head_by_group.get(group) != (owner, sequence):
                 heappop(heads)
                 continue
-            now, is_known = self._head_of_group(group)
+            now, is_known = self._head_and_is_known(group)
             if now == sequence and not self._groups.has_earlier_delayed(group, self.lane.rank, now):
                 return sequence, is_known
             heappop(heads)
@@ -415,7 +415,7 @@ class GroupScanCursor(ScanCursor):
             self.update_head(group)
         return None
 
-    def _head_of_group(self, group: str) -> tuple[int | None, bool]:
+    def _head_and_is_known(self, group: str) -> tuple[int | None, bool]:
         """Where a group begins, and whether that is a message, and not what was passed over."""
         group_queue = self._group_queues.get(group)
         while group_queue and not self._is_current(group_queue[0]):

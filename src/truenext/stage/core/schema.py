@@ -49,7 +49,7 @@ _TEXTS: dict[type[inspect.Type], str] = {
 
 def schema_of(type_: Any) -> Schema:
     """Raises: TypeError if it cannot be JSON"""
-    return _SchemaBuilder().schema(inspect.type_info(type_))
+    return _JsonSchemaBuilder().schema(inspect.type_info(type_))
 
 
 @cache
@@ -82,7 +82,7 @@ def _pydantic_generator() -> type[Any]:
     return Generator
 
 
-class _SchemaBuilder:
+class _JsonSchemaBuilder:
     def __init__(self) -> None:
         self._definitions: dict[str, Schema] = {}
         self._names: dict[Any, str] = {}

@@ -251,7 +251,7 @@ class Outbox:
 
     async def find_unit(self, id: str) -> StoredUnit | None:
         """What the message with this id in the inbox has to send, if it is still there. Raises: DatabaseUnavailable"""
-        units = await self._units(f"o.id = {self._syntax.id} AND o.producer IS NOT NULL", {"id": id})
+        units = await self._units(f"o.id = {self._syntax.id_parameter} AND o.producer IS NOT NULL", {"id": id})
         return units[0] if units else None
 
     async def unused_producers(self) -> list[str]:
@@ -349,7 +349,7 @@ class Outbox:
                 await self._execute(
                     connection,
                     f"""INSERT INTO truenext_outbox (id, service, interactive, messages, written_ms, unit)
-                    VALUES ({self._syntax.id}, :service, :interactive, :messages, :written_ms, :unit)""",
+                    VALUES ({self._syntax.id_parameter}, :service, :interactive, :messages, :written_ms, :unit)""",
                     {
                         "id": id,
                         "service": self._service,
@@ -408,7 +408,7 @@ class Outbox:
         """The inbox knows this id. Raises: DatabaseUnavailable"""
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(
-                connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id}", {"id": id}
+                connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id_parameter}", {"id": id}
             )
             return found.first() is not None
 

@@ -21,7 +21,7 @@ class SqlSyntax:
         self.is_sqlite = kind == "sqlite"
         self.now_ms = CLOCK[kind]
         """Milliseconds since the epoch, by the clock of the database."""
-        self.id = ":id" if self.is_sqlite else "CAST(:id AS uuid)"
+        self.id_parameter = ":id" if self.is_sqlite else "CAST(:id AS uuid)"
         self.one_of_ids = "id IN (SELECT value FROM json_each(:ids))"
         if not self.is_sqlite:
             self.one_of_ids = "id = ANY(CAST(:ids AS uuid[]))"

@@ -235,7 +235,7 @@ class SalvagedCheckpoint:
             return
         if not file.is_free_list_complete:
             if file.unreached_pages:
-                self._damage_report.notes.append(
+                self._damage_report.notes_besides_damage.append(
                     f"{file.unreached_pages} pages of {CHECKPOINT} were not read: whether they are free is not known"
                 )
             return

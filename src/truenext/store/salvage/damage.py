@@ -33,7 +33,7 @@ class DamageReport:
         self._on_damage = on_damage
         self.damage_count = 0
         """How many there were."""
-        self.notes: list[str] = []
+        self.notes_besides_damage: list[str] = []
         """What is no damage, but may be asked about."""
 
     def add_damage(self, file: str, problem: str) -> None:

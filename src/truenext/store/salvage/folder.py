@@ -132,9 +132,9 @@ class Salvage:
         return self._damage_report.damage_count
 
     @property
-    def notes(self) -> list[str]:
+    def notes_besides_damage(self) -> list[str]:
         """What is no damage, but may be asked about."""
-        return self._damage_report.notes
+        return self._damage_report.notes_besides_damage
 
     @property
     def undeleted_transients(self) -> int:

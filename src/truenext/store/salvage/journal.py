@@ -108,7 +108,9 @@ class SalvagedJournal:
             if salt is None:
                 self._damage_report.add_damage("journal", "it cannot be read without the salt of its checksums")
                 return
-            self._damage_report.notes.append("the salt of the journal's checksums was worked out from the journal")
+            self._damage_report.notes_besides_damage.append(
+                "the salt of the journal's checksums was worked out from the journal"
+            )
         if paths:
             assert salt is not None, "it was worked out"
             expected = position.segment + 1 if position is not None else min(paths)
@@ -154,7 +156,7 @@ class SalvagedJournal:
         if lost:
             self._damage_report.add_damage("journal", lost)
         elif self._torn:
-            self._damage_report.notes.append(self._torn)
+            self._damage_report.notes_besides_damage.append(self._torn)
 
     def _segment_batches(
         self, segment: _SegmentContent, segment_bytes: int, *, is_newest: bool

@@ -1,7 +1,7 @@
 """What does a client hear from the broker? Deliveries and answers become bytes."""
 
 from collections.abc import Iterable
-from typing import Protocol as Shape
+from typing import Protocol
 
 from truenext import envelope
 from truenext.answers import ErrorAnswer, Receipt
@@ -22,7 +22,7 @@ _SET_BY_BROKER = ("content-length", "priority")
 """Headers of a message that are right, whatever its producer said."""
 
 
-class DeliveryCauses(Shape):
+class DeliveryCauses(Protocol):
     """What consumers said of why they failed with a message."""
 
     @property
@@ -31,7 +31,7 @@ class DeliveryCauses(Shape):
     def last(self) -> str: ...
 
 
-class Delivery(Shape):
+class Delivery(Protocol):
     """What a MESSAGE frame says of a message."""
 
     @property

@@ -68,7 +68,7 @@ _PRIORITIES = {str(priority): priority for priority in range(10)}
 _SEQUENCE_DIGITS = 19
 
 
-class RequestParser:
+class FrameInterpreter:
     """What one client asks for, once it is connected."""
 
     def __init__(self, session_id: str, message_id_prefix: str, replies: ReplyEncoder) -> None:
@@ -369,16 +369,16 @@ class RequestParser:
         return Disconnect(_producers_to_forget(frame.headers))
 
 
-REQUEST_PARSERS: dict[str, Callable[[RequestParser, Frame], Command]] = {
-    "SEND": RequestParser._parse_send,
-    "ACK": RequestParser._parse_ack,
-    "NACK": RequestParser._parse_nack,
-    "SUBSCRIBE": RequestParser._parse_subscribe,
-    "UNSUBSCRIBE": RequestParser._parse_unsubscribe,
-    "BEGIN": RequestParser._parse_begin,
-    "COMMIT": RequestParser._parse_commit,
-    "ABORT": RequestParser._parse_abort,
-    "DISCONNECT": RequestParser._parse_disconnect,
+FRAME_INTERPRETERS: dict[str, Callable[[FrameInterpreter, Frame], Command]] = {
+    "SEND": FrameInterpreter._parse_send,
+    "ACK": FrameInterpreter._parse_ack,
+    "NACK": FrameInterpreter._parse_nack,
+    "SUBSCRIBE": FrameInterpreter._parse_subscribe,
+    "UNSUBSCRIBE": FrameInterpreter._parse_unsubscribe,
+    "BEGIN": FrameInterpreter._parse_begin,
+    "COMMIT": FrameInterpreter._parse_commit,
+    "ABORT": FrameInterpreter._parse_abort,
+    "DISCONNECT": FrameInterpreter._parse_disconnect,
 }
 """What each frame of a connected client asks for. Of the class, not of each connection: bound methods kept by their own
 object would be a circle that holds what it last received."""

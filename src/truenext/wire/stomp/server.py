@@ -17,7 +17,7 @@ from truenext.wire.stomp.protocol import ProtocolState, Side, StompProtocol, cho
 from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for_client
 from truenext.wire.stomp.replies import ReplyEncoder
 from truenext.wire.stomp.request_shapes import REQUEST_SHAPES, ShapedCommand
-from truenext.wire.stomp.requests import REQUEST_PARSERS, RequestParser
+from truenext.wire.stomp.requests import FRAME_INTERPRETERS, FrameInterpreter
 from truenext.wire.stomp.values import read_name
 
 _NUMBERED = (Send, Commit)
@@ -36,7 +36,7 @@ class StompSession:
         message_id_prefix = f"truenext-{identity}-"
         self.replies = ReplyEncoder(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""
-        self._requests = RequestParser(session_id, message_id_prefix, self.replies)
+        self._interpreter = FrameInterpreter(session_id, message_id_prefix, self.replies)
         self._detector: ProtocolDetector | None = detector_for_client()
         """Has the first bytes of the client until they tell its protocol."""
         self.last_receipt: str | None = None
@@ -58,7 +58,7 @@ class StompSession:
     @property
     def client_id(self) -> str:
         """What the client calls itself, whichever of its connections it is."""
-        return self._requests.client_id
+        return self._interpreter.client_id
 
     @property
     def is_connected(self) -> bool:
@@ -81,8 +81,8 @@ class StompSession:
                 return
             self._detector, data = None, opened
         protocol = self._protocol
-        requests = self._requests
-        table = REQUEST_PARSERS
+        requests = self._interpreter
+        table = FRAME_INTERPRETERS
         stateless = protocol.stateless
         self.last_receipt = None
         command: Command
@@ -170,7 +170,7 @@ class StompSession:
         self.send_interval_ms = max(requested_ms, HEART_BEAT_MS_MIN) if requested_ms else 0
         self.receive_interval_ms = max(offered_ms, HEART_BEAT_MS_MIN) if offered_ms else 0
         self._protocol.set_version(version)
-        self._requests.on_connected(version, headers.get("client-id", ""))
+        self._interpreter.on_connected(version, headers.get("client-id", ""))
         self.replies.on_connected(version, login)
         self.has_unchecked_login = bool(headers.get("login", "").strip() or headers.get("passcode", "").strip())
         return login
