@@ -266,7 +266,7 @@ def test_the_answers_have_a_queue_though_there_are_as_many_as_there_may_be() -> 
         assert "queues" in sender.error().body.decode()
 
     of_two = 2 * (QUEUE_BYTES + LANE_BYTES)
-    with mock.patch.object(MemoryBudget, "has_space_for_queue", property(lambda memory: memory.queues < of_two)):
+    with mock.patch.object(MemoryBudget, "has_space_for_queue", property(lambda memory: memory.queue_bytes < of_two)):
         run(use)
 
 

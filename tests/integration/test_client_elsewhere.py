@@ -221,7 +221,7 @@ def test_an_error_in_the_client_itself_is_raised_to_whoever_waits(where: str, ca
             assert not any(task.done() for task in waiting.values())
             owner, method = {
                 "received": (Client, "receive_data"),
-                "tick": (Client, "tick"),
+                "tick": (Client, "run_due_calls"),
                 "writing": (SendBuffer, "pump"),
             }[where]
             with patch.object(owner, method, fails):

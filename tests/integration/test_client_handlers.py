@@ -435,7 +435,7 @@ def test_a_receive_that_waits_while_it_is_paused_goes_on_when_it_is_resumed() ->
 def test_an_idle_buffer_goes_back_and_comes_again_when_the_program_asks() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", [f"{number}" for number in range(10)])
-        with patch.object(reconciler, "IDLE_S", 0.1):
+        with patch.object(reconciler, "RELEASE_IDLE_INTERVAL_S", 0.1):
             async with connect(broker.url) as other, other.consumer("/queue/q", prefetch=10) as consumer:
                 message = await consumer.receive(PATIENCE_S)
                 assert message is not None and message.text == "0"

@@ -307,7 +307,7 @@ def test_exception_of_the_program_leaves_each_block_whose_own_end_fails(
                     if what == "connection":
                         patch.setattr(Connection, "_close", fail)
                     else:
-                        patch.setattr(type(connection._driver), "run", fail)
+                        patch.setattr(type(connection._driver), "run_flow", fail)
                     await block.__aexit__(ValueError, error, None)
                 raise error
         assert raised.value is error

@@ -356,7 +356,7 @@ def test_the_time_to_live_counts_from_the_call() -> None:
 
 def test_senders_wait_while_too_much_is_under_way_and_send_nowait_says_so() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
-        with patch.object(send_buffer, "MESSAGES_MAX", 10):
+        with patch.object(send_buffer, "UNCONFIRMED_MESSAGES_MAX", 10):
             broker.slow_disk(1000)
             for number in range(10):
                 connection.send_nowait("/queue/q", f"{number}")
@@ -376,7 +376,7 @@ def test_senders_wait_while_too_much_is_under_way_and_send_nowait_says_so() -> N
 
 def test_what_takes_too_many_bytes_waits_but_one_larger_message_goes_alone() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
-        with patch.object(send_buffer, "BYTES_MAX", 1000):
+        with patch.object(send_buffer, "UNCONFIRMED_BYTES_MAX", 1000):
             await connection.send("/queue/q", "x" * 5000, timeout=PATIENCE_S)
             await connection.send_many("/queue/q", ["x" * 600] * 20, timeout=PATIENCE_S)
         assert len(await bodies(broker, "q")) == 21

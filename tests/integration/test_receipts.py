@@ -230,7 +230,12 @@ def test_rule(rule: Rule, is_at_once: bool, tmp_path: Path, monkeypatch: pytest.
 FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
     "a receipt is said before the sync": (
         a_receipt_comes_behind_the_sync,
-        *(CommitState, "answer", "if session.batch <= self.committed:", "if session.batch <= self.batch.number:"),
+        *(
+            CommitState,
+            "answer",
+            "if session.last_batch <= self.last_committed:",
+            "if session.last_batch <= self.batch.number:",
+        ),
     ),
     "a receipt that need not wait overtakes one that has to": (
         receipts_come_in_the_order_of_what_they_confirm,

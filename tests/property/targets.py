@@ -655,7 +655,7 @@ def hear_of_due(
 ) -> None:
     """From now on `hear` is called instead of what makes a message of a scheduled send, and first gets that."""
     arrivals: Any = _part(engine, Arrivals)
-    arrivals.accept_due = partial(hear, arrivals.accept_due)
+    arrivals.accept_scheduled = partial(hear, arrivals.accept_scheduled)
 
 
 def set_policies(part: object, policies: Policies) -> None:

@@ -173,7 +173,7 @@ def test_dead_letters_are_told_in_the_order_in_which_they_were_given_up() -> Non
 
 
 def test_what_waits_for_nobody_is_told_with_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "NO_CONSUMER_S", 0.1)
+    monkeypatch.setattr(kit, "NO_CONSUMER_TIMEOUT_S", 0.1)
     app, place, _ = shop()
 
     async def work(t: Stages) -> None:
@@ -249,7 +249,7 @@ def test_ended_waits_for_what_a_process_without_a_broker_has_begun(database: str
 
 
 def test_what_cannot_leave_the_outbox_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kit, "NO_CONSUMER_S", 0.1)
+    monkeypatch.setattr(kit, "NO_CONSUMER_TIMEOUT_S", 0.1)
     app, take, received = booking()
 
     async def work(t: Stages) -> None:

@@ -387,7 +387,7 @@ def test_rows_that_come_while_others_go_are_gathered() -> None:
         def __init__(self) -> None:
             self.times = 0
 
-        async def confirm(self, sent: Sequence[str], done: Sequence[str]) -> None:
+        async def confirm_rows(self, sent: Sequence[str], done: Sequence[str]) -> None:
             self.times += 1
             confirmer.add(str(self.times), was_sent=True, is_acknowledged=True)
             await asyncio.sleep(0)

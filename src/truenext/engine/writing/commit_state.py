@@ -5,7 +5,7 @@
     close_batch     it is made durable; the next one gathers
     committed       it is durable: what waited for it is touched, or said
 
-A message is visible once `entry.batch <= commit_state.committed`. What waits for a batch keeps its number.
+A message is visible once `entry.batch <= commit_state.last_committed`. What waits for a batch keeps its number.
 """
 
 from __future__ import annotations
