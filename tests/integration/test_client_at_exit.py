@@ -63,14 +63,14 @@ def test_forked_child_that_ends_waits_for_no_message_of_its_parent(freezing_brok
     stderr = run(
         freezing_broker,
         """
-        driver.EXIT_S = 0.1
+        driver.EXIT_TIMEOUT_S = 0.1
         connection = blocking.connect(url)
         freeze()
         connection.send_nowait("/queue/q", "1")
         if os.fork():
             _, status = os.wait()
             os._exit(os.waitstatus_to_exitcode(status))
-        driver.EXIT_S = 600
+        driver.EXIT_TIMEOUT_S = 600
         """,
     )
     assert stderr == ""
@@ -82,7 +82,7 @@ def test_blocking_program_that_ends_waits_for_confirmations_for_a_bounded_time_a
     stderr = run(
         freezing_broker,
         """
-        driver.EXIT_S = 0.1
+        driver.EXIT_TIMEOUT_S = 0.1
         connection = blocking.connect(url)
         freeze()
         for number in range(5):
