@@ -856,7 +856,7 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(peer_index)
         for reader in [reader for reader in self.oracle.readers if reader.peer is peer]:
             if reader.mode is AckMode.AUTO and sent_count:
-                note(f'engine.taken_before_loss({peer.name}.consumers["{reader.subscription}"], {sent_count})')
+                note(f'engine.acknowledge_sent({peer.name}.consumers["{reader.subscription}"], {sent_count})')
                 self.engine.acknowledge_sent(session.consumers[reader.subscription], sent_count)
                 self.oracle.sent_before_loss(reader, sent_count)
         note(f"engine.disconnect({peer.name}, is_clean={is_clean})")
@@ -1025,7 +1025,7 @@ class BrokerMachine(RuleBasedStateMachine):
         known = self.oracle.producers.remembered().get(name)
         highest = 0 if known is None else known.highest(Frame.COMMIT)
         commit = None if number is None else max(1, highest + number)
-        note(f'engine.ask_producer("{name}", {commit}, resolves={resolves})')
+        note(f'engine.query_producer("{name}", {commit}, resolves={resolves})')
         answer = self.engine.query_producer(name, commit, resolves=resolves)
         outcome, batch = self.oracle.query_producer(name, commit, resolves=resolves)
         actual = answer.outcome and answer.outcome.value

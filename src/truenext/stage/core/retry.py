@@ -91,7 +91,7 @@ class RetryDecision:
         return hash((self.delay_s, self.is_rejected))
 
     def __repr__(self) -> str:
-        return "Retry(never)" if self.is_rejected else f"Retry({self.delay_s})"
+        return "RetryDecision(never)" if self.is_rejected else f"RetryDecision({self.delay_s})"
 
 
 def _own_classes(group: BaseException) -> list[type]:
