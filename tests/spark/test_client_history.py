@@ -108,7 +108,9 @@ def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
 def who_asks_gets_nothing(patch: Patch) -> None:
     adjust = BrokerConsumer.adjust_window
     patch.setattr(
-        BrokerConsumer, "adjust_window", lambda consumer, now_ms: consumer.pull_request is None and adjust(consumer, now_ms)
+        BrokerConsumer,
+        "adjust_window",
+        lambda consumer, now_ms: consumer.pull_request is None and adjust(consumer, now_ms),
     )
 
 
