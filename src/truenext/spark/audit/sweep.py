@@ -134,15 +134,15 @@ def _process(
         if account.expected is not None and code != recovered and code <= last_of_events:
             account.resolve_recovered(at)
         if code == accepted:
-            account.accepted(event, at, sequence, number, persistent, visible_event, visible_at, detail_code)
+            account.on_accepted(event, at, sequence, number, persistent, visible_event, visible_at, detail_code)
         elif code == dispatched:
-            account.dispatched(event, at, sequence, consumer)
+            account.on_dispatched(event, at, sequence, consumer)
         elif code == acknowledged:
-            account.end(event, at, sequence, EventCode.ACKNOWLEDGED)
+            account.end_message(event, at, sequence, EventCode.ACKNOWLEDGED)
         elif code == started:
-            account.started(event, at, sequence, consumer)
+            account.on_started(event, at, sequence, consumer)
         elif code == returned:
-            account.returned(event, at, sequence, number, detail_code)
+            account.on_returned(event, at, sequence, number, detail_code)
         else:
             _process_rare(account, event, at, code, sequence, consumer, number, visible_at, detail_code)
             if code > last_of_events:
