@@ -6,7 +6,7 @@ and, for each endpoint that waits for a reply, where to and its state.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,9 @@ from truenext.destination import DestinationKind, parse_address
 from truenext.errors import RemoteProtocolError
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import NotDecoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 VERSION = 2
 """Messages of another version are rejected, lower ones too."""
@@ -92,7 +95,7 @@ def decode_envelope(body: bytes) -> Envelope:
     try:
         envelope = _DECODER.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        _check_version(_find_version(body))
+        _check_version(find_version(lambda: _VERSION_DECODER.decode(body)))
         raise NotDecoded(f"it is no message of stages: {error}") from error
     _check_version(envelope.version)
     if not envelope.id:
@@ -105,21 +108,25 @@ def decode_envelope(body: bytes) -> Envelope:
     return envelope
 
 
-def _find_version(body: bytes) -> int:
-    """Return VERSION if `body` says none: then something else is wrong with it."""
+def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
+    """Return the version of an envelope that cannot be decoded; VERSION if it has none: something else is wrong."""
     try:
-        return _VERSION_DECODER.decode(body).version
+        return decode().version
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return VERSION
+
+
+def describe_remedy(found: int, wrote: str) -> str:
+    """Return which version is read, and what to do about `found`, which another truenext `wrote`."""
+    remedy = "update truenext" if found > VERSION else f"use the version that {wrote} it"
+    return f"this truenext reads version {VERSION}: {remedy}"
 
 
 def _check_version(found: int) -> None:
     """Raises: NotDecoded"""
     if found != VERSION:
-        raise NotDecoded(
-            f"it is of version {found} of messages of stages, and this truenext reads version {VERSION}: "
-            + ("update truenext" if found > VERSION else "use the version that sent it")
-        )
+        remedy = describe_remedy(found, "sent")
+        raise NotDecoded(f"it is of version {found} of messages of stages, and {remedy}")
 
 
 def _is_single_destination(address: str) -> bool:

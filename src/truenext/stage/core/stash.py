@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from truenext.stage.core.envelope import VERSION, Envelope, VersionedEnvelope
+from truenext.stage.core.envelope import VERSION, Envelope, VersionedEnvelope, describe_remedy, find_version
 from truenext.stage.core.errors import FlowError
 
 
@@ -34,24 +34,14 @@ def decode_stash(data: bytes) -> Stash:
     try:
         stash = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        _check_version(_find_version(data))
+        _check_version(find_version(lambda: _VERSION_DECODER.decode(data).envelope))
         raise FlowError(f"these bytes are not what a stage has stashed: {error}") from error
     _check_version(stash.envelope.version)
     return stash
 
 
-def _find_version(data: bytes) -> int:
-    """Return VERSION if `data` says none: then something else is wrong with it."""
-    try:
-        return _VERSION_DECODER.decode(data).envelope.version
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return VERSION
-
-
 def _check_version(found: int) -> None:
     """Raises: FlowError"""
     if found != VERSION:
-        raise FlowError(
-            f"it was stashed by version {found} of stages, and this truenext reads version {VERSION}: "
-            + ("update truenext" if found > VERSION else "use the version that stashed it")
-        )
+        remedy = describe_remedy(found, "stashed")
+        raise FlowError(f"it was stashed by version {found} of stages, and {remedy}")
