@@ -44,7 +44,7 @@ from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VE
 from truenext.store.checkpointer import Checkpointer
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME, SECTOR, has_flipped_bit
-from truenext.store.lmdb_file import LmdbFile, LmdbTree, read_metas
+from truenext.store.lmdb_file import LmdbTree, RawLmdbReader, read_metas
 from truenext.store.salvage import journal as salvaged_journal
 from truenext.store.store import Recovered
 
@@ -539,7 +539,7 @@ def rewrite(data: Path, database: str, change: Callable[[lmdb.Transaction[bytes]
 def pages_of(data: Path, database: bytes) -> tuple[int, list[int]]:
     """Root and leaves."""
     path = data / "lmdb/data.mdb"
-    file = LmdbFile(path, read_metas(path)[0][0], pytest.fail)
+    file = RawLmdbReader(path, read_metas(path)[0][0], pytest.fail)
     tree = next(LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main") if leaf.key == database)
     leaves = list(dict.fromkeys(leaf.page for leaf in file.walk(tree, "")))
     file.close()
@@ -566,7 +566,7 @@ def test_lmdb_reads_the_same(data: Path) -> None:
     path = data / "lmdb/data.mdb"
     states, what = read_metas(path)
     assert not what
-    file = LmdbFile(path, states[0], pytest.fail)
+    file = RawLmdbReader(path, states[0], pytest.fail)
     file.read_free_pages()
     trees = {leaf.key: LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
     assert trees[b"messages"].depth == 3
@@ -594,7 +594,7 @@ def test_no_page_is_neither_free_nor_in_use(tmp_path: Path) -> None:
         seed.shuffle(there)
         removed = [there.pop() for _ in range(seed.randrange(len(there)))]
         checkpoint.delete_messages((name, False) for name in removed)
-        file = LmdbFile(tmp_path / "data.mdb", read_metas(tmp_path / "data.mdb")[0][0], pytest.fail)
+        file = RawLmdbReader(tmp_path / "data.mdb", read_metas(tmp_path / "data.mdb")[0][0], pytest.fail)
         file.read_free_pages()
         trees = [LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")]
         assert sum(1 for tree in trees for _ in file.walk(tree, "")) >= len(there)
@@ -720,7 +720,7 @@ def test_a_leaf_costs_its_own_messages_only(data: Path, content: Content) -> Non
 def names_on(data: Path, page: int) -> list[bytes]:
     """Keys of messages on a leaf."""
     path = data / "lmdb/data.mdb"
-    file = LmdbFile(path, read_metas(path)[0][0], pytest.fail)
+    file = RawLmdbReader(path, read_metas(path)[0][0], pytest.fail)
     trees = {leaf.key: LmdbTree.of(leaf.value) for leaf in file.walk(file.meta.main, "main")}
     found = [leaf.key for leaf in file.walk(trees[b"messages"], "") if leaf.page == page]
     file.close()
@@ -764,7 +764,7 @@ def test_a_page_that_is_free_and_in_use_is_named(data: Path) -> None:
     path = data / "lmdb/data.mdb"
     _, leaves = pages_of(data, b"messages")
     meta = read_metas(path)[0][0]
-    file = LmdbFile(path, meta, pytest.fail)
+    file = RawLmdbReader(path, meta, pytest.fail)
     (free, *_) = file.walk(meta.free, "list of free pages")
     file.close()
     content = bytearray(path.read_bytes())

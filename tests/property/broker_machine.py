@@ -1765,7 +1765,7 @@ class BrokerMachine(RuleBasedStateMachine):
         request = Unschedule(queue, selector=selector, limit=limit)
         note(f"engine.execute_bulk({request}, {_sketch(page)})")
         answer = self.engine.execute_bulk(request, read, page)
-        self.oracle.cancelled(here, answer.moved)
+        self.oracle.cancelled(here, answer.count)
 
     def show_scheduled(self, queue: str) -> None:
         """Without anything in between: each page of what is in the store by then."""
@@ -1812,7 +1812,7 @@ class BrokerMachine(RuleBasedStateMachine):
             request = Move(queue, selector=selector, limit=limit, to=to)
         note(f"engine.execute_bulk({request}, {_sketch(page)})")
         answer = self.engine.execute_bulk(request, read, page)
-        self.oracle.bulk_done(here, answer.moved, to)
+        self.oracle.bulk_done(here, answer.count, to)
 
     def move_at_once(self, queue: str, to: str, is_dry: bool) -> None:
         if to != queue:
@@ -1829,7 +1829,7 @@ class BrokerMachine(RuleBasedStateMachine):
         moved = 0
         while (read := self.engine.next_bulk_read(request)) is not None:
             answer = self.engine.execute_bulk(request, read, self.disk.read_at_once(read))
-            moved += answer.moved
+            moved += answer.count
             if answer.next is None:
                 break
             request = structs.replace(request, after=answer.next, until=answer.until)

@@ -20,12 +20,12 @@ time.sleep({SECONDS})
 
 def test_of_several_deadlines_the_earliest_counts_also_if_it_was_set_first() -> None:
     # A second signal that comes while the first is being handled sets its deadline first.
-    assert status_after("deadline.set(0.01, 7); deadline.set(1000, 8)") == 7
-    assert status_after("deadline.set(1000, 8); deadline.set(0.01, 7)") == 7
+    assert status_after("deadline.bring_forward(0.01, 7); deadline.bring_forward(1000, 8)") == 7
+    assert status_after("deadline.bring_forward(1000, 8); deadline.bring_forward(0.01, 7)") == 7
 
 
 def test_no_deadline_is_left_once_it_is_lifted() -> None:
-    assert status_after("deadline.set(0.5, 7); deadline.cancel(); time.sleep(1); raise SystemExit(3)") == 3
+    assert status_after("deadline.bring_forward(0.5, 7); deadline.cancel(); time.sleep(1); raise SystemExit(3)") == 3
 
 
 def test_it_ends_though_nobody_reads_what_it_says() -> None:
@@ -41,7 +41,7 @@ try:
         os.write(2, b"x" * 4096)
 except BlockingIOError:
     os.set_blocking(2, True)
-ExitDeadline().set(0.1, 7)
+ExitDeadline().bring_forward(0.1, 7)
 time.sleep(30)
 """
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:

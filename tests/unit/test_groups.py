@@ -231,7 +231,7 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
             fewest.append(len(groups.owners))
 
     (queue,) = driver.engine.queues()
-    groups, fewest = driver.engine.selections.groups_of(queue), [0]
+    groups, fewest = driver.engine.selections.existing_groups_of(queue), [0]
     receive(range(300))
     fewest.clear()
     assert len(groups.owners) == 301 and memory.queue_bytes > before + 300 * 400
@@ -260,7 +260,7 @@ def test_of_more_groups_than_are_remembered_those_of_which_something_is_held_sta
             driver.engine.acknowledge(driver.session, Ack("one", entry.sequence))
         del driver.entries["one"][1:]
     (queue,) = driver.engine.queues()
-    groups = driver.engine.selections.groups_of(queue)
+    groups = driver.engine.selections.existing_groups_of(queue)
     assert "held" in groups.owners
     # Eight, what is held, and a quarter until some are forgotten again.
     assert 8 <= len(groups.owners) <= 8 + 1 + 2

@@ -112,10 +112,10 @@ class Run:
             found = [found_of(one) for one in page.messages]
             answer = self.engine.execute_bulk(piece, read, PageResult(found, page.as_of, page.is_end))
             assert isinstance(answer, ScheduledResult)
-            whole.moved, whole.until = whole.moved + answer.moved, answer.until
+            whole.count, whole.until = whole.count + answer.count, answer.until
             whole.sends += answer.sends
             whole.sequences += answer.sequences
-            after = None if whole.moved == command.limit else answer.next
+            after = None if whole.count == command.limit else answer.next
             self.settle()
         return whole
 
@@ -367,9 +367,9 @@ def test_what_is_cancelled_never_becomes_a_message_and_leaves_nothing_behind() -
     run = Run()
     for number in range(3):
         run.send(str(number), Schedule(delay_ms=MINUTE_MS, period_ms=5, repeat=FOR_EVER))
-    assert run.request(Unschedule("q", dry_run=True)).moved == 3
+    assert run.request(Unschedule("q", dry_run=True)).count == 3
     assert run.waiting() == {"q": (0, 3)}
-    assert run.request(Unschedule("q")).moved == 3
+    assert run.request(Unschedule("q")).count == 3
     assert run.waiting() == {"q": (0, 0)}
     assert run.store.read_timers(b"", 10).timers == []
     run.at(NOON_MS + HOUR_MS)
@@ -385,8 +385,8 @@ def test_numbers_and_a_selector_say_what_is_cancelled() -> None:
     first, second, *_ = run.shown()
     answer = run.request(Unschedule("q", sequences=(first.number, second.number, 10**6)))
     assert answer.sequences == [first.number, second.number]
-    assert run.request(Unschedule("q", selector="JMSPriority > 4")).moved == 0
-    assert run.request(Unschedule("q", limit=1)).moved == 1
+    assert run.request(Unschedule("q", selector="JMSPriority > 4")).count == 0
+    assert run.request(Unschedule("q", limit=1)).count == 1
     assert [each.body for each in run.shown()] == ["3", "4"]
 
 
@@ -398,7 +398,7 @@ def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_addre
         )
         run.engine.send(run.session, send)
     assert [each.to for each in run.shown("")] == ["/topic/a", "/queue/q,/topic/a"]
-    assert run.request(Unschedule("", to="/topic/a")).moved == 1
+    assert run.request(Unschedule("", to="/topic/a")).count == 1
     assert [each.to for each in run.shown("")] == ["/queue/q,/topic/a"]
 
 
@@ -445,8 +445,8 @@ def test_nothing_becomes_due_while_what_waits_is_looked_at_and_it_does_then() ->
 def test_a_selector_sees_when_a_scheduled_send_was_accepted() -> None:
     run = Run()
     run.send("now", Schedule(delay_ms=MINUTE_MS))
-    assert run.request(Unschedule("q", selector=f"JMSTimestamp < {NOON_MS}", dry_run=True)).moved == 0
-    assert run.request(ListScheduled("q", selector=f"JMSTimestamp = {NOON_MS}")).moved == 1
+    assert run.request(Unschedule("q", selector=f"JMSTimestamp < {NOON_MS}", dry_run=True)).count == 0
+    assert run.request(ListScheduled("q", selector=f"JMSTimestamp = {NOON_MS}")).count == 1
 
 
 def test_a_body_that_is_text_is_shown_without_half_a_character() -> None:

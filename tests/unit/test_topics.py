@@ -467,7 +467,7 @@ def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and
     assert read is not None
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
     answer = run.engine.execute_bulk(request, read, PageResult([], 0, True))
-    assert (answer.moved, answer.next) == (0, None)
+    assert (answer.count, answer.next) == (0, None)
     assert "has ended" in answer.error
     with pytest.raises(RemoteProtocolError, match="there is no queue"):
         run.engine.next_bulk_read(request)

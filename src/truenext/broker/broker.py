@@ -565,7 +565,7 @@ class Broker:
         if level == self._logged_disk_level or DiskLevel.PLENTY < level < self._logged_disk_level:
             return
         self._logged_disk_level = level
-        sizes: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.disk_bytes.items()}
+        sizes: dict[str, object] = {f"{name}_bytes": size for name, size in self._store.disk_level_bytes.items()}
         short = {"disk_level": level.name.lower()} | sizes
         if level is DiskLevel.PLENTY:
             logger.warning("there is room for messages again: producers go on", extra=sizes)
@@ -725,7 +725,7 @@ class Broker:
         if about is not None:
             return connection_request.make_connection_report(self._engine, about)
         context = control.QueryContext(
-            self._engine, self._stuck_audit, self._pager, self.reload, self._client_info, self._store.disk_bytes
+            self._engine, self._stuck_audit, self._pager, self.reload, self._client_info, self._store.disk_level_bytes
         )
         return control.QUERIES[verb](context)
 

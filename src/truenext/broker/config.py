@@ -125,7 +125,7 @@ class _ConfigurationFileReader:
                 tables[toml_header(POLICY)] = self._settings(Policy, path, own)
                 for pattern, values in patterns.items():
                     tables[toml_header(POLICY, pattern)] = self._pattern_settings(pattern, values)
-        self._check_broker(tables.get(toml_header(BROKER), {}))
+        self._check_broker_conflicts(tables.get(toml_header(BROKER), {}))
         self._raise_if_faulty()
         return tables
 
@@ -204,7 +204,7 @@ class _ConfigurationFileReader:
             raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
 
-    def _check_broker(self, values: dict[str, Any]) -> None:
+    def _check_broker_conflicts(self, values: dict[str, Any]) -> None:
         """What is wrong only beside another setting."""
         if not values.get("memory"):
             return

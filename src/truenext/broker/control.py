@@ -67,8 +67,8 @@ class QueryContext(NamedTuple):
     pager: Pager
     reload: Callable[[], ReloadResult]
     client_info: Callable[[ConnectionState], ClientInfo]
-    disk_bytes: dict[str, int]
-    """Bytes by which the room for messages was found, see `Store.disk_bytes`."""
+    disk_level_bytes: dict[str, int]
+    """Bytes by which the room for messages was found, see `Store.disk_level_bytes`."""
 
 
 def check_verb(verb: str) -> None:
@@ -187,7 +187,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
                 "open": memory.transaction_bytes,
             },
             "disk_level": engine.commit_state.disk_level.name.lower(),
-            "disk_bytes": context.disk_bytes,
+            "disk_bytes": context.disk_level_bytes,
             "page_reads": len(context.pager.pending),
             "queues": permanent,
             "subscriptions": {"durable": durable, "non_durable": non_durable},
@@ -215,7 +215,7 @@ class _TemporaryTotals:
         self._bytes = 0
         self._largest: list[tuple[int, int, Destination, int, int]] = []
         """A heap, the least first: bytes, a number that tells equals apart, and what they are of; waiting, held."""
-        self._numbers = count()
+        self._tie_breakers = count()
 
     def add(self, queue: Queue, receivers: QueueReceivers) -> Steps:
         held = yield from _held_by_consumers(receivers)
@@ -225,7 +225,7 @@ class _TemporaryTotals:
         self._bytes += size
         if size:
             push = heappush if len(self._largest) < LARGEST_COUNT else heappushpop
-            push(self._largest, (size, next(self._numbers), queue.destination, waiting, held))
+            push(self._largest, (size, next(self._tie_breakers), queue.destination, waiting, held))
 
     def report(self, context: QueryContext) -> dict[str, Any]:
         # Some may have gone since.

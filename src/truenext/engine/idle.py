@@ -203,4 +203,6 @@ class _QueueInspection:
         return selector is None or entry.message is None or selector.matches(entry.message)
 
     def _is_group_open(self, queue: Queue, group: str) -> bool:
-        return not queue.has_groups or self._engine.selections.groups_of(queue).is_open_to(self._consumer, group)
+        return not queue.has_groups or self._engine.selections.existing_groups_of(queue).is_open_to(
+            self._consumer, group
+        )

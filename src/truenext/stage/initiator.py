@@ -20,7 +20,7 @@ from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output
 from truenext.stage.hooks import call_after_commit, call_after_commit_sync
 from truenext.stage.pending_replies import PendingReplies
-from truenext.stage.session_pool import SessionPool
+from truenext.stage.session_pool import BrokerSessionPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,9 @@ class Initiator:
         """`interactive` and `others` are whose connections are used."""
         self._context = context
         self._pools = {True: interactive, False: others}
-        self._sessions = {is_interactive: SessionPool(pool.connection) for is_interactive, pool in self._pools.items()}
+        self._sessions = {
+            is_interactive: BrokerSessionPool(pool.connection) for is_interactive, pool in self._pools.items()
+        }
         self._pending_replies = PendingReplies(context.service, interactive.connection)
 
     @property

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Connection, Session
 
 
-class SessionPool:
+class BrokerSessionPool:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._idle: list[Session] = []

@@ -78,7 +78,7 @@ class DiskSpace:
         self.level = DiskLevel.PLENTY
         """As it was found last."""
         self.bytes: dict[str, int] = {}
-        """Bytes by which it was found, see `Store.disk_bytes`."""
+        """Bytes by which it was found, see `Store.disk_level_bytes`."""
         self.is_full = False
         """A write found no space, or the ballast that was then given up is not there again."""
 

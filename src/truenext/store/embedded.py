@@ -126,7 +126,7 @@ class EmbeddedStore:
         return self._disk_space.level
 
     @property
-    def disk_bytes(self) -> dict[str, int]:
+    def disk_level_bytes(self) -> dict[str, int]:
         return self._disk_space.bytes
 
     def recover(self) -> Recovered:

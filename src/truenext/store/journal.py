@@ -85,7 +85,7 @@ class Journal:
         """Number of the last frame in or before each segment."""
         self._newest = 0
         self._spares = 0
-        self._files_lock = Lock()
+        self._spares_lock = Lock()
         for spare in folder.glob("spare-*"):
             if spare.stat().st_size == segment_bytes:
                 self._spares += 1
@@ -263,7 +263,7 @@ class Journal:
         segment = self._newest + 1
         path = self._path(segment)
         needed = FRAME.size + size
-        with self._files_lock:
+        with self._spares_lock:
             spare = next(self._folder.glob("spare-*"), None) if needed <= self._segment_bytes else None
             if spare is None:
                 allocate(path, max(needed, self._segment_bytes))
@@ -283,7 +283,7 @@ class Journal:
 
         Raises: OSError
         """
-        with self._files_lock:
+        with self._spares_lock:
             if not self._spares:
                 allocate(self._folder / "spare-0", self._segment_bytes)
                 self._spares += 1
@@ -322,7 +322,7 @@ class Journal:
         """
         os.close(self._files.pop(segment))
         del self._last_frames[segment], self._sizes[segment]
-        with self._files_lock:
+        with self._spares_lock:
             self._make_spare(self._path(segment))
 
     def close(self) -> None:

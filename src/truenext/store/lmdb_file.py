@@ -150,7 +150,7 @@ def _read_meta(content: bytes, at: int) -> LmdbMeta | None:
     return meta
 
 
-class LmdbFile:
+class RawLmdbReader:
     """One state of the file. Keeps one byte of memory for each page."""
 
     def __init__(self, path: Path, meta: LmdbMeta, on_damage: Callable[[str], None]) -> None:
@@ -232,12 +232,12 @@ class LmdbFile:
 
     # ---- Pages ----
 
-    def mark_used(self, number: int, count: int) -> str:
+    def mark_pages_used(self, first_page: int, page_count: int) -> str:
         """Pages are in use; what is wrong with that."""
-        if number < _FIRST_PAGE or number + count > self.pages:
+        if first_page < _FIRST_PAGE or first_page + page_count > self.pages:
             return "is not in the file"
-        use = self._page_use[number : number + count]
-        self._page_use[number : number + count] = bytes([_USED]) * count
+        use = self._page_use[first_page : first_page + page_count]
+        self._page_use[first_page : first_page + page_count] = bytes([_USED]) * page_count
         self.pages_seen += use.count(0)
         if _USED in use:
             return "is in use twice"
@@ -259,7 +259,7 @@ class LmdbFile:
 class _TreeWalk:
     """Through one database."""
 
-    def __init__(self, file: LmdbFile, tree: LmdbTree, name: str) -> None:
+    def __init__(self, file: RawLmdbReader, tree: LmdbTree, name: str) -> None:
         self._file = file
         self._tree = tree
         self._name = name
@@ -323,7 +323,7 @@ class _TreeWalk:
         if not is_trusted and self._file.is_free(number):
             # What was damaged leads there, and what was on it is over.
             return None
-        problem = self._file.mark_used(number, 1)
+        problem = self._file.mark_pages_used(number, 1)
         page = None
         if problem in ("", "is in use and free"):
             page = self._file.read(number, 1)
@@ -351,7 +351,7 @@ class _TreeWalk:
         size = len(page)
         number = _NUMBER.unpack_from(page, node.at)[0]
         count = (_HEAD.size - 1 + node.size) // size + 1
-        problem = self._file.mark_used(number, count)
+        problem = self._file.mark_pages_used(number, count)
         content = None
         if problem != "is not in the file":
             content = self._file.read(number, count)

@@ -67,7 +67,7 @@ class MemoryStore:
         return self._disk_level
 
     @property
-    def disk_bytes(self) -> dict[str, int]:
+    def disk_level_bytes(self) -> dict[str, int]:
         return {} if self._limit is None else {"used": self._used, "limit": self._limit}
 
     def recover(self) -> Recovered:

@@ -105,7 +105,7 @@ class Store(Protocol):
         """
 
     @property
-    def disk_bytes(self) -> dict[str, int]:
+    def disk_level_bytes(self) -> dict[str, int]:
         """Bytes by which `disk_level` was found last: `free` and `needed` of a disk, below which producers wait; `used`
         and `limit` where the store has a limit of its own."""
 

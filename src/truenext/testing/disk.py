@@ -65,8 +65,8 @@ class FaultyStore:
         return DiskLevel.NONE if self._faults.is_disk_full else self._memory_store.disk_level
 
     @property
-    def disk_bytes(self) -> dict[str, int]:
-        return self._memory_store.disk_bytes
+    def disk_level_bytes(self) -> dict[str, int]:
+        return self._memory_store.disk_level_bytes
 
     def recover(self) -> Recovered:
         return self._memory_store.recover()

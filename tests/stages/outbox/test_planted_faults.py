@@ -118,7 +118,7 @@ FAULTS = [
     ),
     Fault(
         "a message that was handled runs again",
-        exactly_once.ExactlyOnceStatements,
+        exactly_once.ExactlyOnceWriter,
         "insert_inbox_id",
         "if result.rowcount != 1:",
         "if False:",

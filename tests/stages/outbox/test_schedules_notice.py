@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "a message that was handled runs again": (
-        [Change(exactly_once.ExactlyOnceStatements, "insert_inbox_id", "if result.rowcount != 1:", "if False:")],
+        [Change(exactly_once.ExactlyOnceWriter, "insert_inbox_id", "if result.rowcount != 1:", "if False:")],
         nothing,
     ),
 }

@@ -29,7 +29,7 @@ class ExitDeadline:
         # It is there before it is needed: no thread can be started from within a signal.
         threading.Thread(target=self._run_timer, name="truenext deadline", daemon=True).start()
 
-    def set(self, seconds: float, status: int) -> None:
+    def bring_forward(self, seconds: float, status: int) -> None:
         """From now on, with this exit status; of several the earliest counts. It may be called from within a signal,
         also one that has come within another: nothing else of Python's that wakes a thread may. Then the later call
         ends first, so that the last word would be the wrong one."""

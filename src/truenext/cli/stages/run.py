@@ -133,7 +133,7 @@ def run(
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_DFL)
                 # The loop's end waits for stages that have swallowed their cancellation.
-                deadline.set(THREADS_TIMEOUT_S, status)
+                deadline.bring_forward(THREADS_TIMEOUT_S, status)
     except TruenextError as error:
         failure = CommandFailure(error)
         failure.show()
@@ -249,7 +249,7 @@ class _ServiceProcess:
     def _on_signal(self, number: int, _: object) -> None:
         self._signals.append(signal.Signals(number))
         is_first = len(self._signals) == 1
-        self._deadline.set((STOP_TIMEOUT_S if is_first else NO_TIMEOUT_S) + CLOSE_TIMEOUT_S, self._status)
+        self._deadline.bring_forward((STOP_TIMEOUT_S if is_first else NO_TIMEOUT_S) + CLOSE_TIMEOUT_S, self._status)
         if not is_first:
             for each in SIGNALS:
                 signal.signal(each, signal.SIG_DFL)

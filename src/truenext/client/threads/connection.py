@@ -85,7 +85,7 @@ class Message(ReceivedMessage):
     """A message that a consumer was handed."""
 
     __slots__ = ("_session",)
-    _session: _SessionHandle
+    _session: _SessionWithDriver
 
     def ack(self) -> None:
         """It was handled. If the connection is lost before the broker knows, and the message comes again here, it is
@@ -150,7 +150,7 @@ class Processing:
             source.driver.exit_block(flows.end_message_block(source.core, self._message, error), error)
 
 
-class _SessionHandle:
+class _SessionWithDriver:
     """What hands out messages: a session and its driver."""
 
     __slots__ = ("core", "driver")
@@ -175,7 +175,7 @@ class _SessionHandle:
 class Consumer:
     """Messages of one destination, the true next first."""
 
-    def __init__(self, source: _SessionHandle, subscription: Subscription, *, owns_session: bool) -> None:
+    def __init__(self, source: _SessionWithDriver, subscription: Subscription, *, owns_session: bool) -> None:
         self._source = source
         self._core = source.core
         self._driver = source.driver
@@ -263,7 +263,7 @@ class Consumer:
 class Transaction:
     """The block of `Session.transaction`: all of it happens, or nothing."""
 
-    def __init__(self, source: _SessionHandle, timeout: float) -> None:
+    def __init__(self, source: _SessionWithDriver, timeout: float) -> None:
         """Only by `Session.transaction`."""
         self._driver = source.driver
         self._block = flows.TransactionBlock(source.core, timeout)
@@ -302,7 +302,7 @@ class Session:
 
     def __init__(self, connection: Connection, core: CoreSession) -> None:
         self._connection = connection
-        self._source = _SessionHandle(core, connection._driver)
+        self._source = _SessionWithDriver(core, connection._driver)
 
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> Consumer:
         """Take messages of a destination; to be used in a `with`, or closed.
@@ -566,7 +566,7 @@ class Connection:
         parsed = parse_consumer_options(destination, options)
         core = CoreSession(self._driver.client, mode, ReceiveBuffer())
         subscription = self._driver.run_flow(flows.subscribe(core, parsed))
-        return Consumer(_SessionHandle(core, self._driver), subscription, owns_session=True)
+        return Consumer(_SessionWithDriver(core, self._driver), subscription, owns_session=True)
 
     def consume(
         self,

@@ -114,8 +114,8 @@ VERBS: dict[str, type[BulkRequest]] = {
 class BulkResult(msgspec.Struct):
     """The answer, in JSON."""
 
-    moved: int
-    """Or removed, or shown."""
+    count: int = msgspec.field(name="moved")
+    """How many were moved, removed or shown."""
     to: dict[str, int]
     """Those of them that went to each queue."""
     left: int
@@ -252,7 +252,7 @@ def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRea
 def empty_result(request: BulkRequest, error: str = "") -> BulkResult:
     """The answer when nothing is left to do, or `error` it cannot be done any more."""
     kind = ScheduledResult if isinstance(request, ScheduledRequest) else BulkResult
-    return kind(moved=0, to={}, left=0, next=None, until=request.until or 0, error=error)
+    return kind(count=0, to={}, left=0, next=None, until=request.until or 0, error=error)
 
 
 def count_held(entries: Iterable[Entry], request: BulkRequest, until: int) -> int:
@@ -286,7 +286,7 @@ def plan_piece(
     transform = _replacement_function(request, now_ms)
     sequences = request.sequences and set(request.sequences)
     removals: list[PlannedRemoval] = []
-    result = BulkResult(moved=0, to={}, left=0, next=None, until=read.until)
+    result = BulkResult(count=0, to={}, left=0, next=None, until=read.until)
     sequence = read.after_sequence
     for count, sequence in enumerate(merge(sorted(in_memory), sorted(on_page.keys() - in_memory.keys())), 1):
         if sequences is None or sequence in sequences:
@@ -307,7 +307,7 @@ def plan_piece(
     else:
         sequence = last
     result.next = read.next_position(sequence, is_end=(page.is_end and sequence == last) or sequence >= read.until)
-    result.moved = len(removals)
+    result.count = len(removals)
     if sequences is not None:
         result.sequences = [removal.entry.sequence for removal in removals]
     return removals, result

@@ -151,7 +151,7 @@ class BulkOperations:
         if isinstance(request, bulk.ScheduledRequest):
             self._scheduler.unfreeze()
             scheduled_result = self._scheduler.list_or_cancel(request, read, page)
-            if scheduled_result.moved and isinstance(request, bulk.Unschedule) and not request.dry_run:
+            if scheduled_result.count and isinstance(request, bulk.Unschedule) and not request.dry_run:
                 commit_state.last_control_batch = commit_state.batch.number
             return scheduled_result
         if not self._queues.exists(lane.queue):

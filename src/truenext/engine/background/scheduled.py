@@ -238,7 +238,7 @@ class Scheduler(BackgroundTask):
         matches = selector.compile_selector(request.selector).matches if request.selector is not None else None
         numbers = set(request.sequences) if request.sequences is not None else None
         to = set(request.to.split(",")) if request.to is not None else None
-        result = bulk.ScheduledResult(moved=0, to={}, left=0, next=None, until=read.until)
+        result = bulk.ScheduledResult(count=0, to={}, left=0, next=None, until=read.until)
         sequence, is_end = read.after_sequence, page.is_end
         for found in page.messages:
             sequence = found.sequence
@@ -253,7 +253,7 @@ class Scheduler(BackgroundTask):
                 continue
             if (to is not None and set(timing.to.split(",")) != to) or (matches is not None and not matches(message)):
                 continue
-            result.moved += 1
+            result.count += 1
             if isinstance(request, bulk.ListScheduled):
                 result.sends.append(_send_info(number, timing, message))
             else:
@@ -262,7 +262,7 @@ class Scheduler(BackgroundTask):
                 if not request.dry_run:
                     self._remove_record(lane, sequence, message)
                     self.timers.remove(scheduled_timer_key(timing.due_ms, sequence, lane.key))
-            if result.moved == request.limit:
+            if result.count == request.limit:
                 is_end = False
                 break
         result.next = read.next_position(sequence, is_end=is_end)

@@ -97,7 +97,7 @@ class Releasing:
             self._log_window(consumer, 0)
         for queue in consumer.all_queues():
             if queue.has_groups:
-                self._selections.groups_of(queue).suspend_owner(consumer, queue)
+                self._selections.existing_groups_of(queue).suspend_owner(consumer, queue)
                 self._commit_state.touched_queues[queue] = None
 
     def wake_consumer(self, consumer: BrokerConsumer) -> None:
@@ -107,7 +107,7 @@ class Releasing:
             self._log_window(consumer, consumer.window)
             for queue in consumer.all_queues():
                 if queue.has_groups:
-                    self._selections.groups_of(queue).wake_owner(consumer, queue)
+                    self._selections.existing_groups_of(queue).wake_owner(consumer, queue)
 
     def _log_window(self, consumer: BrokerConsumer, window: int) -> None:
         if consumer.queue is not None and consumer.pull_request is None:

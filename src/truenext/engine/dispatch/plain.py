@@ -139,7 +139,7 @@ class Dispatcher:
         kind = QueueDispatch
         if queue.has_groups:
             kind = GroupedQueueDispatch
-            self._selections.groups_of(queue).free_groups_of_suspended(queue)
+            self._selections.existing_groups_of(queue).free_groups_of_suspended(queue)
         selection = self._selections.by_queue.get(queue)
         return kind(
             queue,
@@ -170,7 +170,7 @@ class Dispatcher:
         consumer.last_dispatch_number = self._clients.dispatch_count
         deliveries.setdefault(consumer, []).append(entry)
         if entry.group:
-            self._selections.groups_of(entry.lane.queue).on_dispatched(entry, consumer)
+            self._selections.existing_groups_of(entry.lane.queue).on_dispatched(entry, consumer)
 
     def _dispatch_express(
         self,

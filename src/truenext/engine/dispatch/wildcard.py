@@ -306,7 +306,7 @@ class WildcardDispatch:
             return False
         if not entry.group:
             return True
-        groups = self._selections.groups_of(queue)
+        groups = self._selections.existing_groups_of(queue)
         return groups.is_open_to(wildcard, entry.group) and not groups.has_earlier_delayed(
             entry.group, lane.rank, entry.sequence
         )

@@ -121,7 +121,7 @@ class Selections(BackgroundTask):
         """Bytes that one consumer more, with this selector, makes a queue take."""
         return bytes_to_join(queue, self.by_queue.get(queue), selector)
 
-    def groups_of(self, queue: Queue) -> GroupOwnership:
+    def existing_groups_of(self, queue: Queue) -> GroupOwnership:
         """To be asked of a queue in which a message has a group."""
         return self.by_queue[queue].existing_groups
 

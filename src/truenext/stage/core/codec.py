@@ -14,7 +14,13 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints, 
 import msgspec
 
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded
-from truenext.stage.core.lossless import LossChecks, fault_below_any, fault_of_floats, fields_of_model, has_serializer
+from truenext.stage.core.json_loss import (
+    JsonLossChecks,
+    fault_below_any,
+    fault_of_floats,
+    fields_of_model,
+    has_serializer,
+)
 from truenext.stage.core.schema import Schema, schema_of
 
 T = TypeVar("T")
@@ -35,7 +41,7 @@ class Codec(Generic[T]):
         try:
             info = msgspec.inspect.type_info(type_)
             fault = _fault_of_type(info)
-            plan = LossChecks(info)
+            plan = JsonLossChecks(info)
             self._loss_checks = plan if plan.has_checks else None
             self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
         except Exception as error:

@@ -31,7 +31,7 @@ from truenext.stage.core.flow_start import (
 )
 from truenext.stage.core.output import OutputMessage, checked_attachments
 from truenext.stage.core.signature import is_assignable
-from truenext.stage.core.stash import Stash, encode_stash
+from truenext.stage.core.stash import StashedFlow, encode_stashed_flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -312,7 +312,7 @@ class Flow:
         Raises: FlowError
         """
         now = msgspec.structs.replace(self._envelope, flow=self._flow_context, state=self._state())
-        return encode_stash(Stash(stage=self._stage.queue, expires_ms=self._expires_ms, envelope=now))
+        return encode_stashed_flow(StashedFlow(stage=self._stage.queue, expires_ms=self._expires_ms, envelope=now))
 
 
 def _has_compatible_reply(other: Endpoint[Any, Any], endpoint: Endpoint[Any, Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import Flow
 from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, new_flow_context, start_flow
-from truenext.stage.core.stash import decode_stash
+from truenext.stage.core.stash import decode_stashed_flow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,8 +65,10 @@ class Initiation:
 
         Raises: FlowError if these bytes are none, or are of a stage that this service does not have; NotDecoded
         """
-        stash = decode_stash(data)
-        stage = self._stages.get(stash.stage)
+        stashed = decode_stashed_flow(data)
+        stage = self._stages.get(stashed.stage)
         if stage is None:
-            raise FlowError(f"the stage {stash.stage}, which has stashed this, is not of this service")
-        return Flow(stage, stash.envelope, self._output, self._now_ms, expires_ms=stash.expires_ms, is_unstashed=True)
+            raise FlowError(f"the stage {stashed.stage}, which has stashed this, is not of this service")
+        return Flow(
+            stage, stashed.envelope, self._output, self._now_ms, expires_ms=stashed.expires_ms, is_unstashed=True
+        )

@@ -8,36 +8,36 @@ from truenext.stage.core.envelope import VERSION, Envelope, VersionedEnvelope, d
 from truenext.stage.core.errors import FlowError
 
 
-class Stash(msgspec.Struct, frozen=True, rename="camel"):
+class StashedFlow(msgspec.Struct, frozen=True, rename="camel"):
     stage: str
     """The queue of the stage from which it goes on."""
     expires_ms: int
     envelope: Envelope
 
 
-class VersionedStash(msgspec.Struct, frozen=True):
-    """What a stash of any version has."""
+class VersionedStashedFlow(msgspec.Struct, frozen=True):
+    """What a stashed flow of any version has."""
 
     envelope: VersionedEnvelope
 
 
-_DECODER = msgspec.json.Decoder(Stash)
-_VERSION_DECODER = msgspec.json.Decoder(VersionedStash)
+_DECODER = msgspec.json.Decoder(StashedFlow)
+_VERSION_DECODER = msgspec.json.Decoder(VersionedStashedFlow)
 
 
-def encode_stash(stash: Stash) -> bytes:
-    return msgspec.json.encode(stash)
+def encode_stashed_flow(stashed: StashedFlow) -> bytes:
+    return msgspec.json.encode(stashed)
 
 
-def decode_stash(data: bytes) -> Stash:
+def decode_stashed_flow(data: bytes) -> StashedFlow:
     """Raises: FlowError"""
     try:
-        stash = _DECODER.decode(data)
+        stashed = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         _check_version(find_version(lambda: _VERSION_DECODER.decode(data).envelope))
         raise FlowError(f"these bytes are not what a stage has stashed: {error}") from error
-    _check_version(stash.envelope.version)
-    return stash
+    _check_version(stashed.envelope.version)
+    return stashed
 
 
 def _check_version(found: int) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
 from truenext.stage.sql import postgresql, sqlite
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
-from truenext.stage.sql.exactly_once import ExactlyOnceStatements
+from truenext.stage.sql.exactly_once import ExactlyOnceWriter
 from truenext.stage.sql.outbox import Outbox
 from truenext.stage.sql.transaction import watch_transactions
 from truenext.stage.sql.url import DatabaseAddress, address_of
@@ -105,7 +105,7 @@ class Database:
         if its effects happen once; `stage` is named in errors."""
         pool = self._sql_engines[is_interactive].for_tasks
         return AsyncSqlWork(
-            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceStatements(inbox_id), stage
+            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage
         )
 
     def new_thread_work(
@@ -114,7 +114,7 @@ class Database:
         """What one message is about to do, with a plain function."""
         pool = self._sql_engines[is_interactive].for_threads
         return ThreadSqlWork(
-            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceStatements(inbox_id), stage
+            pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage
         )
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:

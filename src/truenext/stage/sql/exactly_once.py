@@ -77,7 +77,7 @@ _WRITE = {
 }
 
 
-class ExactlyOnceStatements:
+class ExactlyOnceWriter:
     """Of one message, in one transaction."""
 
     __slots__ = ("_id", "skip_reason")

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 
-class SqlTransactionState(Enum):
+class DbapiTransactionState(Enum):
     ALIVE = "is alive"
     FAILED = "has failed"
     """PostgreSQL: a COMMIT would roll back, without an error."""
@@ -19,11 +19,11 @@ class SqlTransactionState(Enum):
 
 # libpq's PGTransactionStatusType.
 _LIBPQ_STATES = {
-    0: SqlTransactionState.ENDED,
-    1: SqlTransactionState.ALIVE,
-    2: SqlTransactionState.ALIVE,
-    3: SqlTransactionState.FAILED,
-    4: SqlTransactionState.LOST,
+    0: DbapiTransactionState.ENDED,
+    1: DbapiTransactionState.ALIVE,
+    2: DbapiTransactionState.ALIVE,
+    3: DbapiTransactionState.FAILED,
+    4: DbapiTransactionState.LOST,
 }
 
 
@@ -73,12 +73,12 @@ def is_autocommit(connection: Connection) -> bool:
     return connection.dialect.name != "sqlite" and bool(driver.autocommit)
 
 
-def transaction_state_of(connection: Connection) -> SqlTransactionState:
+def transaction_state_of(connection: Connection) -> DbapiTransactionState:
     """Of a connection that has begun its transaction at the database."""
     if connection.closed or connection.invalidated:
-        return SqlTransactionState.LOST
+        return DbapiTransactionState.LOST
     # A psycopg.Connection, psycopg.AsyncConnection, sqlite3.Connection or aiosqlite.Connection.
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
-        return SqlTransactionState.ALIVE if driver.in_transaction else SqlTransactionState.ENDED
+        return DbapiTransactionState.ALIVE if driver.in_transaction else DbapiTransactionState.ENDED
     return _LIBPQ_STATES[int(driver.pgconn.transaction_status)]

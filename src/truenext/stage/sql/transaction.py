@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
-from truenext.stage.sql.exactly_once import ExactlyOnceStatements
+from truenext.stage.sql.exactly_once import ExactlyOnceWriter
 from truenext.stage.sql.state import (
-    SqlTransactionState,
+    DbapiTransactionState,
     interrupt_statement,
     is_autocommit,
     is_statement_active,
@@ -44,7 +44,7 @@ _OPTION = "truenext_transaction"
 
 
 class SqlTransaction:
-    def __init__(self, exactly_once: ExactlyOnceStatements | None = None, stage: str = "") -> None:
+    def __init__(self, exactly_once: ExactlyOnceWriter | None = None, stage: str = "") -> None:
         """`exactly_once` speaks first in it; `stage` is whose it is, for people."""
         self.exactly_once = exactly_once
         self._stage = stage
@@ -75,7 +75,7 @@ class SqlTransaction:
         """Take the connection that the session has got; the session tells of it once more for each savepoint.
 
         Raises: LocalProtocolError if the transaction is over: the connection is rolled back and given back, or closed;
-        as `ExactlyOnceStatements.insert_inbox_id`
+        as `ExactlyOnceWriter.insert_inbox_id`
         """
         with self._attach_lock:
             is_first = self._connection is None
@@ -86,7 +86,7 @@ class SqlTransaction:
             raise self._late_error()
         if is_first:
             connection.execution_options(**{_OPTION: self})
-            self._has_begun = transaction_state_of(connection) is SqlTransactionState.ALIVE
+            self._has_begun = transaction_state_of(connection) is DbapiTransactionState.ALIVE
             if not connection.dialect.is_async:
                 # A cursor that is garbage has closed itself. Those of the asynchronous adapters have no weak reference.
                 self._unread_cursors = WeakSet()
@@ -160,7 +160,7 @@ class SqlTransaction:
         if self._connection is None or not self._has_begun:
             return None
         state = transaction_state_of(self._connection)
-        if state is SqlTransactionState.ALIVE:
+        if state is DbapiTransactionState.ALIVE:
             return None
         return _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
 
@@ -186,7 +186,7 @@ class SqlTransaction:
 
     def has_ended(self) -> bool:
         """The driver has it so: after a COMMIT, the database has answered."""
-        return self._connection is not None and transaction_state_of(self._connection) is SqlTransactionState.ENDED
+        return self._connection is not None and transaction_state_of(self._connection) is DbapiTransactionState.ENDED
 
     def roll_back(self) -> None:
         """At the driver: after a COMMIT that failed or was refused, SQLAlchemy takes the transaction for ended, and
@@ -254,10 +254,10 @@ class SqlTransaction:
             raise self.forbid_statement(forbidden)
         if self._has_begun and self._connection is not None:
             state = transaction_state_of(self._connection)
-            if state is SqlTransactionState.ALIVE:
+            if state is DbapiTransactionState.ALIVE:
                 # What was broken is repaired: the function has gone back to a savepoint.
                 self._broken_by = None
-            elif state is SqlTransactionState.ENDED:
+            elif state is DbapiTransactionState.ENDED:
                 # SQLite has ended it after an error. This statement would be a transaction of its own.
                 raise _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
         self._running_cursors.add(cursor)
@@ -269,7 +269,7 @@ class SqlTransaction:
         if self._keeps_cursors or (context is not None and context.execution_options.get("stream_results")):
             self._unread_cursors.add(cursor)
         self._has_begun = True
-        if self._connection is not None and transaction_state_of(self._connection) is SqlTransactionState.ENDED:
+        if self._connection is not None and transaction_state_of(self._connection) is DbapiTransactionState.ENDED:
             raise (
                 self._late_error() if self.is_ending else self.forbid_statement("a statement that ends the transaction")
             )
@@ -280,13 +280,13 @@ class SqlTransaction:
         if self._is_closed:
             raise self._late_error()
         assert self._connection is not None
-        state = SqlTransactionState.LOST if is_lost else transaction_state_of(self._connection)
+        state = DbapiTransactionState.LOST if is_lost else transaction_state_of(self._connection)
         # psycopg begins before it looks at the statement.
         self._has_begun = True
         self._is_connection_unusable = (
             self._is_connection_unusable or classify_error(error) is DatabaseErrorKind.UNAVAILABLE
         )
-        if state is not SqlTransactionState.ALIVE:
+        if state is not DbapiTransactionState.ALIVE:
             self.mark_broken(error)
 
 

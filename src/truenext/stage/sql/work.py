@@ -19,7 +19,7 @@ from truenext.stage.core.numbers import CommitNumber
 from truenext.stage.core.outbox_unit import OutboxUnit
 from truenext.stage.sql.error_kind import classify_error, is_definite_failure
 from truenext.stage.sql.errors import AlreadyProcessed, CommitInDoubt, DatabaseErrorKind, InProgress, NotCommitted
-from truenext.stage.sql.exactly_once import ExactlyOnceStatements
+from truenext.stage.sql.exactly_once import ExactlyOnceWriter
 from truenext.stage.sql.session import StageAsyncSession, StageSession
 from truenext.stage.sql.shielded import run_to_completion
 from truenext.stage.sql.transaction import SqlTransaction
@@ -44,7 +44,7 @@ def _issued_by_stage(
 class _SqlWork:
     """What both have in common: all of it without `await`, in the thread or in SQLAlchemy's greenlet."""
 
-    def __init__(self, is_closed: Callable[[], bool], exactly_once: ExactlyOnceStatements | None, stage: str) -> None:
+    def __init__(self, is_closed: Callable[[], bool], exactly_once: ExactlyOnceWriter | None, stage: str) -> None:
         """`is_closed` says whether the database was closed meanwhile; `once` is of a message whose effects happen
         once; `stage` is named in errors."""
         self.is_committed: bool | None = False
@@ -172,7 +172,7 @@ class ThreadSqlWork(_SqlWork):
         self,
         engine: Engine,
         is_closed: Callable[[], bool],
-        exactly_once: ExactlyOnceStatements | None = None,
+        exactly_once: ExactlyOnceWriter | None = None,
         stage: str = "",
     ) -> None:
         super().__init__(is_closed, exactly_once, stage)
@@ -221,7 +221,7 @@ class AsyncSqlWork(_SqlWork):
         self,
         engine: AsyncEngine,
         is_closed: Callable[[], bool],
-        exactly_once: ExactlyOnceStatements | None = None,
+        exactly_once: ExactlyOnceWriter | None = None,
         stage: str = "",
     ) -> None:
         super().__init__(is_closed, exactly_once, stage)

@@ -30,7 +30,7 @@ from truenext.store.checkpoint_format import (
     decode_recovered,
 )
 from truenext.store.checksummed import DamagedValue, remove_checksum
-from truenext.store.lmdb_file import TREE_BYTES, LmdbFile, LmdbTree, is_uninitialized, read_metas
+from truenext.store.lmdb_file import TREE_BYTES, LmdbTree, RawLmdbReader, is_uninitialized, read_metas
 from truenext.store.salvage.damage import describe_lane, find_record_damage
 from truenext.store.store_errors import empty_folder_error, format_error
 
@@ -103,7 +103,7 @@ class SalvagedCheckpoint:
 
     # ---- Small values ----
 
-    def _open(self, *, may_be_new: bool) -> LmdbFile | None:
+    def _open(self, *, may_be_new: bool) -> RawLmdbReader | None:
         path = self._data / CHECKPOINT
         exists = path.exists()
         if may_be_new and not (exists and path.stat().st_size and not is_uninitialized(path)):
@@ -114,7 +114,7 @@ class SalvagedCheckpoint:
         states, problem = read_metas(path)
         if problem:
             self._report(problem)
-        return LmdbFile(path, states[0], self._report) if states else None
+        return RawLmdbReader(path, states[0], self._report) if states else None
 
     def _read_values(self) -> None:
         damage_count = self._damage_report.damage_count
@@ -170,10 +170,10 @@ class SalvagedCheckpoint:
             except DamagedValue as error:
                 self._report(f"page {leaf.page}: {error}")
 
-    def _unreached_values(self, file: LmdbFile) -> dict[bytes, dict[bytes, bytes]]:
+    def _unreached_values(self, file: RawLmdbReader) -> dict[bytes, dict[bytes, bytes]]:
         """Small values that a damaged page led to, by database. Walks through the whole checkpoint for that."""
         values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _VALUE_DATABASES}
-        reader = LmdbFile(self._data / CHECKPOINT, file.meta, _ignore)
+        reader = RawLmdbReader(self._data / CHECKPOINT, file.meta, _ignore)
         try:
             reader.read_free_pages()
             for tree in _read_trees(reader, _ignore).values():
@@ -270,7 +270,7 @@ class SalvagedCheckpoint:
             self._unmatched_marks[key] = mark
 
 
-def _read_trees(file: LmdbFile, on_damage: Callable[[str], None]) -> dict[bytes, LmdbTree]:
+def _read_trees(file: RawLmdbReader, on_damage: Callable[[str], None]) -> dict[bytes, LmdbTree]:
     trees: dict[bytes, LmdbTree] = {}
     for leaf in file.walk(file.meta.main, "list of databases"):
         if leaf.key in DATABASES and leaf.key not in trees and len(leaf.value) == TREE_BYTES:

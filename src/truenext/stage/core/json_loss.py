@@ -23,7 +23,7 @@ from msgspec import inspect
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-LossCheck: TypeAlias = "Callable[[Any], str | None]"
+JsonLossCheck: TypeAlias = "Callable[[Any], str | None]"
 """Return where in a value something would be lost, and what; None if nothing would be lost. Such as
 `.items[3].price is nan`."""
 
@@ -34,15 +34,15 @@ _NamedType = (
 """A type with a name: it may contain itself."""
 
 
-class LossChecks:
+class JsonLossChecks:
     """The checks of the values of one type."""
 
     __slots__ = ("any_check", "float_check")
 
     def __init__(self, info: inspect.Type) -> None:
-        self.any_check: Final[LossCheck | None] = _LossCheckBuilder(inspect.AnyType).check(info)
+        self.any_check: Final[JsonLossCheck | None] = _JsonLossCheckBuilder(inspect.AnyType).check(info)
         """Of what is below `Any`; None if no `Any` is in the type."""
-        self.float_check: Final[LossCheck | None] = _LossCheckBuilder(inspect.FloatType).check(info)
+        self.float_check: Final[JsonLossCheck | None] = _JsonLossCheckBuilder(inspect.FloatType).check(info)
         """Of floats. Only needed if the JSON of a value contains null, since that is what is written of them; None if
         no float is in the type."""
 
@@ -51,7 +51,7 @@ class LossChecks:
         return self.any_check is not None or self.float_check is not None
 
     def fault(self, value: object, data: bytes) -> str | None:
-        """As a `LossCheck`; `data` is the JSON of the value."""
+        """As a `JsonLossCheck`; `data` is the JSON of the value."""
         if self.any_check is not None:
             found = self.any_check(value)
             if found is not None:
@@ -62,7 +62,7 @@ class LossChecks:
 
 
 def fault_below_any(value: Any) -> str | None:
-    """A `LossCheck` of a value of which JSON alone says what it is."""
+    """A `JsonLossCheck` of a value of which JSON alone says what it is."""
     kind = type(value)
     if kind in _PLAIN:
         return None
@@ -88,7 +88,7 @@ def fault_below_any(value: Any) -> str | None:
 
 
 def fault_of_floats(value: Any) -> str | None:
-    """A `LossCheck` of floats alone, of a value whose type is not known."""
+    """A `JsonLossCheck` of floats alone, of a value whose type is not known."""
     kind = type(value)
     if kind in _PLAIN:
         return None
@@ -125,18 +125,18 @@ def _short(key: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-class _LossCheckBuilder:
+class _JsonLossCheckBuilder:
     """Makes a check that goes only where a type leads to `target`."""
 
     def __init__(self, target: type[inspect.Type]) -> None:
         self._target = target
-        self._leaf: LossCheck = fault_below_any if target is inspect.AnyType else _float
-        self._fallback: LossCheck | None = None if target is inspect.AnyType else fault_of_floats
+        self._leaf: JsonLossCheck = fault_below_any if target is inspect.AnyType else _float
+        self._fallback: JsonLossCheck | None = None if target is inspect.AnyType else fault_of_floats
         """For a value that is not of its type's class."""
-        self._checks: dict[Any, list[LossCheck]] = {}
+        self._checks: dict[Any, list[JsonLossCheck]] = {}
         """Of classes whose check is made, or is just being made; then it is empty."""
 
-    def check(self, info: inspect.Type) -> LossCheck | None:
+    def check(self, info: inspect.Type) -> JsonLossCheck | None:
         return self._check_for(info) if self._contains_target(info) else None
 
     def _contains_target(self, info: inspect.Type) -> bool:
@@ -153,7 +153,7 @@ class _LossCheckBuilder:
             rest.extend(_parts(each))
         return False
 
-    def _check_for(self, info: inspect.Type) -> LossCheck:
+    def _check_for(self, info: inspect.Type) -> JsonLossCheck:
         """`info` leads to the target."""
         match info:
             case inspect.Metadata():
@@ -176,7 +176,7 @@ class _LossCheckBuilder:
             case _:
                 return self._leaf
 
-    def _of_array(self, check: LossCheck) -> LossCheck:
+    def _of_array(self, check: JsonLossCheck) -> JsonLossCheck:
         def of_array(value: Any) -> str | None:
             if isinstance(value, list | tuple | set | frozenset):
                 for index, each in enumerate(value):
@@ -187,7 +187,7 @@ class _LossCheckBuilder:
 
         return of_array
 
-    def _of_tuple(self, info: inspect.TupleType) -> LossCheck:
+    def _of_tuple(self, info: inspect.TupleType) -> JsonLossCheck:
         checks = [
             (index, self._check_for(each)) for index, each in enumerate(info.item_types) if self._contains_target(each)
         ]
@@ -199,7 +199,7 @@ class _LossCheckBuilder:
 
         return of_tuple
 
-    def _of_dict(self, info: inspect.DictType | inspect.FrozenDictType) -> LossCheck:
+    def _of_dict(self, info: inspect.DictType | inspect.FrozenDictType) -> JsonLossCheck:
         check = self.check(info.value_type)
         has_any_key = self._target is inspect.AnyType and isinstance(info.key_type, inspect.AnyType)
         if has_any_key and isinstance(info.value_type, inspect.AnyType):
@@ -219,7 +219,7 @@ class _LossCheckBuilder:
 
         return of_dict
 
-    def _of_union(self, info: inspect.UnionType) -> LossCheck:
+    def _of_union(self, info: inspect.UnionType) -> JsonLossCheck:
         options = [each.type if isinstance(each, inspect.Metadata) else each for each in info.types]
         leading = [each for each in options if self._contains_target(each)]
         if any(isinstance(each, self._target) and isinstance(each, inspect.AnyType) for each in leading):
@@ -238,7 +238,7 @@ class _LossCheckBuilder:
 
         return of_union
 
-    def _of_class(self, info: Any) -> LossCheck:
+    def _of_class(self, info: Any) -> JsonLossCheck:
         class_, fallback = info.cls, self._fallback
         if isinstance(info, inspect.CustomType):
             fields = [(name, name, kind) for name, kind in _typed_fields(class_)]
