@@ -977,18 +977,18 @@ def no_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_pyarrow")
-def test_history_without_pyarrow_stays_as_it_is_within_its_limits_and_nothing_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_history_without_pyarrow_stays_as_it_is_within_its_limits_and_no_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 2000)
-    monkeypatch.setattr(os, "nice", int)
+    monkeypatch.setattr(subprocess, "Popen", None)
     write(tmp_path, busy(random.Random(1))).close()
     files = history_files(tmp_path)
-    export.main(tmp_path, 1 << 30, 30)
-    assert history_files(tmp_path) == files
-    export.main(tmp_path, 0, 30)
-    assert history_files(tmp_path) == files[-1:]
-    assert capfd.readouterr() == ("", "")
+    for bytes_max, kept in ((1 << 30, files), (0, files[-1:])):
+        exporter = HistoryExporter(tmp_path, bytes_max=bytes_max)
+        exporter.start()
+        exporter.close()
+        assert history_files(tmp_path) == kept
 
 
 @pytest.mark.usefixtures("no_pyarrow")

@@ -5,8 +5,8 @@
 A Parquet file is written under another name, synced, and renamed: whoever reads the folder sees all of it or nothing. A
 crash before the `.history` file is deleted only means that the same files are written once more.
 
-A broker runs `python -m truenext.history.export FOLDER BYTES DAYS` as a process of the lowest priority. Without numpy
-and pyarrow that only deletes what is too old or too much.
+A broker that has numpy and pyarrow runs `python -m truenext.history.export FOLDER BYTES DAYS` as a process of the
+lowest priority.
 """
 
 from __future__ import annotations
@@ -120,6 +120,14 @@ def delete_old_files(
     return deleted
 
 
+def try_to_delete_old_files(folder: Path, bytes_max: int, days_max: int) -> None:
+    """As `delete_old_files`; a disk that does not let it is a line of the log."""
+    try:
+        delete_old_files(folder, bytes_max=bytes_max, days_max=days_max)
+    except OSError as error:
+        logger.error("old history not deleted", extra={"error": str(error)})
+
+
 def _read_table(path: Path) -> pa.Table:
     try:
         from truenext.history.table import arrow_table_of
@@ -132,16 +140,12 @@ def _read_table(path: Path) -> pa.Table:
 
 def main(folder: Path, bytes_max: int, days_max: int) -> None:
     os.nice(19)
-    if can_write_parquet():
-        try:
-            for _ in export_closed_files(folder):
-                pass
-        except (HistoryError, OSError) as error:
-            logger.error("history not exported", extra={"error": str(error)})
     try:
-        delete_old_files(folder, bytes_max=bytes_max, days_max=days_max)
-    except OSError as error:
-        logger.error("old history not deleted", extra={"error": str(error)})
+        for _ in export_closed_files(folder):
+            pass
+    except (HistoryError, OSError) as error:
+        logger.error("history not exported", extra={"error": str(error)})
+    try_to_delete_old_files(folder, bytes_max, days_max)
 
 
 if __name__ == "__main__":
