@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -989,6 +990,19 @@ def test_history_without_pyarrow_stays_as_it_is_within_its_limits_and_no_process
         exporter.start()
         exporter.close()
         assert history_files(tmp_path) == kept
+
+
+def test_files_of_history_whose_last_event_is_too_old_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 2000)
+    write(tmp_path, busy(random.Random(1))).close()
+    files = history_files(tmp_path)
+    for path, days in zip(files, (12, 10), strict=False):
+        written = time.time() - days * 86400
+        os.utime(path, (written, written))
+    assert delete_old_files(tmp_path, days_max=11) == files[:1]
+    assert history_files(tmp_path) == files[1:]
 
 
 @pytest.mark.usefixtures("no_pyarrow")

@@ -102,20 +102,25 @@ def write_by_date(table: pa.Table, folder: Path, stem: str) -> list[Path]:
 def delete_old_files(
     folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX
 ) -> list[Path]:
-    """Delete what is too old or too much, oldest first, but never the file that still grows; says what went."""
+    """Delete what is too old or too much, oldest first, but never the file that still grows; says what went.
+
+    The age of a file that is not Parquet is that of its last event.
+    """
     files = [*sorted((folder / EVENTS_FOLDER).glob("date=*/*.parquet")), *history_files(folder)[:-1]]
-    sizes = {path: path.stat().st_size for path in files}
-    first_day = f"date={datetime.now(UTC) - timedelta(days=days_max):%Y-%m-%d}"
-    too_much = sum(sizes.values()) - bytes_max
+    stats = {path: path.stat() for path in files}
+    first = datetime.now(UTC) - timedelta(days=days_max)
+    first_day = f"date={first:%Y-%m-%d}"
+    too_much = sum(stat.st_size for stat in stats.values()) - bytes_max
     deleted = []
-    for path in files:
-        is_old = path.parent.name.startswith("date=") and path.parent.name < first_day
+    for path, stat in stats.items():
+        is_parquet = path.parent.name.startswith("date=")
+        is_old = path.parent.name < first_day if is_parquet else stat.st_mtime < first.timestamp()
         if not is_old and too_much <= 0:
             continue
         path.unlink()
-        too_much -= sizes[path]
+        too_much -= stat.st_size
         deleted.append(path)
-        if path.parent.name.startswith("date=") and not any(path.parent.iterdir()):
+        if is_parquet and not any(path.parent.iterdir()):
             path.parent.rmdir()
     return deleted
 
