@@ -1,7 +1,6 @@
 """Is what `truenext record` writes down what happened?"""
 
 import random
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.brokers import ActiveMQ, no_activemq_reason
-from tests.integration.broker_process import TRUENEXT, BrokerProcess
+from tests.integration.broker_process import BrokerProcess
 from truenext.client.recorder import Event, Recorder
 from truenext.client.workload import WorkloadMessage, make_mix, make_production
 from truenext.errors import ConfigurationError, RemoteProtocolError
@@ -21,17 +20,6 @@ def silent(done: str, count: int) -> None:
 
 def recorder(broker: BrokerProcess) -> Recorder:
     return Recorder(f"stomp://127.0.0.1:{broker.port}")
-
-
-def record_command(broker: BrokerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TRUENEXT, "record", "--url", f"stomp://127.0.0.1:{broker.port}", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def sequences(events: list[Event], kind: str) -> list[int | None]:
@@ -75,34 +63,6 @@ def test_a_queue_with_messages_of_others_is_refused(broker: BrokerProcess, queue
 def test_another_machine_must_be_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="--remote"):
         Recorder("stomp://192.0.2.1:61613")
-
-
-def test_the_files_have_the_columns_of_the_history(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="recordings need truenext[spark]")
-    out = tmp_path / "recording"
-    done = record_command(broker, "--case", "mix", "--seed", "11", "--count", "50", "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert "seed 11" in done.stderr and "50 of 50 messages came" in done.stderr
-    paths = [Path(line) for line in done.stdout.splitlines()]
-    assert paths == sorted(out.glob("date=*/*.parquet")) != []
-    rows = [row for path in paths for row in parquet.read_table(path, partitioning=None).to_pylist()]
-    assert [row["event"] for row in rows] == list(range(1, 154))
-    sent = [(row["priority"], row["persistent"]) for row in rows if row["kind"] == "accepted"]
-    assert sent == make_mix(50, random.Random(11))
-    schema = parquet.read_schema(paths[0])
-    assert not schema.field("at").nullable and str(schema.field("at").type) == "timestamp[us, tz=UTC]"
-
-    again = record_command(broker, "--count", "5", "--out", str(out))
-    assert again.returncode == 2
-    assert "is not empty" in again.stderr
-
-
-def test_a_broker_that_is_not_there_is_one_line(own_broker: BrokerProcess, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="recordings need truenext[spark]")
-    own_broker.stop()
-    done = record_command(own_broker, "--out", str(tmp_path / "recording"))
-    assert done.returncode == 2
-    assert "truenext: no broker at" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,152 @@
+"""Does Parquet say what the broker's own files said, and does each event stay in one place while they become that?"""
+
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.contract.naive_history import read_folder, read_parquet
+from tests.contract.test_history import ORDERS, RecordedEngine, busy, of_version, record_all, write
+from truenext.commands import AckMode, Subscribe
+from truenext.errors import HistoryError
+from truenext.events import FILE, HISTORY_VERSION, MAGIC
+from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_closed_files
+from truenext.history.exporter import HistoryExporter
+from truenext.history.files import history_files
+
+
+@pytest.fixture
+def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedEngine:
+    monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 2000)
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    recorded = busy(random.Random(seed))
+    write(tmp_path, recorded).close()
+    return recorded
+
+
+def test_parquet_says_what_the_files_said(long_history: RecordedEngine, tmp_path: Path) -> None:
+    *_, growing = history_files(tmp_path)
+    assert len(list(export_closed_files(tmp_path))) > 1
+    assert history_files(tmp_path) == [growing]
+    exported = read_parquet(tmp_path / EVENTS_FOLDER)
+    assert exported == long_history.events()[: len(exported)]
+    assert exported + read_folder(tmp_path) == long_history.events()
+
+
+def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> None:
+    recorded = RecordedEngine()
+    record_all(recorded, recorded.log)
+    recorded.commit()
+    write(tmp_path, recorded).close()
+    (tmp_path / "0000000000001000.history").touch()
+    list(export_closed_files(tmp_path))
+    exported = read_parquet(tmp_path / EVENTS_FOLDER)
+    assert exported == recorded.events()
+    assert Counter(event["kind"] for event in exported)["started"] == 4
+
+
+def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -> None:
+    recorded = RecordedEngine()
+    for priority in (-127, 0, 127):
+        subscribe = Subscribe("s", ORDERS, AckMode.CLIENT, 10, priority=priority, is_exclusive=priority != 0)
+        recorded.engine.subscribe(recorded.session(str(priority)), subscribe)
+        recorded.send(recorded.session("sender"), 9)
+    recorded.commit()
+    write(tmp_path, recorded).close()
+    (tmp_path / "0000000000001000.history").touch()
+    list(export_closed_files(tmp_path))
+    exported = read_parquet(tmp_path / EVENTS_FOLDER)
+    assert exported == recorded.events()
+    found = [(event["mode"], event.get("priority")) for event in exported if event["kind"] == "subscribed"]
+    assert found == [("client exclusive", -127), ("client", None), ("client exclusive", 127)]
+
+
+def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: RecordedEngine, tmp_path: Path) -> None:
+    next(iter(export_closed_files(tmp_path)))
+    before = history_files(tmp_path)
+    files = export_all(tmp_path, tmp_path / "rest")
+    assert history_files(tmp_path) == before
+    assert read_parquet(tmp_path / EVENTS_FOLDER) + read_parquet(tmp_path / "rest") == long_history.events()
+    assert len(files) == len(set(files)) == len(before) + 1
+
+
+def test_an_export_that_was_interrupted_is_done_again_and_nothing_is_there_twice(
+    long_history: RecordedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            list(export_closed_files(tmp_path))
+    list(export_closed_files(tmp_path))
+    assert read_parquet(tmp_path / EVENTS_FOLDER) + read_folder(tmp_path) == long_history.events()
+
+
+def test_days_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("truenext.engine.writing.event_log.HISTORY_FILE_BYTES", 500)
+    recorded = RecordedEngine()
+    session = recorded.session()
+    for day in range(40):
+        recorded.engine.tick(day * 86_400_000_000 // 4, 0)
+        recorded.send(session)
+        recorded.commit()
+    write(tmp_path, recorded).close()
+    list(export_closed_files(tmp_path))
+    folders = sorted(path.name for path in (tmp_path / EVENTS_FOLDER).iterdir())
+    assert folders[:3] == ["date=1970-01-01", "date=1970-01-02", "date=1970-01-03"]
+    exported = read_parquet(tmp_path / EVENTS_FOLDER)
+    assert exported == recorded.events()[: len(exported)]
+
+
+def test_old_history_goes_first_by_age_then_by_size(long_history: RecordedEngine, tmp_path: Path) -> None:
+    list(export_closed_files(tmp_path))
+    files = sorted((tmp_path / EVENTS_FOLDER).glob("date=*/*.parquet"))
+    day = tmp_path / EVENTS_FOLDER / "date=2999-01-01"
+    day.mkdir()
+    for path in files[2:]:
+        path.rename(day / path.name)
+    capacity = sorted(day.iterdir())
+    assert delete_old_files(tmp_path) == files[:2]
+    assert not files[0].parent.exists()
+    size = sum(path.stat().st_size for path in capacity[1:])
+    assert delete_old_files(tmp_path, bytes_max=size) == capacity[:1]
+    assert delete_old_files(tmp_path, bytes_max=0) == capacity[1:]
+    assert len(history_files(tmp_path)) == 1
+
+
+def test_a_process_exports_what_has_ended_and_deletes_what_is_too_much(
+    long_history: RecordedEngine, tmp_path: Path
+) -> None:
+    *ended, growing = history_files(tmp_path)
+    for bytes_max, files in ((1 << 30, len(ended)), (0, 0)):
+        exporter = HistoryExporter(tmp_path, bytes_max=bytes_max, days_max=36500)
+        exporter.start()
+        while exporter.is_running:
+            time.sleep(0.01)
+        assert history_files(tmp_path) == [growing]
+        assert len(list((tmp_path / EVENTS_FOLDER).glob("date=*/*.parquet"))) == files
+
+
+@pytest.mark.parametrize("version", [HISTORY_VERSION - 1, HISTORY_VERSION + 1])
+def test_a_history_of_another_version_is_not_exported(tmp_path: Path, version: int) -> None:
+    write(tmp_path, busy(random.Random(1), steps=4)).close()
+    (path,) = history_files(tmp_path)
+    of_version(path, version)
+    (tmp_path / "0000000000001000.history").touch()
+    with pytest.raises(HistoryError, match=rf"{path} has history version {version}; this truenext reads"):
+        list(export_closed_files(tmp_path))
+    assert path.exists()
+
+
+def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) -> None:
+    for name in ("0000000000000001.history", "0000000000000002.history"):
+        (tmp_path / name).write_bytes(FILE.pack(MAGIC, 3, 1))
+    command = [sys.executable, "-m", "truenext.history.export", str(tmp_path), "1000000", "30"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    (line,) = ended.stderr.splitlines()
+    assert re.search(r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9", line)
