@@ -1,7 +1,11 @@
 # Every target sets up what it needs in .venv; only Python 3.11+, make and bash must be there.
+# `make test` has a .venv-core beside it, which never gets Spark: there it shows that a broker, its client and stages do
+# without, whatever is in .venv.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Tests have all processors to themselves.
+.NOTPARALLEL:
 
 # Tests start a thousand processes: none is to compile what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
@@ -12,32 +16,33 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
-.PHONY: help setup demo reference check test simulate search faults load freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo reference check test test-core test-spark simulate search faults load freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
 
 # Tell of what takes long: downloads of 10 MB and more, builds, the copying of files.
-install = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off $(1) | sed -un \
+install = $*/bin/python -m pip install --disable-pip-version-check --progress-bar off $(1) | sed -un \
 	-e 's/^ *Downloading \(.*([0-9]\{2,\}[.0-9]* MB)\).*/  downloading \1/p' \
 	-e 's/^ *Building wheel for \([^ ]*\) .*started/  building \1/p' \
 	-e 's/^Installing collected packages.*/  writing files/p'
 
-.venv/core: requirements.lock pyproject.toml
+# The three stages of an environment.
+.venv/core .venv-core/core: %/core: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "truenext needs Python 3.11 or later; say make PYTHON=..."; exit 1; }
-	$(PYTHON) -m venv .venv
-	@echo "installing the broker and its client into .venv"
+	$(PYTHON) -m venv $*
+	@echo "installing the broker and its client into $*"
 	@$(call install,--require-hashes -r requirements.lock)
 	@$(call install,--no-deps --no-build-isolation -e .)
 	@touch $@
 
 # What tests never import is never compiled.
-.venv/test: .venv/core requirements-test.lock
-	@echo "installing the tools of the tests"
+.venv/test .venv-core/test: %/test: %/core requirements-test.lock
+	@echo "installing the tools of the tests into $*"
 	@$(call install,--no-compile --require-hashes -r requirements-test.lock)
 	@touch $@
 
-.venv/spark: .venv/test requirements-spark.lock
+.venv/spark: %/spark: %/test requirements-spark.lock
 	@echo "installing Spark with a Java of its own: some 550 MB to download, a minute or more"
 	@$(call install,--no-compile --require-hashes -r requirements-spark.lock)
 	@touch $@
@@ -58,13 +63,18 @@ check: .venv/spark ## Formatting, types, import rules, unit and property tests
 	$(BIN)/lint-imports
 	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages
 
-test: .venv/spark ## Everything that must hold, in minutes
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+test: test-core test-spark ## Everything that must hold, in minutes
+
+test-core: .venv-core/test
+	.venv-core/bin/ruff format --check .
+	.venv-core/bin/ruff check .
+	.venv-core/bin/lint-imports
+	.venv-core/bin/python -m pytest $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
+
+# Types are those of Spark, too. With Parquet the history of a broker is elsewhere.
+test-spark: .venv/spark
 	$(BIN)/mypy --num-workers auto
-	$(BIN)/lint-imports
-	$(PYTEST) $(ON_ALL_CORES) tests/unit tests/property tests/contract tests/client tests/stages tests/integration
-	$(PYTEST) --numprocesses 2 --dist worksteal --ignore tests/spark/test_everything.py tests/spark tests/spark_report
+	$(PYTEST) --numprocesses 2 --dist worksteal --ignore tests/spark/test_everything.py tests/spark tests/spark_report tests/integration/test_history.py
 	$(PYTEST) tests/spark/test_everything.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
@@ -131,4 +141,4 @@ lock: ## Write the lock files anew (needs a network)
 	rm -rf .lock-venv
 
 clean: ## Remove what was made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-core .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

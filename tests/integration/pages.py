@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.integration.broker_process import PATIENCE_SECONDS, TRUENEXT, dying_with_us
+from tests.integration.environments import ROOT
 
-ROOT = Path(__file__).parents[2]
 PORT = "61613"
 _PROMPT = "@ready@"
 _FENCE = re.compile(r"((?:[^\n]+\n)*)\n?```([a-z]+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -60,17 +60,18 @@ def comparable(text: str) -> str:
 
 
 class Folder:
-    """Where a reader is: a folder, and a broker whose URL is not the one that the page says."""
+    """Where a reader is: a folder, an interpreter, and a broker whose URL is not the one that the page says."""
 
-    def __init__(self, path: Path, url: str) -> None:
+    def __init__(self, path: Path, url: str, python: str = sys.executable) -> None:
         self.path = path
         self.url = url
+        self._python = python
         self._programs = path.parent / f"{path.name}.bin"
         path.mkdir()
         self._programs.mkdir()
-        command = [sys.executable, TRUENEXT]
-        self._write_program("python", f'exec {shlex.join(dying_with_us([sys.executable]))} "$@"')
-        self._write_program("pytest", f'exec {shlex.join(dying_with_us([sys.executable, "-m", "pytest"]))} "$@"')
+        command = [python, TRUENEXT]
+        self._write_program("python", f'exec {shlex.join(dying_with_us([python]))} "$@"')
+        self._write_program("pytest", f'exec {shlex.join(dying_with_us([python, "-m", "pytest"]))} "$@"')
         self._write_program(
             "truenext",
             # Where a service finds its broker is said in its program.
@@ -86,10 +87,8 @@ class Folder:
     def environment(self) -> dict[str, str]:
         return os.environ | {
             "PATH": f"{self._programs}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT / "src"),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTEST_ADDOPTS": "-p pytest_truenext -p no:cacheprovider",
+            "PYTEST_ADDOPTS": "-p no:cacheprovider",
             "PS1": _PROMPT,
             "PS2": "",
             "TERM": "dumb",
@@ -108,7 +107,7 @@ class Folder:
     def run(self, program: str) -> str:
         """What it prints. It fails if the program does."""
         done = subprocess.run(
-            [sys.executable, "-c", self.here(program)],
+            [self._python, "-c", self.here(program)],
             cwd=self.path,
             env=self.environment(),
             capture_output=True,

@@ -5,22 +5,16 @@ from pathlib import Path
 import pytest
 
 from bench.brokers import free_port
+from tests.integration.environments import make_environment, requirements_of_page
 from tests.integration.pages import Folder, blocks_of, follow
 from truenext.testing import QueueContents, blocking_broker
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    """Where no broker runs yet."""
-    return Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free_port()}")
-
-
-def test_the_tutorial(folder: Folder) -> None:
-    follow("docs/tutorial.md", folder)
-
-
-def test_the_tutorial_of_stages(folder: Folder) -> None:
-    follow("docs/tutorial-stages.md", folder)
+@pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/tutorial-stages.md"])
+def test_tutorial_in_the_environment_that_it_makes(page: str, tmp_path: Path) -> None:
+    """No broker runs yet, and nothing is installed that the page does not install."""
+    python = make_environment(tmp_path / "environment", requirements_of_page(page))
+    follow(page, Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free_port()}", python))
 
 
 def test_moving_from_stomp_py(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 import truenext
-from tests.integration.pages import ROOT
+from tests.integration.environments import ROOT
 from tests.stages.flows import Memo, Number, Text, run, until
 from truenext.errors import LocalProtocolError
 from truenext.stage import Endpoint, Flow, Reject, Service
