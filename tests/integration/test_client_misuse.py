@@ -219,6 +219,20 @@ def test_a_warning_says_what_happened_where_nobody_has_set_up_a_log(
     assert "cannot connect to stomp://127.0.0.1:1: Connection refused" in caplog.messages
 
 
+def test_a_browser_that_looks_slowly_is_shown_everything() -> None:
+    """For as long as more is here than it may hold, its connection is not read."""
+
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        bodies = [str(number) for number in range(3000)]
+        await connection.send_many("/queue/q", bodies)
+        browser = connection.browse("/queue/q")
+        first = await anext(browser)
+        await asyncio.sleep(0.2)
+        assert [first.text, *[content.text async for content in browser]] == bodies
+
+    run(work)
+
+
 # ---- Tokens ----
 
 

@@ -5,7 +5,7 @@ Source of what is expected: docs/client.md, "Sends".
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from socket import socket
 from unittest.mock import patch
@@ -30,6 +30,22 @@ NOWHERE = "/queue/"
 
 async def bodies(broker: LocalBroker, queue: str) -> list[str]:
     return [body.decode() for body in (await broker.queue(queue)).bodies]
+
+
+def test_send_many_takes_whatever_can_be_iterated() -> None:
+    async def work(broker: LocalBroker, connection: Connection) -> None:
+        async def asynchronously() -> AsyncIterator[str]:
+            for number in range(3):
+                await asyncio.sleep(0)
+                yield str(number)
+
+        assert await connection.send_many("/queue/q", asynchronously()) == 3
+        assert await connection.send_many("/queue/q", (str(number) for number in range(3, 5))) == 2
+        with pytest.raises(TypeError, match="not iterable"):
+            await connection.send_many("/queue/q", 5)  # type: ignore[arg-type]
+        assert await bodies(broker, "q") == list("01234")
+
+    on_a_connection(work)
 
 
 # ---- Refused ----
