@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 # Two processes more than there are processors, for many tests wait; Spark takes all of them by itself.
 ON_ALL_CORES := --numprocesses $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 2))) --dist worksteal
 
-.PHONY: help setup demo reference check test test-core test-spark simulate search faults load freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
+.PHONY: help setup demo generate reference check test test-core test-spark simulate search faults load freeze broken stages kill crash bench bench-backlog bench-due bench-inbox lock clean
 
 help: ## Say what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 15
@@ -52,6 +52,9 @@ setup: .venv/core ## Make .venv, with the truenext command in it
 
 demo: .venv/spark ## Run the production case that broke ActiveMQ, and a service of stages that is killed; show what came out, audited by Spark
 	$(BIN)/python -m examples.demo
+
+generate: .venv/test ## Write client/threads/connection.py anew, from client/tasks/connection.py
+	$(BIN)/python -m tools.generate
 
 reference: .venv/test ## Write docs/reference.md anew, from the client's docstrings
 	$(BIN)/python -m tests.unit.reference

@@ -248,10 +248,6 @@ def _without_tasks(text: str) -> str:
         ("AwaitableContext[Connection]", "Connection"),
         ("AwaitableContext[Consumer]", "Consumer"),
         ("AwaitableContext[Session]", "Session"),
-        ("a cancellation", "Ctrl-C"),
-        ("cancelled", "interrupted"),
-        ("To be awaited, or used in an `with`", "To be used in a `with`, or closed"),
-        ("to be awaited, or used in an `with`", "to be used in a `with`, or closed"),
     ):
         text = text.replace(pattern, instead)
     return " ".join(text.split())

@@ -6,7 +6,9 @@
             async for message in orders:
                 print(message.text)
 
-Every method has its twin of the same name, without `await`, in `truenext.blocking`.
+Every method has its twin of the same name, without `await`, in `truenext.blocking`: `make generate` makes
+client/threads/connection.py of this file. So what the core does is called through the driver: that of threads has a
+lock.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, Unpack, cast
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Unpack, cast
 
-from truenext.client import log
 from truenext.client.core import flows
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
-from truenext.client.core.consume_call import ConsumeCall, HandlerWorker
 from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.disposition import ACKED, Disposition
 from truenext.client.core.flows import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
-from truenext.client.core.health import Health, make_health
+from truenext.client.core.health import Health
 from truenext.client.core.message import Content
 from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
@@ -42,6 +44,8 @@ from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.tasks.driver import Driver
+from truenext.client.tasks.handlers import Handlers
+from truenext.client.tasks.opening import AwaitableContext, each
 from truenext.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -50,41 +54,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from truenext.errors import InDoubt
-
-
-T = TypeVar("T")
-
-
-class _AsyncClosable(Protocol):
-    async def close(self) -> None: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-R = TypeVar("R", bound=_AsyncClosable)
-
-
-class AwaitableContext(Generic[R]):
-    """Something that is to be awaited, or used in an `async with`, which closes it."""
-
-    def __init__(self, make: Callable[[], Awaitable[R]]) -> None:
-        self._open_resource = make
-        self._resource: R | None = None
-
-    def __await__(self) -> Generator[None, None, R]:
-        return cast("Generator[None, None, R]", self._open_resource().__await__())
-
-    async def __aenter__(self) -> R:
-        self._resource = await self._open_resource()
-        return self._resource
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._resource is not None, "it was entered"
-        await self._resource.__aexit__(kind, error, trace)
 
 
 def connect(
@@ -97,8 +66,8 @@ def connect(
     heartbeat_thread: bool = False,
     timeout: float = CLOSE_TIMEOUT_S,
 ) -> AwaitableContext[Connection]:
-    """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there. To be
-    awaited, or used in an `async with`.
+    """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there.
+    `async with` closes the connection.
 
     What is lost is connected anew, for as long as it takes; without `reconnect` that is the end, and so is it if nobody
     is there at first. `client_id` names this client for durable subscriptions.
@@ -107,10 +76,10 @@ def connect(
 
     An event loop that is blocked for so long loses its connection, and others get its messages. With `heartbeat_thread`
     a thread beats in its place: the connection stays as long as the process lives, and a process that hangs keeps what
-    it has.
+    it has. ConfigurationError is raised if a test has stopped the time of the event loop.
 
-    Raises: ConfigurationError if a URL is none, or a test has stopped the time of the event loop; ValueError,
-    TypeError; ConnectionLost if no broker is there in time; Refused, such as for wrong credentials
+    Raises: ConfigurationError if a URL is none; ValueError, TypeError; ConnectionLost if no broker is there in time;
+    Refused, such as for wrong credentials
     """
     options = connect_options(
         urls,
@@ -169,19 +138,19 @@ class Message(ReceivedMessage):
         not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
         transaction has acknowledged it."""
         source = self._session
-        await source.driver.run_flow(flows.release(source.core, self, source.driver.current_owner()))
+        owner = asyncio.current_task(source.driver.loop)
+        await source.driver.run_flow(flows.release(source.core, self, owner))
 
     async def _settle(self, disposition: Disposition) -> None:
-        source = self._session
-        source.driver.check_caller()
-        owner = None if self.transaction is None else asyncio.current_task()
-        if not source.core.settle(self, disposition, owner):
-            await source.driver.run_flow(source.core.client.wait_until_written())
+        core, driver = self._session.core, self._session.driver
+        owner = None if self.transaction is None else asyncio.current_task(driver.loop)
+        if not driver.run_step(core.settle, self, disposition, owner):
+            await driver.run_flow(core.client.wait_until_written())
 
     def process(self) -> Processing:
         """`async with message.process():` says what became of it: acknowledged at the end of the block, failed by an
-        exception, given back without an attempt by a cancellation, or if the connection was lost. In a transaction an
-        exception names this message as the one that failed."""
+        exception, given back without an attempt by a cancellation or Ctrl-C, or if the connection was lost. In a
+        transaction an exception names this message as the one that failed."""
         return Processing(self)
 
 
@@ -211,6 +180,18 @@ class _SessionWithDriver:
         self.core = core
         self.driver = driver
 
+    async def receive(self, subscription: Subscription | None, count: int, timeout: float | None) -> list[Message]:
+        core, driver = self.core, self.driver
+
+        def on_interrupted(messages: list[ReceivedMessage]) -> None:
+            core.on_receive_interrupted(subscription, messages)
+
+        flow = flows.receive(core, subscription, count, timeout, asyncio.current_task(driver.loop))
+        messages = cast("list[Message]", await driver.run_flow(flow, on_interrupted))
+        for message in messages:
+            message._session = self
+        return messages
+
 
 class Consumer:
     """Messages of one destination, the true next first."""
@@ -230,7 +211,7 @@ class Consumer:
         """
         message = self._try_receive()
         if message is None:
-            messages = await self._receive(1, timeout)
+            messages = await self._source.receive(self._subscription, 1, timeout)
             return messages[0] if messages else None
         return message
 
@@ -240,7 +221,7 @@ class Consumer:
 
         Raises: as `receive`
         """
-        return await self._receive(count, timeout)
+        return await self._source.receive(self._subscription, count, timeout)
 
     def __aiter__(self) -> Self:
         return self
@@ -249,7 +230,7 @@ class Consumer:
         message = self._try_receive()
         if message is None:
             try:
-                messages = await self._receive(1, None)
+                messages = await self._source.receive(self._subscription, 1, None)
             except ClosedError:
                 if self._subscription.error is None and self._core.client.is_closed_by_program:
                     raise StopAsyncIteration from None
@@ -261,35 +242,28 @@ class Consumer:
 
     def _try_receive(self) -> Message | None:
         driver = self._driver
-        driver.check_caller()
-        message = cast("Message | None", self._core.try_receive(self._subscription, asyncio.current_task(driver.loop)))
-        if message is not None:
-            message._session = self._source
+        received = driver.try_receive(self._core, self._subscription, asyncio.current_task(driver.loop))
+        if received is None:
+            return None
+        message = cast("Message", received)
+        message._session = self._source
         return message
-
-    async def _receive(self, count: int, timeout: float | None) -> list[Message]:
-        flow = flows.receive(self._core, self._subscription, count, timeout, self._driver.current_owner())
-        messages = cast("list[Message]", await self._driver.run_flow(flow))
-        for message in messages:
-            message._session = self._source
-        return messages
 
     async def pause(self) -> None:
         """Take nothing until `resume`: what is buffered goes back to others."""
-        self._driver.check_caller()
-        self._core.client.subscriptions.pause(self._subscription)
+        self._driver.run_step(self._core.client.subscriptions.pause, self._subscription)
 
     async def resume(self) -> None:
         """Go on."""
-        self._driver.check_caller()
-        self._core.client.subscriptions.resume(self._subscription)
+        self._driver.run_step(self._core.client.subscriptions.resume, self._subscription)
 
     async def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
-        owner = self._driver.current_owner()
-        await self._driver.run_flow(
-            flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
-        )
+        # In a finalizer at the end of the program, such as `__del__`, nothing is left to close.
+        if not sys.is_finalizing():
+            owner = asyncio.current_task(self._driver.loop)
+            flow = flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
+            await self._driver.run_flow(flow)
 
     async def __aenter__(self) -> Self:
         return self
@@ -298,7 +272,7 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process_id:
-            owner = asyncio.current_task()
+            owner = asyncio.current_task(self._driver.loop)
             flow = flows.end_consumer_block(
                 self._core, self._subscription, owner, error, owns_session=self._owns_session
             )
@@ -315,7 +289,7 @@ class Transaction:
 
     @property
     def outcome(self) -> Outcome:
-        """What became of it, also if the block was cancelled while it was committed."""
+        """What became of it, also if the block was interrupted while it was committed."""
         return self._block.outcome
 
     @property
@@ -329,19 +303,18 @@ class Transaction:
 
         Raises: LocalProtocolError if the message is not one of the transaction's, or outside the block
         """
-        self._driver.check_caller()
-        self._block.mark_failed(message)
+        self._driver.run_step(self._block.mark_failed, message)
 
     async def __aenter__(self) -> Self:
-        self._driver.check_caller()
-        self._block.enter()
+        self._driver.run_step(self._block.enter)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process_id:
-            await self._driver.exit_block(self._block.exit(error, asyncio.current_task()), error)
+            owner = asyncio.current_task(self._driver.loop)
+            await self._driver.exit_block(self._block.exit(error, owner), error)
 
 
 class Session:
@@ -352,7 +325,7 @@ class Session:
         self._source = _SessionWithDriver(core, connection._driver)
 
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> AwaitableContext[Consumer]:
-        """Take messages of a destination; to be awaited, or used in an `async with`.
+        """Take messages of a destination. `async with` closes the consumer.
 
         Raises: Refused, TimeoutError, ValueError
         """
@@ -371,11 +344,7 @@ class Session:
 
     async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
         """The next messages of all consumers, as `Consumer.receive_many`."""
-        flow = flows.receive(self._source.core, None, count, timeout, self._source.driver.current_owner())
-        messages = cast("list[Message]", await self._source.driver.run_flow(flow))
-        for message in messages:
-            message._session = self._source
-        return messages
+        return await self._source.receive(None, count, timeout)
 
     async def send(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
@@ -388,11 +357,10 @@ class Session:
         if core.transactions is None:
             await self._connection.send(destination, body, timeout=timeout, **options)
             return
-        driver.check_caller()
         encoded = flows.encode_send_in_transaction(destination, options)
         data = encode_body(body)
-        owner = asyncio.current_task()
-        if not core.try_send(encoded.head, data, encoded.ttl_s, owner):
+        owner = asyncio.current_task(driver.loop)
+        if not driver.run_step_of_many(core.try_send, encoded.head, data, encoded.ttl_s, owner):
             await driver.run_flow(core.send(encoded.head, data, encoded.ttl_s, driver.loop.time() + timeout, owner))
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
@@ -434,13 +402,14 @@ class Session:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
         counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
-        await self._source.driver.run_flow(
-            flows.rollback(self._source.core, self._source.driver.current_owner(), counted)
-        )
+        driver = self._source.driver
+        await driver.run_flow(flows.rollback(self._source.core, asyncio.current_task(driver.loop), counted))
 
     async def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        await self._source.driver.run_flow(flows.close_session(self._source.core, self._source.driver.current_owner()))
+        driver = self._source.driver
+        if not sys.is_finalizing():
+            await driver.run_flow(flows.close_session(self._source.core, asyncio.current_task(driver.loop)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -450,11 +419,12 @@ class Session:
     ) -> None:
         driver = self._source.driver
         if os.getpid() == driver.process_id:
-            await driver.exit_block(flows.close_session(self._source.core, asyncio.current_task()), error)
+            owner = asyncio.current_task(driver.loop)
+            await driver.exit_block(flows.close_session(self._source.core, owner), error)
 
 
 class Sent:
-    """A message that was sent with `send_nowait`; to await it is to wait until it is confirmed."""
+    """A message that was sent with `send_nowait`; `await sent` waits until it is confirmed."""
 
     __slots__ = ("_connection", "_send")
 
@@ -468,8 +438,12 @@ class Sent:
         return self._send.is_done
 
     def __await__(self) -> Generator[None, None, None]:
-        flow = flows.wait_until_send_confirmed(self._connection._driver.client, self._send, None)
-        return cast("Generator[None, None, None]", self._connection._driver.run_flow(flow).__await__())
+        """Until it is confirmed.
+
+        Raises: as `Connection.send`
+        """
+        driver = self._connection._driver
+        return driver.run_flow(flows.wait_until_send_confirmed(driver.client, self._send, None)).__await__()
 
 
 class Connection:
@@ -481,8 +455,7 @@ class Connection:
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._nowait_batch = SendBatch()
         """What was sent with `send_nowait`."""
-        self._consume_calls: dict[ConsumeCall, set[asyncio.Task[None]]] = {}
-        """With the tasks that run handlers."""
+        self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
     async def _open(self, timeout: float) -> None:
@@ -491,7 +464,7 @@ class Connection:
         try:
             await driver.run_flow(flows.wait_for_first_connection(driver.client, driver.loop.time() + timeout))
         except BaseException:
-            driver.client.fail_permanently(ClosedError("it was never connected"))
+            driver.run_step(driver.client.fail_permanently, ClosedError("it was never connected"))
             await driver.stop()
             raise
 
@@ -503,7 +476,7 @@ class Connection:
 
     def health(self) -> Health:
         """How it is: state, reconnects, consumers."""
-        return make_health(self._driver.client)
+        return self._driver.health()
 
     # ---- Sending ----
 
@@ -536,37 +509,27 @@ class Connection:
             raise TypeError("messages are several: for one there is send")
         driver = self._driver
         client = driver.client
-        driver.check_caller()
+        enqueue = driver.step_of_many(try_enqueue)
         batch = SendBatch()
         count = 0
-
-        async def add(message: bytes | str | Outgoing) -> None:
-            nonlocal count
+        async for message in each(messages):
             prepared = prepare_message(client, destination, message, options)
-            while not try_enqueue(client, batch, prepared):
+            while not enqueue(client, batch, prepared):
                 await driver.run_flow(await_capacity(client, batch, driver.loop.time() + timeout))
             count += 1
             if batch.error is not None:
                 raise batch.error
-
-        if hasattr(messages, "__aiter__"):
-            async for message in messages:
-                await add(message)
-        else:
-            for message in messages:
-                await add(message)
         await driver.run_flow(await_confirmed(client, batch, driver.loop.time() + timeout))
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
-        """Send a message and go on; `await` what this returns, or `flush`, to know that it was confirmed.
+        """Send a message and go on; wait for what this returns, or `flush`, to know that it was confirmed.
 
         Raises: BlockingIOError if too much waits for its confirmation: flush first; ValueError, TypeError, ClosedError
         """
-        self._driver.check_caller()
-        client = self._driver.client
-        prepared = prepare_send(client, destination, body, options)
-        if not try_enqueue(client, self._nowait_batch, prepared):
+        driver = self._driver
+        prepared = prepare_send(driver.client, destination, body, options)
+        if not driver.run_step_of_many(try_enqueue, driver.client, self._nowait_batch, prepared):
             raise BlockingIOError("too many messages wait for their confirmation: flush first")
         return Sent(self, prepared)
 
@@ -614,7 +577,7 @@ class Connection:
 
     def session(self, *, transacted: bool = False, ack: str = "receive") -> AwaitableContext[Session]:
         """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
-        says of each message what became of it. To be awaited, or used in an `async with`.
+        says of each message what became of it. `async with` closes the session.
 
         `ack` says when a transaction acknowledges a message: "receive", when it is handed out; or "commit": until then
         the program may say of it that it has failed (`Message.nack`, `Message.reject`), and it counts in the prefetch.
@@ -624,15 +587,14 @@ class Connection:
         mode = flows.parse_session_mode(ack, transacted=transacted)
 
         async def make() -> Session:
-            self._driver.check_caller()
-            return Session(self, flows.open_session(self._driver.client, mode))
+            return Session(self, self._driver.run_step(flows.open_session, self._driver.client, mode))
 
         return AwaitableContext(make)
 
     def consumer(
         self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]
     ) -> AwaitableContext[Consumer]:
-        """Take messages of a destination; to be awaited, or used in an `async with`.
+        """Take messages of a destination. `async with` closes the consumer.
 
         `ack` is "auto": a message is acknowledged when the next one is asked for, or the block ends; an exception that
         leaves the block fails it. Or "individual": the program says of each message what became of it.
@@ -659,97 +621,21 @@ class Connection:
         concurrency: int = 1,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        """Hand each message to `handler`, several at once, until cancelled or closed.
+        """Hand each message to `handler`, `concurrency` at once, each in a task or thread, until interrupted or closed.
 
         A message is acknowledged when its handler returns, with all that it has sent through its session if
         `transacted`; for `ack` see `session`. Then the session of a transaction has ended: calls of it that come later
         or still wait raise ClosedError. A message has failed if the handler raises, which is logged. Never two messages
-        of a group run at once, and beside one whose last attempt was a lost connection runs nothing. A cancellation
-        waits for the handlers that run, and is raised again; a second one cancels them.
+        of a group run at once, and beside one whose last attempt was a lost connection runs nothing.
+
+        An interruption, which is a cancellation or Ctrl-C, waits for the handlers that run, and is raised again. A
+        second one waits no longer: it cancels tasks, leaves threads alone, and gives back what they have.
 
         Raises: Refused, ClosedError if the connection ends for good
         """
-        if not asyncio.iscoroutinefunction(handler) and not asyncio.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004
-        ):
-            raise TypeError("handler is not an async function: truenext.blocking has threads for those")
-        if concurrency < 1:
-            raise ValueError(f"concurrency is at least 1, not {concurrency}")
-        driver = self._driver
-        call = ConsumeCall(driver.client, flows.parse_session_mode(ack, transacted=transacted), driver.isolation)
+        mode = flows.parse_session_mode(ack, transacted=transacted)
         parsed = parse_consumer_options(destination, options)
-        tasks = self._consume_calls[call] = set()
-        caller = asyncio.current_task()
-        assert caller is not None, "a coroutine runs in one"
-        cancelled = caller.cancelling()
-
-        def is_stopped() -> bool:
-            # It may have swallowed a cancellation before.
-            return call.is_stopped or caller.cancelling() > cancelled
-
-        try:
-            await driver.run_flow(call.subscribe(parsed))
-            for _ in range(concurrency):
-                tasks.add(driver.loop.create_task(self._run_worker(call.make_worker(), handler, is_stopped)))
-            await driver.run_flow(call.wait_until_stopped())
-        finally:
-            call.stop()
-            try:
-                await driver.run_flow(call.wait_until_handled())
-            finally:
-                for task in tasks:
-                    task.cancel()
-                try:
-                    if tasks:
-                        await asyncio.wait(tasks)
-                finally:
-                    call.abandon_handlers()
-                    del self._consume_calls[call]
-        if call.first_error is not None:
-            raise call.first_error
-
-    async def _run_worker(
-        self,
-        worker: HandlerWorker,
-        handler: Callable[[Message, Session], Awaitable[None]],
-        is_stopped: Callable[[], bool],
-    ) -> None:
-        """`is_stopped`: `consume` ends, or was cancelled, and so are the handlers."""
-        driver = self._driver
-        session = Session(self, worker.session)
-        owner = asyncio.current_task()
-        ended: BaseException | None = None
-        try:
-            while (messages := await driver.run_flow(worker.next_message(owner))) is not None:
-                if session._source.core is not worker.session:
-                    session = Session(self, worker.session)
-                message = cast("Message", messages)
-                message._session = session._source
-                try:
-                    await handler(message, session)
-                    await driver.run_flow(worker.on_handled(message))
-                except Exception as error:
-                    worker.on_handler_failed(message, error)
-                    if worker.is_handler_failure(error):
-                        log.log_handler_failed(message, error)
-                except asyncio.CancelledError as error:
-                    worker.on_handler_failed(message, error)
-                    if is_stopped():
-                        raise
-                    # Nobody else has cancelled the handlers: this one has cancelled itself, or what it has waited for.
-                    log.log_handler_failed(message, error)
-                    while owner is not None and owner.uncancel():
-                        pass
-                except BaseException as error:
-                    worker.on_handler_failed(message, error)
-                    raise
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            # Whoever has called `consume` gets it.
-            ended = error
-        finally:
-            worker.on_ended(ended)
+        await self._handlers.run(parsed, mode, handler, concurrency, partial(Session, self))
 
     def browse(self, destination: str, *, selector: str | None = None) -> AsyncIterator[Content]:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
@@ -768,7 +654,6 @@ class Connection:
             try:
                 browser = QueueBrowser(driver.client, destination, selector)
                 while (content := await driver.run_flow(browser.next_message())) is not None:
-                    driver.resume_reading()
                     yield content
             finally:
                 self._browse_connections.discard(other)
@@ -803,22 +688,19 @@ class Connection:
         check_confirmed(self._nowait_batch)
 
     async def _close(self, timeout: float) -> None:
+        if sys.is_finalizing():
+            return
         driver = self._driver
         driver.check_caller()
-        client = driver.client
         deadline = driver.loop.time() + timeout
         for other in list(self._browse_connections):
-            other._driver.client.fail_permanently(ClosedError("the connection is closed"))
-        current = asyncio.current_task()
-        for call in self._consume_calls:
-            call.stop()
+            other._driver.run_step(other._driver.client.fail_permanently, ClosedError("the connection is closed"))
+        self._handlers.stop()
         try:
-            for call, tasks in list(self._consume_calls.items()):
-                if not await driver.run_flow(call.wait_until_handled(deadline, current)):
-                    for task in tasks - {current}:
-                        task.cancel()
-            await driver.run_flow(client.close(deadline))
+            await self._handlers.wait(deadline)
+            await driver.run_flow(driver.client.close(deadline))
         except BaseException:
+            self._handlers.abandon()
             driver.disconnect_nowait()
             raise
         finally:

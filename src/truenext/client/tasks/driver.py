@@ -17,13 +17,14 @@ import os
 import random
 import socket
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from truenext.client import log
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
 from truenext.client.core.flows import add_exit_failure_note
+from truenext.client.core.health import make_health
 from truenext.client.core.isolation import HandlerIsolation
 from truenext.client.core.link import HEART_BEAT
 from truenext.client.tasks.heartbeat_thread import HeartbeatThread
@@ -34,8 +35,10 @@ from truenext.limits import READ_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.client.core.buffer import ReceivedMessage
+    from truenext.client.core.buffer import ReceivedMessage, Subscription
+    from truenext.client.core.health import Health
     from truenext.client.core.link import Link
+    from truenext.client.core.session import SessionCore
     from truenext.client.core.waiting import Flow, Wait
     from truenext.url import Address
 
@@ -47,7 +50,9 @@ LOOP_BLOCKED_S = 1.0
 STOPPED_CLOCK_S = 0.001
 """A clock that has told the same for so long stands still."""
 
+S = TypeVar("S")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _drivers: WeakSet[Driver] = WeakSet()
 """Those whose connection may be open when the program ends."""
@@ -119,27 +124,48 @@ class Driver:
             self._heartbeat_thread = HeartbeatThread(self, options.heart_beat_s)
         self._set_timer()
 
-    # ---- Flows ----
+    # ---- Callers ----
 
     def check_caller(self) -> None:
         """Raises: ClosedError in another process or loop than that of the connection"""
-        try:
-            if asyncio.get_running_loop() is self.loop:
-                # No forked child has a running loop.
-                return
-        except RuntimeError:
-            pass
-        if os.getpid() != self.process_id:
-            raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
-        raise ClosedError("the connection belongs to another event loop: make a new one here")
+        # In spite of its underscore the name is one of those that asyncio exports.
+        if asyncio._get_running_loop() is not self.loop:
+            # A forked child has no running loop.
+            raise self._wrong_caller_error()
 
-    def current_owner(self) -> asyncio.Task[object] | None:
-        """The running task. Raises: ClosedError, as `check_caller`: in a forked child there is none"""
+    def _wrong_caller_error(self) -> ClosedError:
+        if self._is_forked:
+            return ClosedError("the connection belongs to the process that this one was forked from: make a new one")
+        return ClosedError("the connection belongs to another event loop: make a new one here")
+
+    def run_step(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Do something that waits for nothing."""
+        # As `check_caller`, without its call: this is asked for each message.
+        if asyncio._get_running_loop() is not self.loop:
+            raise self._wrong_caller_error()
+        return step(*args)
+
+    run_step_of_many = run_step
+    """Differs for threads."""
+
+    def step_of_many(self, step: S) -> S:
+        """What does a step many times, from here on."""
         self.check_caller()
-        return asyncio.current_task()
+        return step
 
-    async def run_flow(self, flow: Flow[T]) -> T:
-        """Drive a flow to its end."""
+    def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
+        """What is next, if it is here: the short way of receiving."""
+        if asyncio._get_running_loop() is not self.loop:
+            raise self._wrong_caller_error()
+        return session.try_receive(subscription, owner)
+
+    def health(self) -> Health:
+        """Also when the loop has ended."""
+        return make_health(self.client)
+
+    async def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
+        """Drive a flow to its end. `on_interrupted` is for threads: a task gets what comes of it, or was cancelled
+        before."""
         self.check_caller()
         try:
             wait = next(flow)
@@ -324,12 +350,6 @@ class Driver:
         if self._sock is not None and self._is_reading:
             self._on_readable()
 
-    def resume_reading(self) -> None:
-        """If nothing was read any more, for enough was here."""
-        if not (self._is_reading or self.client.is_read_buffer_full) and self._sock is not None:
-            self._is_reading = True
-            self.loop.add_reader(self._sock, self._on_readable)
-
     def _on_socket_lost(self, error: Exception) -> None:
         if self.client.link is self._link:
             self.client.on_connection_lost(error)
@@ -426,9 +446,13 @@ class Driver:
     # ---- Time ----
 
     def _after_step(self) -> None:
-        """Something has happened: see whether the connection is still there, and when there is something to do."""
+        """Something has happened: see whether the connection is still there, whether there is room to read on, and when
+        there is something to do."""
         if self._sock is not None and self.client.link is not self._link:
             self._close_socket()
+        if not self._is_reading and self._sock is not None and not self.client.is_read_buffer_full:
+            self._is_reading = True
+            self.loop.add_reader(self._sock, self._on_readable)
         self._set_timer()
 
     def _set_timer(self) -> None:

@@ -1,26 +1,25 @@
-"""truenext for threads: `truenext.blocking`, whose names and promises are those of `truenext.connect`, without `await`.
+"""truenext for threads: `truenext.blocking`.
 
-What is promised stands in each place as `client.tasks.connection` says it; a test compares them.
+`make generate` makes this file of client/tasks/connection.py: change that.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 import secrets
-from threading import Thread, current_thread
+import sys
+from functools import partial
+from threading import current_thread
 from typing import TYPE_CHECKING, Unpack, cast
 
-from truenext.client import log
 from truenext.client.core import flows
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
-from truenext.client.core.consume_call import ConsumeCall, HandlerWorker
 from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.counted_attempts import CountedAttempts
 from truenext.client.core.disposition import ACKED, Disposition
 from truenext.client.core.flows import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
-from truenext.client.core.health import Health, make_health
+from truenext.client.core.health import Health
 from truenext.client.core.message import Content
 from truenext.client.core.queue_browser import QueueBrowser
 from truenext.client.core.send_buffer import PendingSend, SendBatch
@@ -37,6 +36,7 @@ from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.threads.driver import Driver
+from truenext.client.threads.handlers import Handlers
 from truenext.clock import monotonic
 from truenext.errors import ClosedError
 
@@ -57,8 +57,8 @@ def connect(
     reconnect: bool = True,
     timeout: float = CLOSE_TIMEOUT_S,
 ) -> Connection:
-    """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there. To be
-    used in a `with`, or closed.
+    """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there.
+    `with` closes the connection.
 
     What is lost is connected anew, for as long as it takes; without `reconnect` that is the end, and so is it if nobody
     is there at first. `client_id` names this client for durable subscriptions.
@@ -76,6 +76,7 @@ def connect(
         heart_beat_s=heart_beat,
         reconnects=reconnect,
     )
+
     connection = Connection(options)
     connection._open(timeout)
     return connection
@@ -120,16 +121,19 @@ class Message(ReceivedMessage):
         not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
         transaction has acknowledged it."""
         source = self._session
-        source.driver.run_flow(flows.release(source.core, self, current_thread()))
+        owner = current_thread()
+        source.driver.run_flow(flows.release(source.core, self, owner))
 
     def _settle(self, disposition: Disposition) -> None:
-        source = self._session
-        source.driver.run_flow(flows.settle(source.core, self, disposition, current_thread()))
+        core, driver = self._session.core, self._session.driver
+        owner = None if self.transaction is None else current_thread()
+        if not driver.run_step(core.settle, self, disposition, owner):
+            driver.run_flow(core.client.wait_until_written())
 
     def process(self) -> Processing:
         """`with message.process():` says what became of it: acknowledged at the end of the block, failed by an
-        exception, given back without an attempt by Ctrl-C, or if the connection was lost. In a transaction an
-        exception names this message as the one that failed."""
+        exception, given back without an attempt by a cancellation or Ctrl-C, or if the connection was lost. In a
+        transaction an exception names this message as the one that failed."""
         return Processing(self)
 
 
@@ -160,13 +164,13 @@ class _SessionWithDriver:
         self.driver = driver
 
     def receive(self, subscription: Subscription | None, count: int, timeout: float | None) -> list[Message]:
-        core = self.core
+        core, driver = self.core, self.driver
 
         def on_interrupted(messages: list[ReceivedMessage]) -> None:
             core.on_receive_interrupted(subscription, messages)
 
         flow = flows.receive(core, subscription, count, timeout, current_thread())
-        messages = cast("list[Message]", self.driver.run_flow(flow, on_interrupted))
+        messages = cast("list[Message]", driver.run_flow(flow, on_interrupted))
         for message in messages:
             message._session = self
         return messages
@@ -190,7 +194,7 @@ class Consumer:
         """
         message = self._try_receive()
         if message is None:
-            messages = self._receive(1, timeout)
+            messages = self._source.receive(self._subscription, 1, timeout)
             return messages[0] if messages else None
         return message
 
@@ -200,7 +204,7 @@ class Consumer:
 
         Raises: as `receive`
         """
-        return self._receive(count, timeout)
+        return self._source.receive(self._subscription, count, timeout)
 
     def __iter__(self) -> Self:
         return self
@@ -209,7 +213,7 @@ class Consumer:
         message = self._try_receive()
         if message is None:
             try:
-                messages = self._receive(1, None)
+                messages = self._source.receive(self._subscription, 1, None)
             except ClosedError:
                 if self._subscription.error is None and self._core.client.is_closed_by_program:
                     raise StopIteration from None
@@ -220,15 +224,13 @@ class Consumer:
         return message
 
     def _try_receive(self) -> Message | None:
-        messages = self._driver.try_receive(self._core, self._subscription, current_thread())
-        if messages is None:
+        driver = self._driver
+        received = driver.try_receive(self._core, self._subscription, current_thread())
+        if received is None:
             return None
-        message = cast("Message", messages)
+        message = cast("Message", received)
         message._session = self._source
         return message
-
-    def _receive(self, count: int, timeout: float | None) -> list[Message]:
-        return self._source.receive(self._subscription, count, timeout)
 
     def pause(self) -> None:
         """Take nothing until `resume`: what is buffered goes back to others."""
@@ -240,11 +242,11 @@ class Consumer:
 
     def close(self) -> None:
         """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
-        owner = current_thread()
-        if not self._driver.is_finalizing:
-            self._driver.run_flow(
-                flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
-            )
+        # In a finalizer at the end of the program, such as `__del__`, nothing is left to close.
+        if not sys.is_finalizing():
+            owner = current_thread()
+            flow = flows.close_consumer(self._core, self._subscription, owner, owns_session=self._owns_session)
+            self._driver.run_flow(flow)
 
     def __enter__(self) -> Self:
         return self
@@ -294,7 +296,8 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if os.getpid() == self._driver.process_id:
-            self._driver.exit_block(self._block.exit(error, current_thread()), error)
+            owner = current_thread()
+            self._driver.exit_block(self._block.exit(error, owner), error)
 
 
 class Session:
@@ -305,11 +308,12 @@ class Session:
         self._source = _SessionWithDriver(core, connection._driver)
 
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> Consumer:
-        """Take messages of a destination; to be used in a `with`, or closed.
+        """Take messages of a destination. `with` closes the consumer.
 
         Raises: Refused, TimeoutError, ValueError
         """
         parsed = parse_consumer_options(destination, options)
+
         subscription = self._source.driver.run_flow(flows.subscribe(self._source.core, parsed))
         return Consumer(self._source, subscription, owns_session=False)
 
@@ -358,7 +362,8 @@ class Session:
         Raises: RolledBack, whose cause says what was refused, or that the connection was lost; TimeoutError, and the
         transaction is still open; LocalProtocolError if the session is not transacted
         """
-        self._source.driver.run_flow(self._source.core.flush(monotonic() + timeout))
+        driver = self._source.driver
+        driver.run_flow(self._source.core.flush(monotonic() + timeout))
 
     def commit(self, *, timeout: float = DEFAULT_TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
         """All of it happens, or nothing. Returns once it is durable.
@@ -377,12 +382,14 @@ class Session:
         """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
         whether that counts as an attempt."""
         counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
-        self._source.driver.run_flow(flows.rollback(self._source.core, current_thread(), counted))
+        driver = self._source.driver
+        driver.run_flow(flows.rollback(self._source.core, current_thread(), counted))
 
     def close(self) -> None:
         """What is open is rolled back, and what is buffered goes back, without an attempt."""
-        if not self._source.driver.is_finalizing:
-            self._source.driver.run_flow(flows.close_session(self._source.core, current_thread()))
+        driver = self._source.driver
+        if not sys.is_finalizing():
+            driver.run_flow(flows.close_session(self._source.core, current_thread()))
 
     def __enter__(self) -> Self:
         return self
@@ -392,11 +399,12 @@ class Session:
     ) -> None:
         driver = self._source.driver
         if os.getpid() == driver.process_id:
-            driver.exit_block(flows.close_session(self._source.core, current_thread()), error)
+            owner = current_thread()
+            driver.exit_block(flows.close_session(self._source.core, owner), error)
 
 
 class Sent:
-    """A message that was sent with `send_nowait`; `wait` until it is confirmed."""
+    """A message that was sent with `send_nowait`; `sent.wait()` waits until it is confirmed."""
 
     __slots__ = ("_connection", "_send")
 
@@ -415,7 +423,7 @@ class Sent:
         Raises: as `Connection.send`
         """
         driver = self._connection._driver
-        driver.run_flow(flows.wait_until_send_confirmed(driver.client, self._send, None))
+        return driver.run_flow(flows.wait_until_send_confirmed(driver.client, self._send, None))
 
 
 class Connection:
@@ -427,7 +435,7 @@ class Connection:
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._nowait_batch = SendBatch()
         """What was sent with `send_nowait`."""
-        self._consume_calls: set[ConsumeCall] = set()
+        self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
     def _open(self, timeout: float) -> None:
@@ -436,7 +444,7 @@ class Connection:
         try:
             driver.run_flow(flows.wait_for_first_connection(driver.client, monotonic() + timeout))
         except BaseException:
-            driver.fail_client(ClosedError("it was never connected"))
+            driver.run_step(driver.client.fail_permanently, ClosedError("it was never connected"))
             driver.stop()
             raise
 
@@ -448,7 +456,7 @@ class Connection:
 
     def health(self) -> Health:
         """How it is: state, reconnects, consumers."""
-        return self._driver.run_step(make_health, self._driver.client)
+        return self._driver.health()
 
     # ---- Sending ----
 
@@ -481,12 +489,12 @@ class Connection:
             raise TypeError("messages are several: for one there is send")
         driver = self._driver
         client = driver.client
-        driver.check_caller()
+        enqueue = driver.step_of_many(try_enqueue)
         batch = SendBatch()
         count = 0
         for message in messages:
             prepared = prepare_message(client, destination, message, options)
-            while not driver.run_step_of_many(try_enqueue, client, batch, prepared):
+            while not enqueue(client, batch, prepared):
                 driver.run_flow(await_capacity(client, batch, monotonic() + timeout))
             count += 1
             if batch.error is not None:
@@ -495,7 +503,7 @@ class Connection:
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
-        """Send a message and go on; `wait` for what this returns, or `flush`, to know that it was confirmed.
+        """Send a message and go on; wait for what this returns, or `flush`, to know that it was confirmed.
 
         Raises: BlockingIOError if too much waits for its confirmation: flush first; ValueError, TypeError, ClosedError
         """
@@ -543,7 +551,7 @@ class Connection:
 
     def session(self, *, transacted: bool = False, ack: str = "receive") -> Session:
         """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
-        says of each message what became of it. To be used in a `with`, or closed.
+        says of each message what became of it. `with` closes the session.
 
         `ack` says when a transaction acknowledges a message: "receive", when it is handed out; or "commit": until then
         the program may say of it that it has failed (`Message.nack`, `Message.reject`), and it counts in the prefetch.
@@ -551,11 +559,11 @@ class Connection:
         Raises: ValueError
         """
         mode = flows.parse_session_mode(ack, transacted=transacted)
-        core = self._driver.run_step(flows.open_session, self._driver.client, mode)
-        return Session(self, core)
+
+        return Session(self, self._driver.run_step(flows.open_session, self._driver.client, mode))
 
     def consumer(self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]) -> Consumer:
-        """Take messages of a destination; to be used in a `with`, or closed.
+        """Take messages of a destination. `with` closes the consumer.
 
         `ack` is "auto": a message is acknowledged when the next one is asked for, or the block ends; an exception that
         leaves the block fails it. Or "individual": the program says of each message what became of it.
@@ -564,6 +572,7 @@ class Connection:
         """
         mode = flows.parse_consumer_mode(ack)
         parsed = parse_consumer_options(destination, options)
+
         core = CoreSession(self._driver.client, mode, ReceiveBuffer())
         subscription = self._driver.run_flow(flows.subscribe(core, parsed))
         return Consumer(_SessionWithDriver(core, self._driver), subscription, owns_session=True)
@@ -578,69 +587,21 @@ class Connection:
         concurrency: int = 1,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        """Hand each message to `handler`, several at once in as many threads, until Ctrl-C or closed.
+        """Hand each message to `handler`, `concurrency` at once, each in a task or thread, until interrupted or closed.
 
         A message is acknowledged when its handler returns, with all that it has sent through its session if
         `transacted`; for `ack` see `session`. Then the session of a transaction has ended: calls of it that come later
         or still wait raise ClosedError. A message has failed if the handler raises, which is logged. Never two messages
-        of a group run at once, and beside one whose last attempt was a lost connection runs nothing. Ctrl-C waits for
-        the handlers that run, and is raised again; a second one ends at once, and what they have goes back.
+        of a group run at once, and beside one whose last attempt was a lost connection runs nothing.
+
+        An interruption, which is a cancellation or Ctrl-C, waits for the handlers that run, and is raised again. A
+        second one waits no longer: it cancels tasks, leaves threads alone, and gives back what they have.
 
         Raises: Refused, ClosedError if the connection ends for good
         """
-        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004
-        ):
-            raise TypeError("handler is an async function: truenext.connect has tasks for those")
-        if concurrency < 1:
-            raise ValueError(f"concurrency is at least 1, not {concurrency}")
-        driver = self._driver
-        call = ConsumeCall(driver.client, flows.parse_session_mode(ack, transacted=transacted), driver.isolation)
+        mode = flows.parse_session_mode(ack, transacted=transacted)
         parsed = parse_consumer_options(destination, options)
-        self._consume_calls.add(call)
-        try:
-            driver.run_flow(call.subscribe(parsed))
-            for number in range(concurrency):
-                worker = driver.run_step(call.make_worker)
-                name = f"truenext handler {number}"
-                # Those that run when the program ends do not keep it.
-                Thread(target=self._run_worker, args=(worker, handler), name=name, daemon=True).start()
-            driver.run_flow(call.wait_until_stopped())
-        finally:
-            try:
-                driver.run_step(call.stop)
-                driver.run_flow(call.wait_until_handled())
-            finally:
-                driver.run_step(call.abandon_handlers)
-                self._consume_calls.discard(call)
-        if call.first_error is not None:
-            raise call.first_error
-
-    def _run_worker(self, worker: HandlerWorker, handler: Callable[[Message, Session], None]) -> None:
-        driver = self._driver
-        session = Session(self, worker.session)
-        owner = current_thread()
-        ended: BaseException | None = None
-        try:
-            while (messages := driver.run_flow(worker.next_message(owner))) is not None:
-                if session._source.core is not worker.session:
-                    session = Session(self, worker.session)
-                message = cast("Message", messages)
-                message._session = session._source
-                try:
-                    handler(message, session)
-                    driver.run_flow(worker.on_handled(message))
-                except BaseException as error:
-                    driver.run_step(worker.on_handler_failed, message, error)
-                    if not isinstance(error, Exception):
-                        raise
-                    if worker.is_handler_failure(error):
-                        log.log_handler_failed(message, error)
-        except BaseException as error:
-            # Whoever consumes raises it.
-            ended = error
-        finally:
-            driver.run_step(worker.on_ended, ended)
+        self._handlers.run(parsed, mode, handler, concurrency, partial(Session, self))
 
     def browse(self, destination: str, *, selector: str | None = None) -> Iterator[Content]:
         """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
@@ -693,25 +654,19 @@ class Connection:
         check_confirmed(self._nowait_batch)
 
     def _close(self, timeout: float) -> None:
-        driver = self._driver
-        if driver.is_finalizing:
+        if sys.is_finalizing():
             return
+        driver = self._driver
         driver.check_caller()
-        client = driver.client
         deadline = monotonic() + timeout
         for other in list(self._browse_connections):
-            other._driver.fail_client(ClosedError("the connection is closed"))
-        current = current_thread()
-        for call in list(self._consume_calls):
-            driver.run_step(call.stop)
+            other._driver.run_step(other._driver.client.fail_permanently, ClosedError("the connection is closed"))
+        self._handlers.stop()
         try:
-            for call in list(self._consume_calls):
-                if not driver.run_flow(call.wait_until_handled(deadline, current)):
-                    driver.run_step(call.abandon_handlers)
-            driver.run_flow(client.close(deadline))
+            self._handlers.wait(deadline)
+            driver.run_flow(driver.client.close(deadline))
         except BaseException:
-            for call in list(self._consume_calls):
-                driver.run_step(call.abandon_handlers)
+            self._handlers.abandon()
             driver.disconnect_nowait()
             raise
         finally:
@@ -737,6 +692,7 @@ class Connection:
 
 def connect_with_options(options: ConnectOptions) -> Connection:
     """Another connection of the same kind."""
+
     connection = Connection(options)
     connection._open(CLOSE_TIMEOUT_S)
     return connection

@@ -20,14 +20,16 @@ import socket
 import sys
 import threading
 from collections import deque
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, cast
 from weakref import WeakSet
 
 from truenext.client import log
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
 from truenext.client.core.flows import add_exit_failure_note
+from truenext.client.core.health import make_health
 from truenext.client.core.isolation import HandlerIsolation
 from truenext.client.threads.interrupts import SignalSafeLock
 from truenext.clock import monotonic
@@ -38,10 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from truenext.client.core.buffer import ReceivedMessage, Subscription
+    from truenext.client.core.health import Health
     from truenext.client.core.link import Link
     from truenext.client.core.session import SessionCore
     from truenext.client.core.waiting import Flow, Wait
-    from truenext.errors import TruenextError
     from truenext.url import Address
 
 CONNECT_TIMEOUT_S = 10.0
@@ -53,9 +55,8 @@ EXIT_TIMEOUT_S = 10.0
 """Seconds for which the end of the program waits until what was sent is confirmed, as the end of a `with` does."""
 _PROGRAM_ENDS_TEXT = "the program ends, and the connection with it"
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
+Ts = TypeVarTuple("Ts")
 
 _drivers: WeakSet[Driver] = WeakSet()
 """Those whose connection may be open when the program ends."""
@@ -144,39 +145,37 @@ class Driver:
 
         Raises: ClosedError in another process than that of the connection, and at the end of the program
         """
-        # As `is_finalizing`, without its call: this is asked for each message.
         if sys.is_finalizing():
             raise ClosedError(_PROGRAM_ENDS_TEXT)
         if os.getpid() != self.process_id:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
 
-    @property
-    def is_finalizing(self) -> bool:
-        """Only finalizers run, such as `__del__`: the connection's own thread has stopped, and may never give its lock
-        back."""
-        return sys.is_finalizing()
-
     def state_lock(self) -> threading.Lock | SignalSafeLock:
         """The lock, for a `with` block in which nothing is waited for."""
         return SignalSafeLock(self._lock) if threading.get_ident() == self._main_thread_id else self._lock
 
-    def run_step(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def run_step(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
         """Do something that waits for nothing."""
         self.check_caller()
         with self.state_lock():
             try:
-                return step(*args, **kwargs)
+                return step(*args)
             finally:
                 self._after_step()
 
-    def run_step_of_many(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def run_step_of_many(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
         """As `run_step`, for one of many that follow each other: the thread writes what they want written, together."""
         self.check_caller()
         with self.state_lock():
             try:
-                return step(*args, **kwargs)
+                return step(*args)
             finally:
                 self._wake_thread()
+
+    def step_of_many(self, step: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
+        """What does a step many times, each as `run_step_of_many`."""
+        self.check_caller()
+        return cast("Callable[[*Ts], T]", partial(self.run_step_of_many, step))
 
     def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
         """What is next, if it is here: the short way of receiving."""
@@ -194,6 +193,9 @@ class Driver:
                 finally:
                     self._after_step()
             return received
+
+    def health(self) -> Health:
+        return self.run_step(make_health, self.client)
 
     def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
         """Drive a flow to its end; `on_interrupted` gets what comes of it if the caller does not, who was
@@ -265,10 +267,6 @@ class Driver:
         for _ in flow:
             self.flush()
             flow.close()
-
-    def fail_client(self, error: TruenextError) -> None:
-        """There will be no connection any more."""
-        self.run_step(self.client.fail_permanently, error)
 
     def _after_step(self) -> None:
         """A caller has done something: write what is due, and see whether the thread has something to do at once."""

@@ -1,0 +1,64 @@
+"""What tasks need beside threads: what is awaited or used in an `async with`, and any iterable in an `async for`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+T = TypeVar("T")
+
+
+class _AsyncClosable(Protocol):
+    async def close(self) -> None: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+R = TypeVar("R", bound=_AsyncClosable)
+
+
+class AwaitableContext(Generic[R]):
+    """Something that is to be awaited, or used in an `async with`, which closes it."""
+
+    def __init__(self, make: Callable[[], Awaitable[R]]) -> None:
+        self._open_resource = make
+        self._resource: R | None = None
+
+    def __await__(self) -> Generator[None, None, R]:
+        return cast("Generator[None, None, R]", self._open_resource().__await__())
+
+    async def __aenter__(self) -> R:
+        self._resource = await self._open_resource()
+        return self._resource
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._resource is not None, "it was entered"
+        await self._resource.__aexit__(kind, error, trace)
+
+
+def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterable[T]:
+    return items if isinstance(items, AsyncIterable) else _AsyncIterator(iter(items))
+
+
+class _AsyncIterator(Generic[T]):
+    """No async generator, which the event loop would have to close after an error."""
+
+    def __init__(self, iterator: Iterator[T]) -> None:
+        self._iterator = iterator
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        for item in self._iterator:
+            return item
+        raise StopAsyncIteration
