@@ -158,10 +158,6 @@ SMALL_BATCH_BYTES = 64 * 1024
 INLINE_SMALL_WRITE_SECONDS_MAX = 0.0005
 """Average time of small writes, at most; of a disk that is slower the event loop does not wait at all."""
 
-POLL_US_MAX = 10_000
-"""Microseconds for which the event loop may be told to look again before it sleeps: beside that, waking up is nothing.
-"""
-
 REFUSALS_PER_PASS_MAX = 200
 """Frames of one connection that are refused in one pass; what is behind them is carried out a moment later."""
 

@@ -24,7 +24,6 @@ from truenext.answers import Answer, Receipt
 from truenext.batch import Batch
 from truenext.broker import connection_request, control, producer_request
 from truenext.broker.alarm import Alarm
-from truenext.broker.busy_poll import BusyPoll
 from truenext.broker.committer import Committer
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
@@ -159,11 +158,10 @@ class Broker:
         clock_ns: Callable[[], int] = time.time_ns,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         history: HistoryWriter | None = None,
-        poll_us: int = 0,
         write_time: WriteTimeEstimate | None = None,
     ) -> None:
-        """`clock_ns` gives nanoseconds since the epoch, `monotonic_ns` those of a clock that does not jump. Of
-        `poll_us` see BrokerSettings. `write_time` is what is known of the disk; None is nothing."""
+        """`clock_ns` gives nanoseconds since the epoch, `monotonic_ns` those of a clock that does not jump.
+        `write_time` is what is known of the disk; None is nothing."""
         self._engine = engine
         self._commit_state = engine.commit_state
         self._loop = loop
@@ -205,7 +203,6 @@ class Broker:
         self._has_ticked = False
         """The clock was looked at for the turn that is due: somebody has asked for something, or a batch is durable."""
         self._lazy_commit: TimerHandle | None = None
-        self._busy_poll = BusyPoll(loop, poll_us, monotonic_ns) if poll_us else None
         self._stuck_audit = StuckQueueDetector()
         self._check_timer: TimerHandle | None = None
         self._stuck_check = SlicedWork(monotonic_ns)
@@ -483,7 +480,6 @@ class Broker:
     def _turn(self) -> None:
         # What this turn itself makes possible does not ask for another: that is decided at its end.
         self._is_turn_due = True
-        had_input = self._has_ticked
         if not self._has_failed:
             self._run_turn()
         self._is_turn_due = False
@@ -491,8 +487,6 @@ class Broker:
             return
         if self._engine.has_work or self._sliced_work.pending or self._stuck_check.pending:
             self._schedule_turn()
-        if had_input and self._busy_poll is not None:
-            self._busy_poll.start()
 
     def _run_turn(self) -> None:
         engine, commit_state = self._engine, self._commit_state

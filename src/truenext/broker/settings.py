@@ -12,7 +12,6 @@ from truenext.limits import (
     MEMORY_LIMIT,
     MEMORY_LIMIT_MIN,
     NAME_LENGTH_MAX,
-    POLL_US_MAX,
     TRANSACTION_BYTES_CEILING,
     TRANSACTION_BYTES_MAX,
     TRANSACTION_MESSAGES_CEILING,
@@ -145,15 +144,6 @@ class BrokerSettings:
         "Let anybody in who reaches an address beyond loopback.",
         fixed=_WITH_CONNECTIONS,
         reason="Anybody there could read and write all queues.",
-    )
-    poll_us: int = setting(
-        0,
-        "After something has happened, look for so long whether more comes before sleeping; it takes a core meanwhile.",
-        unit="microseconds",
-        least=0,
-        most=POLL_US_MAX,
-        fixed=_AT_START,
-        reason="A core costs more than the twentieth of its time that a message sent alone is quicker with 100.",
     )
     log_level: LogLevel = setting(
         LogLevel.WARNING,

@@ -110,7 +110,6 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
                 loop.add_signal_handler(signal.SIGHUP, broker.reload)
 
         run = partial(_run, engine, store, history, addresses, settings.server_name, make_reloadable)
-        run = partial(run, poll_us=settings.poll_us)
         run = partial(run, identity=recovered.identity, after_clean_stop=recovered.clean_stop)
         # It names every queue.
         del recovered
@@ -137,7 +136,6 @@ async def _run(
     server_name: str,
     make_reloadable: Callable[[Broker, asyncio.AbstractEventLoop], None],
     *,
-    poll_us: int,
     identity: str,
     after_clean_stop: bool,
 ) -> None:
@@ -149,7 +147,7 @@ async def _run(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_garbage_collector()
     # Closed before the store is, whatever happens: the store's thread must not be in the middle of a batch then.
-    broker = Broker(engine, store, loop, history=history, poll_us=poll_us)
+    broker = Broker(engine, store, loop, history=history)
     with closing(broker):
         loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
         broker.failure.add_done_callback(lambda _: stop.set())
