@@ -105,7 +105,7 @@ class FaultyFileError(ConfigurationError):
     """There are faults in the configuration file; nothing of it counts."""
 
     def __init__(self, faults: tuple[str, ...]) -> None:
-        """Of each fault the file, the line and the reason."""
+        """Of each fault the file, table and key, and the reason."""
         super().__init__("\n".join(faults))
         self.faults = faults
 

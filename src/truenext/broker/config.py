@@ -17,7 +17,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from truenext.broker import toml_lines
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
 from truenext.destination import parse_queue_name
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
@@ -101,35 +100,27 @@ class _ConfigurationFileReader:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._lines: dict[toml_lines.KeyPath, int] = {}
-        self._faults: list[tuple[int, str]] = []
+        self._faults: list[str] = []
+        """In the order of the file, as far as tomllib keeps it: a table that stands in several places is one."""
 
     def read(self) -> dict[str, dict[str, Any]]:
         """The settings that are named, by header.
 
         Raises: as `configure`
         """
-        content = self._parse()
         tables: dict[str, dict[str, Any]] = {}
-        for section, table in content.items():
-            path = (section,)
+        for section, table in self._parse().items():
             if section not in (BROKER, POLICY):
-                self._add_fault(path, f"there is no section [{section}]" + _suggestion(section, (BROKER, POLICY)))
+                self._faults.append(f"there is no section [{section}]" + _suggestion(section, (BROKER, POLICY)))
             elif not isinstance(table, dict):
-                self._add_fault(path, f"{section} must be a table: [{section}]")
+                self._faults.append(f"{section} must be a table: [{section}]")
             elif section == BROKER:
-                tables[toml_header(BROKER)] = self._settings(BrokerSettings, path, table)
+                tables[toml_header(BROKER)] = self._broker_settings(table)
             else:
-                patterns = {name: value for name, value in table.items() if isinstance(value, dict)}
-                own = {name: value for name, value in table.items() if name not in patterns}
-                tables[toml_header(POLICY)] = self._settings(Policy, path, own)
-                for pattern, values in patterns.items():
-                    tables[toml_header(POLICY, pattern)] = self._pattern_settings(pattern, values)
-        self._check_broker_conflicts(tables.get(toml_header(BROKER), {}))
-        self._raise_if_faulty()
+                tables |= self._policies(table)
+        if self._faults:
+            raise self._faulty_file(self._faults)
         return tables
-
-    # ---- The file ----
 
     def _parse(self) -> dict[str, Any]:
         try:
@@ -137,53 +128,68 @@ class _ConfigurationFileReader:
         except OSError as error:
             raise ConfigurationError(f"cannot read {self._file}: {error.strerror or error}") from error
         try:
-            text = content.decode().replace("\r\n", "\n")
+            return tomllib.loads(content.decode())
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
-            raise self._faulty_file([(line, f"byte {content[error.start]:#04x} is not UTF-8")]) from error
-        try:
-            parsed = tomllib.loads(text)
-            self._lines = toml_lines.lines_of(text)
-        except tomllib.TOMLDecodeError as error:
-            raise self._faulty_file([_line_and_reason(str(error), text)]) from error
+            raise self._faulty_file([f"byte {content[error.start]:#04x} is not UTF-8 (at line {line})"]) from error
         except RecursionError as error:
-            raise self._faulty_file([(1, "tables or arrays stand too deep in one another")]) from error
+            raise self._faulty_file(["tables or arrays stand too deep in one another"]) from error
         except ValueError as error:
-            # A number of thousands of digits.
-            raise self._faulty_file([(1, str(error))]) from error
-        return parsed
+            # No TOML, or a number of thousands of digits.
+            raise self._faulty_file([str(error)]) from error
+
+    def _faulty_file(self, faults: list[str]) -> FaultyFileError:
+        return FaultyFileError(tuple(f"{self._file}: {fault}" for fault in faults))
 
     # ---- Tables ----
 
-    def _pattern_settings(self, pattern: str, values: dict[str, Any]) -> dict[str, Any]:
-        path = (POLICY, pattern)
+    def _broker_settings(self, table: dict[str, Any]) -> dict[str, Any]:
+        header = toml_header(BROKER)
+        values: dict[str, Any] = {}
+        for name, raw in table.items():
+            self._read_setting(BrokerSettings, header, name, raw, values)
+            if table.get("memory") is True and name in ("data", "disk_limit", "history") and values.get(name):
+                self._faults.append(f"{header} {name} cannot be with memory = true: then nothing is kept on disk")
+        return values
+
+    def _policies(self, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        header = toml_header(POLICY)
+        tables: dict[str, dict[str, Any]] = {header: {}}
+        for name, raw in table.items():
+            if isinstance(raw, dict):
+                tables[toml_header(POLICY, name)] = self._pattern_settings(name, raw)
+            else:
+                self._read_setting(Policy, header, name, raw, tables[header])
+        return tables
+
+    def _pattern_settings(self, pattern: str, table: dict[str, Any]) -> dict[str, Any]:
+        header = toml_header(POLICY, pattern)
         fault = fault_of_pattern(pattern)
         if fault is not None:
-            self._add_fault(path, f"{pattern!r} is no pattern of names: {fault}")
+            self._faults.append(f"{header} is no pattern of names: {fault}")
         elif pattern.startswith("/"):
-            self._add_fault(path, f"{pattern!r}: a pattern is of names, without /queue/")
-        tables = [name for name, value in values.items() if isinstance(value, dict)]
-        for name in tables:
-            self._add_fault(
-                (*path, name),
-                f"{pattern}.{name} is not in quotes: a pattern with dots in it must be, "
-                f"as in {toml_header(POLICY, f'{pattern}.{name}')}",
-            )
-        return self._settings(Policy, path, {name: values[name] for name in values if name not in tables})
-
-    def _settings(self, described: type, path: toml_lines.KeyPath, table: dict[str, Any]) -> dict[str, Any]:
-        known = settings_of(described)
-        values = {}
+            self._faults.append(f"{header}: a pattern is of names, without /queue/")
+        values: dict[str, Any] = {}
         for name, raw in table.items():
-            if name not in known:
-                where = toml_header(path[0], *path[1:])
-                self._add_fault((*path, name), f"there is no setting {name!r} in {where}" + _suggestion(name, known))
-                continue
-            try:
-                values[name] = self._value(known[name], raw)
-            except ValueError as error:
-                self._add_fault((*path, name), f"{name} {error}")
+            if isinstance(raw, dict):
+                self._faults.append(
+                    f"{pattern}.{name} is not in quotes: a pattern with dots in it must be, "
+                    f"as in {toml_header(POLICY, f'{pattern}.{name}')}"
+                )
+            else:
+                self._read_setting(Policy, header, name, raw, values)
         return values
+
+    def _read_setting(self, described: type, header: str, name: str, raw: Any, values: dict[str, Any]) -> None:
+        """Puts a setting into `values`, or says what is wrong with it."""
+        known = settings_of(described)
+        if name not in known:
+            self._faults.append(f"{header}: there is no setting {name!r}" + _suggestion(name, known))
+            return
+        try:
+            values[name] = self._value(known[name], raw)
+        except ValueError as error:
+            self._faults.append(f"{header} {name} {error}")
 
     def _value(self, setting: Setting, raw: Any) -> Any:
         value = _read(setting, raw)
@@ -203,26 +209,6 @@ class _ConfigurationFileReader:
         if setting.name == "server_name" and (fault := fault_of_server_name(value)):
             raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
-
-    def _check_broker_conflicts(self, values: dict[str, Any]) -> None:
-        """What is wrong only beside another setting."""
-        if not values.get("memory"):
-            return
-        for name in ("data", "disk_limit", "history"):
-            if values.get(name) not in (None, False):
-                self._add_fault((BROKER, name), f"{name} cannot be with memory = true: then nothing is kept on disk")
-
-    # ---- Faults ----
-
-    def _add_fault(self, path: toml_lines.KeyPath, reason: str) -> None:
-        self._faults.append((self._lines[path], reason))
-
-    def _raise_if_faulty(self) -> None:
-        if self._faults:
-            raise self._faulty_file(self._faults)
-
-    def _faulty_file(self, faults: list[tuple[int, str]]) -> FaultyFileError:
-        return FaultyFileError(tuple(f"{self._file}:{line}: {reason}" for line, reason in sorted(faults)))
 
 
 def _read(setting: Setting, raw: Any) -> Any:
@@ -326,12 +312,3 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = get_close_matches(name, names, n=1)
     return f"; is {close[0]!r} meant?" if close else f"; there are {', '.join(names)}"
-
-
-def _line_and_reason(message: str, text: str) -> tuple[int, str]:
-    """Line and reason of what is said as `REASON (at line 3, column 4)`, or `REASON (at end of document)`."""
-    reason, _, position = message.rpartition(" (at ")
-    words = position.replace(",", "").replace(")", "").split()
-    if words[:1] == ["line"]:
-        return int(words[1]), f"{reason}, at column {words[3]}"
-    return max(1, len(text.splitlines())), f"{reason}, at the end of the file"
