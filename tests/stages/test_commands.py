@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.integration.broker_process import BrokerProcess
 from truenext.cli.main import main
+from truenext.cli.stages.drawing import mermaid_label
 from truenext.cli.stages.run import QueueInfo, orphaned_queues
 from truenext.stage import Service
 from truenext.stage.core.references import references_of
@@ -187,9 +187,8 @@ def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProces
     return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("words", [["describe", "shop:app", "--svg"], ["check", "shop:app", "--write", "--against"]])
-def test_file_that_cannot_be_written_is_named_with_the_reason(folder: Path, words: list[str]) -> None:
-    done = stages(*words, str(folder / "none" / "file"))
+def test_file_that_cannot_be_written_is_named_with_the_reason(folder: Path) -> None:
+    done = stages("check", "shop:app", "--write", "--against", str(folder / "none" / "file"))
     assert (done.exit_code, done.stderr) == (2, f"truenext: {folder / 'none' / 'file'}: No such file or directory\n")
 
 
@@ -403,13 +402,43 @@ def test_a_service_is_described_as_a_tree() -> None:
     ]
 
 
-def test_a_service_is_drawn(folder: Path) -> None:
-    assert stages("describe", "shop:app", "--svg", "shop.svg").exit_code == 0
-    drawn = ElementTree.parse(folder / "shop.svg").getroot()
-    texts = [each.text for each in drawn.iter() if each.tag.endswith("text")]
-    assert {"order.place(Order) -> Placed", "2 reserve(Reserved)", "topic order.news(Placed)", "requests"} <= set(texts)
-    # check asks, reserve sends and publishes, and what is published comes to a subscriber; the last is the tip.
-    assert sum(each.tag.endswith("path") for each in drawn.iter()) == 5
+def test_a_service_is_described_for_mermaid() -> None:
+    assert stages("describe", "shop:app", "--mermaid").stdout.splitlines() == [
+        "flowchart LR",
+        '  subgraph g0 ["order.place(Order) #45;#62; Placed"]',
+        '    n0["check(Order)"]',
+        '    n1["reserve(Reserved)"]',
+        "  end",
+        '  subgraph g1 ["mail.confirm(Placed)"]',
+        '    n2["mail(Placed)"]',
+        "  end",
+        '  subgraph g2 ["shop.note(Placed)"]',
+        '    n3["note(Placed)"]',
+        "  end",
+        '  n4[["stock.reserve(Reserve) #45;#62; Reserved"]]',
+        '  n5(["order.news(Placed)"])',
+        "  n0 -.-> n1",
+        '  n0 -->|"requests"| n4',
+        '  n1 -->|"sends to"| n2',
+        '  n1 -->|"publishes to"| n5',
+        "  n5 --> n3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("end", "end"),
+        ("dict[str, int] | None", "dict#91;str, int#93; #124; None"),
+        ('say "x"; style: #1;', "say #34;x#34;#59; style#58; #35;1#59;"),
+        ("<b>&amp;</b>", "#60;b#62;#38;amp#59;#60;#47;b#62;"),
+        ("`__a__` *b* %%{c}%%", "#96;#95;#95;a#95;#95;#96; #42;b#42; #37;#37;#123;c#125;#37;#37;"),
+        ("Bestellung Größe 注文 ❤", "Bestellung Größe 注文 #10084;"),
+        ("reserve(Order)\n2 waiting", "reserve(Order)<br/>2 waiting"),
+    ],
+)
+def test_what_means_something_to_mermaid_is_an_entity_in_a_label(text: str, label: str) -> None:
+    assert mermaid_label(text) == f'"{label}"'
 
 
 def test_a_service_is_described_for_graphviz_and_for_programs() -> None:
@@ -424,6 +453,7 @@ def test_a_service_is_described_for_graphviz_and_for_programs() -> None:
 
 def test_of_ways_to_describe_there_is_one() -> None:
     assert stages("describe", "shop:app", "--dot", "--json").exit_code == 2
+    assert stages("describe", "shop:app", "--mermaid", "--dot").exit_code == 2
 
 
 def test_with_a_broker_it_says_how_many_messages_wait(broker: BrokerProcess) -> None:

@@ -1,8 +1,7 @@
-"""`truenext stages describe`: what a service consists of, as text, as a picture, or for programs."""
+"""`truenext stages describe`: what a service consists of, as text, as JSON, or for Mermaid or Graphviz."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,11 +10,11 @@ from rich.tree import Tree
 
 from truenext.cli import terminal
 from truenext.cli.connection import URL_VARIABLE, connected, send_control_request
-from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
-from truenext.cli.stages.drawing import draw_dot, draw_svg
+from truenext.cli.exit_status import CommandFailure
+from truenext.cli.stages.drawing import draw_dot, draw_mermaid, signature_text
 from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
-from truenext.cli.values import URL, PathParam, UrlOption
+from truenext.cli.values import URL, UrlOption
 from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import ConfigurationError
 from truenext.stage.core.graph import ServiceGraph, graph_of
@@ -55,17 +54,17 @@ class QueueCounts(msgspec.Struct, frozen=True):
     help="Address of a broker: show how many messages wait in each queue there. Without this option no broker is "
     f"needed, and {URL_VARIABLE} is ignored.",
 )
-@click.option("--svg", "picture", type=PathParam(dir_okay=False), metavar="FILE", help="Draw a picture into FILE.")
+@click.option("--mermaid", "as_mermaid", is_flag=True, help="In the language of Mermaid.")
 @click.option("--dot", "as_dot", is_flag=True, help="In the language of Graphviz.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def describe(target: str, url: str | None, picture: Path | None, as_dot: bool, as_json: bool) -> None:
+def describe(target: str, url: str | None, as_mermaid: bool, as_dot: bool, as_json: bool) -> None:
     """Say what endpoints and stages a service has.
 
     With the stages in order, their queues, what each takes and replies, and whom each names. Whom a stage asks is read
     from its code, as far as that says it: what its function names itself, and in which call.
     """
-    if (picture is not None) + as_dot + as_json > 1:
-        raise click.UsageError("--svg, --dot and --json exclude each other")
+    if as_mermaid + as_dot + as_json > 1:
+        raise click.UsageError("--mermaid, --dot and --json exclude each other")
     try:
         service = load_service(target)
     except ConfigurationError as error:
@@ -73,13 +72,10 @@ def describe(target: str, url: str | None, picture: Path | None, as_dot: bool, a
     graph = graph_of(service.name, service.endpoints.values(), service.remotes.values(), service.topics.values())
     counts = None if url is None else _counts(url)
     notes = _queue_notes(graph, counts)
-    if picture is not None:
-        try:
-            picture.write_text(draw_svg(graph, notes), encoding="utf-8")
-        except OSError as error:
-            raise NoAnswerFailure(error) from error
+    if as_mermaid:
+        terminal.echo(draw_mermaid(graph, notes))
     elif as_dot:
-        terminal.echo(draw_dot(graph, notes).rstrip())
+        terminal.echo(draw_dot(graph, notes))
     elif as_json:
         terminal.write_json(_graph_json(graph, counts))
     else:
@@ -141,25 +137,21 @@ def _tree(graph: ServiceGraph, notes: Mapping[str, str]) -> Tree:
         for remote in graph.remotes:
             branch.add(
                 terminal.table_cell(
-                    f"{_signature_text(remote.name, remote.takes, remote.replies)}{_note(remote.name, notes)}"
+                    f"{signature_text(remote.name, remote.takes, remote.replies)}{_note(remote.name, notes)}"
                 )
             )
     if graph.topics:
         branch = tree.add("topics")
         for node in graph.topics:
-            branch.add(terminal.table_cell(_signature_text(node.name, node.takes, None)))
+            branch.add(terminal.table_cell(signature_text(node.name, node.takes, None)))
     return tree
 
 
 def _endpoint(endpoint: EndpointNode) -> str:
-    text = _signature_text(endpoint.name, endpoint.takes, endpoint.replies)
+    text = signature_text(endpoint.name, endpoint.takes, endpoint.replies)
     if endpoint.topic:
         text += f", subscribes to topic {endpoint.topic}"
     return text if endpoint.state is None else f"{text}, state {endpoint.state}"
-
-
-def _signature_text(name: str, takes: str, replies: str | None) -> str:
-    return f"{name}({takes})" if replies is None else f"{name}({takes}) -> {replies}"
 
 
 def _stage(stage: StageNode, notes: Mapping[str, str]) -> str:
