@@ -268,23 +268,14 @@ class Definition:
             raise DefinitionError(f"{topic} was said before, with another type: {known}")
         return known
 
-    def subscriber(
-        self, topic: Topic[M], *, state: type[Any] | None = None, exactly_once: bool = False
-    ) -> Callable[[F], F]:
+    def subscriber(self, topic: Topic[M], *, state: type[Any] | None = None) -> Callable[[F], F]:
         """Decorate a function that takes what is published to a topic while this process is there: one message at a
-        time, in each process of the service. It cannot happen once: `exactly_once` is there to be refused.
+        time, in each process of the service. Its effects cannot happen once, whatever the service says.
 
         Raises: DefinitionError
         """
-
         if not isinstance(topic, Topic):
             raise DefinitionError(f"subscriber of service {self.name} takes a topic, not {topic!r}")
-        if exactly_once:
-            raise DefinitionError(
-                f"a subscriber of {topic.name} cannot happen exactly once: each process gets what is published, and "
-                "nothing of it waits for one that is not there. Publish to it, and send to an endpoint what is to "
-                "happen once"
-            )
 
         def decorate(function: F) -> F:
             name = endpoint_name(f".{function.__name__}", self.name)

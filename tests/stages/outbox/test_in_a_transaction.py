@@ -18,7 +18,7 @@ from tests.stages.flows import Number, Text, run, until
 from truenext import testing
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.limits import BODY_BYTES_MAX
-from truenext.stage import DefinitionError, Flow, FlowError, Service
+from truenext.stage import Flow, FlowError, Service
 from truenext.stage.sql import apply_schema
 from truenext.stage.sql.session_outbox import SessionOutbox
 from truenext.testing.stages import Stages
@@ -725,8 +725,11 @@ def test_a_key_that_is_no_text_is_refused_by_name(session: Session) -> None:
         Shop().app.initiate(session, key="\ud800")
 
 
-def test_a_subscriber_cannot_happen_once() -> None:
+def test_a_subscriber_of_a_service_that_is_exactly_once_is_not() -> None:
     app = Service("shop", exactly_once=True)
-    news = app.topic("news", Number)
-    with pytest.raises(DefinitionError, match="each process gets what is published"):
-        app.subscriber(news, exactly_once=True)
+
+    @app.subscriber(app.topic("news", Number))
+    def note(number: Number) -> None: ...
+
+    [stage] = app.stages.values()
+    assert stage.settings.exactly_once is False
