@@ -429,8 +429,12 @@ def test_attempts_of_nothing_and_unknown_options_are_refused() -> None:
     app = Service("shop")
     with pytest.raises(DefinitionError, match="attempts of chain is 1 or more, not 0"):
         app.endpoint("chain", Number, attempts=0)
-    with pytest.raises(TypeError, match="speed"):
+    with pytest.raises(TypeError, match="a stage of chain has no option speed"):
         app.endpoint("chain", Number).stage(speed=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="other has no option retries, speed"):
+        app.endpoint("other", Number, speed=3, retries=2)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="one has no option speed"):
+        app.single("one", Number, Number, speed=3)(only_message)  # type: ignore[call-arg]
 
 
 # ---- What a stage may ask for ----

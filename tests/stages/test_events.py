@@ -50,7 +50,7 @@ class FakeStage:
     """What is told of a stage."""
 
     queue = "order.place"
-    settings = StageSettings("order.place", None, None, None)
+    settings = StageSettings("order.place")
 
 
 STAGE: Any = FakeStage()

@@ -142,3 +142,10 @@ async def program() -> None:
             initiation.send(place, Order("x"), trace=7)  # wrong
     app.endpoint("odd", Order, Placed, concurrency="8")  # wrong
     app.endpoint("odd", Order, Placed, retry={"ValueError": "2s"})  # wrong
+    app.endpoint("odd", Order, Placed, speed=3)  # wrong
+    app.endpoint("odd", Order, state=Memo, attempts="2")  # wrong
+    app.single("odd", Order, Placed, concurrency="8")  # wrong
+    app.terminator("odd", Order, speed=3)  # wrong
+    place.stage(speed=3)  # wrong
+    plain.stage(exactly_once="yes")  # wrong
+    app.subscriber(topic, exactly_once=True)  # wrong

@@ -1,6 +1,6 @@
 """Stages: services of many steps, each in one transaction. Source: docs/stages.md"""
 
-from truenext.stage.core.definitions import Endpoint, Topic
+from truenext.stage.core.definitions import Endpoint, StageOptions, Topic
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
 from truenext.stage.core.flow import Flow
 from truenext.stage.core.flow_start import FlowOptions
@@ -21,5 +21,6 @@ __all__ = [
     "NotDecoded",
     "Reject",
     "Service",
+    "StageOptions",
     "Topic",
 ]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.definitions import (
     Endpoint,
     LocalEndpoint,
     Stage,
+    StageOptions,
     StageSettings,
     StatefulEndpoint,
     StatelessEndpoint,
@@ -114,7 +115,9 @@ class Definition:
         self.topics: dict[str, Topic[Any]] = {}
         self.stages: dict[str, Stage] = {}
         """By queue."""
-        self._settings = StageSettings(f"service {name}", concurrency, attempts, retry, exactly_once)
+        self._settings = StageSettings(
+            f"service {name}", concurrency=concurrency, attempts=attempts, retry=retry, exactly_once=exactly_once
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -140,56 +143,22 @@ class Definition:
 
     @overload
     def endpoint(
-        self,
-        name: str,
-        takes: type[M],
-        replies: type[R],
-        *,
-        concurrency: int | None = None,
-        attempts: int | None = None,
-        retry: Mapping[type[BaseException], str] | None = None,
-        exactly_once: bool | None = None,
+        self, name: str, takes: type[M], replies: type[R], **options: Unpack[StageOptions]
     ) -> StatelessEndpoint[M, R]: ...
 
     @overload
     def endpoint(
-        self,
-        name: str,
-        takes: type[M],
-        replies: type[R],
-        *,
-        state: type[S],
-        concurrency: int | None = None,
-        attempts: int | None = None,
-        retry: Mapping[type[BaseException], str] | None = None,
-        exactly_once: bool | None = None,
+        self, name: str, takes: type[M], replies: type[R], *, state: type[S], **options: Unpack[StageOptions]
     ) -> StatefulEndpoint[M, R, S]: ...
 
     @overload
     def endpoint(
-        self,
-        name: str,
-        takes: type[M],
-        replies: None = None,
-        *,
-        concurrency: int | None = None,
-        attempts: int | None = None,
-        retry: Mapping[type[BaseException], str] | None = None,
-        exactly_once: bool | None = None,
+        self, name: str, takes: type[M], replies: None = None, **options: Unpack[StageOptions]
     ) -> StatelessEndpoint[M, None]: ...
 
     @overload
     def endpoint(
-        self,
-        name: str,
-        takes: type[M],
-        replies: None = None,
-        *,
-        state: type[S],
-        concurrency: int | None = None,
-        attempts: int | None = None,
-        retry: Mapping[type[BaseException], str] | None = None,
-        exactly_once: bool | None = None,
+        self, name: str, takes: type[M], replies: None = None, *, state: type[S], **options: Unpack[StageOptions]
     ) -> StatefulEndpoint[M, None, S]: ...
 
     def endpoint(
@@ -199,19 +168,17 @@ class Definition:
         replies: type[Any] | None = None,
         *,
         state: type[Any] | None = None,
-        concurrency: int | None = None,
-        attempts: int | None = None,
-        retry: Mapping[type[BaseException], str] | None = None,
-        exactly_once: bool | None = None,
+        **options: Unpack[StageOptions],
     ) -> LocalEndpoint[Any, Any]:
         """An endpoint of this service: functions that are decorated with its `stage` are what it does, one after the
         other. A name that begins with a dot is that of the service and the rest. What is shared by the stages of one
-        flow is in its `state`.
+        flow is in its `state`. Options are `concurrency`, `attempts`, `retry` and `exactly_once` (StageOptions), for
+        those of its stages that say nothing else.
 
         Raises: DefinitionError
         """
         kind = StatelessEndpoint if state is None else StatefulEndpoint
-        settings = StageSettings(name, concurrency, attempts, retry, exactly_once).with_defaults(self._settings)
+        settings = StageSettings(name, **options).with_defaults(self._settings)
         made: LocalEndpoint[Any, Any] = kind(
             endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
         )
@@ -219,29 +186,26 @@ class Definition:
         return made
 
     def single(
-        self,
-        name: str,
-        takes: type[M],
-        replies: type[R],
-        **settings: Any,
+        self, name: str, takes: type[M], replies: type[R], **options: Unpack[StageOptions]
     ) -> Callable[[Callable[..., Any]], StatelessEndpoint[M, R]]:
-        """Decorate the only stage of an endpoint; the function's name is then that endpoint.
+        """Decorate the only stage of an endpoint; the function's name is then that endpoint. Options are those of
+        `endpoint`.
 
         Raises: DefinitionError
         """
 
         def decorate(function: Callable[..., Any]) -> StatelessEndpoint[M, R]:
-            endpoint: StatelessEndpoint[M, R] = self.endpoint(name, takes, replies, **settings)
+            endpoint = self.endpoint(name, takes, replies, **options)
             endpoint.stage(function)
             return endpoint
 
         return decorate
 
     def terminator(
-        self, name: str, takes: type[M], *, state: type[S] | None = None, **settings: Any
+        self, name: str, takes: type[M], *, state: type[S] | None = None, **options: Unpack[StageOptions]
     ) -> Callable[[Callable[..., Any]], Endpoint[M, None]]:
         """Decorate the only stage of an endpoint that replies nothing; the function's name is then that endpoint.
-        `state` is what comes with a reply, if this is who takes it.
+        `state` is what comes with a reply, if this is who takes it. Options are those of `endpoint`.
 
         Raises: DefinitionError
         """
@@ -249,9 +213,9 @@ class Definition:
         def decorate(function: Callable[..., Any]) -> Endpoint[M, None]:
             endpoint: StatelessEndpoint[M, None] | StatefulEndpoint[M, None, S]
             if state is None:
-                endpoint = self.endpoint(name, takes, **settings)
+                endpoint = self.endpoint(name, takes, **options)
             else:
-                endpoint = self.endpoint(name, takes, state=state, **settings)
+                endpoint = self.endpoint(name, takes, state=state, **options)
             endpoint.stage(function)
             return endpoint
 
@@ -280,7 +244,7 @@ class Definition:
         def decorate(function: F) -> F:
             name = endpoint_name(f".{function.__name__}", self.name)
             # What is published comes to each process, so there is nobody else who might have handled it.
-            settings = StageSettings(name, 1, None, None, exactly_once=False).with_defaults(self._settings)
+            settings = StageSettings(name, concurrency=1, exactly_once=False).with_defaults(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
             endpoint: LocalEndpoint[M, None] = LocalEndpoint(
                 name, topic.takes.type, None, state, settings, register=self._register

@@ -11,7 +11,7 @@ What types cannot say is checked here, before anything starts.
 from __future__ import annotations
 
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from truenext.destination import parse_stored_address
 from truenext.errors import RemoteProtocolError
@@ -75,20 +75,32 @@ class Topic(Generic[M]):
         return f"<Topic {self.name}({type_name(self.takes.type)})>"
 
 
+class StageOptions(TypedDict, total=False):
+    """What an endpoint or a stage may be defined with; of what is left out, or None, the outer one counts."""
+
+    concurrency: int | None
+    """Messages of a stage that are handled at once, and as many interactive ones."""
+    attempts: int | None
+    """Failures after which a message is a dead letter, if that is fewer than the policy of the queue says."""
+    retry: Mapping[type[BaseException], str] | None
+    """When a failed message is tried again, by the class of what was raised: {Busy: "2s, 10s, 1m", Bad: "never"}."""
+    exactly_once: bool | None
+    """Its effects in the database happen once, and what it sends is sent once."""
+
+
 class StageSettings:
     """What a service, an endpoint or a stage may set; the nearest counts."""
 
     __slots__ = ("attempts", "concurrency", "exactly_once", "retries")
 
-    def __init__(
-        self,
-        subject: str,
-        concurrency: int | None,
-        attempts: int | None,
-        retry: Mapping[type[BaseException], str] | None,
-        exactly_once: bool | None = None,
-    ) -> None:
-        """Raises: DefinitionError"""
+    def __init__(self, subject: str, /, **options: Unpack[StageOptions]) -> None:
+        """Raises: DefinitionError, TypeError"""
+        unknown = options.keys() - StageOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"{subject} has no option {', '.join(sorted(unknown))}")
+        self.concurrency = concurrency = options.get("concurrency")
+        self.attempts = attempts = options.get("attempts")
+        self.exactly_once = exactly_once = options.get("exactly_once")
         if not isinstance(exactly_once, bool | None):
             raise DefinitionError(f"exactly_once of {subject} is True or False, not {exactly_once!r}")
         # True is an int, too.
@@ -96,14 +108,12 @@ class StageSettings:
             raise DefinitionError(f"concurrency of {subject} is 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
         if attempts is not None and not (type(attempts) is int and attempts >= 1):
             raise DefinitionError(f"attempts of {subject} is 1 or more, not {attempts!r}")
-        self.concurrency = concurrency
-        self.attempts = attempts
-        self.exactly_once = exactly_once
+        retry = options.get("retry")
         self.retries = RetryRules({} if retry is None else retry, subject)
 
     def with_defaults(self, defaults: StageSettings) -> StageSettings:
         """These, and of the outer ones what these leave open."""
-        merged = StageSettings("", self.concurrency, self.attempts, None)
+        merged = StageSettings("")
         merged.concurrency = self.concurrency or defaults.concurrency
         merged.attempts = self.attempts or defaults.attempts
         merged.exactly_once = defaults.exactly_once if self.exactly_once is None else self.exactly_once
@@ -235,26 +245,25 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
     ) -> Callable[Concatenate[Any, P], R | None]: ...
 
     @overload
+    def stage(self, /, *, name: str | None = None, **options: Unpack[StageOptions]) -> StatelessStageDecorator[R]: ...
+
     def stage(
         self,
+        function: Callable[..., Any] | None = None,
         /,
         *,
         name: str | None = None,
-        concurrency: int | None = None,
-        attempts: int | None = None,
-        retry: Mapping[type[BaseException], str] | None = None,
-        exactly_once: bool | None = None,
-    ) -> StatelessStageDecorator[R]: ...
-
-    def stage(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **settings: Any) -> Any:
+        **options: Unpack[StageOptions],
+    ) -> Any:
         """Decorate the function of the next stage: `@place.stage`, or `@place.stage(concurrency=8)`.
 
         It takes what the stage before has asked for (the first one: what the endpoint takes), and what else it names by
-        type. It may reply by what it returns. Its name is that of its queue, and so of its messages under way.
+        type. It may reply by what it returns. Its name is that of its queue, and so of its messages under way. Options
+        are `concurrency`, `attempts`, `retry` and `exactly_once` (StageOptions).
 
         Raises: DefinitionError
         """
-        return _decorate(self, function, name, settings)
+        return _decorate(self, function, name, options)
 
 
 class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
@@ -271,23 +280,21 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
     ) -> Callable[Concatenate[Any, S, P], R | None]: ...
 
     @overload
+    def stage(self, /, *, name: str | None = None, **options: Unpack[StageOptions]) -> StatefulStageDecorator[R, S]: ...
+
     def stage(
         self,
+        function: Callable[..., Any] | None = None,
         /,
         *,
         name: str | None = None,
-        concurrency: int | None = None,
-        attempts: int | None = None,
-        retry: Mapping[type[BaseException], str] | None = None,
-        exactly_once: bool | None = None,
-    ) -> StatefulStageDecorator[R, S]: ...
-
-    def stage(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **settings: Any) -> Any:
+        **options: Unpack[StageOptions],
+    ) -> Any:
         """As `StatelessEndpoint.stage`; the function takes the state behind its message.
 
         Raises: DefinitionError
         """
-        return _decorate(self, function, name, settings)
+        return _decorate(self, function, name, options)
 
 
 class StatelessStageDecorator(Generic[R]):
@@ -333,14 +340,9 @@ class StatefulStageDecorator(Generic[R, S]):
 
 
 def _decorate(
-    endpoint: LocalEndpoint[Any, Any], function: Callable[..., Any] | None, name: str | None, options: Mapping[str, Any]
+    endpoint: LocalEndpoint[Any, Any], function: Callable[..., Any] | None, name: str | None, options: StageOptions
 ) -> Any:
-    subject = f"a stage of {endpoint.name}"
-    known = ("concurrency", "attempts", "retry", "exactly_once")
-    settings = StageSettings(subject, *map(options.get, known))
-    unknown = options.keys() - set(known)
-    if unknown:
-        raise TypeError(f"stage has no option {', '.join(sorted(unknown))}")
+    settings = StageSettings(f"a stage of {endpoint.name}", **options)
 
     def add(decorated: Callable[..., Any]) -> None:
         endpoint.add(decorated, name, settings)
