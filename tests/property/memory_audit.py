@@ -27,7 +27,7 @@ from truenext.engine.state.memory import (
     queue_size,
     size_of,
 )
-from truenext.engine.state.queue import Entry, Queue
+from truenext.engine.state.queue import NO_ENTRIES, Entry, Queue
 from truenext.policy import Policy
 
 
@@ -54,7 +54,11 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
             memory.pending_free_bytes,
             sum(_size(lane.unread_in_memory) for queue in counted for lane in queue.lanes),
         ),
-        ("places", memory.deque_bytes, DEQUE_BYTES * sum(lane.has_deque for queue in counted for lane in queue.lanes)),
+        (
+            "places",
+            memory.deque_bytes,
+            DEQUE_BYTES * sum(lane.arrived is not NO_ENTRIES for queue in counted for lane in queue.lanes),
+        ),
         (
             "queues",
             memory.queue_bytes,
@@ -157,7 +161,9 @@ def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
     yield from _evictable(engine, queue)
     for lane in queue.lanes:
         yield from lane.unread_in_memory
-    yield from engine.clients.held_in_transactions(queue)
+    for session in engine.sessions():
+        for transaction in session.transactions.settling_transactions:
+            yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
     yield from (entry for entry in targets.awaiting_dead_letter(engine) if entry.lane.queue is queue)
 
 

@@ -18,7 +18,7 @@ import pandas
 import vl_convert
 
 from truenext.spark import plots, waterfalls
-from truenext.spark.report import ROWS_MAX, AuditedRun, write_comparison, write_report
+from truenext.spark.report import ROWS_MAX, AuditedRun, write_comparison
 from truenext.spark.verdict import FindingSummary, Verdict
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\u2028<!--&"
@@ -62,6 +62,11 @@ def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.
         columns=VIOLATION,
     )
     return {"positions": positions, "latency": latency, "depth": depth, "violations": violations}
+
+
+def write_report(found: dict[str, pandas.DataFrame], verdict: Verdict, path: Path, *, title: str) -> None:
+    """The page of one run."""
+    write_comparison([AuditedRun(title, found, verdict)], path, title=title)
 
 
 def specs(page: str) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from enum import Enum
 from itertools import takewhile
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.memory import UNSENT_THRESHOLD_MIN
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from truenext.engine.selecting.selecting import QueueSelection
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
-
-_sequence = attrgetter("sequence")
 
 COMPARED_MAX = 2000
 """Messages of a queue that are compared with selectors at one look; the next one goes on behind them."""

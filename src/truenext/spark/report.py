@@ -45,18 +45,10 @@ class AuditedRun:
     verdict: Verdict
 
 
-def write_report(tables: Mapping[str, pandas.DataFrame], verdict: Verdict, path: Path, *, title: str) -> None:
-    """Write the page of one run to `path`.
-
-    Raises: ConfigurationError if what draws the plots is not installed, OSError
-    """
-    write_comparison([AuditedRun(title, tables, verdict)], path, title=title)
-
-
 def write_comparison(
     runs: Sequence[AuditedRun], path: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
 ) -> None:
-    """Write one page of several runs to `path`, plots of one queue next to each other and to one scale.
+    """Write one page of one run or several to `path`, plots of one queue next to each other and to one scale.
 
     A queue is the same in two runs if it has the same name in both; runs of one queue each are compared whatever it is
     called. A queue that only some of the runs have is drawn for those.

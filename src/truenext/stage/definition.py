@@ -247,9 +247,8 @@ class Definition:
             settings = StageSettings(name, concurrency=1, exactly_once=False).with_defaults(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
             endpoint: LocalEndpoint[M, None] = LocalEndpoint(
-                name, topic.takes.type, None, state, settings, register=self._register
+                name, topic.takes.type, None, state, settings, register=self._register, topic=topic
             )
-            endpoint.topic = topic
             self._add_endpoint(endpoint)
             endpoint.add(function, None, settings)
             return function

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heappop, heappush
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.empty import NO_SEQUENCES, add_sequence
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 PENDING_ENTRIES_MAX = 10_000
 """Messages of a lane that are noted at a time to be tested: to get to the middle of a lane takes a while."""
-
-_sequence = attrgetter("sequence")
 
 
 def _descending_sequence(entry: Entry) -> int:

@@ -132,12 +132,6 @@ class ClientRegistry:
         for consumer in self.receivers_by_queue.get(queue, NO_RECEIVERS).all():
             yield from (entry for entry in consumer.held.values() if entry.lane.queue is queue)
 
-    def held_in_transactions(self, queue: Queue) -> Iterator[Entry]:
-        """What open transactions have of a queue."""
-        for session in self.sessions.values():
-            for transaction in session.transactions.settling_transactions:
-                yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
-
     def held_entries(self, queue: Queue, first: int = 0, until: int = UNBOUNDED) -> Iterator[Entry]:
         """What somebody has of a queue, with a sequence from `first` on and below `until`."""
         for holder in self._holders(queue):

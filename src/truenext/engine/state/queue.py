@@ -429,11 +429,6 @@ class Lane:
             self.free_selected()
 
     @property
-    def has_deque(self) -> bool:
-        """Memory for messages that are still to come."""
-        return self.arrived is not NO_ENTRIES
-
-    @property
     def is_needed(self) -> bool:
         """It has messages, or is being read, or knows something that must not be forgotten yet."""
         selected = self.selected

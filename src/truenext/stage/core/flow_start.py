@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -17,9 +17,6 @@ from truenext.stage.core.signature import is_assignable
 
 if TYPE_CHECKING:
     from truenext.stage.core.output import Output
-
-M = TypeVar("M")
-R = TypeVar("R")
 
 
 class FlowOptions(TypedDict, total=False):

@@ -54,11 +54,6 @@ def endpoint_of(queue: str) -> str | None:
     return endpoint if mark and _IS_WORD(stage) else None
 
 
-def stage_queue_pattern(endpoint: str) -> str:
-    """The pattern of the queues of all its stages but the first."""
-    return f"{endpoint}.{STAGE_MARK}.*"
-
-
 def _check_length(name: str) -> None:
     if len(name) > DESTINATION_LENGTH_MAX - _DEAD_LETTER_PREFIX:
         raise DefinitionError(f"{name} is too long for a queue: at most {DESTINATION_LENGTH_MAX - _DEAD_LETTER_PREFIX}")
