@@ -94,9 +94,8 @@ class Engine:
         self.clients = clients = ClientRegistry()
         by_name: dict[str, Queue] = {}
         # What is written down.
-        events = event_log or NoEventLog()
-        self.commit_state = commit_state = CommitState(events, sequence_limit=sequence_limit)
-        numbers = QueueNumberAllocator(commit_state, events)
+        self.commit_state = commit_state = CommitState(event_log or NoEventLog(), sequence_limit=sequence_limit)
+        numbers = QueueNumberAllocator(commit_state)
         self._producers = producers = ProducerRegistry(commit_state)
         # What is in memory.
         self.delayed_entries = delays = DelayedEntries(commit_state)
@@ -107,12 +106,11 @@ class Engine:
         self._eviction = Eviction(commit_state, memory, resident, clients, spilling)
         # What somebody wants of a queue, and which queues there are.
         self.selections = selections = Selections(commit_state, memory, clients, delays, resident, page_reader)
-        self._wildcards = wildcards = Wildcards(commit_state, events, clients, by_name, selections)
-        self._subscription_cleanup = subscription_cleanup = SubscriptionCleanup(commit_state, events, numbers)
+        self._wildcards = wildcards = Wildcards(commit_state, clients, by_name, selections)
+        self._subscription_cleanup = subscription_cleanup = SubscriptionCleanup(commit_state, numbers)
         self._queues = queues = Queues(
             by_name,
             commit_state,
-            events,
             memory,
             clients,
             resident,
@@ -125,24 +123,23 @@ class Engine:
             policies or Policies(),
         )
         # What becomes of a message.
-        arrivals = Arrivals(commit_state, events, resident, selections, wildcards, queues, expiry_timers)
-        settlement = Settlement(commit_state, events, delays, resident, queues, arrivals, random)
+        arrivals = Arrivals(commit_state, resident, selections, wildcards, queues, expiry_timers)
+        settlement = Settlement(commit_state, delays, resident, queues, arrivals, random)
         # What goes on beside commands.
         expiry = ExpiryTask(commit_state, expiry_timers, clients, resident, page_reader, queues, settlement)
         scheduler = Scheduler(commit_state, resident, queues, arrivals)
         browsing = BrowseTask(commit_state, memory, clients, queues, redelivered_below=redelivered_below)
-        bulk = BulkOperations(commit_state, events, clients, resident, queues, arrivals, settlement, scheduler)
+        bulk = BulkOperations(commit_state, clients, resident, queues, arrivals, settlement, scheduler)
         self._scheduler = scheduler
         self.bulk_task = pieces = BulkTask(commit_state, clients, bulk)
-        pull_requests = PullRequests(events)
+        pull_requests = PullRequests(commit_state.events)
         # What each command does.
         limits = transaction_limits or TransactionLimits()
         sending = Sending(commit_state, memory, queues, arrivals, scheduler, producers, when_full, limits)
-        acknowledging = Acknowledging(commit_state, events, memory, clients, settlement, limits)
+        acknowledging = Acknowledging(commit_state, memory, clients, settlement, limits)
         transactions = Transactions(commit_state, memory, queues, arrivals, settlement, producers, sending, limits)
         subscribing = Subscribing(
             commit_state,
-            events,
             memory,
             clients,
             resident,
@@ -153,11 +150,10 @@ class Engine:
             pull_requests,
             browsing,
         )
-        releasing = Releasing(commit_state, events, selections, settlement, transactions, pull_requests)
+        releasing = Releasing(commit_state, selections, settlement, transactions, pull_requests)
         pulling = Pulling(commit_state, pull_requests, releasing)
         connecting = Connecting(
             commit_state,
-            events,
             memory,
             clients,
             queues,
@@ -169,10 +165,9 @@ class Engine:
         )
         administering = Administering(commit_state, resident, queues, arrivals, settlement)
         # One pass, and a whole run.
-        dispatcher = Dispatcher(commit_state, events, memory, clients, selections, resident, page_reader, settlement)
+        dispatcher = Dispatcher(commit_state, memory, clients, selections, resident, page_reader, settlement)
         self._turn = Turn(
             commit_state,
-            events,
             clients,
             queues,
             resident,
@@ -207,7 +202,6 @@ class Engine:
         )
         run = EngineRun(
             commit_state,
-            events,
             clients,
             delays,
             resident,

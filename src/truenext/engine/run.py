@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.producers import ProducerRegistry
 
 
@@ -30,7 +29,6 @@ class EngineRun:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         clients: ClientRegistry,
         delays: DelayedEntries,
         resident: ResidentSet,
@@ -43,7 +41,7 @@ class EngineRun:
         redelivered_below: int,
     ) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._clients = clients
         self._delayed_entries = delays
         self._resident = resident

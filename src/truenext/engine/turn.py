@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.wildcard import Wildcard
     from truenext.engine.writing.background_task import BackgroundTask
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 
 class Effects(NamedTuple):
@@ -60,7 +59,6 @@ class Turn:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         clients: ClientRegistry,
         queues: Queues,
         resident: ResidentSet,
@@ -81,7 +79,7 @@ class Turn:
     ) -> None:
         """Tasks run in this order, before dispatch and after it. `on_committed` is told of each durable batch."""
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._clients = clients
         self._queues = queues
         self._resident = resident
@@ -205,7 +203,6 @@ class Turn:
         """Queues from which somebody takes who takes from others as well."""
         dispatch = WildcardDispatch(
             self._commit_state,
-            self._events,
             self._clients,
             self._selections,
             self._wildcards,

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.pages import PageResult
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 
 class BulkOperations:
@@ -41,7 +40,6 @@ class BulkOperations:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         clients: ClientRegistry,
         resident: ResidentSet,
         queues: Queues,
@@ -50,7 +48,7 @@ class BulkOperations:
         scheduler: Scheduler,
     ) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._clients = clients
         self._resident = resident
         self._queues = queues

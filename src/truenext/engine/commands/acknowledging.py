@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry
     from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 _INDIVIDUAL = AckMode.INDIVIDUAL
 
@@ -26,7 +25,6 @@ class Acknowledging:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         memory: MemoryBudget,
         clients: ClientRegistry,
         settlement: Settlement,
@@ -34,7 +32,7 @@ class Acknowledging:
     ) -> None:
         self._commit_state = commit_state
         self._memory = memory
-        self._events = events
+        self._events = commit_state.events
         self._clients = clients
         self._settlement = settlement
         self._limits = limits

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 _AUTO = AckMode.AUTO
 
@@ -31,7 +30,6 @@ class Connecting:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         memory: MemoryBudget,
         clients: ClientRegistry,
         queues: Queues,
@@ -42,7 +40,7 @@ class Connecting:
         releasing: Releasing,
     ) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._memory = memory
         self._clients = clients
         self._queues = queues

@@ -20,21 +20,19 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Entry
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 
 class Releasing:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         selections: Selections,
         settlement: Settlement,
         transactions: Transactions,
         pull_requests: PullRequests,
     ) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._selections = selections
         self._settlement = settlement
         self._transactions = transactions

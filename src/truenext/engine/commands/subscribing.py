@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 
 class DiscardedSubscription(NamedTuple):
@@ -53,7 +52,6 @@ class Subscribing:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         memory: MemoryBudget,
         clients: ClientRegistry,
         resident: ResidentSet,
@@ -65,7 +63,7 @@ class Subscribing:
         browsing: BrowseTask,
     ) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._memory = memory
         self._clients = clients
         self._resident = resident

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
 """Its service rank, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
@@ -54,7 +53,6 @@ class Dispatcher:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         memory: MemoryBudget,
         clients: ClientRegistry,
         selections: Selections,
@@ -63,7 +61,7 @@ class Dispatcher:
         settlement: Settlement,
     ) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._memory = memory
         self._clients = clients
         self._selections = selections

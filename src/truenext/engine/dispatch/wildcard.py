@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 READ_AHEAD = 8
 """Lanes of which something has to be read before anything else that are read at the same time for one wildcard."""
@@ -63,7 +62,6 @@ class WildcardDispatch:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         clients: ClientRegistry,
         selections: Selections,
         wildcards: Wildcards,
@@ -71,7 +69,7 @@ class WildcardDispatch:
         deliveries: Deliveries,
     ) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._receivers = clients.receivers_by_queue
         self._selections = selections
         self._scans = selections.scans

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
     from truenext.message import SentMessage
 
 _CONCURRENT = StoreAndDispatch.CONCURRENT
@@ -52,7 +51,6 @@ class Arrivals:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         resident: ResidentSet,
         selections: Selections,
         wildcards: Wildcards,
@@ -61,7 +59,7 @@ class Arrivals:
     ) -> None:
         """`timers` are those of what expires."""
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._resident = resident
         self._selections = selections
         self._wildcards = wildcards

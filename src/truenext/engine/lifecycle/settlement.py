@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from truenext.engine.queues.queues import Queues
     from truenext.engine.state.queue import Entry, Lane
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
     from truenext.message import SentMessage
 
 
@@ -36,7 +35,6 @@ class Settlement:
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         delays: DelayedEntries,
         resident: ResidentSet,
         queues: Queues,
@@ -45,7 +43,7 @@ class Settlement:
     ) -> None:
         """`random` gives random numbers from 0 to 1, for the jitter of delays."""
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._delays = delays
         self._resident = resident
         self._queues = queues

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.numbers import QueueNumberAllocator
     from truenext.message import SentMessage
     from truenext.policy import Policies
@@ -63,7 +62,6 @@ class Queues:
         self,
         by_name: dict[str, Queue],
         commit_state: CommitState,
-        events: EventLog,
         memory: MemoryBudget,
         clients: ClientRegistry,
         resident: ResidentSet,
@@ -77,7 +75,7 @@ class Queues:
     ) -> None:
         self.by_name = by_name
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._memory = memory
         self._clients = clients
         self._resident = resident

@@ -27,7 +27,6 @@ from truenext.record import message_key
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
     from truenext.engine.writing.numbers import QueueNumberAllocator
 
 
@@ -60,9 +59,9 @@ class _EndedQueue:
 
 
 class SubscriptionCleanup(BackgroundTask):
-    def __init__(self, commit_state: CommitState, events: EventLog, numbers: QueueNumberAllocator) -> None:
+    def __init__(self, commit_state: CommitState, numbers: QueueNumberAllocator) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._numbers = numbers
         self._ended_queues: list[_EndedQueue] = []
         """The first is under way."""

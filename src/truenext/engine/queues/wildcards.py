@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.state.wildcard import Wildcard
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 
 class Wildcards(BackgroundTask):
@@ -48,7 +47,6 @@ class Wildcards(BackgroundTask):
     def __init__(
         self,
         commit_state: CommitState,
-        events: EventLog,
         clients: ClientRegistry,
         queues: Mapping[str, Queue],
         selections: Selections,
@@ -56,7 +54,7 @@ class Wildcards(BackgroundTask):
         self._commit_state = commit_state
         self._queues = queues
         """All that there are."""
-        self._events = events
+        self._events = commit_state.events
         self._clients = clients
         self._selections = selections
         self._wildcards: list[Wildcard] = []

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 class CommitState:
     __slots__ = (
         "_answers",
-        "_events",
         "_first_sequences",
         "_requested_limit",
         "_waiting_answers",
         "active_work",
         "batch",
         "disk_level",
+        "events",
         "is_batch_awaited",
         "is_stopped",
         "last_committed",
@@ -56,7 +56,8 @@ class CommitState:
 
     def __init__(self, events: EventLog, *, sequence_limit: int = 1) -> None:
         """No sequence from `sequence_limit` on was ever given out."""
-        self._events = events
+        self.events = events
+        """What happened to every message; batches carry it to the history."""
         self.now_ms = 0
         """Milliseconds since the epoch."""
         self.now_us = 0
@@ -105,7 +106,7 @@ class CommitState:
         self.now_us = steady_us
         if now_us - steady_us > self.wall_clock_ahead_us:
             self.wall_clock_ahead_us = now_us - steady_us
-        self._events.tick(now_us)
+        self.events.tick(now_us)
 
     # ---- Sequences ----
 
@@ -174,7 +175,7 @@ class CommitState:
         """More commands may be taken: sequences are left, and the gathering batch is not too large."""
         if self.sequence_limit - self.next_sequence < SEQUENCE_RESERVE:
             return False
-        return self.batch.size + self._events.size < GATHERING_BYTES_MAX
+        return self.batch.size + self.events.size < GATHERING_BYTES_MAX
 
     @property
     def is_full(self) -> bool:
@@ -184,7 +185,7 @@ class CommitState:
     @property
     def has_batch(self) -> bool:
         """There is something to write, or somebody waits for what need not be written any more."""
-        return self.is_batch_awaited or not self.batch.is_empty() or not self._events.is_empty()
+        return self.is_batch_awaited or not self.batch.is_empty() or not self.events.is_empty()
 
     @property
     def latest_batch(self) -> int:
@@ -201,7 +202,7 @@ class CommitState:
     def close_batch(self) -> Batch:
         """The gathering batch, to be made durable."""
         batch = self.batch
-        batch.history = self._events.close_chunk(of_batch=not batch.is_empty())
+        batch.history = self.events.close_chunk(of_batch=not batch.is_empty())
         self.batch = Batch(batch.number + 1)
         self._first_sequences = (self._first_sequences[1], self.next_sequence)
         self.is_batch_awaited = False
@@ -214,7 +215,7 @@ class CommitState:
         self.last_committed = batch.number
         if not batch.is_empty():
             # One that only carries history makes nothing visible, and would else be followed by another for ever.
-            self._events.on_committed(batch.number)
+            self.events.on_committed(batch.number)
         if batch.sequence_limit:
             self.sequence_limit = batch.sequence_limit
 

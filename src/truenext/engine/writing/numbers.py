@@ -13,15 +13,14 @@ from truenext.limits import QUEUE_REMOVAL_BYTES
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.event_log import EventLog
 
 
 class QueueNumberAllocator:
     __slots__ = ("_commit_state", "_events", "_free", "_last", "_pending_free")
 
-    def __init__(self, commit_state: CommitState, events: EventLog) -> None:
+    def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
-        self._events = events
+        self._events = commit_state.events
         self._last = 0
         """The highest that was ever given."""
         self._free: list[int] = []
