@@ -48,13 +48,11 @@ from truenext.engine.memory.spilling import Spilling
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.run import EngineRun
 from truenext.engine.selecting.selections import Selections
-from truenext.engine.state.clients import ClientRegistry
+from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import MemoryBudget
-from truenext.engine.state.queue import Queue
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.turn import Turn
 from truenext.engine.writing.commit_state import CommitState
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
 
     from truenext.batch import Batch
     from truenext.engine.state.consumer import ConnectionState
+    from truenext.engine.state.queue import Queue
 
 
 class Engine:
@@ -90,9 +89,9 @@ class Engine:
         gives random numbers from 0 to 1, for the jitter of delays.
         """
         # What there is.
-        self.memory = memory = MemoryBudget(memory_limit, queues_memory_limit)
-        self.clients = clients = ClientRegistry()
-        by_name: dict[str, Queue] = {}
+        state = EngineState(MemoryBudget(memory_limit, queues_memory_limit))
+        self.memory = memory = state.memory
+        self.clients = clients = state.clients
         # What is written down.
         self.commit_state = commit_state = CommitState(event_log or NoEventLog(), sequence_limit=sequence_limit)
         numbers = QueueNumberAllocator(commit_state)
@@ -103,69 +102,42 @@ class Engine:
         self._resident_set = resident = ResidentSet(commit_state, memory)
         self._page_reader = page_reader = PageReader(memory, resident, delays, redelivered_below=redelivered_below)
         self._spilling = spilling = Spilling(commit_state, numbers)
-        self._eviction = Eviction(commit_state, memory, resident, clients, spilling)
+        self._eviction = Eviction(commit_state, state, resident, spilling)
         # What somebody wants of a queue, and which queues there are.
-        self.selections = selections = Selections(commit_state, memory, clients, delays, resident, page_reader)
-        self._wildcards = wildcards = Wildcards(commit_state, clients, by_name, selections)
-        self._subscription_cleanup = subscription_cleanup = SubscriptionCleanup(commit_state, numbers)
+        self.selections = selections = Selections(commit_state, state, delays, resident, page_reader)
+        self._wildcards = wildcards = Wildcards(commit_state, state, selections)
+        subscription_cleanup = SubscriptionCleanup(commit_state, numbers, spilling)
         self._queues = queues = Queues(
-            by_name,
-            commit_state,
-            memory,
-            clients,
-            resident,
-            numbers,
-            TopicRouter(),
-            selections,
-            wildcards,
-            spilling,
-            subscription_cleanup,
-            policies or Policies(),
+            commit_state, state, resident, numbers, selections, wildcards, subscription_cleanup, policies or Policies()
         )
         # What becomes of a message.
         arrivals = Arrivals(commit_state, resident, selections, wildcards, queues, expiry_timers)
         settlement = Settlement(commit_state, delays, resident, queues, arrivals, random)
         # What goes on beside commands.
         expiry = ExpiryTask(commit_state, expiry_timers, clients, resident, page_reader, queues, settlement)
-        scheduler = Scheduler(commit_state, resident, queues, arrivals)
-        browsing = BrowseTask(commit_state, memory, clients, queues, redelivered_below=redelivered_below)
-        bulk = BulkOperations(commit_state, clients, resident, queues, arrivals, settlement, scheduler)
-        self._scheduler = scheduler
-        self.bulk_task = pieces = BulkTask(commit_state, clients, bulk)
+        self._scheduler = scheduler = Scheduler(commit_state, resident, queues, arrivals)
+        browsing = BrowseTask(commit_state, state, queues, redelivered_below=redelivered_below)
+        self._bulk_operations = bulk = BulkOperations(
+            commit_state, clients, resident, queues, arrivals, settlement, scheduler
+        )
+        self.bulk_task = bulk_task = BulkTask(commit_state, clients, bulk)
         pull_requests = PullRequests(commit_state.events)
         # What each command does.
         limits = transaction_limits or TransactionLimits()
         sending = Sending(commit_state, memory, queues, arrivals, scheduler, producers, when_full, limits)
-        acknowledging = Acknowledging(commit_state, memory, clients, settlement, limits)
+        acknowledging = Acknowledging(commit_state, state, settlement, limits)
         transactions = Transactions(commit_state, memory, queues, arrivals, settlement, producers, sending, limits)
         subscribing = Subscribing(
-            commit_state,
-            memory,
-            clients,
-            resident,
-            selections,
-            queues,
-            wildcards,
-            settlement,
-            pull_requests,
-            browsing,
+            commit_state, state, selections, queues, wildcards, settlement, pull_requests, browsing
         )
         releasing = Releasing(commit_state, selections, settlement, transactions, pull_requests)
         pulling = Pulling(commit_state, pull_requests, releasing)
-        connecting = Connecting(
-            commit_state,
-            memory,
-            clients,
-            queues,
-            settlement,
-            acknowledging,
-            transactions,
-            subscribing,
-            releasing,
+        self._connecting = connecting = Connecting(
+            commit_state, state, queues, settlement, acknowledging, transactions, subscribing, releasing
         )
         administering = Administering(commit_state, resident, queues, arrivals, settlement)
         # One pass, and a whole run.
-        dispatcher = Dispatcher(commit_state, memory, clients, selections, resident, page_reader, settlement)
+        dispatcher = Dispatcher(commit_state, state, selections, resident, page_reader, settlement)
         self._turn = Turn(
             commit_state,
             clients,
@@ -179,7 +151,7 @@ class Engine:
             pull_requests,
             NoWaitPullEnder(clients, dispatcher, pull_requests),
             browsing,
-            pieces,
+            bulk_task,
             timers=(expiry_timers, scheduler.timers),
             tasks_before_dispatch=(
                 expiry,
@@ -189,7 +161,7 @@ class Engine:
                 selections,
                 subscription_cleanup,
             ),
-            tasks_after_dispatch=(browsing, pieces),
+            tasks_after_dispatch=(browsing, bulk_task),
             on_committed=(
                 resident.free_durable_entries,
                 wildcards.on_committed,
@@ -202,18 +174,14 @@ class Engine:
         )
         run = EngineRun(
             commit_state,
-            clients,
             delays,
             resident,
             queues,
-            subscription_cleanup,
             scheduler,
             producers,
             connecting,
             redelivered_below=redelivered_below,
         )
-        self._connecting = connecting
-        self._bulk_operations = bulk
 
         # The rooms' own functions, so that it costs nothing to come by here.
         self.restore_queue = run.restore_queue

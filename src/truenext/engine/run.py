@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from truenext.engine.memory.delays import DelayedEntries
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.producers import ProducerRegistry
@@ -29,11 +27,9 @@ class EngineRun:
     def __init__(
         self,
         commit_state: CommitState,
-        clients: ClientRegistry,
         delays: DelayedEntries,
         resident: ResidentSet,
         queues: Queues,
-        subscription_cleanup: SubscriptionCleanup,
         scheduler: Scheduler,
         producers: ProducerRegistry,
         connecting: Connecting,
@@ -42,11 +38,9 @@ class EngineRun:
     ) -> None:
         self._commit_state = commit_state
         self._events = commit_state.events
-        self._clients = clients
         self._delayed_entries = delays
         self._resident = resident
         self._queues = queues
-        self._subscription_cleanup = subscription_cleanup
         self._scheduler = scheduler
         self._producers = producers
         self._connecting = connecting
@@ -79,7 +73,7 @@ class EngineRun:
         for name in list(queues.hidden_by_name):
             if name and queues.scheduled_count(name) and name not in queues.by_name:
                 queues.create(Destination(DestinationKind.QUEUE, name))
-        all_queues = [*queues.by_name.values(), *self._subscription_cleanup.queues()]
+        all_queues = queues.all_with_ended()
         # The history knows queues by their names: what is left of ended ones counts with what is in the queue of now.
         counts: Counter[str] = Counter()
         for queue in all_queues:
@@ -99,8 +93,7 @@ class EngineRun:
         """Take back, without an attempt, what anybody holds; nobody is served from here on, nothing expires or becomes
         due, and pages are not looked at: what waits is about to be written down."""
         self._commit_state.is_stopped = True
-        for session in list(self._clients.sessions.values()):
-            self._connecting.disconnect(session, is_clean=True)
+        self._connecting.disconnect_all()
 
     def final_batches(self) -> Iterator[Batch]:
         """What a clean stop writes down: waiting transients, delivery counts, the numbers of producers that only sent

@@ -25,9 +25,8 @@ from truenext.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAG
 
 if TYPE_CHECKING:
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import Browser
-    from truenext.engine.state.memory import MemoryBudget
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Lane
     from truenext.engine.writing.commit_state import CommitState
@@ -99,17 +98,16 @@ class BrowseTask(BackgroundTask):
     def __init__(
         self,
         commit_state: CommitState,
-        memory: MemoryBudget,
-        clients: ClientRegistry,
+        state: EngineState,
         queues: Queues,
         *,
         redelivered_below: int,
     ) -> None:
         """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
         self._commit_state = commit_state
-        self._memory = memory
+        self._memory = state.memory
         self._redelivered_below = redelivered_below
-        self._clients = clients
+        self._clients = state.clients
         self._queues = queues
         self._slices: list[BrowseSlice] = []
         self._current_read: BrowseRead | None = None

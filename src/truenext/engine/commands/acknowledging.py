@@ -11,9 +11,8 @@ from truenext.errors import Code, RemoteProtocolError
 if TYPE_CHECKING:
     from truenext.commands import Ack, Nack, Started
     from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-    from truenext.engine.state.memory import MemoryBudget
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry
     from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
     from truenext.engine.writing.commit_state import CommitState
@@ -25,15 +24,14 @@ class Acknowledging:
     def __init__(
         self,
         commit_state: CommitState,
-        memory: MemoryBudget,
-        clients: ClientRegistry,
+        state: EngineState,
         settlement: Settlement,
         limits: TransactionLimits,
     ) -> None:
         self._commit_state = commit_state
-        self._memory = memory
+        self._memory = state.memory
         self._events = commit_state.events
-        self._clients = clients
+        self._clients = state.clients
         self._settlement = settlement
         self._limits = limits
 

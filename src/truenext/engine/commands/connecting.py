@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from truenext.engine.commands.transactions import Transactions
     from truenext.engine.lifecycle.settlement import Settlement
     from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import MemoryBudget
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry
     from truenext.engine.writing.commit_state import CommitState
 
@@ -30,8 +29,7 @@ class Connecting:
     def __init__(
         self,
         commit_state: CommitState,
-        memory: MemoryBudget,
-        clients: ClientRegistry,
+        state: EngineState,
         queues: Queues,
         settlement: Settlement,
         acknowledging: Acknowledging,
@@ -41,8 +39,8 @@ class Connecting:
     ) -> None:
         self._commit_state = commit_state
         self._events = commit_state.events
-        self._memory = memory
-        self._clients = clients
+        self._memory = state.memory
+        self._clients = state.clients
         self._queues = queues
         self._settlement = settlement
         self._acknowledging = acknowledging
@@ -93,8 +91,13 @@ class Connecting:
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
         for queue in session.temporary_queues:
-            self._queues.drop_temporary(queue)
+            self._queues.drop_temporary(queue, session)
         self._reset_unsent_bytes(session)
+
+    def disconnect_all(self) -> None:
+        """End every connection cleanly."""
+        for session in list(self._clients.sessions.values()):
+            self.disconnect(session, is_clean=True)
 
     # ---- What the socket has taken ----
 

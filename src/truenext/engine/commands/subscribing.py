@@ -28,12 +28,11 @@ if TYPE_CHECKING:
     from truenext.engine.background.browsing import BrowseTask
     from truenext.engine.lifecycle.pull_requests import PullRequests
     from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.queues import Queues
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.writing.commit_state import CommitState
 
 
@@ -52,9 +51,7 @@ class Subscribing:
     def __init__(
         self,
         commit_state: CommitState,
-        memory: MemoryBudget,
-        clients: ClientRegistry,
-        resident: ResidentSet,
+        state: EngineState,
         selections: Selections,
         queues: Queues,
         wildcards: Wildcards,
@@ -64,9 +61,8 @@ class Subscribing:
     ) -> None:
         self._commit_state = commit_state
         self._events = commit_state.events
-        self._memory = memory
-        self._clients = clients
-        self._resident = resident
+        self._memory = state.memory
+        self._clients = state.clients
         self._selections = selections
         self._queues = queues
         self._wildcards = wildcards
@@ -220,10 +216,7 @@ class Subscribing:
         queue = consumer.queue
         if queue is not None and queue.is_subscription:
             session.temporary_queues.remove(queue)
-            for transaction in session.transactions.settling_transactions:
-                for entry in transaction.drop_queue(queue):
-                    self._resident.unload(entry)
-            self._queues.drop_temporary(queue)
+            self._queues.drop_temporary(queue, session)
 
     def _unsubscribe_durable(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         queue = self._queues.require_durable(unsubscribe.durable)

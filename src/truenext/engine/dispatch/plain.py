@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import MemoryBudget
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
 
@@ -53,8 +52,7 @@ class Dispatcher:
     def __init__(
         self,
         commit_state: CommitState,
-        memory: MemoryBudget,
-        clients: ClientRegistry,
+        state: EngineState,
         selections: Selections,
         resident: ResidentSet,
         page_reader: PageReader,
@@ -62,8 +60,8 @@ class Dispatcher:
     ) -> None:
         self._commit_state = commit_state
         self._events = commit_state.events
-        self._memory = memory
-        self._clients = clients
+        self._memory = state.memory
+        self._clients = state.clients
         self._selections = selections
         self._resident = resident
         self._page_reader = page_reader

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.memory.spilling import Spilling
-    from truenext.engine.state.clients import ClientRegistry
-    from truenext.engine.state.memory import MemoryBudget
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
 
@@ -42,15 +41,14 @@ class Eviction:
     def __init__(
         self,
         commit_state: CommitState,
-        memory: MemoryBudget,
+        state: EngineState,
         resident: ResidentSet,
-        clients: ClientRegistry,
         spilling: Spilling,
     ) -> None:
         self._commit_state = commit_state
-        self._memory = memory
+        self._memory = state.memory
         self._resident = resident
-        self._clients = clients
+        self._clients = state.clients
         self._spilling = spilling
 
     def run(self, queues: Collection[Queue]) -> list[Queue]:

@@ -22,6 +22,7 @@ from truenext.destination import (
     parse_stored_queue_name,
 )
 from truenext.engine.queues.reservations import QueueReservations
+from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.queues.unused import UnusedQueueFinder, must_keep, no_memory_error
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.entries import introduce_queue
@@ -42,14 +43,11 @@ if TYPE_CHECKING:
 
     from truenext.commands import Send
     from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.memory.spilling import Spilling
     from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-    from truenext.engine.queues.topics import TopicRouter
     from truenext.engine.queues.wildcards import Wildcards
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.memory import MemoryBudget
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry, Lane
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.numbers import QueueNumberAllocator
@@ -60,30 +58,25 @@ if TYPE_CHECKING:
 class Queues:
     def __init__(
         self,
-        by_name: dict[str, Queue],
         commit_state: CommitState,
-        memory: MemoryBudget,
-        clients: ClientRegistry,
+        state: EngineState,
         resident: ResidentSet,
         numbers: QueueNumberAllocator,
-        topics: TopicRouter,
         selections: Selections,
         wildcards: Wildcards,
-        spilling: Spilling,
         subscription_cleanup: SubscriptionCleanup,
         policies: Policies,
     ) -> None:
-        self.by_name = by_name
+        self.by_name = state.queues_by_name
         self._commit_state = commit_state
         self._events = commit_state.events
-        self._memory = memory
-        self._clients = clients
+        self._memory = state.memory
+        self._clients = state.clients
         self._resident = resident
         self._numbers = numbers
-        self._topics = topics
+        self._topics = TopicRouter()
         self._selections = selections
         self._wildcards = wildcards
-        self._spilling = spilling
         self._subscription_cleanup = subscription_cleanup
         self.policies = policies
         self.durable_by_key: dict[str, Queue] = {}
@@ -95,8 +88,8 @@ class Queues:
         """Those that the store may know, but those that have ended."""
         self._introduction_batches: dict[Queue, int] = {}
         """Those that remember of which the store does not know durably yet, and the batch that tells it."""
-        self._reservations = QueueReservations(memory)
-        self._unused_finder = UnusedQueueFinder(by_name, commit_state, memory)
+        self._reservations = QueueReservations(self._memory)
+        self._unused_finder = UnusedQueueFinder(self.by_name, commit_state, self._memory)
         self._no_removal_until_us = 0
         """Until then no queue more can go."""
 
@@ -115,6 +108,10 @@ class Queues:
         if queue is None:
             raise RemoteProtocolError(f"there is no durable subscription {key!r}", Code.NOT_FOUND)
         return queue
+
+    def all_with_ended(self) -> list[Queue]:
+        """All but the hidden ones, those included that have ended and of which something is left in the store."""
+        return [*self.by_name.values(), *self._subscription_cleanup.queues()]
 
     def exists(self, queue: Queue) -> bool:
         """It has neither gone nor ended."""
@@ -418,18 +415,17 @@ class Queues:
         self._numbers.free(queue)
         queue.dispose()
 
-    def drop_temporary(self, queue: Queue) -> None:
-        """A temporary queue goes with its messages."""
+    def drop_temporary(self, queue: Queue, session: ConnectionState) -> None:
+        """A temporary queue goes with its messages, those in open transactions of its connection included."""
+        for transaction in session.transactions.settling_transactions:
+            for entry in transaction.drop_queue(queue):
+                self._resident.unload(entry)
         self._unregister(queue)
         if queue.destination.topic:
             self._topics.remove(queue)
         for lane in queue.lanes:
             self._resident.forget_lane(lane)
-        if self._spilling.stop(queue):
-            # Nothing comes to it once the last batch that has anything in it is durable.
-            self._subscription_cleanup.add_ended_queue(queue, self._commit_state.latest_batch)
-        else:
-            queue.dispose()
+        self._subscription_cleanup.end_temporary(queue)
 
     def end_durable_subscription(self, queue: Queue) -> int:
         """End a durable subscription that has no consumer, with all that is in it.

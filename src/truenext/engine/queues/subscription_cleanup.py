@@ -25,6 +25,7 @@ from truenext.order import RANKS
 from truenext.record import message_key
 
 if TYPE_CHECKING:
+    from truenext.engine.memory.spilling import Spilling
     from truenext.engine.state.queue import Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.numbers import QueueNumberAllocator
@@ -59,10 +60,11 @@ class _EndedQueue:
 
 
 class SubscriptionCleanup(BackgroundTask):
-    def __init__(self, commit_state: CommitState, numbers: QueueNumberAllocator) -> None:
+    def __init__(self, commit_state: CommitState, numbers: QueueNumberAllocator, spilling: Spilling) -> None:
         self._commit_state = commit_state
         self._events = commit_state.events
         self._numbers = numbers
+        self._spilling = spilling
         self._ended_queues: list[_EndedQueue] = []
         """The first is under way."""
         self._is_reading = False
@@ -72,6 +74,14 @@ class SubscriptionCleanup(BackgroundTask):
         batch = self._commit_state.batch
         batch.queues[queue.number] = ENDED_PREFIX + queue.name
         self.add_ended_queue(queue, batch.number)
+
+    def end_temporary(self, queue: Queue) -> None:
+        """A temporary queue has ended: what may be on disk of it goes."""
+        if self._spilling.stop(queue):
+            # Nothing comes to it once the last batch that has anything in it is durable.
+            self.add_ended_queue(queue, self._commit_state.latest_batch)
+        else:
+            queue.dispose()
 
     def add_ended_queue(self, queue: Queue, batch: int) -> None:
         """The store knows that a queue has ended as soon as a batch is durable."""

@@ -18,10 +18,10 @@ from truenext.limits import JOIN_QUEUES_PER_TURN
 from truenext.order import RANKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import ClientRegistry
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.state.wildcard import Wildcard
     from truenext.engine.writing.commit_state import CommitState
@@ -44,18 +44,11 @@ class Wildcards(BackgroundTask):
         "uncommitted",
     )
 
-    def __init__(
-        self,
-        commit_state: CommitState,
-        clients: ClientRegistry,
-        queues: Mapping[str, Queue],
-        selections: Selections,
-    ) -> None:
+    def __init__(self, commit_state: CommitState, state: EngineState, selections: Selections) -> None:
         self._commit_state = commit_state
-        self._queues = queues
-        """All that there are."""
+        self._queues = state.queues_by_name
         self._events = commit_state.events
-        self._clients = clients
+        self._clients = state.clients
         self._selections = selections
         self._wildcards: list[Wildcard] = []
         self.joining: dict[Wildcard, int] = {}

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from truenext.engine.memory.reading import PageReader
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.selecting.groups import GroupOwnership
-    from truenext.engine.state.clients import ClientRegistry
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import MemoryBudget
+    from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.selector import Selector
@@ -66,18 +65,17 @@ class Selections(BackgroundTask):
     def __init__(
         self,
         commit_state: CommitState,
-        memory: MemoryBudget,
-        clients: ClientRegistry,
+        state: EngineState,
         delays: DelayedEntries,
         resident: ResidentSet,
         page_reader: PageReader,
     ) -> None:
         self._commit_state = commit_state
-        self._memory = memory
+        self._memory = state.memory
         self._delayed_entries = delays
         self._resident = resident
         self._page_reader = page_reader
-        self._clients = clients
+        self._clients = state.clients
         self.scans = ConsumerScans()
         self.by_queue: dict[Queue, QueueSelection] = {}
         """Those of which some consumers have selectors, or that have groups."""
