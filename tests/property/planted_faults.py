@@ -107,7 +107,7 @@ from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane, Queu
 from truenext.engine.state.reason import RequeueReason
 from truenext.engine.state.transaction import OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.turn import Effects, Turn
+from truenext.engine.turn import Effects, StoreResults, Turn
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.copies import NO_CONTENTS, ContentNumbers
 from truenext.engine.writing.numbers import QueueNumberAllocator
@@ -1283,12 +1283,12 @@ def a_page_does_not_show_the_batch_that_it_names(patch: Patch) -> None:
 
 @shows_in(PagingMachine, first=11)
 def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> None:
-    def faulty(turn: Turn, read: StoreRead, page: PageResult) -> None:
+    def faulty(results: StoreResults, read: StoreRead, page: PageResult) -> None:
         read.on_page(page)
         read.finish()
-        for entry in targets.take_failed(turn):
-            targets.DEAD_LETTER.of(turn)(entry)
-        targets.touched(turn)[read.lane.queue] = None
+        for entry in targets.take_failed(results):
+            targets.DEAD_LETTER.of(results)(entry)
+        targets.touched(results)[read.lane.queue] = None
 
     targets.PAGE_READ.replace(patch, faulty)
 
@@ -1884,9 +1884,9 @@ def a_paused_queue_dispatches(patch: Patch) -> None:
     """What a turn comes upon for another reason than a send."""
     commit = targets.COMMITTED.original
 
-    def faulty(turn: Turn, batch: Batch) -> None:
-        commit(turn, batch)
-        for queue in targets.queues(turn).values():
+    def faulty(results: StoreResults, batch: Batch) -> None:
+        commit(results, batch)
+        for queue in targets.queues(results).values():
             queue.is_paused = False
 
     targets.COMMITTED.replace(patch, faulty)

@@ -98,7 +98,7 @@ from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.producer import Producer, check_gap
 from truenext.engine.state.queue import Entry, Lane, Queue, SelectedEntries, is_undeliverable
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.turn import Turn
+from truenext.engine.turn import StoreResults, Turn
 from truenext.engine.writing import copies as copies_module
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.commit_state import CommitState
@@ -251,9 +251,9 @@ CAN_EXECUTE_BULK = Attribute("can_execute", BulkOperations)
 EXECUTE_BULK = Target(BulkOperations.execute, BulkOperations)
 RESUME = Target(Administering.resume, Administering)
 TURN = Target(Turn.run, Turn)
-PAGE_READ = Target(Turn.on_page_read, Turn)
+PAGE_READ = Target(StoreResults.on_page_read, StoreResults)
 CHANGE_POLICIES = Target(Administering.change_policies, Administering)
-COMMITTED = Target(Turn.on_committed, Turn)
+COMMITTED = Target(StoreResults.on_committed, StoreResults)
 
 # Accept ---------------------------------------------------------------------------------------------------------------
 ACCEPT = Target(Arrivals.accept, Arrivals)
@@ -757,7 +757,7 @@ def head_sequences(wildcard: Wildcard) -> list[dict[Queue, int]]:
 
 def awaiting_dead_letter(engine: Engine) -> list[Entry]:
     """Those that have to be read before they can be dead-lettered."""
-    return engine._turn._resident.awaiting_dead_letter()
+    return engine._resident_set.awaiting_dead_letter()
 
 
 def reserved(engine: Engine) -> dict[str, Destination]:

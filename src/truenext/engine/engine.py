@@ -35,7 +35,6 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
-from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.pull_requests import PullRequests
@@ -54,7 +53,7 @@ from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.transaction import TransactionLimits
-from truenext.engine.turn import Turn
+from truenext.engine.turn import StoreResults, Turn, TurnDispatch
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.engine.writing.numbers import QueueNumberAllocator
@@ -136,23 +135,17 @@ class Engine:
             commit_state, state, queues, settlement, acknowledging, transactions, subscribing, releasing
         )
         administering = Administering(commit_state, resident, queues, arrivals, settlement)
-        # One pass, and a whole run.
+        # One pass, what the store says, and a whole run.
         dispatcher = Dispatcher(commit_state, state, selections, resident, page_reader, settlement)
+        timers = (expiry_timers, scheduler.timers)
         self._turn = Turn(
             commit_state,
-            clients,
-            queues,
-            resident,
+            TurnDispatch(commit_state, clients, selections, wildcards, page_reader, dispatcher, pull_requests),
             page_reader,
-            selections,
-            wildcards,
-            settlement,
-            dispatcher,
             pull_requests,
-            NoWaitPullEnder(clients, dispatcher, pull_requests),
             browsing,
             bulk_task,
-            timers=(expiry_timers, scheduler.timers),
+            timers=timers,
             tasks_before_dispatch=(
                 expiry,
                 scheduler,
@@ -161,7 +154,15 @@ class Engine:
                 selections,
                 subscription_cleanup,
             ),
-            tasks_after_dispatch=(browsing, bulk_task),
+        )
+        results = StoreResults(
+            commit_state,
+            queues,
+            selections,
+            resident,
+            page_reader,
+            settlement,
+            timers=timers,
             on_committed=(
                 resident.free_durable_entries,
                 wildcards.on_committed,
@@ -240,9 +241,9 @@ class Engine:
 
         self.turn = self._turn.run
         self.take_answers = commit_state.take_answers
-        self.on_page_read = self._turn.on_page_read
-        self.on_timers_read = self._turn.on_timers_read
-        self.on_committed = self._turn.on_committed
+        self.on_page_read = results.on_page_read
+        self.on_timers_read = results.on_timers_read
+        self.on_committed = results.on_committed
 
     # ---- What the shell asks ----
 

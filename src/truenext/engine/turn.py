@@ -1,14 +1,15 @@
-"""What happens in one pass: work goes on, messages are dispatched, and the shell hears what it is to do.
+"""What happens in one pass, and what becomes of all that the store has done.
 
-work that goes on beside commands     a piece of each (work.py)
-queues in which something happened    who gets what (dispatch/)
-pages that somebody waits for         asked for; `on_page_read` hands them to whom they are for
+Turn            a piece of each background task, a dispatch, and what the shell is to do, the pages to read included
+TurnDispatch    the dispatch of a turn: in each queue in which something happened (dispatch/)
+StoreResults    pages go to those that wait for them; what waited for a batch becomes visible
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
 from truenext.engine.dispatch.wildcard import WildcardDispatch
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from truenext.batch import Batch
     from truenext.engine.background.browsing import BrowseSlice, BrowseTask
     from truenext.engine.background.bulk_work import BulkTask, FinishedPiece
-    from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
     from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
     from truenext.engine.lifecycle.settlement import Settlement
@@ -55,49 +55,95 @@ class Effects(NamedTuple):
     """What pulling clients are told behind what was dispatched."""
 
 
-class Turn:
+class TurnDispatch:
+    """Dispatches in every queue that has changed, and from many queues for wildcards."""
+
     def __init__(
         self,
         commit_state: CommitState,
         clients: ClientRegistry,
-        queues: Queues,
-        resident: ResidentSet,
-        page_reader: PageReader,
         selections: Selections,
         wildcards: Wildcards,
-        settlement: Settlement,
+        page_reader: PageReader,
         dispatcher: Dispatcher,
         pull_requests: PullRequests,
-        no_wait_pull_ender: NoWaitPullEnder,
+    ) -> None:
+        self._commit_state = commit_state
+        self._clients = clients
+        self._selections = selections
+        self._wildcards = wildcards
+        self._page_reader = page_reader
+        self._dispatcher = dispatcher
+        self._pull_requests = pull_requests
+        self._no_wait_pull_ender = NoWaitPullEnder(clients, dispatcher, pull_requests)
+
+    def run(self, deliveries: Deliveries) -> None:
+        """What is given out is added to `deliveries`."""
+        commit_state = self._commit_state
+        touched, commit_state.touched_queues = commit_state.touched_queues, {}
+        wildcards, commit_state.touched_wildcards = commit_state.touched_wildcards, {}
+        shared: list[Queue] = []
+        now_us = commit_state.now_us
+        for queue in touched:
+            queue.last_used_us = now_us
+            if queue.has_wildcards:
+                shared.append(queue)
+                continue
+            if queue.is_paused:
+                continue
+            lane = self._dispatcher.dispatch(queue, deliveries)
+            if lane is not None:
+                self._page_reader.request_page(lane)
+            if queue.observer is not None:
+                self._selections.activate_queue(queue)
+        wildcard_dispatch = self._dispatch_wildcards(shared, wildcards, deliveries) if shared or wildcards else None
+        if self._pull_requests.open_consumers:
+            self._pull_requests.deduct_dispatched(deliveries)
+        if self._pull_requests.no_wait_by_queue:
+            self._no_wait_pull_ender.end_unsatisfied(touched, wildcard_dispatch)
+
+    def _dispatch_wildcards(
+        self, shared: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
+    ) -> WildcardDispatch:
+        """Queues from which somebody takes who takes from others as well."""
+        dispatch = WildcardDispatch(
+            self._commit_state,
+            self._clients,
+            self._selections,
+            self._wildcards,
+            self._dispatcher,
+            deliveries,
+        )
+        for lane in dispatch.run(shared, wildcards):
+            self._page_reader.request_page(lane)
+        for queue in dispatch.queried_queues():
+            self._selections.activate_queue(queue)
+        return dispatch
+
+
+class Turn:
+    def __init__(
+        self,
+        commit_state: CommitState,
+        dispatch: TurnDispatch,
+        page_reader: PageReader,
+        pull_requests: PullRequests,
         browsing: BrowseTask,
         bulk_task: BulkTask,
         *,
         timers: Sequence[Timers],
         tasks_before_dispatch: Sequence[BackgroundTask],
-        tasks_after_dispatch: Sequence[BackgroundTask],
-        on_committed: Sequence[Callable[[], object]],
     ) -> None:
-        """Tasks run in this order, before dispatch and after it. `on_committed` is told of each durable batch."""
+        """Tasks run in this order; those that answer clients, `browsing` and `bulk_task`, run behind dispatch."""
         self._commit_state = commit_state
-        self._events = commit_state.events
-        self._clients = clients
-        self._queues = queues
-        self._resident = resident
+        self._dispatch = dispatch.run
         self._page_reader = page_reader
-        self._selections = selections
-        self._wildcards = wildcards
-        self._settlement = settlement
-        self._dispatcher = dispatcher
         self._pull_requests = pull_requests
-        self._no_wait_pull_ender = no_wait_pull_ender
         self._browsing = browsing
         self._bulk_task = bulk_task
         self._timers = timers
         self._tasks_before_dispatch = [(work.active_work_key, work) for work in tasks_before_dispatch]
-        self._tasks_after_dispatch = [(work.active_work_key, work) for work in tasks_after_dispatch]
-        self._on_committed = on_committed
-        self._uncommitted_pages: list[tuple[StoreRead, PageResult]] = []
-        """Pages, with what was asked for, that show a batch of which the store has not said yet that it is durable."""
+        self._tasks_after_dispatch = [(work.active_work_key, work) for work in (browsing, bulk_task)]
 
     # ---- Whether there is anything to do ----
 
@@ -160,7 +206,7 @@ class Turn:
             self._pull_requests.take_ended() if self._pull_requests.ended else [],
         )
 
-    def _run_tasks(self, works: list[tuple[object, BackgroundTask]]) -> list[StoreRead]:
+    def _run_tasks(self, works: Sequence[tuple[object, BackgroundTask]]) -> list[StoreRead]:
         """Returns the pages that are wanted."""
         commit_state = self._commit_state
         reads: list[StoreRead] = []
@@ -173,49 +219,34 @@ class Turn:
                 commit_state.active_work.pop(source, None)
         return reads
 
-    def _dispatch(self, deliveries: Deliveries) -> None:
-        commit_state = self._commit_state
-        touched, commit_state.touched_queues = commit_state.touched_queues, {}
-        wildcards, commit_state.touched_wildcards = commit_state.touched_wildcards, {}
-        shared: list[Queue] = []
-        now_us = commit_state.now_us
-        for queue in touched:
-            queue.last_used_us = now_us
-            if queue.has_wildcards:
-                shared.append(queue)
-                continue
-            if queue.is_paused:
-                continue
-            lane = self._dispatcher.dispatch(queue, deliveries)
-            if lane is not None:
-                self._page_reader.request_page(lane)
-            if queue.observer is not None:
-                self._selections.activate_queue(queue)
-        wildcard_dispatch = self._dispatch_wildcards(shared, wildcards, deliveries) if shared or wildcards else None
-        if self._pull_requests.open_consumers:
-            self._pull_requests.deduct_dispatched(deliveries)
-        if self._pull_requests.no_wait_by_queue:
-            self._no_wait_pull_ender.end_unsatisfied(touched, wildcard_dispatch)
 
-    def _dispatch_wildcards(
-        self, shared: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
-    ) -> WildcardDispatch:
-        """Queues from which somebody takes who takes from others as well."""
-        dispatch = WildcardDispatch(
-            self._commit_state,
-            self._clients,
-            self._selections,
-            self._wildcards,
-            self._dispatcher,
-            deliveries,
-        )
-        for lane in dispatch.run(shared, wildcards):
-            self._page_reader.request_page(lane)
-        for queue in dispatch.queried_queues():
-            self._selections.activate_queue(queue)
-        return dispatch
+class StoreResults:
+    """Takes what the store has read, and hears which batches it has made durable."""
 
-    # ---- What was read, and what is durable ----
+    def __init__(
+        self,
+        commit_state: CommitState,
+        queues: Queues,
+        selections: Selections,
+        resident: ResidentSet,
+        page_reader: PageReader,
+        settlement: Settlement,
+        *,
+        timers: Sequence[Timers],
+        on_committed: Sequence[Callable[[], object]],
+    ) -> None:
+        """`on_committed` is called for each durable batch, in this order."""
+        self._commit_state = commit_state
+        self._events = commit_state.events
+        self._queues = queues
+        self._selections = selections
+        self._resident = resident
+        self._page_reader = page_reader
+        self._settlement = settlement
+        self._timers = timers
+        self._on_committed = on_committed
+        self._uncommitted_pages: list[tuple[StoreRead, PageResult]] = []
+        """Pages, with what was asked for, that show a batch of which the store has not said yet that it is durable."""
 
     def on_page_read(self, read: StoreRead, page: PageResult) -> None:
         """What a turn wanted to be read is there.
