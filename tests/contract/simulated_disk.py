@@ -178,12 +178,6 @@ class Walk:
                     apply(self._disk, self._window.pop(0)[1])
             case Lost(operations):
                 self._lost |= operations
-            case Commit(file):
-                # It syncs whatever was written to the file before.
-                self._window = [
-                    (n, one) for n, one in self._window if not (isinstance(one, Write) and one.file == file)
-                ]
-                apply(self._disk, operation)
             case _:
                 apply(self._disk, operation)
         self._count += 1

@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import pytest
@@ -313,11 +312,9 @@ def test_url_option_overrides_the_variable_and_a_blank_variable_is_unset(
 ) -> None:
     urls = []
 
-    @contextmanager
-    def not_connected(url: str, **_: object) -> Iterator[None]:
+    def not_connected(url: str, **_: object) -> NoReturn:
         urls.append(url)
         raise SystemExit
-        yield
 
     monkeypatch.setattr("truenext.cli.status.connected", not_connected)
     CliRunner().invoke(main, ["queues", *options], env={"TRUENEXT_URL": variable})

@@ -123,9 +123,9 @@ def message_frame(version: Version, deliveries: list[Delivered], *lines: str) ->
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_login_is_answered_with_the_version(version: Version, command: str) -> None:
     server = connecting()
-    assert not server.is_connected
+    was_connected = server.is_connected
     assert receive(server, command, f"accept-version:{version.value}", "host:h") == [Login()]
-    assert server.is_connected and not server.is_closed and not server.has_unchecked_login
+    assert not was_connected and server.is_connected and not server.is_closed and not server.has_unchecked_login
     (frame,) = decode(None, answer_of(server))
     assert frame.command == "CONNECTED"
     assert frame.headers == {
@@ -232,9 +232,9 @@ def test_frames_behind_the_login_are_read_by_the_version_it_agrees_on() -> None:
     assert isinstance(send, Send)
     assert decode_header_lines(send.message.header)["a:b"] == "\r"
     assert next(commands) == ReceiptRequest("1")
-    assert not server.is_closed
+    was_closed = server.is_closed
     assert next(commands) == Disconnect()
-    assert server.is_closed
+    assert not was_closed and server.is_closed
     assert list(commands) == []
 
 

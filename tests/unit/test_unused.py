@@ -577,7 +577,7 @@ def test_queues_take_nothing_from_messages_and_messages_nothing_from_queues() ->
     assert memory.has_space_for_queue
     memory.message_bytes = 0
     memory.queue_bytes = memory.queues_limit
-    assert not memory.has_space_for_queue and memory.bytes_over_limit == excess
+    assert memory.bytes_over_limit == excess and not memory.has_space_for_queue
 
 
 # Numbers

@@ -151,8 +151,9 @@ class Stages:
         Raises: ValueError if it is one of the service that is tested, or none, or `answer` is no plain function
         """
         if not isinstance(endpoint, Endpoint):
-            remotes = self._service.remotes
-            raise ValueError(f"{endpoint!r} is no endpoint of another service: {list_known(endpoint, remotes)}")
+            raise ValueError(
+                f"{endpoint!r} is no endpoint of another service: {list_known(endpoint, self._service.remotes)}"
+            )
         if isinstance(endpoint, LocalEndpoint):
             raise ValueError(f"{endpoint.name} is an endpoint of the service itself: mock what it asks")
         _check_plain_function(answer, "answer")

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 READ_AHEAD = 8
 """Lanes of which something has to be read before anything else that are read at the same time for one wildcard."""
 
+_NO_LANE: Lane | None = None
+"""None for a type checker that is not to take it for the only value: what is called next may set a lane."""
+
 
 class WildcardDispatch:
     """The dispatch of one turn."""
@@ -176,7 +179,7 @@ class WildcardDispatch:
             elif not queue.is_paused:
                 consumers = receivers.all() if receivers.exclusive is None else [receivers.exclusive]
                 queue_dispatch = self._queue_dispatch(queue)
-                queue_dispatch.awaited_lane = None
+                queue_dispatch.awaited_lane = _NO_LANE
                 queue_dispatch.dispatch_express(consumers, self._dispatch_entry)
                 if queue_dispatch.awaited_lane is not None:
                     self._awaited_lanes[queue_dispatch.awaited_lane] = None
@@ -197,7 +200,7 @@ class WildcardDispatch:
         if queue.is_paused or not receivers.consumers:
             return
         queue_dispatch = self._queue_dispatch(queue)
-        queue_dispatch.awaited_lane = None
+        queue_dispatch.awaited_lane = _NO_LANE
         for consumer in receivers.consumers:
             if consumer.has_credit() and receivers.exclusive in (None, consumer):
                 entry = queue_dispatch.first_for(consumer)
