@@ -29,7 +29,7 @@ from rich.table import Table
 from examples.broker import Broker
 from examples.orders.demo import show as show_orders
 from truenext.errors import ConfigurationError
-from truenext.spark.audit.command import SPARK_LOG, audit_all, write_page
+from truenext.spark.audit.command import SPARK_LOG, audit_histories, write_page
 from truenext.url import parse_url
 
 RECEIVE_SECONDS = 10.0
@@ -305,7 +305,7 @@ def audit_passes(data: Path, console: Console) -> bool:
     """Let Spark judge the history of all that the broker did, and the recording of ActiveMQ in the same way."""
     console.print("[bold]Spark audits the history of this broker, and a recording of ActiveMQ[/bold]")
     console.print(f"Spark's own output goes to {REPORT / SPARK_LOG}")
-    truenext, activemq = audited = audit_all([data, ACTIVEMQ], out=REPORT)
+    truenext, activemq = audited = audit_histories([data, ACTIVEMQ], out=REPORT)
     title = "The production case that broke ActiveMQ's order, on truenext and on ActiveMQ 5.17.2"
     write_page(audited, REPORT, title=title)
     if activemq.verdict.has_contract_held:

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from examples.orders.run import DeadLetter, RunResult
 from examples.orders.service import TABLES, WEB_TABLE
 from examples.orders.web import Listed, read_list
-from truenext.spark.audit.command import audit_all, write_page
+from truenext.spark.audit.command import audit_histories, write_page
 from truenext.spark.paths import path_to_read
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
@@ -119,7 +119,7 @@ def judge(result: RunResult, out: Path) -> OrdersVerdict:
     """Audit what a run has left behind. Pages, tables and the answer are written to `out`."""
     spark = start()
     spark.conf.set("spark.sql.shuffle.partitions", SMALL)
-    (audited,) = audit_all([result.data], stages=[result.events], out=out)
+    (audited,) = audit_histories([result.data], stages=[result.events], out=out)
     killed = killed_processes(read_stage_events(spark, [result.events]))
     records = RunRecords(
         orders_table(spark, read_list(result.orders)),

@@ -17,13 +17,13 @@ NO_NUMBER = -1
 class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What is remembered of one producer: engine/state/producer.py."""
 
-    sends: int
+    highest_send: int
     last_used_ms: int
     """Milliseconds since the epoch of its last use."""
     is_used_once: bool = False
     """It had one SEND, and nothing since."""
-    commits: int = NO_NUMBER
-    commits_unknown: int = NO_NUMBER
+    highest_commit: int = NO_NUMBER
+    highest_unknown_commit: int = NO_NUMBER
     is_gapless: bool | None = None
     resolved: tuple[int, ...] = ()
 

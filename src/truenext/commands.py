@@ -79,7 +79,7 @@ class Subscribe(msgspec.Struct, gc=False):
     """It sorts what it holds: something more urgent may come to it beyond its window."""
     is_pulling: bool = False
     """It gets what it asks for (Credit), and nothing else."""
-    durable: str = ""
+    durable_key: str = ""
     """The durable subscription that it takes up (destination.durable_key); "" is none."""
     selector: Selector | None = None
     """Which messages are wanted; None is all."""
@@ -96,7 +96,7 @@ class Browse(msgspec.Struct, gc=False):
 
 class Unsubscribe(msgspec.Struct, gc=False):
     subscription: str
-    durable: str = ""
+    durable_key: str = ""
     """The durable subscription that is to end, with what waits in it; "" is none."""
 
 

@@ -171,7 +171,7 @@ def encode_reference(key: bytes, content: int, *, persistent: bool = True) -> by
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
 
-def referenced_content(record: bytes) -> int:
+def referenced_content_number(record: bytes) -> int:
     """The number of the content that a record refers to; 0 if it has its own."""
     if len(record) != REFERENCE_SIZE or not record.startswith(_REFERENCE_STARTS, _CHECKSUM.size):
         return 0
@@ -189,7 +189,7 @@ def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessag
     version, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
     priority = PRIORITY_MAX - _KEY.unpack(key)[1]
     if flags & _REFERENCE:
-        return _decode_referenced(priority, referenced_content(record), content)
+        return _decode_referenced(priority, referenced_content_number(record), content)
     body_at = _HEADER_AT + header_length
     header = record[_HEADER_AT:body_at]
     redrive_queue = b""

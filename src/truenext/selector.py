@@ -106,7 +106,7 @@ class Selector:
     __slots__ = (
         "__weakref__",
         "_accessors",
-        "_header_names",
+        "_header_name_by_property",
         "_lookups",
         "_test",
         "ranks",
@@ -119,19 +119,19 @@ class Selector:
         self.text = text
         self._test = part.test
         self._accessors = [(name, _MESSAGE_ACCESSORS[name]) for name in part.names if name in _MESSAGE_ACCESSORS]
-        self._header_names = {
+        self._header_name_by_property = {
             name: HEADER_PROPERTIES.get(name, name) for name in part.names if name not in _MESSAGE_ACCESSORS
         }
         self._lookups: list[tuple[str, HeaderProperty]] = []
-        if len(self._header_names) <= _LOOKUPS_MAX:
-            self._lookups = [(name, HeaderProperty.named(name)) for name in self._header_names]
+        if len(self._header_name_by_property) <= _LOOKUPS_MAX:
+            self._lookups = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
         self.ranks = _ranks(part)
         """Of the messages that can match; what has another rank need not be tested."""
         one_of = next((one.one_of for one in conjuncts(part) if one.one_of is not None), None)
         self.required = None if one_of is None else (HeaderProperty.named(one_of[0]), one_of[1])
         """A property, and the texts of which it has to be one; None if no such thing is known."""
         self.size = getsizeof(self) + _size(
-            text, self._test, self._accessors, self._header_names, self._lookups, self.ranks, self.required
+            text, self._test, self._accessors, self._header_name_by_property, self._lookups, self.ranks, self.required
         )
         """Bytes of memory that it takes, roughly."""
 
@@ -142,9 +142,9 @@ class Selector:
         header = message.header
         for name, lookup in self._lookups:
             values[name] = lookup.value_in(header)
-        if not self._lookups and self._header_names:
+        if not self._lookups and self._header_name_by_property:
             headers = decode_header_lines(header)
-            for name, header_name in self._header_names.items():
+            for name, header_name in self._header_name_by_property.items():
                 value = headers.get(header_name)
                 values[name] = (
                     headers.get(_with_hyphens(header_name)) if value is None and "_" in header_name else value

@@ -24,7 +24,7 @@ from truenext.record import (
     encode_reference,
     lane_key,
     message_key,
-    referenced_content,
+    referenced_content_number,
     sequence_of,
     split_lane_key,
     timer_key,
@@ -207,7 +207,9 @@ def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
                     message = decode_record(stored.key, stored.record, stored.content)
                 except DamagedRecord:
                     message = None
-                shelf[lane][sequence_of(stored.key)] = Shown(message, stored.mark, referenced_content(stored.record))
+                shelf[lane][sequence_of(stored.key)] = Shown(
+                    message, stored.mark, referenced_content_number(stored.record)
+                )
             unread -= len(page.messages)
             horizon = sequence_of(page.messages[-1].key) if page.messages else horizon
             is_end = page.is_end

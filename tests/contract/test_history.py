@@ -343,7 +343,7 @@ def test_a_durable_subscription_is_told_to_end_behind_what_it_did_and_before_wha
     recorded = RecordedEngine()
     session = recorded.session()
     news = parse_address("/topic/news", "x")
-    durable = Subscribe("s", news, AckMode.INDIVIDUAL, 1, durable="me,s")
+    durable = Subscribe("s", news, AckMode.INDIVIDUAL, 1, durable_key="me,s")
     recorded.engine.subscribe(session, durable)
     for persistent in (True, True, False):
         recorded.send(session, persistent=persistent, destination=news)

@@ -41,7 +41,7 @@ from truenext.record import (
     encode_reference,
     lane_key,
     message_key,
-    referenced_content,
+    referenced_content_number,
     sequence_of,
     split_lane_key,
     split_timer,
@@ -110,7 +110,7 @@ def test_close_can_be_called_twice(disk: Disk) -> None:
 
 def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
     resolved = (2, 2**63 - 2)
-    producer = ProducerState(2**63 - 1, 1_700_000_000_000, commits=2**63 - 1, is_gapless=True, resolved=resolved)
+    producer = ProducerState(2**63 - 1, 1_700_000_000_000, highest_commit=2**63 - 1, is_gapless=True, resolved=resolved)
     disk.apply(
         puts=put(1, 2),
         marks={key(2): (3, 4)},
@@ -502,8 +502,8 @@ def test_producers_come_back_in_order_of_last_use_then_name(disk: Disk) -> None:
     disk.apply(producers={"d": ProducerState(2, 80)})
     producers = disk.crash().producers
     assert list(producers) == ["b", "c", "w", "x", "y", "z", "a", "d"]
-    assert producers["d"] == ProducerState(sends=2, last_used_ms=80)
-    assert producers["b"] == ProducerState(sends=5, last_used_ms=60)
+    assert producers["d"] == ProducerState(highest_send=2, last_used_ms=80)
+    assert producers["b"] == ProducerState(highest_send=5, last_used_ms=60)
 
 
 @pytest.mark.parametrize("name", ["", "ä" * 5000, "\0"])
@@ -811,7 +811,7 @@ def unshare(number: int, *copies: bytes, persistent: bool = True) -> dict[str, A
 
 def _content_of(record: bytes) -> bytes:
     """The key of what a record refers to, if it does."""
-    number = referenced_content(record)
+    number = referenced_content_number(record)
     return content_key(number) if number else b""
 
 
@@ -1031,11 +1031,11 @@ def draw_batch(data: st.DataObject, disk: Disk, model: Model) -> None:
     used = st.integers(-1, 2**63 - 1)
     state = st.builds(
         ProducerState,
-        sends=used,
+        highest_send=used,
         last_used_ms=st.integers(0, 3),
         is_used_once=st.booleans(),
-        commits=used,
-        commits_unknown=used,
+        highest_commit=used,
+        highest_unknown_commit=used,
         is_gapless=st.none() | st.booleans(),
         resolved=st.lists(used, max_size=3).map(tuple),
     )

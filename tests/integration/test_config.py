@@ -278,10 +278,10 @@ def test_shorter_history_is_cut_at_once(tmp_path: Path) -> None:
     kept.parent.mkdir(parents=True)
     kept.touch()
     exporter = HistoryExporter(tmp_path, bytes_max=1000, days_max=20)
-    exporter.set_limits(bytes_max=1000, days_max=11)
+    exporter.set_retention(bytes_max=1000, days_max=11)
     wait_for(exporter)
     assert kept.exists()
-    exporter.set_limits(bytes_max=1000, days_max=9)
+    exporter.set_retention(bytes_max=1000, days_max=9)
     wait_for(exporter)
     assert not kept.exists()
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.brokers import ActiveMQ, no_activemq_reason
 from tests.integration.broker_process import BrokerProcess
-from truenext.client.recorder import Event, Recorder
+from truenext.client.recorder import HistoryRow, Recorder
 from truenext.client.workload import WorkloadMessage, make_mix, make_production
 from truenext.errors import ConfigurationError, RemoteProtocolError
 
@@ -22,7 +22,7 @@ def recorder(broker: BrokerProcess) -> Recorder:
     return Recorder(f"stomp://127.0.0.1:{broker.port}")
 
 
-def sequences(events: list[Event], kind: str) -> list[int | None]:
+def sequences(events: list[HistoryRow], kind: str) -> list[int | None]:
     return [event.sequence for event in events if event.kind == kind]
 
 

@@ -92,7 +92,7 @@ from truenext.record import (
     CONTENTS_LANE_KEY,
     content_key,
     decode_record,
-    referenced_content,
+    referenced_content_number,
     sequence_of,
     split_lane_key,
 )
@@ -817,7 +817,7 @@ class BrokerMachine(RuleBasedStateMachine):
         compiled = None if spelling is None else truenext.selector.compile_selector(spelling)
         key = f"c,{durable}" if durable else ""
         self.engine.subscribe(
-            session, Subscribe(name, destination, mode, window, selector=compiled, **extras, durable=key)
+            session, Subscribe(name, destination, mode, window, selector=compiled, **extras, durable_key=key)
         )
         reader = self.oracle.subscribe(peer, name, queue, mode, window, selector=selector, spelling=spelling, **extras)
         self.names[peer.name, name] = reader
@@ -1038,7 +1038,7 @@ class BrokerMachine(RuleBasedStateMachine):
         shown, expected = answer.producer, self.oracle.producers.remembered().get(name)
         is_right = shown is None if expected is None else shown is not None
         if shown is not None and expected is not None:
-            numbers = max(shown.sends, 0), max(shown.commits, 0)
+            numbers = max(shown.highest_send, 0), max(shown.highest_commit, 0)
             is_right = numbers == (expected.highest(Frame.SEND), expected.highest(Frame.COMMIT))
             is_right &= shown.is_gapless is expected.is_gapless
         if not is_right:
@@ -1587,7 +1587,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.disk.queue_names = names
             records = batch.puts | batch.transient_puts
             puts = [
-                (key, decode_record(key, record, records.get(content_key(referenced_content(record)), b"")))
+                (key, decode_record(key, record, records.get(content_key(referenced_content_number(record)), b"")))
                 for key, record in records.items()
                 if not key.startswith(CONTENTS_LANE_KEY)
             ]

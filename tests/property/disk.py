@@ -28,7 +28,7 @@ from truenext.record import (
     content_key,
     decode_record,
     lane_key,
-    referenced_content,
+    referenced_content_number,
     sequence_of,
     split_lane_key,
 )
@@ -52,7 +52,9 @@ class Stored(NamedTuple):
 def found_of(stored: UndecodedMessage) -> PageMessage:
     """As the broker's pager makes it."""
     message = decode_record(stored.key, stored.record, stored.content)
-    return PageMessage(sequence_of(stored.key), message, stored.mark, referenced_content(stored.record), stored.causes)
+    return PageMessage(
+        sequence_of(stored.key), message, stored.mark, referenced_content_number(stored.record), stored.causes
+    )
 
 
 _decoded = lru_cache(maxsize=1000)(decode_record)
@@ -207,7 +209,7 @@ class Disk:
                 each.key: Stored(
                     _decoded(each.key, each.record, each.content),
                     each.mark,
-                    referenced_content(each.record),
+                    referenced_content_number(each.record),
                     each.causes,
                 )
                 for rank in RANKS

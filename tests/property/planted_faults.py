@@ -65,7 +65,7 @@ from truenext.engine.background.bulk import (
     Purge,
     ScheduledRequest,
 )
-from truenext.engine.background.bulk_work import BulkOperations
+from truenext.engine.background.bulk_work import BulkPieceExecutor
 from truenext.engine.background.expiry import ExpiryBlockRead, ExpiryTask
 from truenext.engine.background.scheduled import DueSendsRead, Scheduler
 from truenext.engine.commands.acknowledging import Acknowledging
@@ -89,11 +89,11 @@ from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import LaneRead, PageReader
 from truenext.engine.memory.resident_set import ResidentSet
-from truenext.engine.memory.spilling import Spilling
+from truenext.engine.memory.spilling import SpilledSubscriptions
 from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import TopicRouter
-from truenext.engine.run import EngineRun
+from truenext.engine.run import EngineLifespan
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
@@ -971,7 +971,7 @@ def sends_and_commits_count_together(patch: Patch) -> None:
 
     def faulty(producer: Producer, number: int, *, is_commit: bool, declares_gapless: bool) -> None:
         use(producer, number, is_commit=is_commit, declares_gapless=declares_gapless)
-        producer.sends = producer.commits = max(producer.sends, producer.commits)
+        producer.highest_send = producer.highest_commit = max(producer.highest_send, producer.highest_commit)
 
     targets.USE_NUMBER.replace(patch, faulty)
 
@@ -1034,9 +1034,9 @@ def below_resolved_numbers_that_are_forgotten_all_is_said_to_be_committed(patch:
     resolve = targets.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
-        unknown = producer.commits_unknown
+        unknown = producer.highest_unknown_commit
         is_resolved = resolve(producer, number)
-        producer.commits_unknown = unknown
+        producer.highest_unknown_commit = unknown
         return is_resolved
 
     targets.RESOLVE.replace(patch, faulty)
@@ -1163,12 +1163,12 @@ def attempts_are_not_written(patch: Patch) -> None:
         if is_stopped:
             mark(batch, entry, due_ms)
 
-    def faultless_last_batches(run: EngineRun) -> Iterator[Batch]:
+    def faultless_last_batches(run: EngineLifespan) -> Iterator[Batch]:
         nonlocal is_stopped
         is_stopped = True
         return last_batches(run)
 
-    def starting(run: EngineRun) -> None:
+    def starting(run: EngineLifespan) -> None:
         nonlocal is_stopped
         is_stopped = False
         start(run)
@@ -1203,7 +1203,7 @@ def a_dead_letter_is_not_removed_from_its_queue_in_the_store(patch: Patch) -> No
 def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
     write_down = targets.STORE_ENTRY.original
 
-    def faulty(run: EngineRun, entry: Entry) -> None:
+    def faulty(run: EngineLifespan, entry: Entry) -> None:
         if entry.store_batch:
             write_down(run, entry)
 
@@ -1233,7 +1233,7 @@ def sequences_are_used_again_after_a_crash(patch: Patch) -> None:
 def the_mark_of_a_clean_stop_is_left_standing(patch: Patch) -> None:
     start = targets.START.original
 
-    def faulty(run: EngineRun) -> None:
+    def faulty(run: EngineLifespan) -> None:
         start(run)
         targets.gathering(run).clean_stop = None
 
@@ -1627,7 +1627,7 @@ def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
 def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
     do_bulk = targets.EXECUTE_BULK.original
 
-    def faulty(bulk: BulkOperations, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
+    def faulty(bulk: BulkPieceExecutor, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         with pytest.MonkeyPatch.context() as inner:
             targets.FORGET.replace(inner, lambda outcomes, entry: targets.UNLOAD.of(outcomes)(entry))
             return do_bulk(bulk, asked, read, page)
@@ -1707,7 +1707,7 @@ def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
 def what_is_moved_is_visible_at_once(patch: Patch) -> None:
     do_bulk, accept = targets.EXECUTE_BULK.original, targets.ACCEPT.original
 
-    def faulty(bulk: BulkOperations, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
+    def faulty(bulk: BulkPieceExecutor, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         with pytest.MonkeyPatch.context() as inner:
             targets.ACCEPT.replace(inner, lambda arrivals, queue, message, batch: accept(arrivals, queue, message, 0))
             return do_bulk(bulk, asked, read, page)
@@ -2292,7 +2292,7 @@ def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(
 
 @shows_in(SpillingMachine)
 def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: Patch) -> None:
-    def faulty(one: Spilling, queue: Queue) -> bool:
+    def faulty(one: SpilledSubscriptions, queue: Queue) -> bool:
         if queue in targets.spilling_queues(one):
             del targets.spilling_queues(one)[queue]
             targets.free_numbers(targets.numbers_of(one)).append(queue.stored_number)
@@ -2359,7 +2359,7 @@ def a_topic_is_asked_for_its_subscriptions_before_the_commit(patch: Patch) -> No
 def a_virtual_topic_is_not_one_after_a_restart(patch: Patch) -> None:
     restore_queue = targets.RESTORE_QUEUE.original
 
-    def faulty(run: EngineRun, number: int, name: str) -> Queue:
+    def faulty(run: EngineLifespan, number: int, name: str) -> Queue:
         with pytest.MonkeyPatch.context() as inner:
             targets.VIRTUAL_TOPIC.replace(inner, lambda queue: "")
             return restore_queue(run, number, name)
@@ -2613,7 +2613,7 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
 def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
     do_bulk = targets.EXECUTE_BULK.original
 
-    def faulty(bulk: BulkOperations, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
+    def faulty(bulk: BulkPieceExecutor, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
         queue = read.lane.queue
         with pytest.MonkeyPatch.context() as inner:
             inner.setitem(targets.queues(bulk), queue.name, queue)

@@ -35,7 +35,7 @@ from truenext.engine.background import expiry as expiry_module
 from truenext.engine.background import scheduled as scheduled_module
 from truenext.engine.background.browsing import BrowseRead, BrowseTask
 from truenext.engine.background.bulk import BulkRead, plan_piece
-from truenext.engine.background.bulk_work import BulkOperations
+from truenext.engine.background.bulk_work import BulkPieceExecutor
 from truenext.engine.background.expiry import ExpiryTask
 from truenext.engine.background.scheduled import DueSendsRead, Scheduler
 from truenext.engine.commands import subscribing as subscribing_module
@@ -67,7 +67,7 @@ from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
-from truenext.engine.memory.spilling import Spilling
+from truenext.engine.memory.spilling import SpilledSubscriptions
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues import queues as queues_module
 from truenext.engine.queues import subscription_cleanup as endings_module
@@ -78,7 +78,7 @@ from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.queues.unused import must_keep
 from truenext.engine.queues.wildcards import Wildcards
-from truenext.engine.run import EngineRun
+from truenext.engine.run import EngineLifespan
 from truenext.engine.selecting import groups as groups_module
 from truenext.engine.selecting import scan as scan_module
 from truenext.engine.selecting import selecting as selecting_module
@@ -232,11 +232,11 @@ def _attributes(one: object) -> Iterator[object]:
 
 # The engine: what the shell asks of it --------------------------------------------------------------------------------
 MAKE_ENGINE = Target(Engine.__init__, Engine)
-RESTORE_QUEUE = Target(EngineRun.restore_queue, EngineRun)
-RESTORE_PAUSE = Target(EngineRun.restore_pause, EngineRun)
+RESTORE_QUEUE = Target(EngineLifespan.restore_queue, EngineLifespan)
+RESTORE_PAUSE = Target(EngineLifespan.restore_pause, EngineLifespan)
 TICK = Target(CommitState.tick, CommitState)
-START = Target(EngineRun.start, EngineRun)
-LAST_BATCHES = Target(EngineRun.final_batches, EngineRun)
+START = Target(EngineLifespan.start, EngineLifespan)
+LAST_BATCHES = Target(EngineLifespan.final_batches, EngineLifespan)
 DISCONNECT = Target(Connecting.disconnect, Connecting)
 ANSWER = Target(CommitState.answer, CommitState)
 SEND = Target(Sending.send, Sending)
@@ -247,8 +247,8 @@ ACKNOWLEDGE = Target(Acknowledging.acknowledge, Acknowledging)
 NACK = Target(Acknowledging.nack, Acknowledging)
 COMMIT = Target(Transactions.commit, Transactions)
 ABORT = Target(Transactions.abort, Transactions)
-CAN_EXECUTE_BULK = Attribute("can_execute", BulkOperations)
-EXECUTE_BULK = Target(BulkOperations.execute, BulkOperations)
+CAN_EXECUTE_BULK = Attribute("can_execute", BulkPieceExecutor)
+EXECUTE_BULK = Target(BulkPieceExecutor.execute, BulkPieceExecutor)
 RESUME = Target(Administering.resume, Administering)
 TURN = Target(Turn.run, Turn)
 PAGE_READ = Target(StoreResults.on_page_read, StoreResults)
@@ -279,7 +279,7 @@ ABORT_TRANSACTION = Target(Transactions.abort_open, Transactions)
 DROP_QUEUE_OF_HOLDER = Target(EntryHolder.drop_queue, EntryHolder)
 ACKNOWLEDGED = Target(Settlement.acknowledge, Settlement)
 FORGET = Target(Settlement.complete, Settlement)
-STORE_ENTRY = Target(EngineRun._put_final_state, EngineRun)
+STORE_ENTRY = Target(EngineLifespan._put_final_state, EngineLifespan)
 WRITE_MARK = Target(mark, outcomes_module, run_module)
 WRITE_REMOVAL = Target(remove, outcomes_module)
 IS_UNDELIVERABLE = Target(is_undeliverable, outcomes_module)
@@ -340,7 +340,7 @@ CHOOSE_OWNER = Target(QueueReceivers.choose_exclusive, QueueReceivers)
 RETURN_TO_LANE = Target(Lane.requeue, Lane)
 POP_DURABLE = Target(horizon_module.pop_durable, horizon_module)
 LOWER_HORIZON = Target(horizon_module.lower_horizon, horizon_module)
-FORGET_REMOVED = Target(Lane.forget_removed, Lane)
+FORGET_REMOVED = Target(Lane.forget_durable_removals, Lane)
 IS_LANE_PINNED = Attribute("is_pinned", Lane)
 IS_SELECTED_EMPTY = Attribute("is_empty", SelectedEntries)
 
@@ -368,7 +368,7 @@ DELAY_SELECTED = Target(PageReader.delay_selected, PageReader)
 FORGET_SELECTED = Target(ResidentSet.forget_selected, ResidentSet)
 
 # Spilling and contents that are shared --------------------------------------------------------------------------------
-END_SPILLING = Target(Spilling.stop, Spilling)
+END_SPILLING = Target(SpilledSubscriptions.remove, SpilledSubscriptions)
 ENDED_PREFIX_OF_SPILLED = Attribute("ENDED_PREFIX", spilling_module)
 SHARE_CONTENT = Target(put_content, copies_module)
 
@@ -391,7 +391,7 @@ TIMERS_PAGE_READ = Target(Timers.on_page_read, Timers)
 SCHEDULE = Target(Sending.schedule, Sending)
 ACCEPT_SCHEDULED = Target(Scheduler.accept, Scheduler)
 COUNT_SCHEDULED = Target(Queues.scheduled_count, Queues)
-IS_SCHEDULED_DUE = Target(Scheduler.is_due, Scheduler)
+IS_SCHEDULED_DUE = Target(Scheduler.can_step, Scheduler)
 SEND_WHAT_IS_DUE = Target(Scheduler.on_page_read, Scheduler)
 ACCEPT_DUE = Target(Arrivals.accept_scheduled, Arrivals)
 KEYS_OF_DUE = Attribute("keys", DueSendsRead)
@@ -702,11 +702,11 @@ def known_topics(topics: TopicRouter) -> dict[str, list[Queue]]:
     return topics._cache
 
 
-def spilling_queues(spilling: Spilling) -> dict[Queue, None]:
+def spilling_queues(spilling: SpilledSubscriptions) -> dict[Queue, None]:
     return spilling._queues
 
 
-def numbers_of(spilling: Spilling) -> QueueNumberAllocator:
+def numbers_of(spilling: SpilledSubscriptions) -> QueueNumberAllocator:
     return spilling._numbers
 
 

@@ -24,7 +24,7 @@ from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import AuditResults, audit
 from truenext.spark.audit.blocks import blocks
-from truenext.spark.audit.command import audit_all, run_audit
+from truenext.spark.audit.command import audit_histories, run_audit
 from truenext.spark.audit.gaps import gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
@@ -176,7 +176,7 @@ def test_a_history_of_another_version_is_refused_by_name(old: Event, frame: Fram
     old = right[-1] | old | {"event": right[-1]["event"] + 1}
     folder = written(frame, [*right, old], tmp_path)
     with pytest.raises(HistoryError) as raised:
-        audit_all([folder])
+        audit_histories([folder])
     expected = f"{folder}: event {old['event']:,} is of another history version; this truenext reads 9: use the "
     assert str(raised.value).startswith(expected)
 
@@ -235,7 +235,7 @@ def test_runs_whose_folders_have_one_name_keep_their_tables_apart(frame: Frame, 
         written(frame, right, tmp_path / "right" / "data"),
         written(frame, wrong, tmp_path / "wrong" / "data"),
     ]
-    audited = audit_all(folders, out=tmp_path / "out")
+    audited = audit_histories(folders, out=tmp_path / "out")
     assert [(each.name, each.verdict.has_contract_held) for each in audited] == [
         ("right/data", True),
         ("wrong/data", False),

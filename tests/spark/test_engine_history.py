@@ -147,7 +147,7 @@ def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
                 engine.on_committed(batch)
 
     news = parse_address("/topic/news", "x")
-    durable = Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable="me,s")
+    durable = Subscribe("s", news, AckMode.INDIVIDUAL, 6, durable_key="me,s")
     engine.subscribe(session, durable)
     for number in range(12):
         recorded.send(session, number % 3, persistent=number % 2 == 0, destination=news)

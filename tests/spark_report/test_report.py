@@ -18,7 +18,7 @@ import pandas
 import vl_convert
 
 from truenext.spark import plots, waterfalls
-from truenext.spark.report import ROWS_MAX, AuditedRun, write_comparison
+from truenext.spark.report import ROWS_MAX, AuditedHistory, write_comparison
 from truenext.spark.verdict import FindingSummary, Verdict
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\u2028<!--&"
@@ -66,7 +66,7 @@ def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.
 
 def write_report(found: dict[str, pandas.DataFrame], verdict: Verdict, path: Path, *, title: str) -> None:
     """The page of one run."""
-    write_comparison([AuditedRun(title, found, verdict)], path, title=title)
+    write_comparison([AuditedHistory(title, found, verdict)], path, title=title)
 
 
 def specs(page: str) -> list[dict[str, Any]]:
@@ -120,12 +120,12 @@ def test_text_from_outside_is_never_markup(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     redelivery = pandas.DataFrame({"queue": [EVIL], EVIL: [1.5]})
     runs = [
-        AuditedRun(
+        AuditedHistory(
             EVIL,
             {**tables(EVIL, is_right=False), "redelivery": redelivery},
             broken(EVIL, EVIL),
         ),
-        AuditedRun("other", tables(EVIL), Verdict(1)),
+        AuditedHistory("other", tables(EVIL), Verdict(1)),
     ]
     write_comparison(runs, path, title=EVIL)
     page = path.read_text()
@@ -139,7 +139,9 @@ def test_runs_of_one_queue_each_stand_side_by_side_to_one_scale(tmp_path: Path) 
     path = tmp_path / "report.html"
     wrong = tables("a", is_right=False)
     right = {**tables("b"), "positions": tables("b")["positions"].head(20)}
-    write_comparison([AuditedRun("one", wrong, broken("x")), AuditedRun("two", right, Verdict(1))], path, title="Two")
+    write_comparison(
+        [AuditedHistory("one", wrong, broken("x")), AuditedHistory("two", right, Verdict(1))], path, title="Two"
+    )
     drawn = specs(path.read_text())
     orders = [spec for spec in drawn if "vconcat" in spec]
     assert len(orders) == 2
@@ -151,7 +153,7 @@ def test_a_queue_of_one_run_among_several_is_drawn_for_that_run_alone(tmp_path: 
     path = tmp_path / "report.html"
     both = {name: pandas.concat([tables("a")[name], tables("b")[name]]) for name in tables()}
     write_comparison(
-        [AuditedRun("one", both, Verdict(1)), AuditedRun("two", tables("a"), Verdict(1))], path, title="Two"
+        [AuditedHistory("one", both, Verdict(1)), AuditedHistory("two", tables("a"), Verdict(1))], path, title="Two"
     )
     page = path.read_text()
     assert len([spec for spec in specs(page) if "vconcat" in spec]) == 3
@@ -161,7 +163,7 @@ def test_a_queue_of_one_run_among_several_is_drawn_for_that_run_alone(tmp_path: 
 def test_sections_of_the_caller_come_right_after_the_verdict(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     kills = pandas.DataFrame({"killed": [EVIL]})
-    write_comparison([AuditedRun("one", tables(), Verdict(1))], path, title="One", sections={EVIL: kills})
+    write_comparison([AuditedHistory("one", tables(), Verdict(1))], path, title="One", sections={EVIL: kills})
     body = path.read_text().partition("</main>")[0]
     assert body.count(html.escape(EVIL)) == 2 and "<img" not in body
     assert body.index("The contract held") < body.index(html.escape(EVIL)) < body.index("<h2>Order</h2>")
@@ -219,8 +221,8 @@ def test_a_run_without_tables_is_a_page_too(tmp_path: Path) -> None:
 def test_a_browser_draws_every_plot_and_runs_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     runs = [
-        AuditedRun(EVIL, tables(EVIL, is_right=False), broken(EVIL)),
-        AuditedRun("truenext", tables(EVIL), Verdict(1)),
+        AuditedHistory(EVIL, tables(EVIL, is_right=False), broken(EVIL)),
+        AuditedHistory("truenext", tables(EVIL), Verdict(1)),
     ]
     write_comparison(runs, path, title="Two brokers")
     page = dom(path, tmp_path / "home")
@@ -297,8 +299,8 @@ def test_text_of_flows_is_never_markup(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     flow = pandas.DataFrame(runs_of(EVIL, trace=EVIL, stage=EVIL, outcome="failed", error=EVIL))
     runs = [
-        AuditedRun("a", {"waterfalls": flow}, Verdict(1)),
-        AuditedRun("b", {"waterfalls": flow.head(0)}, Verdict(1)),
+        AuditedHistory("a", {"waterfalls": flow}, Verdict(1)),
+        AuditedHistory("b", {"waterfalls": flow.head(0)}, Verdict(1)),
     ]
     write_comparison(runs, path, title="x")
     body = path.read_text().partition("</main>")[0]

@@ -29,7 +29,7 @@ from truenext.cli.values import (
     SecondsParam,
     SelectorParam,
     ServerNameParam,
-    ServiceNameParam,
+    ServiceImportParam,
     SizeParam,
     SparkMasterParam,
     TextParam,
@@ -86,7 +86,7 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
     TextParam: lambda kind: NO_TEXTS,
     ServerNameParam: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
     SparkMasterParam: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
-    ServiceNameParam: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
+    ServiceImportParam: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
     HostAndPortParam: lambda kind: [*NO_NUMBERS, ":1", "h:", "h\n:1", "h:65536", "h:x", "70000", LONG],
     DatabaseUrlParam: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
     BodyParam: lambda kind: [],
@@ -95,7 +95,7 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
 
 SENSE = {
     DestinationParam: "q",
-    ServiceNameParam: "nowhere:app",
+    ServiceImportParam: "nowhere:app",
     QueueNameParam: "q",
     BodyParam: "b",
     click.Choice: "mix",

@@ -136,12 +136,13 @@ def test_what_goes_with_durable_subscriptions_is_no_copy_any_more() -> None:
     run = Run()
     for name in ("x", "y"):
         run.engine.subscribe(
-            run.session, Subscribe(name, parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, 0, durable=f"me,{name}")
+            run.session,
+            Subscribe(name, parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, 0, durable_key=f"me,{name}"),
         )
     send(run, "/topic/t,/queue/a")
     run.settle()
     for name, remaining in (("x", 2), ("y", 1)):
-        run.engine.unsubscribe(run.session, Unsubscribe(name, durable=f"me,{name}"))
+        run.engine.unsubscribe(run.session, Unsubscribe(name, durable_key=f"me,{name}"))
         run.settle()
         assert [each.mark.attempts for each in contents(run)] == [remaining]
     receive(run, "a")()

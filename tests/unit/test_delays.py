@@ -321,12 +321,12 @@ def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None
     targets.REQUEST_PAGE.of(driver.engine)(lane)
     entry = Entry(2, None, lane, 0, True, 0)
     remove_entries(lane, [entry], 5)
-    lane.forget_removed(5)
+    lane.forget_durable_removals(5)
     assert lane.removed == {2: 5}, "a page is being read"
     assert driver.turn() == [1]
-    lane.forget_removed(4)
+    lane.forget_durable_removals(4)
     assert lane.removed == {2: 5}, "its removal is not durable"
-    lane.forget_removed(5)
+    lane.forget_durable_removals(5)
     assert lane.removed == {}
     driver.acknowledge(1)
     assert driver.turn() == [3]

@@ -73,7 +73,7 @@ def test_the_number_of_a_transient_send_is_written_by_a_clean_stop() -> None:
     engine.stop()
     numbers: dict[str, int] = {}
     for batch in engine.final_batches():
-        numbers |= {name: state.sends for name, state in batch.producers.items()}
+        numbers |= {name: state.highest_send for name, state in batch.producers.items()}
     assert numbers == {"p": 7}
 
 

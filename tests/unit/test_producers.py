@@ -185,7 +185,7 @@ def test_sends_and_commits_count_by_themselves(producers: ProducerRegistry, is_g
     assert not use_number(producers, send("p", 3)) and not use_number(producers, commit("p", 2))
     known = producers.query("p", None, resolves=False)
     assert known.producer is not None and known.outcome is None
-    assert (known.producer.sends, known.producer.commits) == (3, 2)
+    assert (known.producer.highest_send, known.producer.highest_commit) == (3, 2)
 
 
 @pytest.mark.parametrize("make", [send, commit])
@@ -357,7 +357,7 @@ def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, produc
     assert producers.query("p", 1, resolves=False).batch == 1
     assert "transient" not in commit_state.batch.producers
     assert producers.query("transient", 1, resolves=False).batch == 2
-    assert commit_state.batch.producers["transient"].commits == 1, "what is answered is durable"
+    assert commit_state.batch.producers["transient"].highest_commit == 1, "what is answered is durable"
     assert producers.query("p", 2, resolves=True).batch == 2
     assert commit_state.batch.producers["p"].resolved == (2,)
     commit_state.close_batch()

@@ -34,7 +34,9 @@ def long_selector(number: int = 0) -> Selector:
 def subscribe(
     run: Passing, address: str, selector: Selector | None = None, *, name: str = "1", durable: str = ""
 ) -> None:
-    subscribed = Subscribe(name, parse_address(address, "s"), AckMode.INDIVIDUAL, 1, durable=durable, selector=selector)
+    subscribed = Subscribe(
+        name, parse_address(address, "s"), AckMode.INDIVIDUAL, 1, durable_key=durable, selector=selector
+    )
     run.engine.subscribe(run.session, subscribed)
     run.settle()
 
@@ -83,7 +85,7 @@ def test_a_durable_subscription_s_selector_is_counted_while_nobody_uses_it_and_a
     assert run.engine.memory.queue_bytes > before + selector.size
     run.start_engine()
     assert run.engine.memory.queue_bytes > before + selector.size
-    run.engine.unsubscribe(run.session, Unsubscribe("other", durable=KEY))
+    run.engine.unsubscribe(run.session, Unsubscribe("other", durable_key=KEY))
     run.settle()
     assert run.engine.memory.queue_bytes == before and not run.engine.memory.selector_use_counts
 

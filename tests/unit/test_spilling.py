@@ -124,7 +124,7 @@ def test_a_message_for_durable_subscriptions_too_has_a_content_of_either_kind() 
     for name in "ab":
         follow(run, name)
     for name in "mn":
-        command = Subscribe(name, parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, WINDOW, durable=f"me,{name}")
+        command = Subscribe(name, parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, WINDOW, durable_key=f"me,{name}")
         run.engine.subscribe(run.session, command)
     publish(run, *"0123", persistent=True)
     spill(run)

@@ -336,8 +336,8 @@ def test_an_empty_selector_is_none_named() -> None:
 
 @pytest.mark.parametrize("name", [*DURABLE_NAME])
 def test_a_durable_subscription_has_one_of_four_names(name: str) -> None:
-    assert subscribed("/topic/a", {name: "n"}).durable == "c,n"
-    assert subscribed("/topic/a", {name: "n", "durable": "true"}).durable == "c,n"
+    assert subscribed("/topic/a", {name: "n"}).durable_key == "c,n"
+    assert subscribed("/topic/a", {name: "n", "durable": "true"}).durable_key == "c,n"
     (command,) = receive(connected(), "UNSUBSCRIBE", {"id": "s", name: "n"})
     assert command == Unsubscribe("s", "c,n")
     assert f"{name} on a SUBSCRIBE to a queue: durable" in error_of("/queue/a", {name: "n"})
@@ -351,8 +351,10 @@ def test_an_empty_name_of_a_durable_subscription_is_none_by_one_of_the_names_alo
     """Old clients of .NET say that one always."""
     assert subscribed("/topic/a", {"durable-subscriber-name": ""}, client_id="") == subscribed("/topic/a")
     assert subscribed("/queue/a", {"durable-subscriber-name": ""}, client_id="") == subscribed("/queue/a")
-    assert subscribed("/topic/a", {"durable-subscriber-name": "", "durable": "true"}).durable == "c,s"
-    assert subscribed("/topic/a", {"durable-subscriber-name": "", "activemq.subscriptionName": "n"}).durable == "c,n"
+    assert subscribed("/topic/a", {"durable-subscriber-name": "", "durable": "true"}).durable_key == "c,s"
+    assert (
+        subscribed("/topic/a", {"durable-subscriber-name": "", "activemq.subscriptionName": "n"}).durable_key == "c,n"
+    )
     for name in DURABLE_NAME[:3]:
         assert "is empty" in error_of("/topic/a", {name: ""})
         assert name in error_of("/queue/a", {name: ""})
@@ -360,7 +362,7 @@ def test_an_empty_name_of_a_durable_subscription_is_none_by_one_of_the_names_alo
 
 @pytest.mark.parametrize(("one", "other"), [pair for pair in product(DURABLE_NAME, repeat=2) if pair[0] < pair[1]])
 def test_two_names_of_a_durable_subscription_agree_or_are_refused(one: str, other: str) -> None:
-    assert subscribed("/topic/a", {one: "n", other: "n"}).durable == "c,n"
+    assert subscribed("/topic/a", {one: "n", other: "n"}).durable_key == "c,n"
     reason = error_of("/topic/a", {one: "n", other: "m"})
     assert one in reason and other in reason and "disagree" in reason
     with pytest.raises(RemoteProtocolError, match="disagree"):
@@ -370,8 +372,8 @@ def test_two_names_of_a_durable_subscription_agree_or_are_refused(one: str, othe
 @pytest.mark.parametrize("name", ["durable", "persistent"])
 @pytest.mark.parametrize("address", TOPICS)
 def test_a_subscription_to_a_topic_is_durable_by_either_word(name: str, address: str) -> None:
-    assert subscribed(address, {name: "true"}).durable == "c,s"
-    assert subscribed(address, {name: "True", "auto-delete": "false"}).durable == "c,s"
+    assert subscribed(address, {name: "true"}).durable_key == "c,s"
+    assert subscribed(address, {name: "True", "auto-delete": "false"}).durable_key == "c,s"
     assert "needs a client-id" in error_of(address, {name: "true"}, client_id="")
     assert "disagree" in error_of(address, {"durable": "true", "persistent": "true"} | {name: "false"})
     (command,) = receive(connected(), "UNSUBSCRIBE", {"id": "s", name: "true", "auto-delete": "false"})
@@ -388,7 +390,7 @@ def test_whoever_subscribed_to_a_queue_durable_unsubscribes_with_the_same_header
     server = connected(client_id=client_id)
     for _ in range(2):
         (subscribe,) = receive(server, "SUBSCRIBE", headers)
-        assert isinstance(subscribe, Subscribe) and subscribe.durable == ""
+        assert isinstance(subscribe, Subscribe) and subscribe.durable_key == ""
         assert receive(server, "UNSUBSCRIBE", headers) == [Unsubscribe("s")]
     if client_id:
         # Of no queue any more: a durable subscription that nobody uses now.

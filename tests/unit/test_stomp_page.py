@@ -75,10 +75,10 @@ def test_each_verb_is_there_and_no_other() -> None:
 
 def test_each_field_is_there_and_no_other() -> None:
     assert first_column("field of `release`") == [field.encode_name for field in fields(_ReleaseBody)]
-    subscription = [field.encode_name for field in fields(connection_request.SubscriptionInfo)]
+    subscription = [field.encode_name for field in fields(connection_request.SubscriptionReport)]
     assert first_column("field of a subscription") == subscription
     answers = {cells[0]: set(names(cells[2])) for cells in rows("verb | question")}
-    shapes = (connection_request.ConnectionReport, connection_request.OpenTransaction)
+    shapes = (connection_request.ConnectionReport, connection_request.TransactionReport)
     assert {field.encode_name for shape in shapes for field in fields(shape)} == answers["`connection`"]
     producer = {field.encode_name for field in fields(producer_request.ProducerAnswer)}
     assert producer | {outcome.value for outcome in CommitOutcome} == answers["`producer`"]

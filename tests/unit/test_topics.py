@@ -253,9 +253,13 @@ def test_who_subscribes_to_the_queue_of_a_virtual_topic_before_that_is_durable_w
 def test_who_takes_up_a_durable_subscription_before_that_is_durable_waits_for_it_too() -> None:
     engine = started()
     maker, other = engine.connect("maker"), engine.connect("other")
-    engine.subscribe(maker, Subscribe("1", parse_address("/topic/t", "maker"), AckMode.INDIVIDUAL, 100, durable="me,n"))
+    engine.subscribe(
+        maker, Subscribe("1", parse_address("/topic/t", "maker"), AckMode.INDIVIDUAL, 100, durable_key="me,n")
+    )
     engine.disconnect(maker, is_clean=True)
-    engine.subscribe(other, Subscribe("1", parse_address("/topic/t", "other"), AckMode.INDIVIDUAL, 100, durable="me,n"))
+    engine.subscribe(
+        other, Subscribe("1", parse_address("/topic/t", "other"), AckMode.INDIVIDUAL, 100, durable_key="me,n")
+    )
     engine.answer(other, Receipt("r"))
     assert engine.turn().answers == []
     commit(engine)
@@ -294,7 +298,7 @@ DURABLE = "subscription,me,n,t"
 def follow(run: Run, topic: str = "t", *, selector_text: str = "", name: str = "1", durable: str = "me,n") -> None:
     chosen = selector.compile_selector(selector_text) if selector_text else None
     command = Subscribe(
-        name, parse_address(f"/topic/{topic}", "s"), AckMode.INDIVIDUAL, 100, selector=chosen, durable=durable
+        name, parse_address(f"/topic/{topic}", "s"), AckMode.INDIVIDUAL, 100, selector=chosen, durable_key=durable
     )
     run.engine.subscribe(run.session, command)
     run.settle()
@@ -401,7 +405,7 @@ def test_a_durable_subscription_keeps_a_selector_that_is_refused_by_now() -> Non
             parse_address("/topic/t", "s"),
             AckMode.INDIVIDUAL,
             selector=selector.compile_stored_selector("content-type > 1"),
-            durable="me,n",
+            durable_key="me,n",
         ),
     )
     run.settle()
@@ -414,7 +418,7 @@ def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> Non
     follow(run, durable="me,gone")
     publish(run, "later", to="/topic/t,/queue/q", in_ms=1000)
     assert run.engine.scheduled_count("") == 1
-    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,gone"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,gone"))
     run.settle()
     run.start_engine()
     follow(run)
@@ -465,7 +469,7 @@ def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and
     request = bulk.Purge(DURABLE, after=(5, 0))
     read = run.engine.next_bulk_read(request)
     assert read is not None
-    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
     answer = run.engine.execute_bulk(request, read, PageResult([], 0, True))
     assert (answer.count, answer.next) == (0, None)
     assert "has ended" in answer.error
@@ -485,7 +489,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     run.engine.browse(run.session, Browse("b", parse_address("/subscription/me,n", "s")))
     effects = run.engine.turn()
     (read,) = effects.reads
-    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
     page = read_page(run.store, read)
     found = [found_of(one) for one in page.messages]
     run.engine.on_page_read(read, PageResult(found, page.as_of, page.is_end))
@@ -506,7 +510,7 @@ def test_the_next_queue_with_the_number_of_a_paused_subscription_is_not_paused_a
     run.engine.pause(DURABLE)
     run.settle()
     number = targets.queues(run.engine)[DURABLE].number
-    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
     run.settle()
     publish(run, "m", to="/queue/q")
     run.settle()
@@ -519,7 +523,7 @@ def test_a_scheduled_send_may_wait_under_the_number_of_an_ended_subscription() -
     follow(run)
     publish(run, "held")
     run.settle()
-    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
     run.settle()
     publish(run, "later", in_ms=10)
     run.settle()

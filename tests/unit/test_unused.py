@@ -220,7 +220,7 @@ def test_the_queue_of_a_virtual_topic_stays_because_it_collects_by_being_there()
 def test_a_durable_subscription_stays() -> None:
     run = Passing()
     destination = parse_address("/topic/news", "s")
-    run.engine.subscribe(run.session, Subscribe("1", destination, AckMode.INDIVIDUAL, 10, durable="me,n"))
+    run.engine.subscribe(run.session, Subscribe("1", destination, AckMode.INDIVIDUAL, 10, durable_key="me,n"))
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
     run.advance(200)
     assert run.names() == ["subscription,me,n,news"] == stored(run)
@@ -621,13 +621,13 @@ def test_a_queue_that_comes_and_goes_within_a_batch_leaves_no_trace() -> None:
 def test_the_name_of_an_ended_subscription_goes_with_the_last_of_it() -> None:
     run = Passing()
     run.engine.subscribe(
-        run.session, Subscribe("1", parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, 1, durable="me,n")
+        run.session, Subscribe("1", parse_address("/topic/t", "s"), AckMode.INDIVIDUAL, 1, durable_key="me,n")
     )
     number = queue_of(run, "subscription,me,n,t").number
     for _ in range(5):
         run.engine.send(run.session, Send(parse_address("/topic/t", "s"), SentMessage(4, True, 0, b"", b"m")))
     run.settle()
-    run.engine.unsubscribe(run.session, Unsubscribe("1", durable="me,n"))
+    run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
     run.settle()
     assert (stored(run), run.engine.memory.queue_bytes) == ([], 0)
     assert targets.NEW_NUMBER.of(run.engine)() == number

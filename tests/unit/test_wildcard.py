@@ -86,7 +86,7 @@ def test_dead_letters_and_virtual_topics_are_meant_by_name_alone_and_what_is_not
         driver.send(queue)
     for address in ("/temp-queue/private", "/topic/news"):
         driver.engine.subscribe(driver.session, Subscribe(address, parse_address(address, "s"), AckMode.INDIVIDUAL, 1))
-    news = Subscribe("d", parse_address("/topic/news.>", "s"), AckMode.INDIVIDUAL, 1, durable="me,d")
+    news = Subscribe("d", parse_address("/topic/news.>", "s"), AckMode.INDIVIDUAL, 1, durable_key="me,d")
     driver.engine.subscribe(driver.session, news)
     assert driver.receive_from(pattern) == meant
 

@@ -30,7 +30,7 @@ from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.slices import SlicedWork, Steps
-from truenext.broker.takeovers import Takeovers
+from truenext.broker.takeovers import TakeoverSecrets
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.commands import (
     Abort,
@@ -181,7 +181,7 @@ class Broker:
         )
         self._alarm = Alarm(loop, self._schedule_turn)
         self._peers: dict[ConnectionState, Peer] = {}
-        self._takeovers = Takeovers()
+        self._takeovers = TakeoverSecrets()
         self._control_only = ControlOnlyConnections(loop.time)
         self._parked: set[ConnectionState] = set()
         """Connections without a socket, which wait for their clients."""
@@ -290,7 +290,7 @@ class Broker:
         commands = iter(commands)
         for command in commands:
             try:
-                if is_disk_short and engine.must_wait(session, command):
+                if is_disk_short and engine.waits_while_disk_short(session, command):
                     return PendingCommand(command, needs_disk=True)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
@@ -335,7 +335,7 @@ class Broker:
             return False
         self._tick()
         self._cancel_unsent(session, None)
-        self._resolve_partially_sent(session, is_sent=False)
+        self._settle_partially_sent(session, is_sent=False)
         self._control_requests.connection_closed(session)
         self._waiting_for_capacity.pop(session, None)
         self._schedule_turn()
@@ -358,7 +358,7 @@ class Broker:
 
     def connection_closed(self, session: ConnectionState) -> None:
         """The connection is closed; nothing can be said to it any more."""
-        self._resolve_partially_sent(session, is_sent=False)
+        self._settle_partially_sent(session, is_sent=False)
         self._peers.pop(session, None)
         self._control_only.remove(session)
         self._parked.discard(session)
@@ -367,7 +367,7 @@ class Broker:
 
     def partial_frame_sent(self, session: ConnectionState) -> None:
         """The socket has taken the rest of a message that was half-way out, see `Peer.cancel_unsent`."""
-        self._resolve_partially_sent(session, is_sent=True)
+        self._settle_partially_sent(session, is_sent=True)
 
     @property
     def has_capacity(self) -> bool:
@@ -437,7 +437,7 @@ class Broker:
         await self._drain()
         for session in list(self._peers):
             self._cancel_unsent(session, None)
-            self._resolve_partially_sent(session, is_sent=False)
+            self._settle_partially_sent(session, is_sent=False)
         self._engine.stop()
         await self._drain()
         for batch in self._engine.final_batches():
@@ -734,10 +734,10 @@ class Broker:
         return self._engine.is_connected(session)
 
     def _subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
-        if self._parked and subscribe.durable:
-            self._close_parked_users(subscribe.durable)
+        if self._parked and subscribe.durable_key:
+            self._close_parked_users(subscribe.durable_key)
         self._engine.subscribe(session, subscribe)
-        if subscribe.durable:
+        if subscribe.durable_key:
             self._log_discarded()
 
     def _log_discarded(self) -> None:
@@ -765,8 +765,8 @@ class Broker:
                 self._peers[session].close_for_takeover(is_exempt=False)
 
     def _unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
-        if self._parked and unsubscribe.durable:
-            self._close_parked_users(unsubscribe.durable)
+        if self._parked and unsubscribe.durable_key:
+            self._close_parked_users(unsubscribe.durable_key)
         consumer = session.consumers.get(unsubscribe.subscription)
         if consumer is not None:
             self._cancel_unsent(session, [consumer])
@@ -811,7 +811,7 @@ class Broker:
         if isinstance(partially_sent, BrokerConsumer) and partially_sent.mode is AckMode.AUTO:
             self._partially_sent[session] = self._engine.hold_partially_sent(partially_sent)
 
-    def _resolve_partially_sent(self, session: ConnectionState, *, is_sent: bool) -> None:
+    def _settle_partially_sent(self, session: ConnectionState, *, is_sent: bool) -> None:
         """Acknowledge or give back the message that was half-way out, if there is one."""
         entry = self._partially_sent.pop(session, None)
         if entry is not None:

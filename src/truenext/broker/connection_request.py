@@ -21,7 +21,7 @@ _ITEMS_PER_STEP = 50
 """Transactions or browsers that are looked at in one step."""
 
 
-class OpenTransaction(msgspec.Struct):
+class TransactionReport(msgspec.Struct):
     name: str
     sends: int
     acknowledged: int
@@ -30,7 +30,7 @@ class OpenTransaction(msgspec.Struct):
     rollback_only: bool
 
 
-class SubscriptionInfo(msgspec.Struct):
+class SubscriptionReport(msgspec.Struct):
     id: str
     destination: str
     held: int
@@ -44,8 +44,8 @@ class SubscriptionInfo(msgspec.Struct):
 
 class ConnectionReport(msgspec.Struct):
     round: int
-    transactions: list[OpenTransaction]
-    subscriptions: list[SubscriptionInfo]
+    transactions: list[TransactionReport]
+    subscriptions: list[SubscriptionReport]
 
 
 def check_body(body: bytes) -> None:
@@ -60,7 +60,7 @@ def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGe
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
         nacked = len(transaction.nacked())
         report.transactions.append(
-            OpenTransaction(
+            TransactionReport(
                 name=name,
                 sends=len(transaction.sends),
                 acknowledged=len(transaction.held) - nacked,
@@ -82,10 +82,10 @@ def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGe
     return msgspec.json.encode(report)
 
 
-def _report_consumer(consumer: BrokerConsumer, idle: IdleReason) -> SubscriptionInfo:
+def _report_consumer(consumer: BrokerConsumer, idle: IdleReason) -> SubscriptionReport:
     window = consumer.window if consumer.awake_window is None else consumer.awake_window
     has_window = consumer.mode is not AckMode.AUTO and consumer.pull_request is None
-    return SubscriptionInfo(
+    return SubscriptionReport(
         id=consumer.subscription,
         destination=_own_address(consumer.destination),
         held=len(consumer.held),
@@ -96,8 +96,8 @@ def _report_consumer(consumer: BrokerConsumer, idle: IdleReason) -> Subscription
     )
 
 
-def _report_browser(browser: Browser) -> SubscriptionInfo:
-    return SubscriptionInfo(
+def _report_browser(browser: Browser) -> SubscriptionReport:
+    return SubscriptionReport(
         id=browser.subscription,
         destination=_own_address(browser.destination),
         held=0,

@@ -70,9 +70,9 @@ def _is_allowed(session: ConnectionState, command: Command) -> bool:
             return (
                 destination.kind is DestinationKind.TEMPORARY
                 and destination.session == session.id
-                and not command.durable
+                and not command.durable_key
             )
         case Unsubscribe():
-            return not command.durable
+            return not command.durable_key
         case _:
             return False

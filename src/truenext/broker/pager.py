@@ -10,7 +10,7 @@ from truenext.engine.background.scheduled import DueSendsRead
 from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.errors import StoreError, TruenextError
-from truenext.record import DamagedRecord, decode_record, referenced_content, sequence_of
+from truenext.record import DamagedRecord, decode_record, referenced_content_number, sequence_of
 from truenext.store.store import Page, Store, UndecodedMessage
 
 logger = logging.getLogger(__name__)
@@ -111,5 +111,5 @@ def _decode_message(read: StoreRead, stored: UndecodedMessage) -> PageMessage:
             extra={"queue": lane.queue.name, "sequence": sequence, "reason": str(error)},
         )
         message = None
-    content = referenced_content(stored.record) if stored.content else 0
+    content = referenced_content_number(stored.record) if stored.content else 0
     return PageMessage(sequence, message, stored.mark, content, stored.causes)

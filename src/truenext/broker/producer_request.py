@@ -50,8 +50,8 @@ def make_producer_report(engine: Engine, body: bytes) -> tuple[bytes, int]:
     report = ProducerAnswer(
         known=known is not None,
         gapless=known is not None and known.is_gapless is True,
-        sends=0 if known is None else max(known.sends, 0),
-        commits=0 if known is None else max(known.commits, 0),
+        sends=0 if known is None else max(known.highest_send, 0),
+        commits=0 if known is None else max(known.highest_commit, 0),
         outcome=outcome,
     )
     return msgspec.json.encode(report), batch

@@ -17,7 +17,7 @@ class _Registration(NamedTuple):
     number: int
 
 
-class Takeovers:
+class TakeoverSecrets:
     def __init__(self) -> None:
         self._by_secret: dict[str, _Registration] = {}
         """Those of connections that are there."""

@@ -102,7 +102,7 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
             logs.configure_logging(changed.broker.log_level.value)
             if exporter is not None:
                 now = changed.broker
-                exporter.set_limits(bytes_max=now.history_bytes_max, days_max=now.history_days_max)
+                exporter.set_retention(bytes_max=now.history_bytes_max, days_max=now.history_days_max)
 
         def make_reloadable(broker: Broker, loop: asyncio.AbstractEventLoop) -> None:
             if reread is not None:

@@ -198,7 +198,7 @@ class HostAndPortParam(click.ParamType[tuple[str, int]]):
         return host or "127.0.0.1", int(port)
 
 
-class ServiceNameParam(click.ParamType[str]):
+class ServiceImportParam(click.ParamType[str]):
     """MODULE:NAME of a service."""
 
     name = "module:name"

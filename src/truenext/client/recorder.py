@@ -33,7 +33,7 @@ ReportProgress = Callable[[str, int], None]
 """Told what was done, `sent` or `received`, and how many by now."""
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of docs/history.md; None in the columns that its kind does not have."""
 
     event: int
@@ -79,11 +79,11 @@ class Recorder:
         self._login = login
         self._passcode = passcode
         self._name = secrets.token_hex(4)
-        self._events: list[Event] = []
+        self._events: list[HistoryRow] = []
 
     def record(
         self, messages: Sequence[WorkloadMessage], *, queue: str, window: int, report: ReportProgress
-    ) -> list[Event]:
+    ) -> list[HistoryRow]:
         """Send `messages` to `queue`, take them again and acknowledge each; what happened, in order.
 
         The queue must be empty and nobody else's. Messages that never come are not an error: the account shows them as
@@ -163,7 +163,7 @@ class Recorder:
 
     def _add_event(self, kind: str, **columns: str | int | bool) -> None:
         event = {"event": len(self._events) + 1, "at": datetime.now(UTC), "kind": kind, **columns}
-        self._events.append(Event(**event))  # type: ignore[arg-type]
+        self._events.append(HistoryRow(**event))  # type: ignore[arg-type]
 
 
 def _make_body(sequence: int) -> bytes:

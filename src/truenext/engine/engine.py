@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from truenext.disk_level import DiskLevel
 from truenext.engine.background.browsing import BrowseTask
-from truenext.engine.background.bulk_work import BulkOperations, BulkTask
+from truenext.engine.background.bulk_work import BulkPieceExecutor, BulkTask
 from truenext.engine.background.expiry import ExpiryTask
 from truenext.engine.background.retries import RetryTask
 from truenext.engine.background.scheduled import Scheduler
@@ -43,12 +43,12 @@ from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.eviction import Eviction, owner_close_reason
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
-from truenext.engine.memory.spilling import Spilling
+from truenext.engine.memory.spilling import SpilledSubscriptions
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.wildcards import Wildcards
-from truenext.engine.run import EngineRun
+from truenext.engine.run import EngineLifespan
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import MemoryBudget
@@ -100,7 +100,7 @@ class Engine:
         expiry_timers = Timers(commit_state, end=SCHEDULED_TIMERS)
         self._resident_set = resident = ResidentSet(commit_state, memory)
         self._page_reader = page_reader = PageReader(memory, resident, delays, redelivered_below=redelivered_below)
-        self._spilling = spilling = Spilling(commit_state, numbers)
+        self._spilling = spilling = SpilledSubscriptions(commit_state, numbers)
         self._eviction = Eviction(commit_state, state, resident, spilling)
         # What somebody wants of a queue, and which queues there are.
         self.selections = selections = Selections(commit_state, state, delays, resident, page_reader)
@@ -116,7 +116,7 @@ class Engine:
         expiry = ExpiryTask(commit_state, expiry_timers, clients, resident, page_reader, queues, settlement)
         self._scheduler = scheduler = Scheduler(commit_state, resident, queues, arrivals)
         browsing = BrowseTask(commit_state, state, queues, redelivered_below=redelivered_below)
-        self._bulk_operations = bulk = BulkOperations(
+        self._bulk_operations = bulk = BulkPieceExecutor(
             commit_state, clients, resident, queues, arrivals, settlement, scheduler
         )
         self.bulk_task = bulk_task = BulkTask(commit_state, clients, bulk)
@@ -173,7 +173,7 @@ class Engine:
                 scheduler.on_committed,
             ),
         )
-        run = EngineRun(
+        run = EngineLifespan(
             commit_state,
             delays,
             resident,
@@ -209,7 +209,7 @@ class Engine:
         self.answer = commit_state.answer
 
         self.send = sending.send
-        self.must_wait = sending.must_wait
+        self.waits_while_disk_short = sending.waits_while_disk_short
         self.acknowledge = acknowledging.acknowledge
         self.nack = acknowledging.nack
         self.mark_started = acknowledging.mark_started
@@ -337,5 +337,5 @@ class Engine:
         """To be called once a second: queues go that nobody needs."""
         if not self.commit_state.is_stopped:
             self._scheduler.remove_empty_queues()
-            self._resident_set.forget_removed()
+            self._resident_set.forget_durable_removals()
             self._queues.remove_some_unused()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.producers import ProducerRegistry
 
 
-class EngineRun:
+class EngineLifespan:
     def __init__(
         self,
         commit_state: CommitState,
@@ -86,7 +86,7 @@ class EngineRun:
             queue.last_used_us = commit_state.now_us
         commit_state.batch.clean_stop = False
         commit_state.batch.redelivered_below = self._redelivered_below
-        commit_state.request_sequences()
+        commit_state.request_sequence_range()
         commit_state.is_batch_awaited = True
 
     def stop(self) -> None:

@@ -156,7 +156,7 @@ class Turn:
         if not commit_state.active_work or commit_state.is_stopped:
             return False
         return any(
-            source in commit_state.active_work and work.is_due()
+            source in commit_state.active_work and work.can_step()
             for source, work in (*self._tasks_before_dispatch, *self._tasks_after_dispatch)
         )
 
@@ -213,7 +213,7 @@ class Turn:
         for source, work in works:
             if source not in commit_state.active_work or commit_state.is_stopped:
                 continue
-            if work.is_due():
+            if work.can_step():
                 reads += work.step()
             if not work.has_work:
                 commit_state.active_work.pop(source, None)

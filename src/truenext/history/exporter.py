@@ -30,7 +30,7 @@ class HistoryExporter:
     def __init__(self, folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX) -> None:
         """What is kept of history is `delete_old_files`'s."""
         self._folder = folder
-        self._limits = (bytes_max, days_max)
+        self._retention = (bytes_max, days_max)
         self._can_export = can_write_parquet()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: Thread | None = None
@@ -46,11 +46,11 @@ class HistoryExporter:
         process, thread = self._process, self._thread
         return (process is not None and process.poll() is None) or (thread is not None and thread.is_alive())
 
-    def set_limits(self, *, bytes_max: int, days_max: int) -> None:
+    def set_retention(self, *, bytes_max: int, days_max: int) -> None:
         """From here on so much history is kept. What is too much goes at once, or, if a run is under way, the next
         time."""
-        if self._limits != (bytes_max, days_max):
-            self._limits = (bytes_max, days_max)
+        if self._retention != (bytes_max, days_max):
+            self._retention = (bytes_max, days_max)
             self.start()
 
     def start(self) -> None:
@@ -61,11 +61,13 @@ class HistoryExporter:
                 return
             if not self._can_export:
                 # An event loop has no time for the disk.
-                self._thread = Thread(target=try_to_delete_old_files, args=(self._folder, *self._limits), daemon=True)
+                self._thread = Thread(
+                    target=try_to_delete_old_files, args=(self._folder, *self._retention), daemon=True
+                )
                 self._thread.start()
                 return
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "truenext.history.export", str(self._folder), *map(str, self._limits)],
+                [sys.executable, "-m", "truenext.history.export", str(self._folder), *map(str, self._retention)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 close_fds=True,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from truenext.client.recorder import Event
+from truenext.client.recorder import HistoryRow
 from truenext.errors import ConfigurationError, StoreError
 from truenext.history.export import INSTALL_HINT, write_by_date
 
@@ -26,7 +26,7 @@ def check_folder(folder: Path) -> None:
         raise ConfigurationError(f"{folder} cannot be written to: {error.strerror}") from error
 
 
-def write_recording(events: Sequence[Event], folder: Path) -> list[Path]:
+def write_recording(events: Sequence[HistoryRow], folder: Path) -> list[Path]:
     """Write `events` to `folder`/date=YYYY-MM-DD/, a file for each day (UTC), each under its name once it is complete.
 
     Raises: ConfigurationError, StoreError if the disk does not take it

@@ -36,7 +36,7 @@ MEASURES = ("visible to dispatched", "dispatched to acknowledged")
 
 
 @dataclass(frozen=True, slots=True)
-class AuditedRun:
+class AuditedHistory:
     """One audited history, under the name that the page calls it by."""
 
     name: str
@@ -46,7 +46,7 @@ class AuditedRun:
 
 
 def write_comparison(
-    runs: Sequence[AuditedRun], path: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
+    runs: Sequence[AuditedHistory], path: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
 ) -> None:
     """Write one page of one run or several to `path`, plots of one queue next to each other and to one scale.
 
@@ -89,7 +89,7 @@ def write_comparison(
     unfinished.replace(path)
 
 
-def _verdicts(runs: Sequence[AuditedRun]) -> str:
+def _verdicts(runs: Sequence[AuditedHistory]) -> str:
     cards = []
     for run in runs:
         held = run.verdict.has_contract_held
@@ -109,7 +109,7 @@ def _sections(sections: Mapping[str, pandas.DataFrame]) -> Iterator[str]:
         yield f"<section><h2>{escape(heading)}</h2>{table_html(table, rows_max=ROWS_MAX)}</section>"
 
 
-def _plots(runs: Sequence[AuditedRun], specs: list[plots.Spec]) -> Iterator[str]:
+def _plots(runs: Sequence[AuditedHistory], specs: list[plots.Spec]) -> Iterator[str]:
     """The sections with plots; a plot's specification goes to `specs`, and its place on the page has the number."""
 
     def plot_slot(spec: plots.Spec | None, kind: str) -> str:
@@ -196,7 +196,7 @@ def _plots(runs: Sequence[AuditedRun], specs: list[plots.Spec]) -> Iterator[str]
         yield section("Depth", '<p class="note">Messages in the queue, and with consumers.</p>', draw_depth)
 
 
-def _flows(runs: Sequence[AuditedRun]) -> Iterator[str]:
+def _flows(runs: Sequence[AuditedHistory]) -> Iterator[str]:
     for run in runs:
         if "waterfalls" in run.tables:
             yield (
@@ -206,7 +206,7 @@ def _flows(runs: Sequence[AuditedRun]) -> Iterator[str]:
             )
 
 
-def _tables(runs: Sequence[AuditedRun]) -> Iterator[str]:
+def _tables(runs: Sequence[AuditedHistory]) -> Iterator[str]:
     for key, heading in TABLES.items():
         parts = []
         for run in runs:
@@ -219,7 +219,7 @@ def _tables(runs: Sequence[AuditedRun]) -> Iterator[str]:
             yield f"<section><h2>{heading}</h2>{''.join(parts)}</section>"
 
 
-def _legend(runs: Sequence[AuditedRun]) -> str:
+def _legend(runs: Sequence[AuditedHistory]) -> str:
     """Which colour is which priority, of those that occur."""
     found: set[int] = set()
     for run in runs:
@@ -254,7 +254,7 @@ def _last_of_highest(positions: pandas.DataFrame) -> str:
 _NO_ROWS = pandas.DataFrame()
 
 
-def _of_queue(run: AuditedRun, key: str, queue: str) -> pandas.DataFrame:
+def _of_queue(run: AuditedHistory, key: str, queue: str) -> pandas.DataFrame:
     table = run.tables.get(key)
     return _NO_ROWS if table is None or table.empty else table[table["queue"] == queue]
 
@@ -271,7 +271,7 @@ def _with_seconds(depth: pandas.DataFrame, whole: pandas.DataFrame) -> pandas.Da
     return depth.assign(seconds=since.dt.total_seconds())
 
 
-def _queues(run: AuditedRun) -> list[str]:
+def _queues(run: AuditedHistory) -> list[str]:
     """The queues of a run, those with most violations first, then those with most messages."""
     weights: dict[str, tuple[int, int]] = {}
     for key in ("positions", "latency", "depth"):

@@ -125,7 +125,7 @@ class StageConsumer:
         assert concurrency is not None, "the service says one"
         # No more than what the workers have is taken from others.
         options: ConsumerOptions = {"prefetch": concurrency}
-        if stage.endpoint.topic is None:
+        if stage.endpoint.subscribed_topic is None:
             options["selector"] = self.pool.selector
         await self.pool.connection.consume(
             stage.destination, self.worker.handle, transacted=True, ack="commit", concurrency=concurrency, **options

@@ -18,7 +18,7 @@ from truenext.stage.core.definitions import (
     Topic,
 )
 from truenext.stage.core.errors import DefinitionError
-from truenext.stage.core.names import endpoint_name
+from truenext.stage.core.names import expand_endpoint_name
 from truenext.stage.interceptors.interceptor import Interceptor
 from truenext.url import DEFAULT_URL, parse_url
 
@@ -75,7 +75,7 @@ class Definition:
 
         Raises: DefinitionError
         """
-        self.name = endpoint_name(name, "")
+        self.name = expand_endpoint_name(name, "")
         brokers = (broker,) if isinstance(broker, str) else broker
         for subject, value, kind, expected in (
             ("broker", brokers, Sequence, "a URL, or several"),
@@ -135,7 +135,7 @@ class Definition:
 
         Raises: DefinitionError, also if it was said before with other types
         """
-        endpoint: Endpoint[Any, Any] = Endpoint(endpoint_name(name, self.name), takes, replies)
+        endpoint: Endpoint[Any, Any] = Endpoint(expand_endpoint_name(name, self.name), takes, replies)
         known = self.remotes.setdefault(endpoint.name, endpoint)
         if _types_of(known) != _types_of(endpoint):
             raise DefinitionError(f"{endpoint} was said before, with other types: {known}")
@@ -180,7 +180,7 @@ class Definition:
         kind = StatelessEndpoint if state is None else StatefulEndpoint
         settings = StageSettings(name, **options).with_defaults(self._settings)
         made: LocalEndpoint[Any, Any] = kind(
-            endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
+            expand_endpoint_name(name, self.name), takes, replies, state, settings, register=self._register
         )
         self._add_endpoint(made)
         return made
@@ -242,7 +242,7 @@ class Definition:
             raise DefinitionError(f"subscriber of service {self.name} takes a topic, not {topic!r}")
 
         def decorate(function: F) -> F:
-            name = endpoint_name(f".{function.__name__}", self.name)
+            name = expand_endpoint_name(f".{function.__name__}", self.name)
             # What is published comes to each process, so there is nobody else who might have handled it.
             settings = StageSettings(name, concurrency=1, exactly_once=False).with_defaults(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS

@@ -59,7 +59,7 @@ class DatabaseGate:
         """For which it was closed last."""
         self.closed_reason = ""
         """Why it is closed."""
-        self._error_counts: OrderedDict[tuple[DatabaseErrorKind, str], int] = OrderedDict()
+        self._error_counts_by_message: OrderedDict[tuple[DatabaseErrorKind, str], int] = OrderedDict()
         """How often a message had trouble that may be its own."""
 
     @property
@@ -158,10 +158,10 @@ class DatabaseGate:
     def _count_error(self, kind: DatabaseErrorKind, message_id: str) -> int:
         """How often it had this, this time included."""
         key = kind, message_id
-        times = self._error_counts.pop(key, 0) + 1
-        self._error_counts[key] = times
-        if len(self._error_counts) > ERROR_COUNTS_MAX:
-            self._error_counts.popitem(last=False)
+        times = self._error_counts_by_message.pop(key, 0) + 1
+        self._error_counts_by_message[key] = times
+        if len(self._error_counts_by_message) > ERROR_COUNTS_MAX:
+            self._error_counts_by_message.popitem(last=False)
         return times
 
     async def stop(self) -> None:

@@ -126,7 +126,7 @@ class Initiator:
         deadline = self._context.loop.time() + checked_timeout(timeout)
         try:
             async with asyncio.timeout_at(deadline):
-                await self._pending_replies.subscribe()
+                await self._pending_replies.ensure_subscribed()
         except TimeoutError:
             raise RolledBack(f"{to} was not asked: the broker was not there within {timeout:g} seconds") from None
         reply_to, number, reply = self._pending_replies.expect_reply(to)

@@ -43,7 +43,7 @@ class PendingReplies:
         self._task: asyncio.Task[None] | None = None
         self._subscribed: asyncio.Future[None] | None = None
 
-    async def subscribe(self) -> None:
+    async def ensure_subscribed(self) -> None:
         """Before a question, if none was asked yet, or replies come no longer. Raises: Refused, ClosedError"""
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():

@@ -238,9 +238,9 @@ class Service(Definition):
         Raises: TimeoutError, ConnectionLost
         """
         check_can_await(f"{self.name}.outcome", "ask in an async stage")
-        return self._outcome(doubt, timeout)
+        return self._resolve(doubt, timeout)
 
-    async def _outcome(self, doubt: InDoubt | str, timeout: float) -> str:
+    async def _resolve(self, doubt: InDoubt | str, timeout: float) -> str:
         return await self._initiator.outcome(doubt, timeout)
 
 

@@ -69,7 +69,7 @@ class ServiceRun:
         self._definition = definition
         self._plans = plans
         self._broker = broker
-        self._database = database
+        self._database_url = database
         self._events = events
         self._waits_until_available = waits
         self._creates_tables = creates_tables
@@ -136,7 +136,7 @@ class ServiceRun:
             self.context.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
         for stage in stages:
             # What is published goes to each process once, whatever its priority.
-            for pool in self._pools if stage.endpoint.topic is None else self._pools[:1]:
+            for pool in self._pools if stage.endpoint.subscribed_topic is None else self._pools[:1]:
                 exactly_once = self.exactly_once if stage.settings.exactly_once else None
                 self.stage_consumers.append(StageConsumer(self.context, stage, pool, exactly_once))
         for consumption in self.stage_consumers:
@@ -159,7 +159,7 @@ class ServiceRun:
         """A program's transaction has begun flows in this process. In the thread of the event loop."""
         if self.exactly_once is not None:
             self.exactly_once.wake_relay()
-        elif self._runs_no_stages and self._database is not None and self._relay_opening is None:
+        elif self._runs_no_stages and self._database_url is not None and self._relay_opening is None:
             # Not before there is need: who only begins flows over the broker may have no way to the database.
             self._relay_opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
 
@@ -182,7 +182,7 @@ class ServiceRun:
     async def _wait_until_subscribed(self) -> None:
         """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
         expected = Counter(
-            each.stage.destination for each in self.stage_consumers if each.stage.endpoint.topic is not None
+            each.stage.destination for each in self.stage_consumers if each.stage.endpoint.subscribed_topic is not None
         )
         while expected - self._pools[0].subscriptions():
             for each in self.stage_consumers:
@@ -193,7 +193,7 @@ class ServiceRun:
     async def _open_database(self) -> None:
         from truenext.stage.sql import Database
 
-        if self._database is None:
+        if self._database_url is None:
             # That of a stage is asked for before.
             raise ConfigurationError(
                 f"{self._definition.name} has an outbox, and no database for it: "
@@ -201,7 +201,7 @@ class ServiceRun:
             )
         stages = [stage for stage in self._definition.stages.values() if self._plans.uses_database(stage)]
         workers = sum(stage.settings.concurrency or 1 for stage in stages)
-        gate = DatabaseGate(Database(self._database, interactive=workers, others=workers))
+        gate = DatabaseGate(Database(self._database_url, interactive=workers, others=workers))
         await gate.open_database(waits=self._waits_until_available)
         self.context.gate = gate
 

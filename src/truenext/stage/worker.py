@@ -97,7 +97,7 @@ class StageWorker:
         self._pool = pool
         self._exactly_once = exactly_once
         # What is published comes here whatever its priority.
-        self._is_interactive = pool.is_interactive and stage.endpoint.topic is None
+        self._is_interactive = pool.is_interactive and stage.endpoint.subscribed_topic is None
         self.active_count = 0
         """Messages that are handled now."""
         self.progress_at = monotonic()
@@ -340,7 +340,7 @@ class MessageHandler:
         """Of the ids of what the stage sends: the same whenever it runs again. One message may come to several stages,
         and what is published to several processes: each of them sends something of its own."""
         seed = f"{envelope.id} {self._stage.queue}"
-        return seed if self._stage.endpoint.topic is None else f"{seed} {self._context.run_id}"
+        return seed if self._stage.endpoint.subscribed_topic is None else f"{seed} {self._context.run_id}"
 
     async def _run_and_commit(
         self, envelope: Envelope, output: Output, work: AsyncSqlWork | ThreadSqlWork | None
@@ -567,7 +567,7 @@ class MessageHandler:
             return "released"
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
         cause = cause_of(error, self._stage.queue, context.instance)
-        if retry.is_rejected and self._stage.endpoint.topic is not None and not self._output_sent:
+        if retry.is_rejected and self._stage.endpoint.subscribed_topic is not None and not self._output_sent:
             # In a subscription there are no dead letters: what is refused there would come again for ever.
             await self._session.commit(timeout=TIMEOUT_S)
         elif retry.is_rejected:

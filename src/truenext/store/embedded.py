@@ -29,7 +29,7 @@ from truenext.batch import NO_MARK, Batch, Mark
 from truenext.destination import may_rename
 from truenext.errors import StoreError
 from truenext.limits import PAGE_BYTES
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, referenced_content
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, referenced_content_number
 from truenext.store import folder
 from truenext.store.changes import Changes, RareChanges, changes_of, decode_changes, encode_batch
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
@@ -250,9 +250,9 @@ class EmbeddedStore:
             elif found is not are_transient:
                 raise disagreement_error(batch.number, f"removes message {key.hex()}, which does not exist")
         if old:
-            self._check_checkpoint_removes(batch, old, are_transient=are_transient)
+            self._require_in_checkpoint(batch, old, are_transient=are_transient)
 
-    def _check_checkpoint_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
+    def _require_in_checkpoint(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
         with self._changed:
             indexes = self._overlay.indexes
             missing = next((key for key in keys if is_removed(key, indexes)), None)
@@ -329,7 +329,7 @@ class EmbeddedStore:
         self, messages: Iterable[UndecodedMessage], view: OverlayView, snapshot: lmdb.Transaction[bytes]
     ) -> Iterator[UndecodedMessage]:
         for message in messages:
-            if len(message.record) == REFERENCE_SIZE and (number := referenced_content(message.record)):
+            if len(message.record) == REFERENCE_SIZE and (number := referenced_content_number(message.record)):
                 message.content = self._content(content_key(number), view, snapshot)
             yield message
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from truenext.batch import NO_CAUSES, NO_MARK, Mark
 from truenext.errors import StoreError
 from truenext.limits import SEQUENCE_BLOCK
-from truenext.record import CONTENTS_LANE_KEY, content_key, referenced_content, sequence_of
+from truenext.record import CONTENTS_LANE_KEY, content_key, referenced_content_number, sequence_of
 from truenext.store import folder
 from truenext.store.check import SalvageSummary
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.salvage.folder import open_salvage
-from truenext.store.salvage.references import References
+from truenext.store.salvage.references import ReferenceCounts
 from truenext.store.segment_index import SegmentIndex
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
@@ -108,7 +108,7 @@ class _CheckpointWriter:
         self._piece: dict[bytes, SalvagedMessage] = {}
         self._size = 0
         self.timers = 0
-        self._references = References()
+        self._references = ReferenceCounts()
         """With the references that were written."""
         self._highest_keys = {False: b"", True: b""}
         """The highest key of each kind that was written: what stands behind it was not written yet."""
@@ -148,7 +148,7 @@ class _CheckpointWriter:
             if key.startswith(CONTENTS_LANE_KEY):
                 self._references.add(sequence_of(key), message.mark.attempts)
         for message in self._piece.values():
-            if number := referenced_content(message.record):
+            if number := referenced_content_number(message.record):
                 has_content = self._references.count_reference(number)
                 assert has_content, "a reference comes behind its content"
 

@@ -84,11 +84,11 @@ class Journal:
         self._last_frames: dict[int, int] = {}
         """Number of the last frame in or before each segment."""
         self._newest = 0
-        self._spares = 0
+        self._spare_count = 0
         self._spares_lock = Lock()
         for spare in folder.glob("spare-*"):
             if spare.stat().st_size == segment_bytes:
-                self._spares += 1
+                self._spare_count += 1
             else:
                 spare.unlink()
 
@@ -210,7 +210,7 @@ class Journal:
 
     @property
     def needs_spare(self) -> bool:
-        return not self._spares
+        return not self._spare_count
 
     @property
     def size(self) -> int:
@@ -220,7 +220,7 @@ class Journal:
     @property
     def spare_size(self) -> int:
         """Bytes of its spares."""
-        return self._spares * self._segment_bytes
+        return self._spare_count * self._segment_bytes
 
     def last_frame(self, segment: int) -> int:
         """Number of the last frame in or before the segment."""
@@ -269,7 +269,7 @@ class Journal:
                 allocate(path, max(needed, self._segment_bytes))
             else:
                 spare.rename(path)
-                self._spares -= 1
+                self._spare_count -= 1
         sync_folder(self._folder)
         file = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
         self._files[segment] = file
@@ -284,9 +284,9 @@ class Journal:
         Raises: OSError
         """
         with self._spares_lock:
-            if not self._spares:
+            if not self._spare_count:
                 allocate(self._folder / "spare-0", self._segment_bytes)
-                self._spares += 1
+                self._spare_count += 1
 
     def read_extents(self, extents: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
         """What is in each of the extents: segment, offset, length. Neighbours are read together.
@@ -333,11 +333,11 @@ class Journal:
         return self._folder / f"{segment:016x}.journal"
 
     def _make_spare(self, path: Path) -> None:
-        if self._spares >= SPARES_MAX or path.stat().st_size != self._segment_bytes:
+        if self._spare_count >= SPARES_MAX or path.stat().st_size != self._segment_bytes:
             path.unlink()
         else:
             path.rename(self._folder / f"spare-{path.stem}")
-            self._spares += 1
+            self._spare_count += 1
 
 
 def _blocks(parts: list[bytes]) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ from truenext.record import (
     LANE_KEY_SIZE,
     content_key,
     message_key,
-    referenced_content,
+    referenced_content_number,
     split_lane_key,
 )
 from truenext.store.changes import apply_names, apply_pauses
@@ -131,7 +131,7 @@ class MemoryStore:
 
     def _stored(self, key: bytes) -> UndecodedMessage:
         record = self._record(key)
-        number = referenced_content(record)
+        number = referenced_content_number(record)
         same_kind = self._messages if key in self._messages else self._transients
         content = same_kind.get(content_key(number), b"") if number else b""
         return UndecodedMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
@@ -142,11 +142,13 @@ class MemoryStore:
             (self._messages, batch.puts, batch.removes, batch.dereferenced),
             (self._transients, batch.transient_puts, batch.transient_removes, batch.transient_dereferenced),
         ):
-            put = Counter(content_key(number) for number in map(referenced_content, puts.values()) if number)
+            put = Counter(content_key(number) for number in map(referenced_content_number, puts.values()) if number)
             counted = Counter({key: batch.marks[key].attempts for key in puts if key.startswith(CONTENTS_LANE_KEY)})
             _require(batch, put == counted, "puts contents that have not as many references as their marks say")
             removed = (messages.get(key, b"") for key in removes)
-            removed_references = Counter(content_key(number) for number in map(referenced_content, removed) if number)
+            removed_references = Counter(
+                content_key(number) for number in map(referenced_content_number, removed) if number
+            )
             _require(
                 batch,
                 removed_references == Counter(dereferenced),
@@ -186,7 +188,10 @@ class MemoryStore:
                 "takes the name of a queue that is paused",
             )
 
-        require(batch.paused.keys() <= self._queues.keys() | batch.queues.keys(), "pauses a queue that does not exist")
+        require(
+            batch.paused.keys() <= self._queues.keys() | batch.queues.keys(),
+            "pauses a queue that does not exist",
+        )
 
         unmarked = set(batch.unmarks)
         for key in batch.marks.keys() - unmarked:

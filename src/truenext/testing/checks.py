@@ -48,7 +48,7 @@ def checked_queue(name: str) -> str:
     return name
 
 
-def list_known(value: Any, known: Iterable[str]) -> str:
+def known_names_hint(value: Any, known: Iterable[str]) -> str:
     """The end of a sentence that refuses `value`: what there is, and what comes close to it."""
     names = list(known)
     listed = f"there are {', '.join(map(repr, names))}" if names else "there are none"

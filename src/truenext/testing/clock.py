@@ -14,7 +14,7 @@ ADVANCE_MARGIN_NS = 1000
 """Put forward by so much more, so that what is due is due: seconds are rounded."""
 
 
-class AdvanceableClock:
+class OffsetClock:
     """The clock of one broker, through all of its runs."""
 
     def __init__(self) -> None:
@@ -50,16 +50,14 @@ class LoopTimer:
         self.is_cancelled = True
 
 
-class BrokerLoop:
+class AdvanceableLoop:
     """As much of an event loop as a broker uses, in front of the real one.
 
     Its timers go by the clock, and what it does is counted, so that it can be known when nothing is left to do. Once
     ended it does nothing any more, as if its process had been killed.
     """
 
-    def __init__(
-        self, loop: AbstractEventLoop, clock: AdvanceableClock, on_failed: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, loop: AbstractEventLoop, clock: OffsetClock, on_failed: Callable[[Exception], None]) -> None:
         """`on_failed` is told what an action raised."""
         self._loop = loop
         self._clock = clock

@@ -9,7 +9,7 @@ from typing import Any, cast
 from truenext.answers import Answer, CloseConnection
 from truenext.broker.broker import Broker
 from truenext.server.connection import ServerConnection
-from truenext.testing.clock import BrokerLoop
+from truenext.testing.clock import AdvanceableLoop
 
 _RESET = struct.pack("ii", 1, 0)
 """Of SO_LINGER: closing throws away what was not sent, and resets the connection."""
@@ -67,8 +67,8 @@ class CuttableConnection(ServerConnection):
         on_close_seen: Callable[["CuttableConnection"], None],
         **others: Any,
     ) -> None:
-        """`loop` is a `BrokerLoop`; `on_close_seen` is called once the client can see that this is closed."""
-        self._broker_loop = cast(BrokerLoop, loop)
+        """`loop` is an `AdvanceableLoop`; `on_close_seen` is called once the client can see that this is closed."""
+        self._broker_loop = cast(AdvanceableLoop, loop)
         """What hides sockets."""
         self._socket = FreezableSocket(sock)
         self._forward_closed = on_closed

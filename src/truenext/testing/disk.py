@@ -9,19 +9,19 @@ from truenext.disk_level import DiskLevel
 from truenext.limits import PAGE_BYTES
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Page, Recovered, TimerPage
-from truenext.testing.clock import BrokerLoop, LoopTimer
+from truenext.testing.clock import AdvanceableLoop, LoopTimer
 from truenext.testing.faults import Faults
 
 
 class FaultyStore:
     """The store of one run of the broker."""
 
-    def __init__(self, store: MemoryStore, loop: BrokerLoop, faults: Faults) -> None:
+    def __init__(self, store: MemoryStore, loop: AdvanceableLoop, faults: Faults) -> None:
         self._memory_store = store
         self._loop = loop
         self._faults = faults
         self._is_killed = False
-        self._batch_done: threading.Event | None = None
+        self._batch_delay_over: threading.Event | None = None
         """Of the batch that waits for its time to be over."""
         self._timer: LoopTimer | None = None
         self.may_be_slow = False
@@ -38,23 +38,23 @@ class FaultyStore:
         """A batch waits for the clock."""
         return self._timer is not None
 
-    def finish_batch(self) -> None:
+    def end_batch_delay(self) -> None:
         """What waits is durable now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._batch_done is not None:
-            self._batch_done.set()
+        if self._batch_delay_over is not None:
+            self._batch_delay_over.set()
 
     def kill(self) -> None:
         """What is not durable will not be."""
         self._is_killed = True
-        self.finish_batch()
+        self.end_batch_delay()
 
     def _delay_batch(self, done: threading.Event) -> None:
-        self._batch_done = done
+        self._batch_delay_over = done
         if self.is_slow and not self._is_killed:
-            self._timer = self._loop.call_later(self._faults.disk_delay_s, self.finish_batch)
+            self._timer = self._loop.call_later(self._faults.disk_delay_s, self.end_batch_delay)
         else:
             done.set()
 

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from truenext.testing.checks import checked_flag, list_known
+from truenext.testing.checks import checked_flag, known_names_hint
 
 CommitMoment = Literal["before", "after"]
 
@@ -50,7 +50,7 @@ class Faults:
     def order_commit_loss(self, when: CommitMoment, required: bool, location: str = "") -> None:
         """Raises: ValueError"""
         if when not in get_args(CommitMoment):
-            raise ValueError(f"a COMMIT is not lost {when!r}: {list_known(when, get_args(CommitMoment))}")
+            raise ValueError(f"a COMMIT is not lost {when!r}: {known_names_hint(when, get_args(CommitMoment))}")
         self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
 
     def take_commit_loss(self, when: CommitMoment) -> bool:

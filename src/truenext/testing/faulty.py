@@ -8,7 +8,7 @@ from truenext.broker.broker import Broker, PendingCommand
 from truenext.commands import Command, Commit
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.testing.clock import AdvanceableClock
+from truenext.testing.clock import OffsetClock
 from truenext.testing.connection import CloseAfterCommit, CuttableConnection
 from truenext.testing.disk import FaultyStore, FaultyWriteTimeEstimate
 from truenext.testing.faults import Faults
@@ -16,7 +16,7 @@ from truenext.testing.faults import Faults
 
 class FaultyBroker(Broker):
     def __init__(
-        self, engine: Engine, store: FaultyStore, loop: AbstractEventLoop, clock: AdvanceableClock, faults: Faults
+        self, engine: Engine, store: FaultyStore, loop: AbstractEventLoop, clock: OffsetClock, faults: Faults
     ) -> None:
         super().__init__(
             engine,

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from truenext.store.memory import MemoryStore
-from truenext.testing.checks import checked_queue, checked_seconds, list_known
-from truenext.testing.clock import AdvanceableClock
+from truenext.testing.checks import checked_queue, checked_seconds, known_names_hint
+from truenext.testing.clock import OffsetClock
 from truenext.testing.connection import CuttableConnection
 from truenext.testing.contents import QueueContents, read_queue_contents
 from truenext.testing.faults import CommitMoment, Faults
@@ -29,7 +29,7 @@ class LocalBroker:
     def __init__(self) -> None:
         """To be followed by `start`."""
         self._store = MemoryStore()
-        self._clock = AdvanceableClock()
+        self._clock = OffsetClock()
         self.faults = Faults()
         """What was ordered; for the kit itself."""
         self._lock = asyncio.Lock()
@@ -119,7 +119,7 @@ class LocalBroker:
             raise ValueError(f"a connection is one of truenext's client, or its session as a text, not {connection!r}")
         if session not in connections:
             raise LookupError(
-                f"the broker has no connection with session {session!r}: {list_known(session, connections)}"
+                f"the broker has no connection with session {session!r}: {known_names_hint(session, connections)}"
             )
         return [connections[session]]
 
@@ -137,7 +137,7 @@ class LocalBroker:
         does, nor what is being written."""
         self.faults.disk_delay_s = checked_seconds(seconds, "what a disk takes")
         if not seconds:
-            self._broker_run.store.finish_batch()
+            self._broker_run.store.end_batch_delay()
 
     # ---- Time ----
 

@@ -11,7 +11,7 @@ from truenext.errors import TruenextError
 from truenext.policy import Policies
 from truenext.server.listener import Listener
 from truenext.store.memory import MemoryStore
-from truenext.testing.clock import AdvanceableClock, BrokerLoop
+from truenext.testing.clock import AdvanceableLoop, OffsetClock
 from truenext.testing.connection import CuttableConnection
 from truenext.testing.disk import FaultyStore
 from truenext.testing.faults import Faults
@@ -29,10 +29,10 @@ THREAD_POLL_S = 0.0005
 
 
 class BrokerRun:
-    def __init__(self, store: MemoryStore, clock: AdvanceableClock, faults: Faults) -> None:
+    def __init__(self, store: MemoryStore, clock: OffsetClock, faults: Faults) -> None:
         """To be followed by `start`."""
         self._clock = clock
-        self._loop = BrokerLoop(asyncio.get_running_loop(), clock, self._on_internal_error)
+        self._loop = AdvanceableLoop(asyncio.get_running_loop(), clock, self._on_internal_error)
         self.store = FaultyStore(store, self._loop, faults)
         engine, recovered = recover(self.store, Policies())
         self._identity, self._after_clean_stop = recovered.identity, recovered.clean_stop
@@ -129,7 +129,7 @@ class BrokerRun:
         for connection in list(self.connections.values()):
             connection.thaw()
         self.store.may_be_slow = False
-        self.store.finish_batch()
+        self.store.end_batch_delay()
         assert self._listener is not None
         self._listener.stop_reading()
         self.check_not_failed()

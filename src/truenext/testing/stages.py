@@ -30,7 +30,7 @@ from truenext.stage.core.errors import NotDecoded
 from truenext.stage.service import Service
 from truenext.stage.service_run import ServiceRun
 from truenext.stage.sql.errors import DatabaseUnavailable
-from truenext.testing.checks import checked_count, checked_seconds, list_known
+from truenext.testing.checks import checked_count, checked_seconds, known_names_hint
 from truenext.testing.faults import OrderedFault
 from truenext.testing.local import LocalBroker, broker
 
@@ -152,7 +152,7 @@ class Stages:
         """
         if not isinstance(endpoint, Endpoint):
             raise ValueError(
-                f"{endpoint!r} is no endpoint of another service: {list_known(endpoint, self._service.remotes)}"
+                f"{endpoint!r} is no endpoint of another service: {known_names_hint(endpoint, self._service.remotes)}"
             )
         if isinstance(endpoint, LocalEndpoint):
             raise ValueError(f"{endpoint.name} is an endpoint of the service itself: mock what it asks")
@@ -197,12 +197,12 @@ class Stages:
         Raises: ValueError if there is no such point; LookupError if the service has no stage with that queue
         """
         if point not in get_args(Point):
-            raise ValueError(f"a message passes no point {point!r}: {list_known(point, get_args(Point))}")
+            raise ValueError(f"a message passes no point {point!r}: {known_names_hint(point, get_args(Point))}")
         _check_plain_function(action, "action")
         queues = self._service.stages
         if stage is not None and stage not in queues:
             raise LookupError(
-                f"{self._service.name} has no stage whose queue is {stage!r}: {list_known(stage, queues)}"
+                f"{self._service.name} has no stage whose queue is {stage!r}: {known_names_hint(stage, queues)}"
             )
         checked_count(times, "times", 1)
         call = f'at("{point}"' + ("" if stage is None else f', stage="{stage}"') + ")"

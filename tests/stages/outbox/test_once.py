@@ -251,7 +251,7 @@ def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
                 initiation.send(shop.take, Number(n), trace=f"order {n}")
             producer = await relay.borrow_producer()
             await outbox.number_units(producer)
-            producer.number += 1
+            producer.last_number += 1
             relay.return_producer(producer)
         read = await outbox.units_of(producer)
         assert [each.number for each in read] == [1, 2]

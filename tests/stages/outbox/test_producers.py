@@ -109,7 +109,7 @@ def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_t
         assert await both.second.ownerless_producers(10) == [producer.name]
         claimed = await both.second.claim(producer.name, owner_is_dead=True)
         assert isinstance(claimed, OutboxProducer)
-        assert (claimed.name, claimed.owner, claimed.number) == (producer.name, "second", 1)
+        assert (claimed.name, claimed.owner, claimed.last_number) == (producer.name, "second", 1)
         assert await numbers_of(both.second, claimed) == [1]
         assert await both.first.claim(producer.name, owner_is_dead=False) == "another's"
 
@@ -185,7 +185,7 @@ def test_what_a_transaction_has_that_still_runs_is_seen_by_whoever_takes_over_wh
         assert await both.second.claim(producer.name, owner_is_dead=True) == "busy"
         await under_way.commit()
         claimed = await both.second.claim(producer.name, owner_is_dead=True)
-        assert isinstance(claimed, OutboxProducer) and claimed.number == 2
+        assert isinstance(claimed, OutboxProducer) and claimed.last_number == 2
         assert await numbers_of(both.second, claimed) == [1, 2]
 
     on(postgres_url, work)
@@ -203,10 +203,10 @@ def test_units_that_the_broker_does_not_know_get_the_numbers_of_a_new_producer(d
         for number in range(1, 6):
             await both.commit(CommitNumber(old, number), f"m{number}")
         await both.first.confirm_rows([inbox_id("shop", "q", f"m{number}") for number in (1, 2)], [])
-        old.number = 5
+        old.last_number = 5
         units = await both.first.units_of(old)
         new = await both.first.renumber(units, old)
-        assert new is not None and new.name != old.name and new.number == 3
+        assert new is not None and new.name != old.name and new.last_number == 3
         moved = await both.first.units_of(new)
         assert [(each.id, each.number) for each in moved] == [
             (each.id, number) for number, each in enumerate(units, start=1)

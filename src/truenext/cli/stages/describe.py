@@ -128,7 +128,7 @@ def _tree(graph: ServiceGraph, notes: Mapping[str, str]) -> Tree:
     for endpoint in graph.endpoints:
         branch = tree.add(terminal.table_cell(_endpoint(endpoint)))
         for stage in endpoint.stages:
-            leaf = branch.add(terminal.table_cell(_stage(stage, notes)))
+            leaf = branch.add(terminal.table_cell(_stage_text(stage, notes)))
             for each in stage.references:
                 topic = "topic " if each.kind == "topic" else ""
                 leaf.add(terminal.table_cell(f"{each.how} {topic}{each.to}"))
@@ -154,7 +154,7 @@ def _endpoint(endpoint: EndpointNode) -> str:
     return text if endpoint.state is None else f"{text}, state {endpoint.state}"
 
 
-def _stage(stage: StageNode, notes: Mapping[str, str]) -> str:
+def _stage_text(stage: StageNode, notes: Mapping[str, str]) -> str:
     return f"{stage.name}({stage.takes}){f' at {stage.queue}' if stage.queue else ''}{_note(stage.queue, notes)}"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from truenext.cli import terminal
-from truenext.cli.values import ServiceNameParam
+from truenext.cli.values import ServiceImportParam
 from truenext.errors import ConfigurationError
 from truenext.stage.service import Service
 
@@ -29,7 +29,7 @@ _EXTRAS = {
 }
 """The extra of truenext that installs a module which stages import, by the name of that module."""
 
-service_argument = click.argument("target", metavar="MODULE:NAME", type=ServiceNameParam())
+service_argument = click.argument("target", metavar="MODULE:NAME", type=ServiceImportParam())
 
 
 def load_service(target: str) -> Service:

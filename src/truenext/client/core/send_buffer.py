@@ -166,7 +166,7 @@ class SendBuffer:
         self._clock = clock
         self._link: Link | None = None
         """Where sends are written to; None while the broker has not said what it has."""
-        self._waiting: deque[PendingSend] = deque()
+        self._to_write: deque[PendingSend] = deque()
         self._in_flight_count = 0
         self._interrupted: list[PendingSend] = []
         """What was under way on a connection that was lost, in order."""
@@ -213,7 +213,7 @@ class SendBuffer:
         self._message_count += 1
         self._byte_count += send.size
         self._bytes_since_write += send.size
-        self._waiting.append(send)
+        self._to_write.append(send)
 
     @property
     def is_flush_due(self) -> bool:
@@ -240,7 +240,7 @@ class SendBuffer:
         link = self._link
         in_flight = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, PendingSend)]
         reasons: list[Refused | None] = []
-        for send in (*self._waiting, *self._interrupted, *(self._to_resend or ()), *in_flight):
+        for send in (*self._to_write, *self._interrupted, *(self._to_resend or ()), *in_flight):
             if send.batch is batch:
                 send.batch = None
                 batch.on_settled(None)
@@ -271,7 +271,7 @@ class SendBuffer:
             if 0 < send.producer_number <= highest and not send.is_done:
                 self._complete(send, None)
         to_resend = [send for send in interrupted if not send.is_done]
-        self._waiting.extendleft(reversed(to_resend))
+        self._to_write.extendleft(reversed(to_resend))
         self.producer.last_number = highest
         self._link = link
         self.pump()
@@ -288,7 +288,7 @@ class SendBuffer:
         link = self._link
         if link is None or self._is_backing_off or self._to_resend is not None:
             return
-        waiting = self._waiting
+        waiting = self._to_write
         producer = self.producer
         while waiting:
             send = waiting.popleft()
@@ -382,7 +382,7 @@ class SendBuffer:
             send.frame_number = 0
             if send.is_abandoned and not send.is_done:
                 self._complete(send, TimeoutError(_ABANDONED))
-        self._waiting.extendleft(reversed(to_resend))
+        self._to_write.extendleft(reversed(to_resend))
         if self._is_backing_off:
             self._delayed_calls.call_at(self._clock() + NO_SPACE_RETRY_S, self._end_backoff)
         else:
@@ -407,11 +407,11 @@ class SendBuffer:
 
     def fail_all(self, error: Exception) -> None:
         """Nothing will be sent any more."""
-        for send in (*self._interrupted, *self._waiting):
+        for send in (*self._interrupted, *self._to_write):
             if not send.is_done:
                 self._complete(send, error)
         self._interrupted.clear()
-        self._waiting.clear()
+        self._to_write.clear()
         for signal in self._capacity_waiters:
             signal.set()
 

@@ -127,7 +127,7 @@ class BrowseTask(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self._clients.active_browsers) or self._pending_page is not None
 
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         if self._pending_page is not None:
             return True
         return self._current_read is None and any(browser.has_credit() for browser in self._clients.active_browsers)

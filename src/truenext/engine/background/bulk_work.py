@@ -1,8 +1,8 @@
 """How work on many messages is done that somebody has asked for: piece by piece, each once the one before is durable.
 
     asked for      `BulkTask.add`                whatever is wrong with it is said at once
-    its turn       `BulkOperations.next_read`    the page that it needs
-    it is there    `BulkOperations.execute`      messages move or go, all in one batch; the answer
+    its turn       `BulkPieceExecutor.next_read`  the page that it needs
+    it is there    `BulkPieceExecutor.execute`    messages move or go, all in one batch; the answer
 
 What a piece is, and which messages it takes: bulk.py
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from truenext.engine.writing.commit_state import CommitState
 
 
-class BulkOperations:
+class BulkPieceExecutor:
     """One piece: what it needs, and how it is done."""
 
     def __init__(
@@ -194,7 +194,7 @@ class FinishedPiece(NamedTuple):
 class BulkTask(BackgroundTask):
     """One after the other, in the order in which they were asked for."""
 
-    def __init__(self, commit_state: CommitState, clients: ClientRegistry, operations: BulkOperations) -> None:
+    def __init__(self, commit_state: CommitState, clients: ClientRegistry, operations: BulkPieceExecutor) -> None:
         self._commit_state = commit_state
         self._clients = clients
         self._operations = operations
@@ -233,11 +233,11 @@ class BulkTask(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self._pieces)
 
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         return bool(self._pieces) and self._current_read is None and self._operations.can_execute
 
     def step(self) -> Sequence[bulk.BulkRead]:
-        while self.is_due():
+        while self.can_step():
             piece = self._pieces[0]
             if piece.session.id not in self._clients.sessions:
                 self._pieces.popleft()

@@ -109,7 +109,7 @@ class ExpiryTask(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self._timers.in_memory) or self._unsent_read is not None
 
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         if self._unsent_read is not None:
             return True
         if self._current_read is not None or self._commit_state.is_full:
@@ -130,7 +130,7 @@ class ExpiryTask(BackgroundTask):
 
     def _process_due(self) -> None:
         remaining = EXPIRED_PER_STEP_MAX
-        while remaining > 0 and self._unsent_read is None and self.is_due():
+        while remaining > 0 and self._unsent_read is None and self.can_step():
             due = self._timers.pop_due()
             assert due is not None, "one is due"
             _, lane_key, first = split_timer(due)

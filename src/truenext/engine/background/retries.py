@@ -28,7 +28,7 @@ class RetryTask(BackgroundTask):
     def has_work(self) -> bool:
         return self._delayed_entries.next_us is not None
 
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         next_us = self._delayed_entries.next_us
         return next_us is not None and next_us <= self._commit_state.now_us
 

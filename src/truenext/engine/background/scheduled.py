@@ -129,7 +129,7 @@ class Scheduler(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self.timers.in_memory)
 
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         first = self.timers.first
         if first is None or self._current_read is not None or self._frozen_since_batch is not None:
             return False
@@ -152,7 +152,7 @@ class Scheduler(BackgroundTask):
 
     def step(self) -> list[DueSendsRead]:
         commit_state = self._commit_state
-        while self.is_due():
+        while self.can_step():
             due: dict[int, Lane] = {}
             for timer in self.timers.in_memory[: self._read_limit]:
                 due_ms, number, lane_key = split_scheduled_timer(timer)

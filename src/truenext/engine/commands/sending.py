@@ -152,7 +152,7 @@ class Sending:
         if self._commit_state.disk_level is DiskLevel.NONE or (session.only_sends and does_not_wait):
             raise _disk_full_error()
 
-    def must_wait(self, session: ConnectionState, command: Command) -> bool:
+    def waits_while_disk_short(self, session: ConnectionState, command: Command) -> bool:
         """While room is short this is for whoever only sends to wait with, and whatever is behind it.
 
         Raises: NoSpaceError if its connection does not wait

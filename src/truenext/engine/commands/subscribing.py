@@ -78,7 +78,7 @@ class Subscribing:
         uses the durable subscription, or there is no room.
         """
         session.check_subscription(subscribe.subscription, subscribe.destination)
-        if subscribe.destination.kind is DestinationKind.QUEUE_PATTERN and not subscribe.durable:
+        if subscribe.destination.kind is DestinationKind.QUEUE_PATTERN and not subscribe.durable_key:
             self._subscribe_to_pattern(session, subscribe)
             return
         queue = self._get_or_create_queue(session, subscribe)
@@ -90,7 +90,7 @@ class Subscribing:
             self._selections.subscribe(consumer, queue, selector)
         self._events.subscribed(consumer, queue, has_selector=selector is not None)
         session.consumers[subscribe.subscription] = consumer
-        self._add_size(consumer)
+        self._add_memory_use(consumer)
         self._clients.add_consumer(consumer)
         self._commit_state.touched_queues[queue] = None
 
@@ -102,8 +102,8 @@ class Subscribing:
         size = 0 if selector is None or existing is None else self._selections.bytes_to_join(existing, selector)
         self._check_memory(subscribe, size)
         text = "" if selector is None else selector.text
-        if subscribe.durable:
-            return self._get_or_create_durable(subscribe.durable, destination, text)
+        if subscribe.durable_key:
+            return self._get_or_create_durable(subscribe.durable_key, destination, text)
         if is_to_topic:
             name = f"/{session.id}//{subscribe.subscription}"
             destination = Destination(
@@ -120,7 +120,7 @@ class Subscribing:
         self._check_memory(subscribe, size)
         self._wildcards.subscribe(wildcard, size)
         session.consumers[subscribe.subscription] = wildcard
-        self._add_size(wildcard)
+        self._add_memory_use(wildcard)
         self._wildcards.step()
 
     def _new_consumer_fields(self) -> dict[str, int]:
@@ -190,17 +190,17 @@ class Subscribing:
         browser = Browser(session, queue, browse, self._memory, last_sequence=self._commit_state.last_sequence)
         session.browsers[browse.subscription] = browser
         self._browsing.start(browser)
-        self._add_size(browser)
+        self._add_memory_use(browser)
 
     def end_browser(self, browser: Browser) -> None:
         self._browsing.stop(browser)
-        self._subtract_size(browser)
+        self._subtract_memory_use(browser)
 
     # ---- The end of a subscription ----
 
     def unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
         """Raises: RemoteProtocolError if there is no such subscription, or somebody else uses it."""
-        if unsubscribe.durable:
+        if unsubscribe.durable_key:
             self._unsubscribe_durable(session, unsubscribe)
             return
         browser = session.browsers.pop(unsubscribe.subscription, None)
@@ -219,10 +219,12 @@ class Subscribing:
             self._queues.drop_temporary(queue, session)
 
     def _unsubscribe_durable(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
-        queue = self._queues.require_durable(unsubscribe.durable)
+        queue = self._queues.require_durable(unsubscribe.durable_key)
         consumer = session.consumers.get(unsubscribe.subscription)
         if any(other is not consumer for other in self._clients.receivers_of(queue).consumers):
-            raise RemoteProtocolError(f"somebody uses the durable subscription {unsubscribe.durable!r}", Code.IN_USE)
+            raise RemoteProtocolError(
+                f"somebody uses the durable subscription {unsubscribe.durable_key!r}", Code.IN_USE
+            )
         if consumer is not None and consumer.queue is queue:
             del session.consumers[unsubscribe.subscription]
             self.end_consumer(consumer, is_lost=False)
@@ -233,7 +235,7 @@ class Subscribing:
         """End a consumer. If its connection `is_lost`, an attempt is charged to what it has begun: the first message it
         holds, if its client does not say it. Not so in auto mode: what it holds never left the broker.
         """
-        self._subtract_size(consumer)
+        self._subtract_memory_use(consumer)
         if consumer.pull_request is not None:
             self._pull_requests.remove_consumer(consumer)
         queues = consumer.all_queues()
@@ -275,12 +277,12 @@ class Subscribing:
             if not self._memory.has_space_for_consumer(size):
                 raise consumer_memory_error(size, self._memory)
 
-    def _add_size(self, subscriber: Subscriber) -> None:
-        """It is there; to be followed by `_subtract_size`."""
+    def _add_memory_use(self, subscriber: Subscriber) -> None:
+        """It is there; to be followed by `_subtract_memory_use`."""
         self._memory.queue_bytes += consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.add_selector(subscriber.selector)
 
-    def _subtract_size(self, subscriber: Subscriber) -> None:
+    def _subtract_memory_use(self, subscriber: Subscriber) -> None:
         self._memory.queue_bytes -= consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.remove_selector(subscriber.selector)
 

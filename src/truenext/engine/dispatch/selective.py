@@ -49,7 +49,7 @@ POSITION_UNKNOWN = 0
 class ConsumerClass:
     """Consumers that are offered the same."""
 
-    __slots__ = ("group_owner", "may_be_held_back", "number", "offered_entry", "receivers", "scan")
+    __slots__ = ("group_owner", "may_get_better_offer", "number", "offered_entry", "receivers", "scan")
 
     def __init__(self, number: int, scan: QueueScan | None, group_owner: BrokerConsumer | None) -> None:
         self.number = number
@@ -60,7 +60,7 @@ class ConsumerClass:
         """As a heap, the best first; of those behind some may have no credit any more."""
         self.offered_entry: Entry | None = None
         """What was found for them, and not given out yet."""
-        self.may_be_held_back = False
+        self.may_get_better_offer = False
         """What others are given may be what they wait for."""
 
     def has_receiver_with_credit(self) -> bool:
@@ -127,7 +127,7 @@ class QueueDispatch:
                 consumer_class.offered_entry = entry = (
                     self._first_of_class(consumer_class) if consumer_class.has_receiver_with_credit() else None
                 )
-                consumer_class.may_be_held_back = entry is None or self._has_skipped_uncommitted
+                consumer_class.may_get_better_offer = entry is None or self._has_skipped_uncommitted
                 if entry is not None:
                     heappush(offers, (entry.lane.rank, entry.sequence, consumer_class.number, entry, consumer_class))
             if not offers:
@@ -346,7 +346,7 @@ class GroupedQueueDispatch(QueueDispatch):
             queried += [
                 consumer_class
                 for consumer_class in classes.values()
-                if consumer_class.may_be_held_back and consumer_class not in queried
+                if consumer_class.may_get_better_offer and consumer_class not in queried
             ]
         return queried
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.memory.spilling import Spilling
+    from truenext.engine.memory.spilling import SpilledSubscriptions
     from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
@@ -43,7 +43,7 @@ class Eviction:
         commit_state: CommitState,
         state: EngineState,
         resident: ResidentSet,
-        spilling: Spilling,
+        spilling: SpilledSubscriptions,
     ) -> None:
         self._commit_state = commit_state
         self._memory = state.memory
@@ -113,7 +113,7 @@ class Eviction:
         """Make `needed` bytes of the messages of these queues leave; those that would be served last go first."""
         for queue in queues:
             if queue.is_subscription and not queue.is_known_to_store:
-                self._spilling.start(queue)
+                self._spilling.add(queue)
         for rank in reversed(RANKS):
             lanes = _existing_lanes(queues, rank)
             needed -= self._lower_horizons(lanes, needed)

@@ -260,14 +260,14 @@ class ResidentSet:
         self.queues_still_over_limit.clear()
         for lane in list(self.lanes_with_unread_in_memory):
             self.free_durable_in_lane(lane)
-        self.forget_removed()
+        self.forget_durable_removals()
 
-    def forget_removed(self) -> None:
+    def forget_durable_removals(self) -> None:
         """What durable batches have removed, and no page that is being read may show. To be called now and then as
         well: the last such page may come when nothing more is written.
         """
         for lane in list(self._lanes_with_removed):
-            lane.forget_removed(self._commit_state.last_committed)
+            lane.forget_durable_removals(self._commit_state.last_committed)
             if not lane.removed:
                 del self._lanes_with_removed[lane]
 

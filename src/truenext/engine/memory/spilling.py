@@ -35,7 +35,7 @@ class ConnectionProgress(NamedTuple):
     """Of each of its consumers how many messages it holds, and when it got the last one."""
 
 
-class Spilling:
+class SpilledSubscriptions:
     def __init__(self, commit_state: CommitState, numbers: QueueNumberAllocator) -> None:
         self._commit_state = commit_state
         self._numbers = numbers
@@ -44,7 +44,7 @@ class Spilling:
         self._progress: dict[ConnectionState, tuple[ConnectionProgress, int]] = {}
         """Of their connections, and since when that has not changed: microseconds by a clock that does not jump."""
 
-    def start(self, queue: Queue) -> None:
+    def add(self, queue: Queue) -> None:
         """Something of a subscription is about to leave memory."""
         number = self._numbers.allocate()
         # No name had this sequence before.
@@ -56,7 +56,7 @@ class Spilling:
         self._queues[queue] = None
         self._commit_state.batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
 
-    def stop(self, queue: Queue) -> bool:
+    def remove(self, queue: Queue) -> bool:
         """A temporary queue goes. True if something of it may be on disk."""
         if queue not in self._queues:
             return False

@@ -25,7 +25,7 @@ from truenext.order import RANKS
 from truenext.record import message_key
 
 if TYPE_CHECKING:
-    from truenext.engine.memory.spilling import Spilling
+    from truenext.engine.memory.spilling import SpilledSubscriptions
     from truenext.engine.state.queue import Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.numbers import QueueNumberAllocator
@@ -60,7 +60,9 @@ class _EndedQueue:
 
 
 class SubscriptionCleanup(BackgroundTask):
-    def __init__(self, commit_state: CommitState, numbers: QueueNumberAllocator, spilling: Spilling) -> None:
+    def __init__(
+        self, commit_state: CommitState, numbers: QueueNumberAllocator, spilling: SpilledSubscriptions
+    ) -> None:
         self._commit_state = commit_state
         self._events = commit_state.events
         self._numbers = numbers
@@ -77,7 +79,7 @@ class SubscriptionCleanup(BackgroundTask):
 
     def end_temporary(self, queue: Queue) -> None:
         """A temporary queue has ended: what may be on disk of it goes."""
-        if self._spilling.stop(queue):
+        if self._spilling.remove(queue):
             # Nothing comes to it once the last batch that has anything in it is durable.
             self.add_ended_queue(queue, self._commit_state.latest_batch)
         else:
@@ -95,7 +97,7 @@ class SubscriptionCleanup(BackgroundTask):
     def queues(self) -> list[Queue]:
         return [ended.queue for ended in self._ended_queues]
 
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         return (
             bool(self._ended_queues)
             and not self._is_reading

@@ -87,7 +87,7 @@ class Wildcards(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self.joining)
 
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         return bool(self.joining)
 
     def step(self) -> tuple[()]:

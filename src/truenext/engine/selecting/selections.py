@@ -90,7 +90,7 @@ class Selections(BackgroundTask):
     def has_work(self) -> bool:
         return bool(self._active)
 
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         return bool(self._active)
 
     def subscribe(self, consumer: BrokerConsumer, queue: Queue, selector: Selector | None) -> None:

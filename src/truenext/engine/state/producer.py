@@ -27,11 +27,11 @@ class Producer(msgspec.Struct, gc=False):
     used_ms: int
     batch: int = 0
     """The batch that makes its numbers durable; a repeat is answered once it is."""
-    sends: int = NO_NUMBER
+    highest_send: int = NO_NUMBER
     """The highest number of a SEND."""
-    commits: int = NO_NUMBER
+    highest_commit: int = NO_NUMBER
     """The highest number of a COMMIT that was accepted or resolved."""
-    commits_unknown: int = NO_NUMBER
+    highest_unknown_commit: int = NO_NUMBER
     """Whether the COMMIT of this number, or of any below it, was accepted or resolved is not known."""
     is_gapless: bool | None = None
     """None until its first SEND or COMMIT: so far its COMMITs were resolved, one after the other."""
@@ -43,20 +43,20 @@ class Producer(msgspec.Struct, gc=False):
         return cls(
             state.last_used_ms,
             0,
-            state.sends,
-            state.commits,
-            state.commits_unknown,
+            state.highest_send,
+            state.highest_commit,
+            state.highest_unknown_commit,
             state.is_gapless,
             state.resolved,
         )
 
     def state(self, *, is_used_once: bool) -> ProducerState:
         return ProducerState(
-            self.sends,
+            self.highest_send,
             self.used_ms,
             is_used_once,
-            self.commits,
-            self.commits_unknown,
+            self.highest_commit,
+            self.highest_unknown_commit,
             self.is_gapless,
             self.resolved,
         )
@@ -74,9 +74,9 @@ class Producer(msgspec.Struct, gc=False):
                     f"COMMIT {number} of producer {name!r} was resolved as rolled back: commit it under another number",
                     Code.ROLLED_BACK,
                 )
-            highest = self.commits
+            highest = self.highest_commit
         else:
-            highest = self.sends
+            highest = self.highest_send
         is_gapless = self.is_gapless
         if declares_gapless and is_gapless is not True:
             if is_gapless is False:
@@ -92,17 +92,17 @@ class Producer(msgspec.Struct, gc=False):
     def record_use(self, number: int, *, is_commit: bool, declares_gapless: bool) -> None:
         """The SEND or COMMIT was accepted."""
         if is_commit:
-            self.commits = number
+            self.highest_commit = number
         else:
-            self.sends = number
+            self.highest_send = number
         if self.is_gapless is None:
             self.is_gapless = declares_gapless
 
     def is_use_unknown(self, number: int, *, is_commit: bool) -> bool:
         """Whether a number that counts as used ever was is not known."""
-        if is_commit and number <= self.commits_unknown:
+        if is_commit and number <= self.highest_unknown_commit:
             return True
-        return not self.is_gapless and number < (self.commits if is_commit else self.sends)
+        return not self.is_gapless and number < (self.highest_commit if is_commit else self.highest_send)
 
     # ---- Questions ----
 
@@ -113,7 +113,7 @@ class Producer(msgspec.Struct, gc=False):
         if not number and self.is_gapless is not False:
             # Those without gaps begin with 1.
             return CommitOutcome.UNKNOWN
-        if number > self.commits:
+        if number > self.highest_commit:
             return CommitOutcome.NOT_YET_COMMITTED
         return CommitOutcome.UNKNOWN if self.is_use_unknown(number, is_commit=True) else CommitOutcome.COMMITTED
 
@@ -122,12 +122,12 @@ class Producer(msgspec.Struct, gc=False):
         not the next one of a producer that may not leave one out."""
         if self.outcome(number) is not CommitOutcome.NOT_YET_COMMITTED:
             return False
-        if self.is_gapless is not False and number != max(self.commits, 0) + 1:
+        if self.is_gapless is not False and number != max(self.highest_commit, 0) + 1:
             return False
-        self.commits = number
+        self.highest_commit = number
         self.resolved = (*self.resolved, number)
         if len(self.resolved) > RESOLVED_MAX:
-            self.commits_unknown = max(self.commits_unknown, self.resolved[0])
+            self.highest_unknown_commit = max(self.highest_unknown_commit, self.resolved[0])
             self.resolved = self.resolved[1:]
         return True
 

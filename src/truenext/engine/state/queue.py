@@ -373,7 +373,7 @@ class Lane:
         self.requeued = [(sequence, one) for sequence, one in self.requeued if one is not entry]
         heapify(self.requeued)
 
-    def forget_removed(self, committed: int) -> None:
+    def forget_durable_removals(self, committed: int) -> None:
         """This batch is durable: pages that are asked for from now on do not show what it removed."""
         if self.pending_read is None and not self.side_read_count:
             remaining = {sequence: batch for sequence, batch in self.removed.items() if batch > committed}

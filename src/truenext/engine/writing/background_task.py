@@ -30,7 +30,7 @@ class BackgroundTask(ABC):
         """There is something to do, now or later."""
 
     @abstractmethod
-    def is_due(self) -> bool:
+    def can_step(self) -> bool:
         """A step would do something."""
 
     @abstractmethod

@@ -125,22 +125,22 @@ class CommitState:
         sequence = self.next_sequence
         self.next_sequence = sequence + 1
         if sequence >= self._requested_limit:
-            self.request_sequences()
+            self.request_sequence_range()
         return sequence
 
     def reserving_batch(self, sequence: int) -> int:
         """The batch with which a sequence is reserved that was just given out and is not reserved yet: nobody may see
         what has it before that."""
         if sequence >= self._requested_limit:
-            self.request_sequences()
+            self.request_sequence_range()
         return self.sequences_requested_in
 
     def request_sequences_if_low(self) -> None:
         """If few are left that were asked for."""
         if self._requested_limit - self.next_sequence < SEQUENCE_BLOCK // 2:
-            self.request_sequences()
+            self.request_sequence_range()
 
-    def request_sequences(self) -> None:
+    def request_sequence_range(self) -> None:
         self._requested_limit = self.next_sequence + SEQUENCE_BLOCK
         self.sequences_requested_in = self.batch.number
         self.batch.sequence_limit = self._requested_limit

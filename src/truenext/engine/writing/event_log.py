@@ -191,17 +191,17 @@ class EventLog:
     def became_due(self, entry: Entry) -> None:
         self._add_returned(entry, _DUE_CODE)
 
-    def _add_returned(self, entry: Entry, code: int, cause: str = "") -> None:
+    def _add_returned(self, entry: Entry, reason_code: int, cause: str = "") -> None:
         queue = entry.lane.queue.number
         if queue:
             number = self._cause_number(cause) if cause else 0
             if (
                 self._block_kind != _RETURNED
                 or self._block_queue != queue
-                or self._block_code != code
+                or self._block_code != reason_code
                 or self._block_other != number
             ):
-                self._open_block(_RETURNED, queue, number, code)
+                self._open_block(_RETURNED, queue, number, reason_code)
             self.block_entries.append(entry)
 
     def _cause_number(self, cause: str) -> int:
@@ -457,7 +457,7 @@ class NoEventLog(EventLog):
     def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
         pass
 
-    def _add_returned(self, entry: Entry, code: int, cause: str = "") -> None:
+    def _add_returned(self, entry: Entry, reason_code: int, cause: str = "") -> None:
         pass
 
     def expired(self, entry: Entry) -> None:

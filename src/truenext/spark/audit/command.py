@@ -16,7 +16,7 @@ from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import STUCK_SECONDS, AuditResults, audit
 from truenext.spark.audit.run_names import run_names
 from truenext.spark.paths import path_to_read, path_to_write
-from truenext.spark.report import AuditedRun, write_comparison
+from truenext.spark.report import AuditedHistory, write_comparison
 from truenext.spark.schema import read_events
 from truenext.spark.session import start
 from truenext.spark.stages.schema import read_stage_events
@@ -44,7 +44,7 @@ def run_audit(
 
     Raises: ConfigurationError, HistoryError
     """
-    audited = audit_all(
+    audited = audit_histories(
         folders, master=master, since=since, queue=queue, stuck_seconds=stuck_seconds, stages=stages, out=out
     )
     if out is not None:
@@ -53,7 +53,7 @@ def run_audit(
     return [each.verdict for each in audited]
 
 
-def audit_all(
+def audit_histories(
     folders: Sequence[Path | str],
     *,
     master: str | None = None,
@@ -62,7 +62,7 @@ def audit_all(
     stuck_seconds: float = STUCK_SECONDS,
     stages: Sequence[Path | str] = (),
     out: Path | None = None,
-) -> list[AuditedRun]:
+) -> list[AuditedHistory]:
     """Audit each of `folders`, print progress and verdicts, and write the tables and Spark's log below `out`.
 
     The tables of several folders go to folders below `out` that are called as `run_names` says. `stages` are folders
@@ -110,12 +110,12 @@ def audit_all(
             if out is not None:
                 with _timed("tables"):
                     audited.append(
-                        AuditedRun(
+                        AuditedHistory(
                             name, write_tables(results, out / name if len(folders) > 1 else out), results.verdict
                         )
                     )
             else:
-                audited.append(AuditedRun(name, {}, results.verdict))
+                audited.append(AuditedHistory(name, {}, results.verdict))
             results.unpersist()
     for each in audited:
         print(f"{each.name}: {each.verdict}" if len(folders) > 1 else each.verdict, flush=True)
@@ -123,7 +123,7 @@ def audit_all(
 
 
 def write_page(
-    audited: Sequence[AuditedRun], out: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
+    audited: Sequence[AuditedHistory], out: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
 ) -> None:
     """Write the page of `audited` to `out`, and print where it is; `sections` as for `write_comparison`.
 

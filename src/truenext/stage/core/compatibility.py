@@ -65,7 +65,7 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
         takes=endpoint.takes.schema(),
         replies=None if endpoint.replies is None else endpoint.replies.schema(),
         state=None if endpoint.state is None else endpoint.state.schema(),
-        topic="" if endpoint.topic is None else endpoint.topic.name,
+        topic="" if endpoint.subscribed_topic is None else endpoint.subscribed_topic.name,
         stages={each.queue: each.takes.schema() for each in endpoint.stages_in_order[1:]},
     )
 

@@ -136,7 +136,9 @@ class Stage:
         self.endpoint = endpoint
         self.name = name
         self.queue = queue
-        self.destination = f"/queue/{queue}" if endpoint.topic is None else endpoint.topic.destination
+        self.destination = (
+            f"/queue/{queue}" if endpoint.subscribed_topic is None else endpoint.subscribed_topic.destination
+        )
         self.function = function
         self.settings = settings
         subject = f"stage {name} of {endpoint.name}"
@@ -180,7 +182,7 @@ class LocalEndpoint(Endpoint[M, R]):
             self.state = Codec(state, subject)
             self.state.check_default(subject)
         self.settings = settings
-        self.topic = topic
+        self.subscribed_topic = topic
         self.stages_in_order: list[Stage] = []
         self._register = register
 

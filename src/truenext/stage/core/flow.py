@@ -78,7 +78,7 @@ class Flow:
         self._now_ms = now_ms
         self._expires_ms = expires_ms
         self._is_unstashed = is_unstashed
-        self._action = ""
+        self._continuation = ""
         self.direct_message: object = UNSET
         """What the next stage is to take in this same transaction."""
         context = envelope.flow
@@ -145,7 +145,7 @@ class Flow:
             )
         encoded = endpoint.replies.encode(message)
         if not self._envelope.waiting:
-            self._set_action("reply")
+            self._set_continuation("reply")
             return
         *waiting, last = self._envelope.waiting
         self._continue("reply", last.to, encoded, last.state, waiting, attachments)
@@ -167,7 +167,7 @@ class Flow:
         if self._is_unstashed:
             raise FlowError("no stage runs here, so none can follow directly: say next instead of next_direct")
         self._next_stage("next_direct").takes.encode(message)
-        self._set_action("next_direct")
+        self._set_continuation("next_direct")
         self.direct_message = message
 
     def goto(
@@ -205,7 +205,7 @@ class Flow:
 
     def check_replied(self) -> None:
         """The function of the stage has returned None. Raises: FlowError if the flow would end there unnoticed"""
-        if self._stage.signature.must_reply and not self._action:
+        if self._stage.signature.must_reply and not self._continuation:
             name, replied = self._stage.name, type_name(self._stage.signature.reply)
             raise FlowError(
                 f"{name} returns {replied}, but it has returned None, and has neither replied nor gone on, so the flow "
@@ -213,13 +213,13 @@ class Flow:
                 "the flow may end here"
             )
 
-    def _set_action(self, action: str) -> None:
-        if self._action and not (self._action == action == "request"):
+    def _set_continuation(self, action: str) -> None:
+        if self._continuation and not (self._continuation == action == "request"):
             raise FlowError(
-                f"{self._stage.queue} has said {self._action} already, and cannot say {action} as well: a stage "
+                f"{self._stage.queue} has said {self._continuation} already, and cannot say {action} as well: a stage "
                 "requests, replies, goes on with the next stage or goes to another endpoint"
             )
-        self._action = action
+        self._continuation = action
 
     def _next_stage(self, action: str) -> Stage:
         next_stage = self._stage.next_stage
@@ -251,7 +251,7 @@ class Flow:
             raise Reject(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
         # What is refused is not said: the stage may catch the error, and say something else.
         context, checked = self._flow_context, checked_attachments(attachments)
-        self._set_action(kind)
+        self._set_continuation(kind)
         envelope = Envelope(
             version=VERSION,
             id=self._output.new_id(),

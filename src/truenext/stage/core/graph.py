@@ -70,7 +70,7 @@ def graph_of(
     referenced = [to for each in own for stage in each.stages_in_order for to, _ in references_of(stage.function)]
     others = {each.name: each for each in referenced if isinstance(each, Endpoint)}
     known = {each.name: each for each in remotes}
-    subscribed = [each.topic for each in own if each.topic is not None]
+    subscribed = [each.subscribed_topic for each in own if each.subscribed_topic is not None]
     published = [each for each in referenced if isinstance(each, Topic)]
     own_names = {each.name for each in own}
     return ServiceGraph(
@@ -94,11 +94,11 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointNode:
         type_name(endpoint.takes.type),
         _replies(endpoint),
         None if endpoint.state is None else type_name(endpoint.state.type),
-        "" if endpoint.topic is None else endpoint.topic.name,
+        "" if endpoint.subscribed_topic is None else endpoint.subscribed_topic.name,
         [
             StageNode(
                 each.name,
-                each.queue if endpoint.topic is None else "",
+                each.queue if endpoint.subscribed_topic is None else "",
                 type_name(each.takes.type),
                 [_edge(to, how) for to, how in references_of(each.function)],
             )

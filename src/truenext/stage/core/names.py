@@ -19,7 +19,7 @@ _IS_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*").fullmatch
 _DEAD_LETTER_PREFIX = len("DLQ.")
 
 
-def endpoint_name(text: str, service: str) -> str:
+def expand_endpoint_name(text: str, service: str) -> str:
     """Raises: DefinitionError if it can be none"""
     if not isinstance(text, str):
         raise DefinitionError(f"{text!r} is no name of an endpoint or service: names are text, such as order.place")

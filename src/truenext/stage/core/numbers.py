@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 
 class OutboxProducer:
-    __slots__ = ("name", "number", "owner")
+    __slots__ = ("last_number", "name", "owner")
 
     def __init__(self, name: str, owner: str, number: int) -> None:
         self.name = name
         self.owner = owner
         """The run of the process that may use it."""
-        self.number = number
+        self.last_number = number
         """The last one that was used."""
 
     @property
     def next_commit(self) -> CommitNumber:
-        return CommitNumber(self, self.number + 1)
+        return CommitNumber(self, self.last_number + 1)
 
 
 class CommitNumber(NamedTuple):

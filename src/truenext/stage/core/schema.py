@@ -111,9 +111,9 @@ class _JsonSchemaBuilder:
             case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
                 return {"type": "string", "contentEncoding": "base64", **_constraints(info, _lengths("Length"))}
             case inspect.DateTimeType():
-                return _time("date-time", info.tz)
+                return _time_schema("date-time", info.tz)
             case inspect.TimeType():
-                return _time("time", info.tz)
+                return _time_schema("time", info.tz)
             case inspect.DateType() | inspect.TimeDeltaType() | inspect.UUIDType() | inspect.DecimalType():
                 return {"type": "string", "format": _TEXTS[type(info)]}
             case inspect.EnumType():
@@ -222,7 +222,7 @@ def _lengths(of: str) -> dict[str, str]:
     return {"min_length": f"min{of}", "max_length": f"max{of}"}
 
 
-def _time(name: str, zone: bool | None) -> Schema:
+def _time_schema(name: str, zone: bool | None) -> Schema:
     with_zone, without = {"type": "string", "format": name}, {"type": "string", "format": f"local-{name}"}
     if zone is None:
         return {"anyOf": [with_zone, without]}

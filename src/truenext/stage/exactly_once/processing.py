@@ -149,5 +149,5 @@ class BorrowedProducer:
             self._relay.mark_in_doubt(producer)
             return
         if self._was_used:
-            producer.number += 1
+            producer.last_number += 1
         self._relay.return_producer(producer)

@@ -327,7 +327,7 @@ class OutboxRelay:
             return
         if is_sent:
             await self._outbox.delete_sent(producer.name, unit.number)
-            producer.number += 1
+            producer.last_number += 1
             self._clear_doubt(producer)
 
     def _clear_doubt(self, producer: OutboxProducer) -> None:
@@ -379,12 +379,12 @@ class OutboxRelay:
                 return await self._renumber(producer, units[at:])
             highest = max(highest, number)
             await outbox.delete_sent(producer.name, number)
-        if highest == producer.number:
+        if highest == producer.last_number:
             return True
-        if highest > producer.number:
+        if highest > producer.last_number:
             _logger.error(
                 "the broker knows a number that the database does not: the database has lost commits",
-                extra={"producer": producer.name, "number": producer.number, "broker": highest},
+                extra={"producer": producer.name, "number": producer.last_number, "broker": highest},
             )
         await outbox.drop_producers([producer.name])
         return False
@@ -458,7 +458,7 @@ class OutboxRelay:
         _logger.error(
             "the broker does not know the numbers of a producer: it is another one, or has lost something, or has not "
             "heard of it for a week. What was left to be sent is sent under new numbers",
-            extra={"producer": producer.name, "number": producer.number, "units": len(units)},
+            extra={"producer": producer.name, "number": producer.last_number, "units": len(units)},
         )
         new = await self._outbox.renumber(units, producer)
         if new is not None:

@@ -4,7 +4,7 @@ It needs no SQLAlchemy, so that whoever only catches can do so without it.
 
 TruenextError
 ├── DatabaseUnavailable     the database is not there, or cannot work; no message's fault
-│   ├── OutboxUnavailable       it is there, perhaps, but not what has effects happen once
+│   ├── OutboxUnusable          it is there, perhaps, but not what has effects happen once
 │   └── OutboxBusy       others have kept that locked for too long
 ├── Swallowed        the transaction is no longer what the function believes; nothing was committed
 ├── NotCommitted     the database has refused the COMMIT; nothing was committed
@@ -45,7 +45,7 @@ class DatabaseUnavailable(TruenextError):
     kind = DatabaseErrorKind.UNAVAILABLE
 
 
-class OutboxUnavailable(DatabaseUnavailable):
+class OutboxUnusable(DatabaseUnavailable):
     """What has effects happen once cannot be asked now, or not be written; `__cause__` says more."""
 
     kind = DatabaseErrorKind.TABLES

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.exc import DBAPIError
 
-from truenext.stage.sql.errors import AlreadyProcessed, InProgress, OutboxUnavailable, ProducerLost
+from truenext.stage.sql.errors import AlreadyProcessed, InProgress, OutboxUnusable, ProducerLost
 from truenext.stage.sql.tables import is_unusable_table, unusable_table_text
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ExactlyOnceWriter:
     def insert_inbox_id(self, connection: Connection) -> None:
         """The first statement of the transaction.
 
-        Raises: AlreadyProcessed, InProgress, OutboxUnavailable; what SQLAlchemy raises
+        Raises: AlreadyProcessed, InProgress, OutboxUnusable; what SQLAlchemy raises
         """
         try:
             result = connection.exec_driver_sql(_BEGIN[connection.dialect.name], {"id": self._id})
@@ -107,7 +107,7 @@ class ExactlyOnceWriter:
     def insert_unit(self, connection: Connection, service: str, number: CommitNumber, unit: OutboxUnit) -> None:
         """The last statement before COMMIT.
 
-        Raises: ProducerLost, OutboxUnavailable; what SQLAlchemy raises
+        Raises: ProducerLost, OutboxUnusable; what SQLAlchemy raises
         """
         kind = connection.dialect.name
         parameters: dict[str, Any] = {
@@ -131,4 +131,4 @@ class ExactlyOnceWriter:
 
 def _translated(error: DBAPIError) -> Exception:
     """What the message cannot help is not its failure."""
-    return OutboxUnavailable(unusable_table_text(error)) if is_unusable_table(error) else error
+    return OutboxUnusable(unusable_table_text(error)) if is_unusable_table(error) else error

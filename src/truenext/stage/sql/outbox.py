@@ -26,7 +26,7 @@ from truenext.stage.sql.errors import (
     DatabaseErrorKind,
     DatabaseUnavailable,
     OutboxBusy,
-    OutboxUnavailable,
+    OutboxUnusable,
     ProducerLost,
 )
 from truenext.stage.sql.numbering import IS_READABLE, combine_rows
@@ -284,17 +284,17 @@ class Outbox:
             deleted = await self._execute(
                 connection,
                 "DELETE FROM truenext_producers WHERE name = :name AND owner = :owner AND number = :number",
-                {"name": old.name, "owner": self.owner, "number": old.number},
+                {"name": old.name, "owner": self.owner, "number": old.last_number},
             )
             if deleted.rowcount != 1:
                 return None
             for each in units:
-                new.number += 1
+                new.last_number += 1
                 await self._execute(
                     connection,
                     "UPDATE truenext_outbox SET producer = :new, number = :number "
                     "WHERE producer = :old AND number = :before",
-                    {"new": new.name, "number": new.number, "old": old.name, "before": each.number},
+                    {"new": new.name, "number": new.last_number, "old": old.name, "before": each.number},
                 )
             await self._insert_producer(connection, new)
         return new
@@ -468,7 +468,7 @@ class Outbox:
             connection,
             "INSERT INTO truenext_producers (name, service, owner, number, used_ms) "
             f"VALUES (:name, :service, :owner, :number, {self._now_ms})",
-            {"name": producer.name, "service": self._service, "owner": self.owner, "number": producer.number},
+            {"name": producer.name, "service": self._service, "owner": self.owner, "number": producer.last_number},
         )
 
     async def _execute(
@@ -480,7 +480,7 @@ class Outbox:
     async def _transaction(self, *, is_read_only: bool = False) -> AsyncIterator[AsyncConnection]:
         """One transaction, which writes unless it says that it `is_read_only`.
 
-        Raises: DatabaseUnavailable, OutboxBusy or OutboxUnavailable, whatever has gone wrong
+        Raises: DatabaseUnavailable, OutboxBusy or OutboxUnusable, whatever has gone wrong
         """
         try:
             async with (self._read_only_engine if is_read_only else self._engine).begin() as connection:
@@ -492,8 +492,8 @@ class Outbox:
             if kind in (DatabaseErrorKind.UNAVAILABLE, DatabaseErrorKind.LOST):
                 raise DatabaseUnavailable(f"the outbox cannot be reached: {error}") from error
             if isinstance(error, DBAPIError) and is_unusable_table(error):
-                raise OutboxUnavailable(unusable_table_text(error)) from error
-            raise OutboxUnavailable(f"the outbox cannot be used: {error}") from error
+                raise OutboxUnusable(unusable_table_text(error)) from error
+            raise OutboxUnusable(f"the outbox cannot be used: {error}") from error
 
 
 def _stored_unit(row: Row[Any]) -> StoredUnit:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from truenext.batch import NO_CAUSES, NO_MARK
 from truenext.errors import StoreError
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, referenced_content, sequence_of, split_lane_key
+from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, referenced_content_number, sequence_of, split_lane_key
 from truenext.store import folder
 from truenext.store.checkpoint_format import decode_mark
 from truenext.store.overlay import Overlay
@@ -32,7 +32,7 @@ from truenext.store.salvage.damage import (
     find_record_damage,
 )
 from truenext.store.salvage.journal import SalvagedJournal
-from truenext.store.salvage.references import References
+from truenext.store.salvage.references import ReferenceCounts
 from truenext.store.segment_index import apply_journal, find_mark, merge_causes
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
@@ -101,7 +101,7 @@ class Salvage:
         """
         self._damage_report = DamageReport(on_damage)
         self._progress = SalvageProgress(on_progress)
-        self._references = References()
+        self._references = ReferenceCounts()
         """To the contents among the messages that were read."""
         self.highest_sequence = 0
         """The highest sequence of a message."""
@@ -171,7 +171,7 @@ class Salvage:
         references = self._references
         deferred: list[SalvagedMessage] = []
         for message in self._all_messages():
-            if message.damage or not (number := referenced_content(message.record)):
+            if message.damage or not (number := referenced_content_number(message.record)):
                 if not message.damage and message.key.startswith(CONTENTS_LANE_KEY):
                     references.add(sequence_of(message.key), message.mark.attempts)
                 yield message
@@ -181,7 +181,7 @@ class Salvage:
                 # Its content may stand on a page that a damaged one led to.
                 deferred.append(message)
         for message in deferred:
-            number = referenced_content(message.record)
+            number = referenced_content_number(message.record)
             if not references.count_reference(number):
                 self._mark_damaged(message, f"its content, number {number}, is missing or damaged")
             yield message

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class References:
+class ReferenceCounts:
     """The contents that are there, and how many messages refer to each: 16 bytes for each content."""
 
     def __init__(self) -> None:

@@ -90,22 +90,22 @@ class SubscribeTarget(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class UnsupportedHeaderRule:
+class HeaderValueRule:
     accepted: frozenset[str] | None
     """Values, in lower case, that ask for nothing but what is so anyway; None is any."""
     why: str
     """Others are refused, and what to do instead."""
 
 
-def _refuse(why: str) -> dict[SubscribeTarget, UnsupportedHeaderRule]:
+def _refuse(why: str) -> dict[SubscribeTarget, HeaderValueRule]:
     return _accept_only(why=why)
 
 
-def _accept_only(*values: str, why: str) -> dict[SubscribeTarget, UnsupportedHeaderRule]:
-    return dict.fromkeys(SubscribeTarget, UnsupportedHeaderRule(frozenset(values), why))
+def _accept_only(*values: str, why: str) -> dict[SubscribeTarget, HeaderValueRule]:
+    return dict.fromkeys(SubscribeTarget, HeaderValueRule(frozenset(values), why))
 
 
-_ACCEPT_ANY = dict.fromkeys(SubscribeTarget, UnsupportedHeaderRule(None, ""))
+_ACCEPT_ANY = dict.fromkeys(SubscribeTarget, HeaderValueRule(None, ""))
 _NO_LOCAL = _accept_only(
     "false",
     why="subscriptions without one's own messages are not supported yet; leave it out, and tell yours by a header and "
@@ -115,13 +115,13 @@ _RETROACTIVE = _accept_only(
     "false", why="retroactive consumers are not supported yet; leave it out, a queue has what was sent before"
 ) | dict.fromkeys(
     (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
-    UnsupportedHeaderRule(
+    HeaderValueRule(
         frozenset({"false"}),
         "retroactive consumers are not supported yet; leave it out, or say durable:true to miss nothing from now on",
     ),
 )
 _DURABLE_QUEUE = _accept_only("true", "false", why="") | {
-    SubscribeTarget.TEMPORARY: UnsupportedHeaderRule(
+    SubscribeTarget.TEMPORARY: HeaderValueRule(
         frozenset({"false"}), "it ends with its connection; leave this out, or use a /queue/"
     )
 }
@@ -132,7 +132,7 @@ _DEAD_LETTERS = _refuse("dead letters go to DLQ. + queue, or where dead_letters 
 _STREAMS = _refuse("there are no streams; leave it out, or say browser:true to see what waits and take nothing")
 _FILTER = _refuse("there are no streams; say selector")
 
-SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, UnsupportedHeaderRule]] = {
+SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     # ActiveMQ's.
     "activemq.dispatchAsync": _ACCEPT_ANY,
     "consumer.dispatchAsync": _ACCEPT_ANY,
@@ -151,38 +151,38 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, UnsupportedHeaderRule]] =
     "subscription-type": _accept_only("anycast", why="it is anycast; leave this out, or subscribe to a /topic/")
     | dict.fromkeys(
         (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
-        UnsupportedHeaderRule(frozenset({"multicast"}), "it is multicast; leave this out, or subscribe to a /queue/"),
+        HeaderValueRule(frozenset({"multicast"}), "it is multicast; leave this out, or subscribe to a /queue/"),
     ),
     # RabbitMQ's.
     "durable": _DURABLE_QUEUE,
     "persistent": _DURABLE_QUEUE,
     "auto-delete": {
         # A queue that is empty and unused goes anyway; messages are never thrown away for it.
-        SubscribeTarget.QUEUE: UnsupportedHeaderRule(
+        SubscribeTarget.QUEUE: HeaderValueRule(
             frozenset({"true", "false"}), "it is true or false, and asks for nothing; leave it out"
         ),
-        SubscribeTarget.TEMPORARY: UnsupportedHeaderRule(
+        SubscribeTarget.TEMPORARY: HeaderValueRule(
             frozenset({"true"}), "it ends with its connection; leave this out, or use a /queue/"
         ),
-        SubscribeTarget.TOPIC: UnsupportedHeaderRule(
+        SubscribeTarget.TOPIC: HeaderValueRule(
             frozenset({"true"}),
             "the subscription ends with its connection; leave this out, or say durable:true as well",
         ),
-        SubscribeTarget.DURABLE: UnsupportedHeaderRule(
+        SubscribeTarget.DURABLE: HeaderValueRule(
             frozenset({"false"}), "the subscription stays until an UNSUBSCRIBE ends it; leave this out"
         ),
     },
     "exclusive": {
-        SubscribeTarget.QUEUE: UnsupportedHeaderRule(
+        SubscribeTarget.QUEUE: HeaderValueRule(
             frozenset({"false"}),
             "a queue of one connection is /temp-queue/NAME: subscribe to that; or say activemq.exclusive:true to be "
             "the only consumer that gets messages of this queue",
         ),
         **dict.fromkeys(
             (SubscribeTarget.TEMPORARY, SubscribeTarget.TOPIC),
-            UnsupportedHeaderRule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
+            HeaderValueRule(frozenset({"true", "false"}), "it belongs to its connection anyway; leave this out"),
         ),
-        SubscribeTarget.DURABLE: UnsupportedHeaderRule(
+        SubscribeTarget.DURABLE: HeaderValueRule(
             frozenset({"false"}), "the subscription outlives its connection; leave this out"
         ),
     },

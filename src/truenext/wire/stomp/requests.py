@@ -136,7 +136,7 @@ class FrameInterpreter:
         text = headers.get("persistent")
         persistent = text is not None and (text == "true" or read_boolean("persistent", text))
         text = headers.get("expires")
-        expires_ms = 0 if text is None else _expires(text)
+        expires_ms = 0 if text is None else _read_expires_ms(text)
         message = SentMessage(priority, persistent, expires_ms, header, frame.body)
         if group:
             message.group = group
@@ -260,7 +260,7 @@ class FrameInterpreter:
             has_express=has_express,
             is_pulling=subscribe_options.is_pulling,
             selector=compiled,
-            durable=durable,
+            durable_key=durable,
         )
 
     def _parse_unsubscribe(self, frame: Frame) -> Unsubscribe:
@@ -466,7 +466,7 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
     )
 
 
-def _expires(text: str) -> int:
+def _read_expires_ms(text: str) -> int:
     """Milliseconds since the epoch; 0 is never, and so is -1, which some clients say."""
     return 0 if text == "-1" else read_number("expires", text)
 
