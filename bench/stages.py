@@ -41,19 +41,19 @@ from uvloop import new_event_loop
 from bench import frames, machine
 from bench.load import await_frame, connect, read
 from bench.options import positive
-from truenext.answers import Receipt
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
-from truenext.commands import Ack, ReceiptRequest, Send
 from truenext.engine.engine import Engine
 from truenext.history.writer import HistoryWriter
-from truenext.limits import READ_BYTES
-from truenext.policy import Policies
+from truenext.model.answers import Receipt
+from truenext.model.commands import Ack, ReceiptRequest, Send
+from truenext.model.limits import READ_BYTES
+from truenext.model.policy import Policies
+from truenext.model.url import parse_url
 from truenext.server.listener import Listener
 from truenext.store import folder as disk
 from truenext.store import journal
 from truenext.store.embedded import EmbeddedStore
-from truenext.url import parse_url
 from truenext.wire.stomp.server import StompSession
 
 STAGES = ("parse", "send", "journal", "disk", "dispatch", "encode", "taken", "sockets")

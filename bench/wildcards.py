@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 
 from bench.options import positive
-from truenext.commands import Ack, AckMode, Send, Subscribe
-from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.message import SentMessage
+from truenext.model.commands import Ack, AckMode, Send, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.message import SentMessage
 
 CASES = [
     # Queues, wildcards, window, messages in a turn

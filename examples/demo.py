@@ -29,8 +29,8 @@ from rich.table import Table
 from examples.broker import Broker
 from examples.orders.demo import show as show_orders
 from truenext.errors import ConfigurationError
+from truenext.model.url import parse_url
 from truenext.spark.audit.command import SPARK_LOG, audit_histories, write_page
-from truenext.url import parse_url
 
 RECEIVE_SECONDS = 10.0
 """A message that does not come within this time counts as lost."""

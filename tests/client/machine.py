@@ -25,7 +25,7 @@ from truenext.client.core.session import SessionMode
 from truenext.client.core.transaction_state import Outcome
 from truenext.engine.state.window import SIZE_MIN
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, LocalProtocolError, RolledBack
-from truenext.policy import Policies, Policy
+from truenext.model.policy import Policies, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,7 +13,7 @@ from truenext.client.core.consumers import ConsumerOptions, parse_consumer_optio
 from truenext.client.core.context import ClientContext
 from truenext.client.core.session import SessionCore, SessionMode
 from truenext.client.core.waiting import Flow, Wait
-from truenext.url import parse_url
+from truenext.model.url import parse_url
 
 ADDRESS = parse_url("stomp://127.0.0.1:61613")
 

@@ -24,9 +24,9 @@ from truenext.client.core.context import ClientContext as CoreContext
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
 from truenext.errors import ConnectionLost
+from truenext.model.url import Address
 from truenext.server.connection import ServerConnection
 from truenext.store.memory import MemoryStore
-from truenext.url import Address
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.shapes import FRAME_SHAPES
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from truenext.batch import Batch
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Entry
-    from truenext.policy import Policies
+    from truenext.model.batch import Batch
+    from truenext.model.policy import Policies
 
 ADDRESS = Address(host="broker", port=1)
 START_S = 1000.0

@@ -8,7 +8,7 @@ from truenext.client.core.disposition import FAILED, REJECTED, Disposition
 from truenext.client.core.flows import failed_disposition, rejected_disposition
 from truenext.client.core.message import Content
 from truenext.client.core.session import SessionMode
-from truenext.limits import CAUSE_BYTES_MAX
+from truenext.model.limits import CAUSE_BYTES_MAX
 
 
 def nacked(

@@ -25,7 +25,7 @@ from truenext.client.core.disposition import ACKED, FAILED
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.waiting import Wait
 from truenext.errors import ClosedError, RolledBack
-from truenext.policy import Policies, Policy
+from truenext.model.policy import Policies, Policy
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "0"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or SystemRandom().randrange(10**9)

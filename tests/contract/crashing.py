@@ -30,10 +30,10 @@ from tests.contract.simulated_disk import (
     quick_folder,
 )
 from tests.contract.test_store import Model, Shared
-from truenext.batch import Batch, Causes, Mark, ProducerState
 from truenext.errors import StoreError
-from truenext.events import CHUNK, FROM_BATCH, chunk_position
-from truenext.record import message_key, timer_key
+from truenext.model.batch import Batch, Causes, Mark, ProducerState
+from truenext.model.events import CHUNK, FROM_BATCH, chunk_position
+from truenext.model.record import message_key, timer_key
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Recovered
 

@@ -16,9 +16,9 @@ from tests.contract.crashing import chunk
 from tests.contract.damage import wait_for_checkpoints
 from tests.contract.disk import Disk, key
 from truenext.errors import StoreError
-from truenext.events import chunk_position
-from truenext.message import SentMessage
-from truenext.record import encode_record
+from truenext.model.events import chunk_position
+from truenext.model.message import SentMessage
+from truenext.model.record import encode_record
 from truenext.store import export as export_module
 from truenext.store.check import check
 from truenext.store.checkpoint import Checkpoint

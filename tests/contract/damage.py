@@ -10,13 +10,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from truenext.batch import NO_MARK, Batch, Mark, ProducerState
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import TruenextError
 from truenext.history.writer import HistoryWriter
-from truenext.message import SentMessage
-from truenext.order import PRIORITY_MAX
-from truenext.record import (
+from truenext.model.batch import NO_MARK, Batch, Mark, ProducerState
+from truenext.model.message import SentMessage
+from truenext.model.order import PRIORITY_MAX
+from truenext.model.record import (
     DamagedRecord,
     content_key,
     decode_record,

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from truenext.batch import Batch, Causes, Mark
-from truenext.record import lane_key, message_key, sequence_of, timer_key
+from truenext.model.batch import Batch, Causes, Mark
+from truenext.model.record import lane_key, message_key, sequence_of, timer_key
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, Store

@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 import lmdb
 
 from tests.contract import cutting
-from truenext.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark
 from truenext.errors import StoreError
-from truenext.events import chunk_position
-from truenext.record import CONTENTS_LANE_KEY
+from truenext.model.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark
+from truenext.model.events import chunk_position
+from truenext.model.record import CONTENTS_LANE_KEY
 from truenext.store import checkpoint, embedded, folder, frame, journal, lost_tail, message_tables, views
 from truenext.store.changes import Changes, RareChanges, causes_of, decode_changes
 from truenext.store.checkpoint import Checkpoint

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from truenext.batch import Batch
 from truenext.errors import StoreError
+from truenext.model.batch import Batch
 from truenext.store.embedded import EmbeddedStore
 
 STARTED, CONFIRMED, HISTORY_SYNCED = 1, 2, 3

@@ -18,7 +18,7 @@ import pytest
 from tests.contract.damage import Content, Run, Writer, read_all, run_broker, worked_on, write_history
 from truenext.errors import StoreError
 from truenext.history.check import find_damage
-from truenext.record import LANE_KEY_SIZE, sequence_of
+from truenext.model.record import LANE_KEY_SIZE, sequence_of
 from truenext.store.check import check
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.export import export

@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from tests.contract.disk import LANE, NEXT_QUEUE, OTHER_LANE, Disk, embedded, key, put, sequences, timers
 from tests.contract.simulated_disk import quick_folder
 from tests.contract.test_store import Model, check_restart, draw_batch, share
-from truenext.batch import Batch, ProducerState
 from truenext.errors import StoreError, StoreInUseError
-from truenext.message import SentMessage
-from truenext.record import (
+from truenext.model.batch import Batch, ProducerState
+from truenext.model.message import SentMessage
+from truenext.model.record import (
     CONTENTS_LANE_KEY,
     DamagedRecord,
     content_key,
@@ -325,8 +325,8 @@ def test_a_segment_is_allocated_and_synced_before_it_gets_its_name(
 KILLED = """
 import sys
 from pathlib import Path
-from truenext.batch import Batch
-from truenext.record import lane_key, message_key
+from truenext.model.batch import Batch
+from truenext.model.record import lane_key, message_key
 from truenext.store.embedded import EmbeddedStore
 
 store = EmbeddedStore(Path(sys.argv[1]), segment_bytes=int(sys.argv[2]), segments_max=2)

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from tests.contract.naive_history import read, read_folder
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe, Unsubscribe
-from truenext.destination import Destination, DestinationKind, parse_address
 from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
@@ -21,16 +19,25 @@ from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError
-from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, SUBSCRIPTION_MODES, chunk_position
-from truenext.events import EventKind as EventKind
 from truenext.history import export
 from truenext.history.check import find_damage, last_batch_chunk
 from truenext.history.export import delete_old_files, export_closed_files
 from truenext.history.exporter import HistoryExporter
 from truenext.history.files import chunk_at, chunks_of_file, history_files
 from truenext.history.writer import HistoryWriter
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy, WhileWaiting
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe, Unsubscribe
+from truenext.model.destination import Destination, DestinationKind, parse_address
+from truenext.model.events import (
+    FILE,
+    FROM_BATCH,
+    GAP_EVENTS,
+    HISTORY_VERSION,
+    MAGIC,
+    SUBSCRIPTION_MODES,
+    chunk_position,
+)
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy, WhileWaiting
 
 ORDERS = Destination(DestinationKind.QUEUE, "orders")
 PRIVATE = Destination(DestinationKind.TEMPORARY, "/temp-queue/x/answers", session="x")

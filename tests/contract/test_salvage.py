@@ -31,13 +31,13 @@ from tests.contract.damage import (
     write_history,
 )
 from tests.contract.disk import LANE, Disk, key, put
-from truenext.batch import NO_MARK
 from truenext.broker.recovery import recover
 from truenext.cli.main import main
 from truenext.errors import StoreError
-from truenext.limits import SEQUENCE_BLOCK
-from truenext.policy import Policies
-from truenext.record import encode_record, lane_key, message_key, sequence_of
+from truenext.model.batch import NO_MARK
+from truenext.model.limits import SEQUENCE_BLOCK
+from truenext.model.policy import Policies
+from truenext.model.record import encode_record, lane_key, message_key, sequence_of
 from truenext.store import export as export_module
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import DATABASES, DATABASES_MAX, FORMAT_VERSION

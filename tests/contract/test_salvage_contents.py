@@ -10,9 +10,9 @@ import pytest
 from tests.contract.disk import Disk
 from tests.contract.test_embedded_store import until
 from tests.contract.test_salvage import check, truenext
-from truenext.batch import NO_CAUSES, Mark
-from truenext.message import SentMessage
-from truenext.record import (
+from truenext.model.batch import NO_CAUSES, Mark
+from truenext.model.message import SentMessage
+from truenext.model.record import (
     CONTENTS_LANE_KEY,
     content_key,
     decode_record,

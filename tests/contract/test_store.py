@@ -32,9 +32,9 @@ from tests.contract.disk import (
     sequences,
     timers,
 )
-from truenext.batch import DUE_NEVER, NO_MARK, Batch, Causes, Mark, ProducerState
 from truenext.errors import StoreError
-from truenext.record import (
+from truenext.model.batch import DUE_NEVER, NO_MARK, Batch, Causes, Mark, ProducerState
+from truenext.model.record import (
     CONTENTS_LANE_KEY,
     LANE_KEY_SIZE,
     content_key,

@@ -16,10 +16,10 @@ import pytest
 from tests.contract.disk import LANE, NEXT_QUEUE, Disk, key, put, sequences
 from tests.contract.test_embedded_store import journal_files, until
 from tests.drawing import one_of
-from truenext.batch import Batch, Mark, ProducerState
-from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
-from truenext.record import lane_key, message_key, sequence_of, timer_key
+from truenext.model.batch import Batch, Mark, ProducerState
+from truenext.model.disk_level import DiskLevel
+from truenext.model.record import lane_key, message_key, sequence_of, timer_key
 from truenext.store import checkpointer, disk_space, folder, journal
 from truenext.store.changes import Changes, RareChanges
 from truenext.store.checkpoint import Checkpoint

@@ -8,13 +8,13 @@ from pathlib import Path
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
 from truenext.history.writer import HistoryWriter
-from truenext.limits import CONNECTIONS_MAX
-from truenext.policy import Policies
+from truenext.model.limits import CONNECTIONS_MAX
+from truenext.model.policy import Policies
+from truenext.model.url import parse_url
 from truenext.server.listener import Listener
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
-from truenext.url import parse_url
 
 
 @asynccontextmanager

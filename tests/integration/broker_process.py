@@ -19,8 +19,8 @@ from tests.drawing import one_of
 from tests.integration import held_disk
 from tests.integration.forked import Forked, completed_text
 from tests.integration.raw_client import RawClient
-from truenext.disk_level import DiskLevel
-from truenext.limits import UNSENT_BYTES_MAX
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import UNSENT_BYTES_MAX
 from truenext.wire.stomp.frame import Frame
 
 TINY_LIMITS = ("--page-size", "1", "--queue-memory-limit", "1KB")

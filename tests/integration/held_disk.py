@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from truenext.batch import Batch
 from truenext.broker import write_time
 from truenext.cli import serve
 from truenext.cli.main import main as truenext
-from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
-from truenext.limits import PAGE_BYTES
+from truenext.model.batch import Batch
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import PAGE_BYTES
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Page
 

@@ -14,7 +14,7 @@ from tests.integration.raw_client import RawClient, bodies
 from truenext.broker import control_only
 from truenext.cli.files import FILES_OWN
 from truenext.engine.state.memory import LANE_BYTES, QUEUE_BYTES, MemoryBudget
-from truenext.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
+from truenext.model.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 from truenext.server import connection
 
 FEW = 3

@@ -20,8 +20,8 @@ import pytest
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess, dying_with_us
 from truenext import blocking
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError, Refused, RolledBack
+from truenext.model.url import Address
 from truenext.testing.blocking import blocking_broker
-from truenext.url import Address
 
 PREFETCHES = pytest.mark.parametrize("prefetch", [None, 0, 1, 10])
 

@@ -10,7 +10,7 @@ from tests.integration.broker_here import broker_here
 from truenext import blocking
 from truenext.client.tasks.connection import connect
 from truenext.errors import ConfigurationError, ConnectionLost
-from truenext.url import parse_url
+from truenext.model.url import parse_url
 
 
 def _has_ipv6() -> bool:

@@ -13,8 +13,8 @@ from truenext import testing
 from truenext.client.core import flows, send_buffer
 from truenext.client.tasks.connection import Connection, connect
 from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused, TruenextError
+from truenext.model.url import Address
 from truenext.testing.local import LocalBroker
-from truenext.url import Address
 
 PATIENCE_S = 60.0
 

@@ -19,9 +19,9 @@ from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.send_options import SendOptions
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, Code, Refused, RolledBack
-from truenext.limits import BODY_BYTES_MAX, TRANSACTIONS_MAX
+from truenext.model.limits import BODY_BYTES_MAX, TRANSACTIONS_MAX
+from truenext.model.url import Address
 from truenext.testing.local import LocalBroker
-from truenext.url import Address
 
 PATIENCE_S = 60.0
 NOWHERE = "/queue/"

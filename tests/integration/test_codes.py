@@ -7,9 +7,9 @@ import pytest
 
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.raw_client import RawClient
-from truenext.disk_level import DiskLevel
 from truenext.errors import Code
-from truenext.limits import COMPOSITE_MAX, HEADERS_MAX, LOGIN_BYTES_MAX, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import COMPOSITE_MAX, HEADERS_MAX, LOGIN_BYTES_MAX, SUBSCRIPTIONS_MAX, TRANSACTIONS_MAX
 from truenext.store.memory import MemoryStore
 
 TESTED_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py"}

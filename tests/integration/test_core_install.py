@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.environments import ROOT, make_environment
-from truenext.events import FILE, HISTORY_VERSION, MAGIC
+from truenext.model.events import FILE, HISTORY_VERSION, MAGIC
 
 OF_EXTRAS = (
     "truenext.history.table",

@@ -7,13 +7,13 @@ import pytest
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
 from truenext.broker.recovery import recover
-from truenext.commands import Send
-from truenext.destination import Destination, DestinationKind
 from truenext.engine.engine import Engine
-from truenext.limits import WINDOW_MAX
-from truenext.message import SentMessage
-from truenext.policy import Policies
-from truenext.schedule import Schedule
+from truenext.model.commands import Send
+from truenext.model.destination import Destination, DestinationKind
+from truenext.model.limits import WINDOW_MAX
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies
+from truenext.model.schedule import Schedule
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Store
 

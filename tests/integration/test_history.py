@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.contract.naive_history import read_folder, read_parquet
 from tests.integration.broker_process import LIMITS, BrokerProcess
-from truenext.events import GAP_EVENTS
+from truenext.model.events import GAP_EVENTS
 
 
 def history(broker: BrokerProcess) -> list[dict[str, Any]]:

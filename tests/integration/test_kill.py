@@ -21,7 +21,7 @@ import pytest
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, UnexpectedError, numbered
-from truenext.limits import WINDOW_MAX
+from truenext.model.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame
 
 CYCLES = int(os.environ.get("TRUENEXT_KILL_CYCLES", "3"))

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.test_cut_connections import client_with_one_started, cut
 from tests.integration.test_wire import RECEIPT_BYTES, request_receipts
-from truenext.limits import UNSENT_ANSWER_BYTES_MAX
+from truenext.model.limits import UNSENT_ANSWER_BYTES_MAX
 
 
 @pytest.fixture

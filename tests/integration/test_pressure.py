@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.broker_process import TINY_LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from truenext.limits import MEMORY_LIMIT_MIN
+from truenext.model.limits import MEMORY_LIMIT_MIN
 from truenext.wire.stomp.frame import Frame
 
 PAGE_BY_PAGE = ("--queue-memory-limit", "2KB", "--page-size", "1")

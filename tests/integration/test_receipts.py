@@ -14,9 +14,9 @@ import pytest
 
 from tests.integration.broker_here import broker_here, port_of
 from tests.unit.mutation import mutated
-from truenext.batch import Batch
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.writing.commit_state import CommitState
+from truenext.model.batch import Batch
 from truenext.server.connection import ServerConnection
 from truenext.store.embedded import EmbeddedStore
 from truenext.wire.stomp.codec import Decoder

@@ -13,7 +13,7 @@ import pytest
 from tests.drawing import one_of
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient, UnexpectedError, bodies, numbered
-from truenext.envelope import DEAD_LETTER_HEADERS
+from truenext.model.header_lines import DEAD_LETTER_HEADERS
 from truenext.wire.stomp.frame import Frame
 
 POISON, HEALTHY = 200, 2000

@@ -7,7 +7,7 @@ import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies, numbered
-from truenext.disk_level import DiskLevel
+from truenext.model.disk_level import DiskLevel
 from truenext.wire.stomp.frame import Frame
 
 pytestmark = LIMITS

@@ -20,7 +20,7 @@ from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext.cli import messages
 from truenext.cli.main import main
 from truenext.client.core.send_buffer import NO_SPACE_RETRY_S, UNCONFIRMED_MESSAGES_MAX
-from truenext.disk_level import DiskLevel
+from truenext.model.disk_level import DiskLevel
 
 REFUSING = pytest.mark.parametrize("options", [("--when-full", "refuse")], ids=["refuse"])
 SHORT = pytest.mark.parametrize("disk_level", [DiskLevel.LITTLE, DiskLevel.NONE])

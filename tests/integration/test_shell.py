@@ -12,13 +12,13 @@ import pytest
 from tests.integration.broker_here import broker_here, port_of
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.raw_client import RawClient
-from truenext.batch import Batch
 from truenext.broker import write_time
 from truenext.broker.config import Configuration
 from truenext.broker.settings import BrokerSettings
 from truenext.cli import serve
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import TruenextError
+from truenext.model.batch import Batch
 from truenext.server.connection import ServerConnection
 from truenext.store.memory import MemoryStore
 from truenext.wire.stomp.frame import Frame

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess
 from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient, bodies
-from truenext.disk_level import DiskLevel
-from truenext.limits import BODY_BYTES_MAX, MEMORY_LIMIT_MIN
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import BODY_BYTES_MAX, MEMORY_LIMIT_MIN
 from truenext.wire.stomp.frame import Frame
 
 SMALL = pytest.mark.parametrize("options", [("--memory-limit", "128MiB")], ids=["128 MiB"])

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.forked import completed_text
 from tests.integration.raw_client import bodies
-from truenext.limits import HISTORY_FLUSH_SECONDS
+from truenext.model.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.frame import FRAME
 
 

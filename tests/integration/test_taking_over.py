@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from truenext.disk_level import DiskLevel
+from truenext.model.disk_level import DiskLevel
 
 pytestmark = LIMITS
 

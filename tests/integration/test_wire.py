@@ -2,7 +2,7 @@
 
 What is refused, what is agreed (versions, heart-beats, receipts, temporary queues, numbered sends), and how the
 `truenext` command begins, ends and talks to a broker. Source of what is expected: docs/contract.md, docs/decisions/0009
-and src/truenext/limits.py.
+and src/truenext/model/limits.py.
 
     TRUENEXT_SEED=7 pytest -s tests/integration/test_wire.py -k garbage
 """
@@ -33,7 +33,7 @@ from tests.integration.forked import completed
 from tests.integration.raw_client import RawClient, bodies, numbered
 from truenext import blocking, connect
 from truenext.errors import ConnectionLost
-from truenext.limits import (
+from truenext.model.limits import (
     BODY_BYTES_MAX,
     HEADER_BYTES_MAX,
     HEADERS_MAX,

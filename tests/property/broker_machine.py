@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from msgspec import structs
 
-import truenext.selector
+import truenext.model.selector
 from tests.property import targets
 from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
 from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
@@ -49,9 +49,24 @@ from tests.property.oracle import (
 )
 from tests.property.producers_oracle import Kind as Frame
 from tests.property.producers_oracle import NumberStatus
-from truenext.answers import Receipt
-from truenext.batch import Causes
-from truenext.commands import (
+from truenext.engine.background.browsing import BrowseSlice
+from truenext.engine.background.bulk import BulkRead, ListScheduled, Move, Purge, Redrive, ScheduledRequest, Unschedule
+from truenext.engine.background.bulk import BulkRequest as BulkCommand
+from truenext.engine.background.bulk import ScheduledResult as ShownSends
+from truenext.engine.engine import Engine
+from truenext.engine.selecting.groups import GroupScanCursor
+from truenext.engine.selecting.scan import QueueScan
+from truenext.engine.state.causes import causes_from_store, causes_size
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.memory import size_of
+from truenext.engine.state.pages import PageMessage, PageResult
+from truenext.engine.state.queue import Entry, Lane, Queue
+from truenext.engine.state.wildcard import Wildcard
+from truenext.engine.writing.event_log import EventLog
+from truenext.errors import NoSpaceError, RemoteProtocolError, StoreError
+from truenext.model.answers import Receipt
+from truenext.model.batch import Causes
+from truenext.model.commands import (
     Abort,
     Ack,
     AckMode,
@@ -68,27 +83,12 @@ from truenext.commands import (
     Unsubscribe,
     Wake,
 )
-from truenext.destination import Destination, DestinationKind, parse_address
-from truenext.engine.background.browsing import BrowseSlice
-from truenext.engine.background.bulk import BulkRead, ListScheduled, Move, Purge, Redrive, ScheduledRequest, Unschedule
-from truenext.engine.background.bulk import BulkRequest as BulkCommand
-from truenext.engine.background.bulk import ScheduledResult as ShownSends
-from truenext.engine.engine import Engine
-from truenext.engine.selecting.groups import GroupScanCursor
-from truenext.engine.selecting.scan import QueueScan
-from truenext.engine.state.causes import causes_from_store, causes_size
-from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.engine.state.memory import size_of
-from truenext.engine.state.pages import PageMessage, PageResult
-from truenext.engine.state.queue import Entry, Lane, Queue
-from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.writing.event_log import EventLog
-from truenext.envelope import decode_header_lines, group_of
-from truenext.errors import NoSpaceError, RemoteProtocolError, StoreError
-from truenext.limits import PRODUCERS_MAX, RESOLVED_MAX
-from truenext.message import SentMessage
-from truenext.policy import ExpiryAction, Policies, Policy, StoreAndDispatch, WhileWaiting
-from truenext.record import (
+from truenext.model.destination import Destination, DestinationKind, parse_address
+from truenext.model.header_lines import decode_header_lines, group_of
+from truenext.model.limits import PRODUCERS_MAX, RESOLVED_MAX
+from truenext.model.message import SentMessage
+from truenext.model.policy import ExpiryAction, Policies, Policy, StoreAndDispatch, WhileWaiting
+from truenext.model.record import (
     CONTENTS_LANE_KEY,
     content_key,
     decode_record,
@@ -96,7 +96,7 @@ from truenext.record import (
     sequence_of,
     split_lane_key,
 )
-from truenext.schedule import Schedule
+from truenext.model.schedule import Schedule
 from truenext.store.store import Recovered
 
 BIG = 600 * 1024
@@ -814,7 +814,7 @@ class BrokerMachine(RuleBasedStateMachine):
         spelling = selector
         if durable and selector is not None:
             spelling = SPELLINGS[len(self.names) % len(SPELLINGS)](selector)
-        compiled = None if spelling is None else truenext.selector.compile_selector(spelling)
+        compiled = None if spelling is None else truenext.model.selector.compile_selector(spelling)
         key = f"c,{durable}" if durable else ""
         self.engine.subscribe(
             session, Subscribe(name, destination, mode, window, selector=compiled, **extras, durable_key=key)
@@ -888,7 +888,7 @@ class BrokerMachine(RuleBasedStateMachine):
         peer, session = self._peer(peer_index)
         name = self._fresh("l")
         note(f'engine.browse({peer.name}, Browse("{name}", /queue/{queue}, {selector!r}))')
-        compiled = None if selector == "TRUE" else truenext.selector.compile_selector(selector)
+        compiled = None if selector == "TRUE" else truenext.model.selector.compile_selector(selector)
         self.engine.browse(session, Browse(name, parse_address(f"/queue/{queue}", session.id), compiled))
         self.browses.append(self.oracle.browse(peer, name, queue, SELECTORS[selector]))
 

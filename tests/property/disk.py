@@ -14,15 +14,15 @@ from functools import lru_cache
 from sys import maxsize
 from typing import NamedTuple
 
-from truenext.batch import Batch, Causes, Mark
 from truenext.broker.pager import read_page
-from truenext.destination import ENDED_PREFIX
 from truenext.engine.background.browsing import BrowseRead
 from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, StoreRead
-from truenext.message import SentMessage
-from truenext.order import RANKS
-from truenext.record import (
+from truenext.model.batch import Batch, Causes, Mark
+from truenext.model.destination import ENDED_PREFIX
+from truenext.model.message import SentMessage
+from truenext.model.order import RANKS
+from truenext.model.record import (
     CONTENTS_LANE_KEY,
     LANE_KEY_SIZE,
     content_key,

@@ -28,7 +28,7 @@ from truenext.engine.state.memory import (
     size_of,
 )
 from truenext.engine.state.queue import NO_ENTRIES, Entry, Queue
-from truenext.policy import Policy
+from truenext.model.policy import Policy
 
 
 def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[str]:

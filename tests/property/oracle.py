@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from tests.property.producers_oracle import Kind, NumberStatus, Producers
-from truenext.commands import AckMode
+from truenext.model.commands import AckMode
 
 UNSENT_BYTES_MAX = 1024 * 1024
 """A connection has room for more bytes while fewer than these are unsent (limits.UNSENT_BYTES_MAX)."""

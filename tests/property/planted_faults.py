@@ -39,22 +39,6 @@ from tests.property.broker_machine import (
     WindowsMachine,
 )
 from tests.property.disk import Disk, Stored
-from truenext.answers import Answer
-from truenext.batch import NO_CAUSES, Batch, Causes, ProducerState
-from truenext.commands import (
-    Abort,
-    Ack,
-    AckMode,
-    Commit,
-    Credit,
-    Nack,
-    Release,
-    Send,
-    Started,
-    Subscribe,
-    Unsubscribe,
-)
-from truenext.destination import Destination, DestinationKind
 from truenext.engine.background.browsing import BrowseEntryRead, BrowseRead, BrowseTask
 from truenext.engine.background.bulk import (
     BulkRead,
@@ -112,12 +96,28 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.copies import NO_CONTENTS, ContentNumbers
 from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.engine.writing.producers import ProducerInfo, ProducerRegistry
-from truenext.limits import SEQUENCE_BLOCK
-from truenext.message import SentMessage, with_ttl
-from truenext.pattern import matches
-from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.record import SCHEDULED_TIMERS, message_key, sequence_of, split_scheduled_timer
-from truenext.schedule import Schedule
+from truenext.model.answers import Answer
+from truenext.model.batch import NO_CAUSES, Batch, Causes, ProducerState
+from truenext.model.commands import (
+    Abort,
+    Ack,
+    AckMode,
+    Commit,
+    Credit,
+    Nack,
+    Release,
+    Send,
+    Started,
+    Subscribe,
+    Unsubscribe,
+)
+from truenext.model.destination import Destination, DestinationKind
+from truenext.model.limits import SEQUENCE_BLOCK
+from truenext.model.message import SentMessage, with_ttl
+from truenext.model.pattern import matches
+from truenext.model.policy import Policies, Policy, WhileWaiting
+from truenext.model.record import SCHEDULED_TIMERS, message_key, sequence_of, split_scheduled_timer
+from truenext.model.schedule import Schedule
 
 Patch = pytest.MonkeyPatch
 QueueOf = Callable[[Destination], Queue | None]

@@ -14,8 +14,8 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from truenext.envelope import encode_header_lines
-from truenext.message import SentMessage
+from truenext.model.header_lines import encode_header_lines
+from truenext.model.message import SentMessage
 
 Value = str | int | float | bool | None
 LONG = range(-(2**63), 2**63)

@@ -24,10 +24,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import pytest
 
 from tests.property.disk import Disk
-from truenext import record as record_module
-from truenext.answers import Answer
-from truenext.batch import Batch
-from truenext.destination import Destination, parse_stored_queue_name, virtual_topic
 from truenext.engine import run as run_module
 from truenext.engine.background import browsing as browsing_module
 from truenext.engine.background import bulk as bulk_module
@@ -107,12 +103,16 @@ from truenext.engine.writing.entries import dereference_content, introduce_queue
 from truenext.engine.writing.event_log import EventLog
 from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.engine.writing.producers import ProducerRegistry
-from truenext.envelope import closes_group
-from truenext.message import SentMessage
-from truenext.pattern import matches
-from truenext.policy import Policies
-from truenext.record import scheduled_timer_key, split_scheduled_timer
-from truenext.selector import Selector, are_equivalent
+from truenext.model import record as record_module
+from truenext.model.answers import Answer
+from truenext.model.batch import Batch
+from truenext.model.destination import Destination, parse_stored_queue_name, virtual_topic
+from truenext.model.header_lines import closes_group
+from truenext.model.message import SentMessage
+from truenext.model.pattern import matches
+from truenext.model.policy import Policies
+from truenext.model.record import scheduled_timer_key, split_scheduled_timer
+from truenext.model.selector import Selector, are_equivalent
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,8 +14,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.property import broker_machine
 from tests.property.broker_machine import MACHINES, NO_LIMIT, PLAIN, ROOMY, STEPS, BrokerMachine
 from tests.property.oracle import Retries
-from truenext.commands import AckMode
-from truenext.policy import ExpiryAction, StoreAndDispatch
+from truenext.model.commands import AckMode
+from truenext.model.policy import ExpiryAction, StoreAndDispatch
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "20"))
 """Of each machine: a tenth by Hypothesis, which makes small what fails, the rest plainly, at a third of the cost."""

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.property.oracle import Disagreement, Ended, Letter, NackOptions, Oracle, Parcel, Peer, Reader, Seen
-from truenext.commands import AckMode
+from truenext.model.commands import AckMode
 
 
 class ScriptedBroker:

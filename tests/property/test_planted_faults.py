@@ -22,7 +22,7 @@ from truenext.engine.state.queue import Lane
 from truenext.engine.writing import entries as writing
 from truenext.engine.writing.entries import remove
 from truenext.engine.writing.producers import ProducerRegistry
-from truenext.record import DamagedRecord
+from truenext.model.record import DamagedRecord
 
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.property.selector_oracle import Node, conditions, matches, messages, respelled, written
 from truenext.errors import RemoteProtocolError
-from truenext.message import SentMessage
-from truenext.order import rank
-from truenext.selector import are_equivalent, compile_selector
+from truenext.model.message import SentMessage
+from truenext.model.order import rank
+from truenext.model.selector import are_equivalent, compile_selector
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "200"))
 

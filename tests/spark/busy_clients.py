@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 
 from tests.contract.test_history import RecordedEngine
-from truenext.commands import (
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.model.commands import (
     Abort,
     Ack,
     AckMode,
@@ -20,9 +21,8 @@ from truenext.commands import (
     Unsubscribe,
     Wake,
 )
-from truenext.destination import parse_address
-from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-from truenext.selector import compile_selector
+from truenext.model.destination import parse_address
+from truenext.model.selector import compile_selector
 
 QUEUES = ("/queue/orders", "/queue/orders", "/queue/orders.eu", "/queue/orders.>")
 WAYS = (AckMode.AUTO, AckMode.CLIENT, AckMode.INDIVIDUAL, AckMode.INDIVIDUAL, AckMode.INDIVIDUAL)

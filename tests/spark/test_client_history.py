@@ -11,8 +11,6 @@ from tests.contract.test_history import RecordedEngine
 from tests.property import planted_faults
 from tests.spark.busy_clients import BusyClients
 from tests.spark.test_engine_history import events_of, judged
-from truenext.commands import AckMode, Subscribe
-from truenext.destination import parse_address
 from truenext.engine.commands.connecting import Connecting
 from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.subscribing import Subscribing
@@ -22,7 +20,9 @@ from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.state.reason import RequeueReason
-from truenext.events import FAILURES
+from truenext.model.commands import AckMode, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.events import FAILURES
 
 Patch = pytest.MonkeyPatch
 

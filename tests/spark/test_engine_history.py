@@ -17,15 +17,15 @@ from tests.property.disk import found_of
 from tests.spark.histories import Event
 from tests.spark.judge import Judge
 from tests.spark.plain import counted, outcomes_of
-from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
-from truenext.destination import parse_address
 from truenext.engine.dispatch.selective import QueueDispatch
 from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.pages import PageResult
 from truenext.engine.state.queue import Entry
-from truenext.events import FAILURES
 from truenext.history.table import SCHEMA
-from truenext.order import RANKS
+from truenext.model.commands import Ack, AckMode, Begin, Commit, Nack, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.events import FAILURES
+from truenext.model.order import RANKS
 from truenext.store.memory import MemoryStore
 
 GROUPS = ("g", "g", "h", "")

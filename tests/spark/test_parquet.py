@@ -12,12 +12,12 @@ import pytest
 
 from tests.contract.naive_history import read_folder, read_parquet
 from tests.contract.test_history import ORDERS, RecordedEngine, busy, of_version, record_all, write
-from truenext.commands import AckMode, Subscribe
 from truenext.errors import HistoryError
-from truenext.events import FILE, HISTORY_VERSION, MAGIC
 from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all, export_closed_files
 from truenext.history.exporter import HistoryExporter
 from truenext.history.files import history_files
+from truenext.model.commands import AckMode, Subscribe
+from truenext.model.events import FILE, HISTORY_VERSION, MAGIC
 
 
 @pytest.fixture

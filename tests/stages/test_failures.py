@@ -11,7 +11,7 @@ import pytest
 
 import truenext
 from tests.stages.flows import Memo, Number, Text, disconnected, run, until
-from truenext.limits import CAUSE_BYTES_MAX
+from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.stage import Endpoint, Flow, FlowError, Reject, Service
 from truenext.stage.core.failure import cause_of, describe_error
 from truenext.stage.core.retry import RetryDecision, RetryRules

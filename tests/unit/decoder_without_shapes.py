@@ -6,9 +6,9 @@ limits and what a Frame is.
 
 from sys import maxsize
 
-from truenext.envelope import unescape
 from truenext.errors import RemoteProtocolError
-from truenext.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
+from truenext.model.header_lines import unescape
+from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version
 
 COMMANDS_WITH_BODY = frozenset({"SEND", "MESSAGE", "ERROR"})

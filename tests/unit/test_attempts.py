@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from truenext.answers import Receipt
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe
-from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
-from truenext.message import SentMessage
+from truenext.model.answers import Receipt
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.message import SentMessage
 
 
 class Held:

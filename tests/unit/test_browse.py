@@ -5,16 +5,22 @@ That it shows what it should, while anything happens, is asked by tests/property
 
 import pytest
 
-from truenext.commands import Ack, AckMode, Browse, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address
 from truenext.engine.background.browsing import BrowseRead, BrowseSlice
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.errors import RemoteProtocolError, StoreError
-from truenext.limits import BROWSE_MESSAGES_PER_TURN, BROWSERS_MAX, PAGE_SIZE_SHORT, SUBSCRIPTIONS_MAX, UNSENT_BYTES_MAX
-from truenext.message import SentMessage
-from truenext.selector import compile_selector
+from truenext.model.commands import Ack, AckMode, Browse, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import (
+    BROWSE_MESSAGES_PER_TURN,
+    BROWSERS_MAX,
+    PAGE_SIZE_SHORT,
+    SUBSCRIPTIONS_MAX,
+    UNSENT_BYTES_MAX,
+)
+from truenext.model.message import SentMessage
+from truenext.model.selector import compile_selector
 
 A = parse_address("/queue/a", "s")
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from truenext.commands import Ack, AckMode, Begin, Send, Subscribe
-from truenext.destination import parse_address
 from truenext.engine.background import bulk
 from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
-from truenext.message import SentMessage
+from truenext.model.commands import Ack, AckMode, Begin, Send, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.message import SentMessage
 
 COLOURS = ["red", "blue", "red", "red"]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext import checksum
+from truenext.model import checksum
 
 
 @given(st.binary(max_size=5000), st.integers(0, 2**32 - 1))

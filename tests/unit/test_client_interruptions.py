@@ -11,7 +11,7 @@ from truenext.client.core.send_flows import await_confirmed
 from truenext.client.core.session import SessionCore, SessionMode
 from truenext.client.core.transaction_state import Outcome
 from truenext.errors import ClosedError, ConnectionLost
-from truenext.url import Address
+from truenext.model.url import Address
 
 ME = "the program"
 

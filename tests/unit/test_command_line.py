@@ -35,7 +35,7 @@ from truenext.cli.values import (
     TextParam,
     UrlParam,
 )
-from truenext.url import DEFAULT_URL
+from truenext.model.url import DEFAULT_URL
 
 NO_UTF_8 = os.fsdecode(b"a\xff")
 """As Python hands over what the shell had in another encoding."""

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from truenext.broker.config import Configuration, configure, format_value, toml_header
 from truenext.broker.settings import BrokerSettings, LogLevel
 from truenext.errors import ConfigurationError, FaultyFileError
-from truenext.policy import Policies, Policy, WhenFull
-from truenext.setting import NO_NONE_VALUE, Setting, settings_of
+from truenext.model.policy import Policies, Policy, WhenFull
+from truenext.model.setting import NO_NONE_VALUE, Setting, settings_of
 
 
 @pytest.fixture(scope="module")

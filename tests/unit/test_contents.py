@@ -7,13 +7,13 @@ import pytest
 from tests.property import targets
 from tests.unit.test_engine import started
 from tests.unit.test_schedule import Run
-from truenext.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address
-from truenext.limits import CONTENT_BYTES_MIN
-from truenext.message import SentMessage
-from truenext.policy import StoreAndDispatch
-from truenext.record import CONTENTS_LANE_KEY, lane_key
-from truenext.schedule import Schedule
+from truenext.model.commands import Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import CONTENT_BYTES_MIN
+from truenext.model.message import SentMessage
+from truenext.model.policy import StoreAndDispatch
+from truenext.model.record import CONTENTS_LANE_KEY, lane_key
+from truenext.model.schedule import Schedule
 from truenext.store.store import UndecodedMessage
 
 BODY = b"b" * 2000

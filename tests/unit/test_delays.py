@@ -4,9 +4,6 @@ import pytest
 
 from tests.property import targets
 from tests.unit.inspection import run_stuck_audit
-from truenext.batch import DUE_NEVER, Batch, Causes, Mark
-from truenext.commands import Ack, AckMode, Nack, Send, Subscribe
-from truenext.destination import Destination, DestinationKind, parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.redelivery import REJECTED, make_dead_letter, redirect, restore_original, retry_delay_ms
 from truenext.engine.memory.horizon import remove_entries
@@ -16,10 +13,13 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
-from truenext.envelope import DEAD_LETTER_HEADERS, decode_header_lines
-from truenext.limits import DELAY_MS_MAX
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy, WhileWaiting
+from truenext.model.batch import DUE_NEVER, Batch, Causes, Mark
+from truenext.model.commands import Ack, AckMode, Nack, Send, Subscribe
+from truenext.model.destination import Destination, DestinationKind, parse_address
+from truenext.model.header_lines import DEAD_LETTER_HEADERS, decode_header_lines
+from truenext.model.limits import DELAY_MS_MAX
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy, WhileWaiting
 
 WALL_MS = 1_800_000_000_000
 LARGE = 1 << 30

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.destination import (
+from truenext.errors import RemoteProtocolError
+from truenext.model.destination import (
     DEAD_LETTER_PREFIX,
     Destination,
     DestinationKind,
@@ -18,8 +19,7 @@ from truenext.destination import (
     parse_stored_address,
     split_options,
 )
-from truenext.errors import RemoteProtocolError
-from truenext.limits import DESTINATION_LENGTH_MAX, DURABLE_LENGTH_MAX
+from truenext.model.limits import DESTINATION_LENGTH_MAX, DURABLE_LENGTH_MAX
 
 LONGEST = "x" * (DESTINATION_LENGTH_MAX - len(DEAD_LETTER_PREFIX))
 

@@ -5,16 +5,16 @@ from sys import maxsize
 import pytest
 
 from tests.property import targets
-from truenext.answers import Receipt
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
-from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import RemoteProtocolError
-from truenext.limits import SEQUENCE_BLOCK
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy, StoreAndDispatch
+from truenext.model.answers import Receipt
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import SEQUENCE_BLOCK
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy, StoreAndDispatch
 
 
 def started(limit_of_broker: int = maxsize, **policy: object) -> Engine:

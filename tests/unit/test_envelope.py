@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.envelope import decode_header_lines, encode_header_lines, escape, unescape
+from truenext.model.header_lines import decode_header_lines, encode_header_lines, escape, unescape
 
 TEXTS = st.text(st.sampled_from("\\\r\n:crn \u00e9\u2028"), max_size=10) | st.text(
     st.characters(exclude_categories=["Cs"]), max_size=10

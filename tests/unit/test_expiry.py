@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from truenext.commands import AckMode, Begin, Commit, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address
 from truenext.engine.background.expiry import EXPIRED_PER_STEP_MAX, ExpiryBlockRead
 from truenext.engine.engine import Engine
 from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult
-from truenext.envelope import decode_header_lines
 from truenext.errors import NoSpaceError
-from truenext.limits import STORE_TRANSACTION_BYTES_MAX
-from truenext.message import SentMessage
-from truenext.policy import ExpiryAction, Policies, Policy
-from truenext.record import BLOCK_BITS, split_timer
+from truenext.model.commands import AckMode, Begin, Commit, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.header_lines import decode_header_lines
+from truenext.model.limits import STORE_TRANSACTION_BYTES_MAX
+from truenext.model.message import SentMessage
+from truenext.model.policy import ExpiryAction, Policies, Policy
+from truenext.model.record import BLOCK_BITS, split_timer
 
 NOW_MS = 1_000_000
 

@@ -7,16 +7,16 @@ import pytest
 
 from tests.unit.inspection import groups_of, run_stuck_audit
 from tests.unit.test_selecting import A, SelectingDriver, numbers
-from truenext.commands import Ack, Nack, Send, Unsubscribe
 from truenext.engine.selecting import groups as groups_of_engine
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
-from truenext.envelope import closes_group, group_of
-from truenext.limits import GROUPS_MIN, SCAN_FOUND_MAX, SCAN_PAGE_SIZE
-from truenext.message import SentMessage
-from truenext.order import rank
-from truenext.policy import Policies, Policy, WhileWaiting
+from truenext.model.commands import Ack, Nack, Send, Unsubscribe
+from truenext.model.header_lines import closes_group, group_of
+from truenext.model.limits import GROUPS_MIN, SCAN_FOUND_MAX, SCAN_PAGE_SIZE
+from truenext.model.message import SentMessage
+from truenext.model.order import rank
+from truenext.model.policy import Policies, Policy, WhileWaiting
 
 STORE_ONLY = pytest.mark.parametrize("is_evicted", [False, True], ids=["in memory", "in the store"])
 

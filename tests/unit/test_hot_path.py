@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.unit.test_engine import commit, started
-from truenext.commands import Ack, AckMode, Send, Subscribe
-from truenext.destination import parse_queue_name
-from truenext.message import SentMessage
+from truenext.model.commands import Ack, AckMode, Send, Subscribe
+from truenext.model.destination import parse_queue_name
+from truenext.model.message import SentMessage
 
 COUNT = 1000
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from truenext.broker import connection_request
-from truenext.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
-from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.idle import ITEMS_PER_STEP, IdleReason, idle_reason
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.limits import JOIN_QUEUES_PER_TURN, SCAN_MESSAGES_PER_TURN, UNSENT_BYTES_MAX
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.selector import compile_selector
+from truenext.model.commands import Ack, AckMode, Credit, Nack, Send, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import JOIN_QUEUES_PER_TURN, SCAN_MESSAGES_PER_TURN, UNSENT_BYTES_MAX
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy, WhileWaiting
+from truenext.model.selector import compile_selector
 
 
 class IdleDriver:

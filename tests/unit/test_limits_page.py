@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.unit.test_stomp_server import connected, receive
-from truenext import limits
 from truenext.broker.settings import BrokerSettings
 from truenext.engine.background.bulk import parse_request
 from truenext.errors import RemoteProtocolError
-from truenext.policy import Policy
-from truenext.setting import settings_of
+from truenext.model import limits
+from truenext.model.policy import Policy
+from truenext.model.setting import settings_of
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.shapes import FRAME_SHAPES

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
-from truenext.batch import Batch
 from truenext.broker import committer as committer_module
 from truenext.broker.committer import Committer
 from truenext.broker.write_time import WriteTimeEstimate
+from truenext.model.batch import Batch
 from truenext.store.store import Store
 
 SMALL, LARGE = 10_000, 300_000

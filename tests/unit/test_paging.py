@@ -3,15 +3,15 @@
 import pytest
 
 from tests.property import targets
-from truenext.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.errors import StoreError
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy
+from truenext.model.commands import Ack, AckMode, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy
 
 LARGE = 1 << 30
 STORED = range(1, 11)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.pattern import matches
-from truenext.policy import Policies, Policy
+from truenext.model.pattern import matches
+from truenext.model.policy import Policies, Policy
 
 NAMES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4)
 PATTERNS = st.builds(

@@ -3,16 +3,16 @@
 import pytest
 
 from tests.property import targets
-from truenext.batch import Mark
-from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address
 from truenext.engine.background.bulk import Purge
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy
-from truenext.record import sequence_of
+from truenext.model.batch import Mark
+from truenext.model.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy
+from truenext.model.record import sequence_of
 
 STORED = range(1, 7)
 ENOUGH = 1 << 30

@@ -5,9 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from truenext.batch import Batch, ProducerState
-from truenext.commands import Commit, Send
-from truenext.destination import parse_address
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import CommitOutcome
 from truenext.engine.writing import producers as producers_module
@@ -15,8 +12,11 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import NoEventLog
 from truenext.engine.writing.producers import ProducerRegistry
 from truenext.errors import RemoteProtocolError
-from truenext.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_MAX
-from truenext.message import SentMessage
+from truenext.model.batch import Batch, ProducerState
+from truenext.model.commands import Commit, Send
+from truenext.model.destination import parse_address
+from truenext.model.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_MAX
+from truenext.model.message import SentMessage
 
 COMMITTED, ROLLED_BACK = CommitOutcome.COMMITTED, CommitOutcome.ROLLED_BACK
 NOT_SO_FAR, UNKNOWN = CommitOutcome.NOT_YET_COMMITTED, CommitOutcome.UNKNOWN

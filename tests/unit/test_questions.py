@@ -24,17 +24,17 @@ from truenext.broker.control_requests import SMALL_ANSWER_BYTES, ControlRequests
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE
 from truenext.broker.slices import SlicedWork, Steps
-from truenext.commands import AckMode, ControlRequest, Send, Subscribe
-from truenext.destination import parse_address
 from truenext.engine import stuck
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.queue import Queue
 from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import RemoteProtocolError
-from truenext.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
-from truenext.message import SentMessage
-from truenext.order import RANKS
+from truenext.model.commands import AckMode, ControlRequest, Send, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
+from truenext.model.message import SentMessage
+from truenext.model.order import RANKS
 
 MANY = 2345
 

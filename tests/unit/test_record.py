@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from truenext.message import SentMessage
-from truenext.order import PRIORITY_MAX, rank
-from truenext.record import (
+from truenext.model.message import SentMessage
+from truenext.model.order import PRIORITY_MAX, rank
+from truenext.model.record import (
     LANE_KEY_SIZE,
     RECORD_VERSION,
     DamagedRecord,

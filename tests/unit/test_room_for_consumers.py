@@ -10,15 +10,15 @@ import pytest
 
 from tests.drawing import one_of
 from tests.unit.test_unused import Passing
-from truenext import selector as selector_module
-from truenext.commands import AckMode, Browse, Subscribe, Unsubscribe
-from truenext.destination import durable_key, parse_address
 from truenext.engine.state import memory as memory_module
 from truenext.engine.state.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import RemoteProtocolError
-from truenext.limits import JOIN_QUEUES_PER_TURN, SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX
-from truenext.selector import Selector, compile_selector
+from truenext.model import selector as selector_module
+from truenext.model.commands import AckMode, Browse, Subscribe, Unsubscribe
+from truenext.model.destination import durable_key, parse_address
+from truenext.model.limits import JOIN_QUEUES_PER_TURN, SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX
+from truenext.model.selector import Selector, compile_selector
 
 KEY = durable_key("client", "reader")
 

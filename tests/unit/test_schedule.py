@@ -8,11 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.property.disk import found_of
-from truenext.batch import Batch
 from truenext.broker.pager import read_page
-from truenext.commands import Begin, Commit, Send
-from truenext.destination import parse_address
-from truenext.disk_level import DiskLevel
 from truenext.engine.background.bulk import (
     ListScheduled,
     ScheduledRequest,
@@ -26,10 +22,14 @@ from truenext.engine.memory.timers import TimersResult
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult
 from truenext.errors import RemoteProtocolError
-from truenext.limits import SCHEDULE_TIME_MAX
-from truenext.message import SentMessage
-from truenext.record import split_lane_key
-from truenext.schedule import FOR_EVER, Schedule, check_schedule, fire_schedule, start_schedule
+from truenext.model.batch import Batch
+from truenext.model.commands import Begin, Commit, Send
+from truenext.model.destination import parse_address
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import SCHEDULE_TIME_MAX
+from truenext.model.message import SentMessage
+from truenext.model.record import split_lane_key
+from truenext.model.schedule import FOR_EVER, Schedule, check_schedule, fire_schedule, start_schedule
 from truenext.store.memory import MemoryStore
 
 NOON_MS = int(datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() * 1000)

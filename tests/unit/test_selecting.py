@@ -9,18 +9,18 @@ from tests.property import targets
 from tests.property.disk import found_of
 from tests.unit.inspection import run_stuck_audit
 from truenext.broker.pager import read_page
-from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.selecting.selections import ScanRead
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Entry
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
-from truenext.limits import SCAN_FOUND_MAX, SCAN_MESSAGES_PER_TURN, SCAN_PAGE_SIZE
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.selector import compile_selector
+from truenext.model.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import SCAN_FOUND_MAX, SCAN_MESSAGES_PER_TURN, SCAN_PAGE_SIZE
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy, WhileWaiting
+from truenext.model.selector import compile_selector
 from truenext.store.memory import MemoryStore
 
 A = parse_address("/queue/a", "s")

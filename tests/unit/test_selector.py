@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from truenext.envelope import HOP_BY_HOP_HEADERS, encode_header_lines
 from truenext.errors import RemoteProtocolError
-from truenext.limits import SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
-from truenext.message import SentMessage
-from truenext.order import rank
-from truenext.selector import are_equivalent, compile_selector, compile_stored_selector
+from truenext.model.header_lines import HOP_BY_HOP_HEADERS, encode_header_lines
+from truenext.model.limits import SELECTOR_DEPTH_MAX, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
+from truenext.model.message import SentMessage
+from truenext.model.order import rank
+from truenext.model.selector import are_equivalent, compile_selector, compile_stored_selector
 
 TRUE, FALSE, UNKNOWN = "TRUE", "FALSE", "unknown"
 _SPELLED = {TRUE: "yes", FALSE: "no", UNKNOWN: "missing"}

@@ -8,9 +8,9 @@ import click
 import pytest
 
 from truenext.cli.main import main
-from truenext.envelope import encode_header_lines
-from truenext.message import SentMessage
-from truenext.selector import compile_selector
+from truenext.model.header_lines import encode_header_lines
+from truenext.model.message import SentMessage
+from truenext.model.selector import compile_selector
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

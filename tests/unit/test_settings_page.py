@@ -12,8 +12,8 @@ import pytest
 
 from truenext.broker.config import describe_range, format_value
 from truenext.broker.settings import BrokerSettings
-from truenext.policy import Policy
-from truenext.setting import Setting, settings_of
+from truenext.model.policy import Policy
+from truenext.model.setting import Setting, settings_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "policies.md"
 SECTIONS = {"[policy]": Policy, "[broker]": BrokerSettings}

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from truenext.commands import Login
-from truenext.limits import HEART_BEAT_MS_MIN
+from truenext.model.commands import Login
+from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.server.connection import ServerConnection
 
 

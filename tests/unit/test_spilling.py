@@ -7,17 +7,17 @@ import pytest
 from tests.property import targets
 from tests.property.disk import found_of
 from tests.unit.test_schedule import Run
-from truenext.answers import Receipt
 from truenext.broker.pager import read_page
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import ENDED_PREFIX, parse_address
-from truenext.disk_level import DiskLevel
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
 from truenext.engine.state.pages import PageResult
-from truenext.limits import CONTENT_BYTES_MIN
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy
-from truenext.record import CONTENTS_LANE_KEY, lane_key
+from truenext.model.answers import Receipt
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.destination import ENDED_PREFIX, parse_address
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import CONTENT_BYTES_MIN
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy
+from truenext.model.record import CONTENTS_LANE_KEY, lane_key
 from truenext.store.store import UndecodedMessage
 
 LARGE = CONTENT_BYTES_MIN

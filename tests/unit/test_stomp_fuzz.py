@@ -8,11 +8,11 @@ import os
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from truenext.answers import ErrorAnswer
-from truenext.commands import Command, Disconnect, Login, ReceiptRequest, Send
-from truenext.envelope import decode_header_lines
 from truenext.errors import RemoteProtocolError
-from truenext.limits import BODY_BYTES_MAX
+from truenext.model.answers import ErrorAnswer
+from truenext.model.commands import Command, Disconnect, Login, ReceiptRequest, Send
+from truenext.model.header_lines import decode_header_lines
+from truenext.model.limits import BODY_BYTES_MAX
 from truenext.wire.stomp import shapes
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Version

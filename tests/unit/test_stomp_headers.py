@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from truenext.commands import Browse, Command, Login, Nack, Subscribe, Unsubscribe
-from truenext.destination import DestinationKind
-from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import RemoteProtocolError
-from truenext.limits import WINDOW_MAX
+from truenext.model.commands import Browse, Command, Login, Nack, Subscribe, Unsubscribe
+from truenext.model.destination import DestinationKind
+from truenext.model.header_lines import DEAD_LETTER_HEADERS
+from truenext.model.limits import WINDOW_MAX
 from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.headers import DURABLE_NAME, OPTIONS, PRIORITY, REJECT, SUBSCRIBE_RULES, WINDOW
 from truenext.wire.stomp.server import StompSession

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from truenext import envelope
-from truenext.answers import ErrorAnswer, Receipt
-from truenext.batch import Causes
-from truenext.commands import (
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model import header_lines
+from truenext.model.answers import ErrorAnswer, Receipt
+from truenext.model.batch import Causes
+from truenext.model.commands import (
     Abort,
     Ack,
     AckMode,
@@ -28,12 +29,11 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.destination import parse_address
-from truenext.envelope import closes_group, decode_header_lines, encode_header_lines, escape, group_of
-from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, TTL_MS_MAX, WINDOW_MAX
-from truenext.message import SentMessage
-from truenext.schedule import Schedule
+from truenext.model.destination import parse_address
+from truenext.model.header_lines import closes_group, decode_header_lines, encode_header_lines, escape, group_of
+from truenext.model.limits import HEART_BEAT_MS_MIN, PRODUCER_NUMBER_MAX, TTL_MS_MAX, WINDOW_MAX
+from truenext.model.message import SentMessage
+from truenext.model.schedule import Schedule
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import parse_heart_beat
@@ -377,7 +377,7 @@ def test_every_message_says_its_priority_as_it_is_counted_and_once(
 def test_a_priority_that_is_right_costs_no_header_its_taking_apart(lines: list[str]) -> None:
     """Header lines become those of the MESSAGE as they are; only where none says the priority one stands before."""
     server = connected()
-    with mock.patch.object(envelope, "encode_header_lines", side_effect=AssertionError):
+    with mock.patch.object(header_lines, "encode_header_lines", side_effect=AssertionError):
         send = receive(server, "SEND", QUEUE, "content-length:0", *lines)[0]
     assert isinstance(send, Send)
     header = [line for line in lines if not line.startswith("receipt")]
@@ -468,7 +468,7 @@ HOP_HEADERS = [
     *("receipt", "transaction", "truenext-producer", "truenext-number", "truenext-ttl", "truenext-gapless"),
     *("message-id", "subscription", "ack", "redelivered", "timestamp"),
     *("truenext-sequence", "truenext-deliveries", "truenext-attempts", "JMSXGroupFirstForConsumer", "browser"),
-    *sorted(envelope.DEAD_LETTER_HEADERS),
+    *sorted(header_lines.DEAD_LETTER_HEADERS),
 ]
 
 

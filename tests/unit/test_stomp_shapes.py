@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from tests.unit.decoder_without_shapes import DecoderWithoutShapes
 from tests.unit.mutation import mutated
-from truenext.commands import Command, Login
 from truenext.errors import RemoteProtocolError
-from truenext.limits import HEADER_BYTES_MAX
+from truenext.model.commands import Command, Login
+from truenext.model.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp import codec, request_shapes, shapes
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version

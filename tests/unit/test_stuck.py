@@ -6,9 +6,6 @@ from unittest import mock
 import pytest
 
 from tests.unit.inspection import run_stuck_audit
-from truenext.batch import Batch
-from truenext.commands import Ack, AckMode, Send, Subscribe
-from truenext.destination import parse_address
 from truenext.engine import stuck
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.wildcard import WildcardDispatch
@@ -18,9 +15,12 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Lane
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
-from truenext.limits import UNSENT_BYTES_MAX
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy
+from truenext.model.batch import Batch
+from truenext.model.commands import Ack, AckMode, Send, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import UNSENT_BYTES_MAX
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy
 
 CHECK_INTERVAL_MS = 1000
 

@@ -5,12 +5,12 @@ from collections import deque
 
 import pytest
 
-from truenext.batch import Batch
 from truenext.engine.memory import timers as module
 from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import NoEventLog
-from truenext.record import lane_key, split_timer, timer_key
+from truenext.model.batch import Batch
+from truenext.model.record import lane_key, split_timer, timer_key
 from truenext.store.memory import MemoryStore
 
 LANE = lane_key(1, 5)

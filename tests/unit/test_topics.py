@@ -8,21 +8,21 @@ from tests.property import targets
 from tests.property.disk import found_of
 from tests.unit.test_engine import commit, send, started, subscribe
 from tests.unit.test_schedule import NOON_MS, Run
-from truenext import selector
-from truenext.answers import Receipt
-from truenext.batch import Batch
 from truenext.broker.pager import read_page
-from truenext.commands import Ack, AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address, parse_queue_name, virtual_topic
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.queues import topics
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageResult
 from truenext.errors import RemoteProtocolError
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy
-from truenext.schedule import Schedule
+from truenext.model import selector
+from truenext.model.answers import Receipt
+from truenext.model.batch import Batch
+from truenext.model.commands import Ack, AckMode, Begin, Browse, Commit, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address, parse_queue_name, virtual_topic
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy
+from truenext.model.schedule import Schedule
 
 
 def subscribe_as(engine: Engine, session: ConnectionState, name: str, address: str) -> None:

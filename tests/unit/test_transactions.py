@@ -6,14 +6,14 @@ from types import FrameType
 
 import pytest
 
-from truenext.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
-from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import TRANSACTIONS_CEILING
-from truenext.message import SentMessage
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import TRANSACTIONS_CEILING
+from truenext.model.message import SentMessage
 
 MANY = 1000
 

@@ -13,8 +13,6 @@ from tests.property.disk import found_of
 from tests.unit.inspection import groups_of
 from tests.unit.test_schedule import NOON_MS, Run
 from truenext.broker.pager import read_page
-from truenext.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address
 from truenext.engine.background.bulk import Move, Purge
 from truenext.engine.engine import Engine
 from truenext.engine.queues import queues as queues_module
@@ -26,10 +24,12 @@ from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import RemoteProtocolError
-from truenext.limits import HISTORY_FILE_BYTES, SUBSCRIPTIONS_MAX
-from truenext.message import SentMessage
-from truenext.schedule import Schedule
-from truenext.selector import compile_selector
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Browse, Commit, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import HISTORY_FILE_BYTES, SUBSCRIPTIONS_MAX
+from truenext.model.message import SentMessage
+from truenext.model.schedule import Schedule
+from truenext.model.selector import compile_selector
 
 EACH = QUEUE_BYTES + LANE_BYTES
 

@@ -3,7 +3,7 @@
 import pytest
 
 from truenext.errors import ConfigurationError
-from truenext.url import host_and_port, parse_url
+from truenext.model.url import host_and_port, parse_url
 
 
 @pytest.mark.parametrize(

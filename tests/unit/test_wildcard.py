@@ -7,8 +7,6 @@ import pytest
 from tests.property import targets
 from tests.unit.inspection import run_stuck_audit
 from tests.unit.test_selecting import SelectingDriver as StoreDriver
-from truenext.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
-from truenext.destination import parse_address
 from truenext.engine.dispatch.selective import QueueDispatch
 from truenext.engine.engine import Engine
 from truenext.engine.queues import wildcards
@@ -16,10 +14,12 @@ from truenext.engine.state import wildcard
 from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
-from truenext.limits import JOIN_QUEUES_PER_TURN
-from truenext.message import SentMessage
-from truenext.policy import Policies, Policy, WhileWaiting
-from truenext.selector import compile_selector
+from truenext.model.commands import Ack, AckMode, Nack, Send, Subscribe, Unsubscribe
+from truenext.model.destination import parse_address
+from truenext.model.limits import JOIN_QUEUES_PER_TURN
+from truenext.model.message import SentMessage
+from truenext.model.policy import Policies, Policy, WhileWaiting
+from truenext.model.selector import compile_selector
 
 
 class WildcardDriver:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from truenext.commands import Ack, AckMode, Login, Nack, Release, Send, Subscribe, Wake
-from truenext.destination import parse_address
 from truenext.engine.engine import Engine
 from truenext.engine.state.window import AutoWindow
-from truenext.limits import WINDOW_DEFAULT, WINDOW_MAX
-from truenext.message import SentMessage
+from truenext.model.commands import Ack, AckMode, Login, Nack, Release, Send, Subscribe, Wake
+from truenext.model.destination import parse_address
+from truenext.model.limits import WINDOW_DEFAULT, WINDOW_MAX
+from truenext.model.message import SentMessage
 
 QUEUE = parse_address("/queue/a", "s")
 

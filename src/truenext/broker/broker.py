@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from truenext.answers import Answer, Receipt
-from truenext.batch import Batch
 from truenext.broker import connection_request, control, producer_request
 from truenext.broker.alarm import Alarm
 from truenext.broker.committer import Committer
@@ -32,7 +30,20 @@ from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.slices import SlicedWork, Steps
 from truenext.broker.takeovers import TakeoverSecrets
 from truenext.broker.write_time import WriteTimeEstimate
-from truenext.commands import (
+from truenext.engine.background import bulk
+from truenext.engine.background.browsing import BrowseSlice
+from truenext.engine.engine import Engine
+from truenext.engine.lifecycle.pull_requests import EndedPullRequest
+from truenext.engine.memory.timers import TimerRead, TimersResult
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
+from truenext.engine.state.pages import PageResult, SideRead, StoreRead
+from truenext.engine.state.queue import Entry, Lane
+from truenext.engine.stuck import StuckQueueDetector
+from truenext.errors import RemoteProtocolError, StoreError, TruenextError
+from truenext.history.writer import HistoryWriter
+from truenext.model.answers import Answer, Receipt
+from truenext.model.batch import Batch
+from truenext.model.commands import (
     Abort,
     Ack,
     AckMode,
@@ -54,26 +65,15 @@ from truenext.commands import (
     Unsubscribe,
     Wake,
 )
-from truenext.disk_level import DiskLevel
-from truenext.engine.background import bulk
-from truenext.engine.background.browsing import BrowseSlice
-from truenext.engine.engine import Engine
-from truenext.engine.lifecycle.pull_requests import EndedPullRequest
-from truenext.engine.memory.timers import TimerRead, TimersResult
-from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
-from truenext.engine.state.pages import PageResult, SideRead, StoreRead
-from truenext.engine.state.queue import Entry, Lane
-from truenext.engine.stuck import StuckQueueDetector
-from truenext.errors import RemoteProtocolError, StoreError, TruenextError
-from truenext.history.writer import HistoryWriter
-from truenext.limits import (
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import (
     ANSWER_SECONDS_MAX,
     ANSWER_STALL_SECONDS,
     CAPACITY_CHECK_INTERVAL_S,
     LAZY_COMMIT_SECONDS,
     REFUSALS_PER_PASS_MAX,
 )
-from truenext.policy import Policies
+from truenext.model.policy import Policies
 from truenext.store.store import Store
 
 logger = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from truenext.batch import Batch
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.clock import monotonic
 from truenext.errors import StoreError, TruenextError
 from truenext.history.writer import HistoryWriter
-from truenext.limits import HISTORY_FLUSH_SECONDS
+from truenext.model.batch import Batch
+from truenext.model.limits import HISTORY_FLUSH_SECONDS
 from truenext.store.store import Store
 
 

@@ -5,7 +5,7 @@
     [policy."orders.>"]         the same for queues of this pattern; what it does not name is that of [policy]
 
 A file is taken as a whole or not at all, and all of its faults are said at once. What may stand where is not said here:
-it is read from the descriptions of the settings (truenext.setting).
+it is read from the descriptions of the settings (truenext.model.setting).
 """
 
 import tomllib
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
-from truenext.destination import parse_queue_name
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
-from truenext.pattern import fault_of_pattern
-from truenext.policy import Policies, Policy
-from truenext.setting import NO_NONE_VALUE, Setting, settings_of
-from truenext.size import format_size, parse_size
-from truenext.url import parse_url
+from truenext.model.destination import parse_queue_name
+from truenext.model.numerals import format_size, parse_size
+from truenext.model.pattern import fault_of_pattern
+from truenext.model.policy import Policies, Policy
+from truenext.model.setting import NO_NONE_VALUE, Setting, settings_of
+from truenext.model.url import parse_url
 
 BROKER = "broker"
 POLICY = "policy"

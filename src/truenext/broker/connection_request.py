@@ -8,12 +8,12 @@ A question to the broker, answered in steps: there may be many subscriptions, an
 import msgspec
 
 from truenext.broker.control_requests import AnswerGenerator
-from truenext.commands import AckMode
-from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 from truenext.engine.engine import Engine
 from truenext.engine.idle import IdleReason, idle_reason
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import AckMode
+from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination, DestinationKind
 
 VERB = "connection"
 

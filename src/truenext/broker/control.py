@@ -14,15 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from truenext import envelope
 from truenext.broker import connection_request, producer_request
 from truenext.broker.control_requests import AnswerGenerator
 from truenext.broker.pager import Pager
 from truenext.broker.reload import ReloadResult
 from truenext.broker.slices import Steps
-from truenext.client_json import decode_client_json
-from truenext.commands import ControlRequest, Send
-from truenext.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.state.clients import QueueReceivers
@@ -31,8 +27,11 @@ from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.stuck import StuckQueueDetector
 from truenext.errors import Code, RemoteProtocolError
-from truenext.message import SentMessage
-from truenext.order import PRIORITY_MAX
+from truenext.model import header_lines
+from truenext.model.commands import ControlRequest, Send, decode_client_json
+from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX, Destination
+from truenext.model.message import SentMessage
+from truenext.model.order import PRIORITY_MAX
 
 REPLY_LIFETIME_MS = 60_000
 """Milliseconds an answer waits for whoever asked."""
@@ -108,7 +107,7 @@ def make_reply_message(request: ControlRequest, body: bytes, now_ms: int) -> Sen
             priority=PRIORITY_MAX,
             persistent=False,
             expires_ms=now_ms + REPLY_LIFETIME_MS,
-            header=envelope.encode_header_lines(headers),
+            header=header_lines.encode_header_lines(headers),
             body=body,
         ),
     )

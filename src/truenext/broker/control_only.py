@@ -5,7 +5,9 @@ Whoever asks nothing for a while has to make place. Source: docs/decisions/0037-
 
 from collections.abc import Callable, Iterable, Iterator
 
-from truenext.commands import (
+from truenext.engine.state.consumer import ConnectionState
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import (
     Ack,
     Command,
     ControlRequest,
@@ -17,10 +19,8 @@ from truenext.commands import (
     Subscribe,
     Unsubscribe,
 )
-from truenext.destination import DestinationKind
-from truenext.engine.state.consumer import ConnectionState
-from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import CONTROL_ONLY_IDLE_S
+from truenext.model.destination import DestinationKind
+from truenext.model.limits import CONTROL_ONLY_IDLE_S
 
 
 class ControlOnlyConnections:

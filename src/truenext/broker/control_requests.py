@@ -13,10 +13,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator
 
 from truenext.broker.slices import SlicedWork, Steps
-from truenext.commands import ControlRequest
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
+from truenext.model.commands import ControlRequest
+from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
 
 AnswerGenerator = Generator[None, None, bytes]
 """What comes out of it is JSON."""

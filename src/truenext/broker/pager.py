@@ -10,7 +10,7 @@ from truenext.engine.background.scheduled import DueSendsRead
 from truenext.engine.memory.timers import TimerRead, TimersResult
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.errors import StoreError, TruenextError
-from truenext.record import DamagedRecord, decode_record, referenced_content_number, sequence_of
+from truenext.model.record import DamagedRecord, decode_record, referenced_content_number, sequence_of
 from truenext.store.store import Page, Store, UndecodedMessage
 
 logger = logging.getLogger(__name__)

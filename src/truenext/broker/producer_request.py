@@ -7,11 +7,11 @@ from typing import Annotated
 
 import msgspec
 
-from truenext.client_json import decode_client_json
 from truenext.engine.engine import Engine
 from truenext.engine.state.producer import CommitOutcome
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
+from truenext.model.commands import decode_client_json
+from truenext.model.limits import NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 
 VERB = "producer"
 

@@ -9,8 +9,8 @@ from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.writing.event_log import EventLog
 from truenext.errors import StoreError
 from truenext.history.writer import HistoryWriter
-from truenext.policy import Policies, WhenFull
-from truenext.record import split_lane_key
+from truenext.model.policy import Policies, WhenFull
+from truenext.model.record import split_lane_key
 from truenext.store.store import Recovered, Store
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import msgspec
 from truenext.broker.config import BROKER, POLICY, Configuration, format_value, toml_header
 from truenext.broker.settings import BrokerSettings
 from truenext.errors import ConfigurationError, FaultyFileError
-from truenext.policy import Policies, Policy
-from truenext.setting import Setting, settings_of
+from truenext.model.policy import Policies, Policy
+from truenext.model.setting import Setting, settings_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from truenext.limits import (
+from truenext.model.limits import (
     DISK_LIMIT_MIN,
     HISTORY_BYTES_MAX,
     HISTORY_DAYS_MAX,
@@ -19,9 +19,9 @@ from truenext.limits import (
     TRANSACTIONS_CEILING,
     TRANSACTIONS_MAX,
 )
-from truenext.policy import WhenFull
-from truenext.setting import setting
-from truenext.url import DEFAULT_URL
+from truenext.model.policy import WhenFull
+from truenext.model.setting import setting
+from truenext.model.url import DEFAULT_URL
 from truenext.version import VERSION
 
 _AT_START = "it is laid down when the broker starts"

@@ -4,10 +4,10 @@ import secrets
 from collections import OrderedDict
 from typing import NamedTuple
 
-from truenext.commands import Login
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import SECRETS_MAX
+from truenext.model.commands import Login
+from truenext.model.limits import SECRETS_MAX
 
 _SECRET_BYTES = 16
 

@@ -1,6 +1,6 @@
 """How long will the disk take for a batch? Source: docs/decisions/0047-larger-batches-at-once.md"""
 
-from truenext.limits import INLINE_SMALL_WRITE_SECONDS_MAX, INLINE_WRITE_SECONDS_MAX, SMALL_BATCH_BYTES
+from truenext.model.limits import INLINE_SMALL_WRITE_SECONDS_MAX, INLINE_WRITE_SECONDS_MAX, SMALL_BATCH_BYTES
 
 EMA_WEIGHT = 0.1
 """Of the last write in an average."""

@@ -16,7 +16,7 @@ from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR
 from truenext.errors import Code, Refused
-from truenext.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
+from truenext.model.limits import CONTROL_REQUEST_SEQUENCES_MAX as NUMBERS_MAX
 
 selector_option = click.option(
     "--selector", type=SELECTOR, help="Only what this JMS selector wants, such as \"colour = 'red'\"."

@@ -12,9 +12,9 @@ from truenext.cli.exit_status import CommandFailure, NoAnswerFailure
 from truenext.cli.serve import fault_of_memory_limit
 from truenext.cli.values import PathParam, QueueNameParam
 from truenext.errors import ConfigurationError, FaultyFileError, TruenextError
-from truenext.policy import Policy
-from truenext.setting import settings_of
-from truenext.url import parse_url
+from truenext.model.policy import Policy
+from truenext.model.setting import settings_of
+from truenext.model.url import parse_url
 
 
 @click.group()

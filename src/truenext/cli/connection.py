@@ -14,7 +14,7 @@ from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import URL, UrlOption
 from truenext.client.core.context import NO_SPACE_TEXT
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError, TruenextError
-from truenext.url import DEFAULT_URL
+from truenext.model.url import DEFAULT_URL
 
 URL_VARIABLE = "TRUENEXT_URL"
 """Environment variable for the address of the broker; the option overrides it, and an empty or blank one counts as

@@ -4,7 +4,7 @@ import logging
 import sys
 
 from truenext.errors import ConfigurationError
-from truenext.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
+from truenext.model.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX
 
 if sys.platform != "win32":
     import resource

@@ -15,7 +15,7 @@ from truenext.cli.values import PathParam, TextParam
 from truenext.client.recorder import MESSAGES_MAX, Recorder
 from truenext.client.workload import WORKLOADS
 from truenext.errors import TruenextError
-from truenext.limits import WINDOW_MAX
+from truenext.model.limits import WINDOW_MAX
 from truenext.spark.recording import check_folder, write_recording
 
 

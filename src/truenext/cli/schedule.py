@@ -13,8 +13,8 @@ from truenext.cli import terminal
 from truenext.cli.bulk_work import BulkWork, id_option, json_option, run_in_pieces, selector_option
 from truenext.cli.connection import connected, send_control_request, url_option
 from truenext.cli.values import COUNT, DestinationParam
-from truenext.destination import DestinationKind, parse_stored_address
-from truenext.schedule import FOR_EVER
+from truenext.model.destination import DestinationKind, parse_stored_address
+from truenext.model.schedule import FOR_EVER
 
 DAMAGED = "their records are damaged"
 

@@ -22,13 +22,13 @@ from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import ConfigurationError, TruenextError
 from truenext.history.exporter import HistoryExporter
 from truenext.history.writer import HistoryWriter
-from truenext.limits import BROKER_BYTES
+from truenext.model.limits import BROKER_BYTES
+from truenext.model.numerals import format_size
+from truenext.model.url import Address, parse_url
 from truenext.server.listener import Listener
-from truenext.size import format_size
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Store
-from truenext.url import Address, parse_url
 
 logger = logging.getLogger(__name__)
 

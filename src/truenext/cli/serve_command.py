@@ -14,10 +14,10 @@ from truenext.cli.exit_status import CommandFailure
 from truenext.cli.serve import serve as run_broker
 from truenext.cli.values import URL, PathParam, ServerNameParam, SizeParam
 from truenext.errors import TruenextError
-from truenext.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
-from truenext.policy import StoreAndDispatch, WhenFull
-from truenext.size import format_size
-from truenext.url import DEFAULT_URL
+from truenext.model.limits import DISK_LIMIT_MIN, MEMORY_LIMIT, MEMORY_LIMIT_MIN, PAGE_SIZE, PAGE_SIZE_MAX
+from truenext.model.numerals import format_size
+from truenext.model.policy import StoreAndDispatch, WhenFull
+from truenext.model.url import DEFAULT_URL
 from truenext.version import VERSION
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,17 @@ from click.core import ParameterSource
 
 from truenext.broker.settings import fault_of_server_name
 from truenext.client.core.send_options import is_reserved
-from truenext.destination import DURABLE_ADDRESS_PREFIX, SUBSCRIPTION_PREFIX, parse_queue_name, parse_stored_address
 from truenext.errors import TruenextError
-from truenext.limits import DESTINATION_LENGTH_MAX
-from truenext.selector import compile_selector
-from truenext.size import format_size, parse_size
-from truenext.url import parse_url
+from truenext.model.destination import (
+    DURABLE_ADDRESS_PREFIX,
+    SUBSCRIPTION_PREFIX,
+    parse_queue_name,
+    parse_stored_address,
+)
+from truenext.model.limits import DESTINATION_LENGTH_MAX
+from truenext.model.numerals import format_size, parse_size
+from truenext.model.selector import compile_selector
+from truenext.model.url import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

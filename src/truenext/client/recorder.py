@@ -15,8 +15,8 @@ from truenext.client.core.send_options import Outgoing
 from truenext.client.threads.connection import Connection, Message, connect
 from truenext.client.workload import WorkloadMessage
 from truenext.errors import ConfigurationError, RemoteProtocolError
-from truenext.limits import WINDOW_MAX
-from truenext.url import parse_url
+from truenext.model.limits import WINDOW_MAX
+from truenext.model.url import parse_url
 
 CONFIRM_EVERY_MESSAGES = 500
 """Messages between two receipts."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 from sys import maxsize
 from typing import TYPE_CHECKING
 
-from truenext.disk_level import DiskLevel
 from truenext.engine.background.browsing import BrowseTask
 from truenext.engine.background.bulk_work import BulkPieceExecutor, BulkTask
 from truenext.engine.background.expiry import ExpiryTask
@@ -58,15 +57,16 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.engine.writing.producers import ProducerRegistry
-from truenext.policy import Policies, WhenFull
-from truenext.record import SCHEDULED_TIMERS
+from truenext.model.disk_level import DiskLevel
+from truenext.model.policy import Policies, WhenFull
+from truenext.model.record import SCHEDULED_TIMERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from truenext.batch import Batch
     from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.queue import Queue
+    from truenext.model.batch import Batch
 
 
 class Engine:

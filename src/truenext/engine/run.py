@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from truenext.destination import SCHEDULED_PREFIX, Destination, DestinationKind
 from truenext.engine.writing.entries import mark, put
-from truenext.limits import STORE_TRANSACTION_BYTES_MAX
+from truenext.model.destination import SCHEDULED_PREFIX, Destination, DestinationKind
+from truenext.model.limits import STORE_TRANSACTION_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from truenext.batch import Batch
     from truenext.engine.background.scheduled import Scheduler
     from truenext.engine.commands.connecting import Connecting
     from truenext.engine.memory.delays import DelayedEntries
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.producers import ProducerRegistry
+    from truenext.model.batch import Batch
 
 
 class EngineLifespan:

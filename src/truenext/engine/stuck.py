@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from truenext.engine.state.memory import UNSENT_THRESHOLD_MIN
 from truenext.engine.state.queue import UNBOUNDED
 from truenext.engine.state.wildcard import Wildcard
-from truenext.limits import UNSENT_BYTES_MAX
-from truenext.order import RANKS
-from truenext.policy import WhileWaiting
+from truenext.model.limits import UNSENT_BYTES_MAX
+from truenext.model.order import RANKS
+from truenext.model.policy import WhileWaiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator

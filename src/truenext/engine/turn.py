@@ -15,8 +15,6 @@ from truenext.engine.dispatch.wildcard import WildcardDispatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from truenext.answers import Answer
-    from truenext.batch import Batch
     from truenext.engine.background.browsing import BrowseSlice, BrowseTask
     from truenext.engine.background.bulk_work import BulkTask, FinishedPiece
     from truenext.engine.dispatch.plain import Deliveries, Dispatcher
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
     from truenext.engine.state.wildcard import Wildcard
     from truenext.engine.writing.background_task import BackgroundTask
     from truenext.engine.writing.commit_state import CommitState
+    from truenext.model.answers import Answer
+    from truenext.model.batch import Batch
 
 
 class Effects(NamedTuple):

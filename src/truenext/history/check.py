@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
-from truenext.events import CHUNK, FILE, FROM_BATCH
 from truenext.history.files import chunks_of_file, count_events, history_files
+from truenext.model.events import CHUNK, FILE, FROM_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
 from truenext.history.files import chunks_of_file, history_files
-from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
+from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from truenext.history.export import INSTALL_HINT, can_write_parquet, try_to_delete_old_files
-from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
+from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path

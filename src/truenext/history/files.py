@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.checksum import crc32
 from truenext.errors import HistoryError
-from truenext.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, EventKind, event_bytes
+from truenext.model.checksum import crc32
+from truenext.model.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, EventKind, event_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

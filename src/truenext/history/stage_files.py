@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
+from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

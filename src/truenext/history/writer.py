@@ -14,8 +14,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
-from truenext.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
 from truenext.history.files import chunk_at, chunks_of_file, count_events, file_path, history_files
+from truenext.model.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -15,16 +15,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from itertools import chain
 
-from truenext.answers import Answer, CloseConnection, ErrorAnswer, Receipt
 from truenext.broker.broker import Broker
 from truenext.broker.control import ClientInfo
-from truenext.commands import AckMode, Command, Login
 from truenext.engine.background.browsing import BrowseSlice
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest
 from truenext.engine.state.consumer import BrokerConsumer, Subscriber
 from truenext.engine.state.queue import Entry
 from truenext.errors import Code, NoSpaceError, OtherProtocolError, RemoteProtocolError
-from truenext.limits import (
+from truenext.model.answers import Answer, CloseConnection, ErrorAnswer, Receipt
+from truenext.model.commands import AckMode, Command, Login
+from truenext.model.limits import (
     CONTROL_ONLY_IDLE_S,
     HEART_BEAT_GRACE_FACTOR,
     LOGIN_BYTES_MAX,

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from truenext.broker.broker import Broker
 from truenext.errors import Code, ConfigurationError
-from truenext.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX, LOGIN_BYTES_MAX
+from truenext.model.limits import CONNECTIONS_MAX, CONTROL_ONLY_CONNECTIONS_MAX, LOGIN_BYTES_MAX
+from truenext.model.url import Address, host_and_port
 from truenext.server.connection import ServerConnection
-from truenext.url import Address, host_and_port
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from truenext.errors import ConfigurationError
+from truenext.model.url import DEFAULT_URL, parse_url
 from truenext.stage.core.definitions import (
     Endpoint,
     LocalEndpoint,
@@ -20,7 +21,6 @@ from truenext.stage.core.definitions import (
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import expand_endpoint_name
 from truenext.stage.interceptors.interceptor import Interceptor
-from truenext.url import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ import msgspec
 from truenext.clock import monotonic, time_ns
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, delete_old_files, stage_file
-from truenext.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
+from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.errors import LocalProtocolError
-from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
+from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX
 from truenext.stage.broker_transaction import encode_messages, transaction_size
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError

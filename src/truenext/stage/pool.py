@@ -9,7 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
+from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.stage.core.health import PoolStatus
 from truenext.stage.core.output import PRIORITY_INTERACTIVE
 from truenext.stage.fair_semaphore import FairSemaphore

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.batch import Causes, Mark, ProducerState
-from truenext.record import MESSAGE_KEY_SIZE
+from truenext.model.batch import Causes, Mark, ProducerState
+from truenext.model.record import MESSAGE_KEY_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from truenext.batch import Batch
+    from truenext.model.batch import Batch
 
 _HEAD = struct.Struct("<IIIIII")
 _PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")

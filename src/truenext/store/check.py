@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, split_lane_key
+from truenext.model.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, split_lane_key
 from truenext.store.salvage.folder import open_salvage
 
 if TYPE_CHECKING:

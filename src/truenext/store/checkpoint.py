@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-from truenext.batch import NO_MARK, Mark
-from truenext.record import TIMER_SIZE
+from truenext.model.batch import NO_MARK, Mark
+from truenext.model.record import TIMER_SIZE
 from truenext.store.changes import apply_pauses
 from truenext.store.checkpoint_format import (
     CLEAN,

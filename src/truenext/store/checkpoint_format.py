@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from truenext.batch import NO_CAUSES, Causes, Mark, ProducerState
+from truenext.model.batch import NO_CAUSES, Causes, Mark, ProducerState
 from truenext.store.store import Recovered
 
 if TYPE_CHECKING:

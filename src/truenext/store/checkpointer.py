@@ -16,8 +16,8 @@ from itertools import islice, tee
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_CAUSES
 from truenext.errors import StoreError
+from truenext.model.batch import NO_CAUSES
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
 from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.overlay import iter_spans

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from truenext.checksum import crc32
+from truenext.model.checksum import crc32
 from truenext.store.store_errors import damage_error
 
 if TYPE_CHECKING:

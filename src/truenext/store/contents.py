@@ -13,8 +13,8 @@ from collections import Counter
 from copy import copy
 from typing import TYPE_CHECKING
 
-from truenext.batch import Batch, Mark
-from truenext.record import sequence_of
+from truenext.model.batch import Batch, Mark
+from truenext.model.record import sequence_of
 from truenext.store.store_errors import disagreement_error
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from truenext.disk_level import DiskLevel
+from truenext.model.disk_level import DiskLevel
 from truenext.store import folder
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
 from truenext.store.store_errors import STORAGE_ERRORS, is_no_space, is_short_write

@@ -25,11 +25,17 @@ from operator import attrgetter
 from threading import Condition, Lock
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_MARK, Batch, Mark
-from truenext.destination import may_rename
 from truenext.errors import StoreError
-from truenext.limits import PAGE_BYTES
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, REFERENCE_SIZE, content_key, referenced_content_number
+from truenext.model.batch import NO_MARK, Batch, Mark
+from truenext.model.destination import may_rename
+from truenext.model.limits import PAGE_BYTES
+from truenext.model.record import (
+    CONTENTS_LANE_KEY,
+    LANE_KEY_SIZE,
+    REFERENCE_SIZE,
+    content_key,
+    referenced_content_number,
+)
 from truenext.store import folder
 from truenext.store.changes import Changes, RareChanges, changes_of, decode_changes, encode_batch
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
 
     import lmdb
 
-    from truenext.disk_level import DiskLevel
+    from truenext.model.disk_level import DiskLevel
     from truenext.store.views import OverlayView
 
 

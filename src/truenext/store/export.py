@@ -13,10 +13,10 @@ import shutil
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_CAUSES, NO_MARK, Mark
 from truenext.errors import StoreError
-from truenext.limits import SEQUENCE_BLOCK
-from truenext.record import CONTENTS_LANE_KEY, content_key, referenced_content_number, sequence_of
+from truenext.model.batch import NO_CAUSES, NO_MARK, Mark
+from truenext.model.limits import SEQUENCE_BLOCK
+from truenext.model.record import CONTENTS_LANE_KEY, content_key, referenced_content_number, sequence_of
 from truenext.store import folder
 from truenext.store.check import SalvageSummary
 from truenext.store.checkpoint import Checkpoint

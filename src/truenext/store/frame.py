@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 
-from truenext.checksum import crc32
+from truenext.model.checksum import crc32
 from truenext.store.crc import find_flipped_bit
 
 FLIP_BYTES_MAX = 1024 * 1024

@@ -18,7 +18,7 @@ import struct
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from truenext.checksum import crc32
+from truenext.model.checksum import crc32
 from truenext.store.folder import allocate, clear, sync_folder, write
 from truenext.store.frame import (
     CHECKSUM,

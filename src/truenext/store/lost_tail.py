@@ -16,7 +16,7 @@ Source: docs/decisions/0019-damage.md
 
 from __future__ import annotations
 
-from truenext.events import chunk_position
+from truenext.model.events import chunk_position
 
 
 def describe_lost_tail(

@@ -14,12 +14,12 @@ from collections.abc import Collection
 from itertools import islice
 from threading import Lock
 
-from truenext.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark, ProducerState
-from truenext.destination import may_rename
-from truenext.disk_level import DiskLevel
 from truenext.errors import StoreError
-from truenext.limits import PAGE_BYTES
-from truenext.record import (
+from truenext.model.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark, ProducerState
+from truenext.model.destination import may_rename
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import PAGE_BYTES
+from truenext.model.record import (
     CONTENTS_LANE_KEY,
     LANE_KEY_SIZE,
     content_key,

@@ -10,9 +10,9 @@ from collections import Counter
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_MARK, Causes, Mark
 from truenext.errors import StoreError
-from truenext.record import LANE_KEY_SIZE, message_key
+from truenext.model.batch import NO_MARK, Causes, Mark
+from truenext.model.record import LANE_KEY_SIZE, message_key
 from truenext.store.checkpoint_format import NUMBER, decode_mark, encode_mark
 from truenext.store.store import UndecodedMessage
 from truenext.store.store_errors import damage_error

@@ -10,8 +10,8 @@ from __future__ import annotations
 from sys import getsizeof
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_CAUSES
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of
+from truenext.model.batch import NO_CAUSES
+from truenext.model.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of
 from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, causes_of
 from truenext.store.segment_index import SegmentIndex
 from truenext.store.spans import JournalLane, LaneSpans, unpack_span

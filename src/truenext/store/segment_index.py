@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_CAUSES
+from truenext.model.batch import NO_CAUSES
 from truenext.store.changes import apply_names, apply_pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.batch import Causes, Mark, ProducerState
+    from truenext.model.batch import Causes, Mark, ProducerState
     from truenext.store.spans import LaneSpans
     from truenext.store.store import Recovered
 

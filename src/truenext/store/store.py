@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
-from truenext.batch import NO_CAUSES, Batch, Causes, Mark, ProducerState
-from truenext.disk_level import DiskLevel
-from truenext.limits import PAGE_BYTES
+from truenext.model.batch import NO_CAUSES, Batch, Causes, Mark, ProducerState
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import PAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

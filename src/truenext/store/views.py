@@ -7,15 +7,15 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_CAUSES
-from truenext.record import CONTENTS_LANE_KEY, message_key, sequence_of
+from truenext.model.batch import NO_CAUSES
+from truenext.model.record import CONTENTS_LANE_KEY, message_key, sequence_of
 from truenext.store.segment_index import find_mark, merge_causes
 from truenext.store.spans import unpack_extent, unpack_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from truenext.batch import Causes, Mark
+    from truenext.model.batch import Causes, Mark
     from truenext.store.changes import Changes
     from truenext.store.segment_index import SegmentIndex
     from truenext.store.spans import LaneSpans, Span

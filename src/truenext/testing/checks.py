@@ -5,8 +5,8 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
-from truenext.destination import parse_queue_name
 from truenext.errors import RemoteProtocolError
+from truenext.model.destination import parse_queue_name
 
 _DESTINATION_PREFIXES = ("/queue/", "/topic/", "queue://", "topic://", "queue/", "topic/")
 

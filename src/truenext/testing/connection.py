@@ -6,8 +6,8 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from typing import Any, cast
 
-from truenext.answers import Answer, CloseConnection
 from truenext.broker.broker import Broker
+from truenext.model.answers import Answer, CloseConnection
 from truenext.server.connection import ServerConnection
 from truenext.testing.clock import AdvanceableLoop
 

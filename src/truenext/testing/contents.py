@@ -4,7 +4,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 
-from truenext.limits import BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX
+from truenext.model.limits import BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX
 from truenext.wire.stomp.codec import Decoder
 from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.shapes import FRAME_SHAPES

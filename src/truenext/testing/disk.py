@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Collection
 
-from truenext.batch import Batch
 from truenext.broker.write_time import WriteTimeEstimate
-from truenext.disk_level import DiskLevel
-from truenext.limits import PAGE_BYTES
+from truenext.model.batch import Batch
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import PAGE_BYTES
 from truenext.store.memory import MemoryStore
 from truenext.store.store import Page, Recovered, TimerPage
 from truenext.testing.clock import AdvanceableLoop, LoopTimer

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import cast
 
 from truenext.broker.broker import Broker, PendingCommand
-from truenext.commands import Command, Commit
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
+from truenext.model.commands import Command, Commit
 from truenext.testing.clock import OffsetClock
 from truenext.testing.connection import CloseAfterCommit, CuttableConnection
 from truenext.testing.disk import FaultyStore, FaultyWriteTimeEstimate

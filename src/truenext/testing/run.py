@@ -8,7 +8,8 @@ from typing import Any, cast
 from truenext.broker.recovery import recover
 from truenext.client.tasks.driver import check_clock_runs
 from truenext.errors import TruenextError
-from truenext.policy import Policies
+from truenext.model.policy import Policies
+from truenext.model.url import Address
 from truenext.server.listener import Listener
 from truenext.store.memory import MemoryStore
 from truenext.testing.clock import AdvanceableLoop, OffsetClock
@@ -16,7 +17,6 @@ from truenext.testing.connection import CuttableConnection
 from truenext.testing.disk import FaultyStore
 from truenext.testing.faults import Faults
 from truenext.testing.faulty import FaultyBroker
-from truenext.url import Address
 from truenext.version import VERSION
 
 logger = logging.getLogger(__name__)

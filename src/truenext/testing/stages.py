@@ -22,8 +22,8 @@ import msgspec
 
 from truenext.client.tasks.connection import Connection, connect
 from truenext.client.tasks.driver import check_clock_runs
-from truenext.destination import DEAD_LETTER_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.errors import ConnectionLost
+from truenext.model.destination import DEAD_LETTER_PREFIX, SUBSCRIPTION_PREFIX
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Stage, Topic
 from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import NotDecoded

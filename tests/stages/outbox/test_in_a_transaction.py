@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from tests.stages.flows import Number, Text, run, until
 from truenext import testing
 from truenext.errors import ConfigurationError, LocalProtocolError
-from truenext.limits import BODY_BYTES_MAX
+from truenext.model.limits import BODY_BYTES_MAX
 from truenext.stage import Flow, FlowError, Service
 from truenext.stage.sql import apply_schema
 from truenext.stage.sql.session_outbox import SessionOutbox

@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 
 from tests.integration.broker_process import BrokerProcess
 from tests.stages.flows import Number, Text, run, until
-from truenext.destination import Destination
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.unused import no_memory_error
+from truenext.model.destination import Destination
 from truenext.stage import Service
 from truenext.stage.exactly_once.relay import OutboxRelay
 from truenext.stage.sql import apply_schema

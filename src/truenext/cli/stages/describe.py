@@ -15,8 +15,8 @@ from truenext.cli.stages.drawing import draw_dot, draw_mermaid, signature_text
 from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, UrlOption
-from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import ConfigurationError
+from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.stage.core.graph import ServiceGraph, graph_of
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from truenext.errors import ConfigurationError
+from truenext.model.url import host_and_port
 from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS_TYPE
-from truenext.url import host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

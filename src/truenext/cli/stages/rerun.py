@@ -16,8 +16,8 @@ from truenext.cli.terminal import count_noun
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, QueueNameParam
 from truenext.client.core.consumers import ConsumerOptions
-from truenext.destination import DEAD_LETTER_PREFIX
 from truenext.errors import Refused, RolledBack, TruenextError
+from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.envelope import decode_envelope, encode_envelope

@@ -37,14 +37,14 @@ from truenext.errors import (
     TruenextError,
     copy_error,
 )
-from truenext.url import DEFAULT_URL, parse_url
+from truenext.model.url import DEFAULT_URL, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from truenext.client.core.buffer import ReceiveBuffer, Subscription, SubscriptionOptions
     from truenext.client.core.context import ClientContext
-    from truenext.url import Address
+    from truenext.model.url import Address
     from truenext.wire.stomp.frame import Frame
 
 LOGIN_TIMEOUT_S = 10.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from truenext.url import Address
+    from truenext.model.url import Address
 
 DELAY_FIRST_S = 0.1
 DELAY_MAX_S = 15.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from truenext.client.core import frames
 from truenext.client.core.buffer import SubscriptionOptions
-from truenext.limits import CONSUMER_PRIORITY_MAX, WINDOW_MAX
+from truenext.model.limits import CONSUMER_PRIORITY_MAX, WINDOW_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

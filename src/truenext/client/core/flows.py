@@ -16,7 +16,7 @@ from truenext.client.core.session import SessionCore, SessionMode
 from truenext.client.core.transaction_state import CallerNumber, Outcome
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import InDoubt, LocalProtocolError
-from truenext.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
+from truenext.model.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 
 if TYPE_CHECKING:
     from truenext.client.core.buffer import ReceivedMessage, Subscription, SubscriptionOptions

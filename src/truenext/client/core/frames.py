@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.envelope import encode_header_lines, escape, must_escape
-from truenext.limits import HEADER_BYTES_MAX, HEADERS_MAX
+from truenext.model.header_lines import encode_header_lines, escape, must_escape
+from truenext.model.limits import HEADER_BYTES_MAX, HEADERS_MAX
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version, encode
 
 if TYPE_CHECKING:

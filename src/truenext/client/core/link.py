@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from truenext.client.core import frames
 from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
-from truenext.limits import HEART_BEAT_MS_MIN
+from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Side, parse_heart_beat
 from truenext.wire.stomp.protocol import StompProtocol as Stomp

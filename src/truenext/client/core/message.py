@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.order import PRIORITY_MAX, rank
+from truenext.model.order import PRIORITY_MAX, rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

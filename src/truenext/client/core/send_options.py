@@ -9,8 +9,8 @@ from typing import TypedDict, Unpack
 import msgspec
 
 from truenext.client.core import frames
-from truenext.limits import BODY_BYTES_MAX, PRODUCER_NUMBER_MAX, SCHEDULE_MS_MAX, TTL_MS_MAX
-from truenext.order import PRIORITY_MAX
+from truenext.model.limits import BODY_BYTES_MAX, PRODUCER_NUMBER_MAX, SCHEDULE_MS_MAX, TTL_MS_MAX
+from truenext.model.order import PRIORITY_MAX
 
 
 class SendOptions(TypedDict, total=False):

@@ -23,7 +23,7 @@ from truenext.client.core.buffer import (
 from truenext.client.core.link import UNANSWERED_FRAMES_MAX, NullAnswerHandler
 from truenext.client.core.transaction_state import TransactionState
 from truenext.errors import ClosedError, ConnectionLost, Refused
-from truenext.pattern import is_pattern
+from truenext.model.pattern import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -30,7 +30,7 @@ from truenext.client.core.link import HEART_BEAT
 from truenext.client.tasks.heartbeat_thread import HeartbeatThread
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost
-from truenext.limits import READ_BYTES
+from truenext.model.limits import READ_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from truenext.client.core.link import Link
     from truenext.client.core.session import SessionCore
     from truenext.client.core.waiting import Flow, Wait
-    from truenext.url import Address
+    from truenext.model.url import Address
 
 CONNECT_TIMEOUT_S = 10.0
 """Until a broker has taken a connection."""

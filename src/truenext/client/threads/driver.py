@@ -34,7 +34,7 @@ from truenext.client.core.isolation import HandlerIsolation
 from truenext.client.threads.interrupts import SignalSafeLock
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError
-from truenext.limits import READ_BYTES
+from truenext.model.limits import READ_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from truenext.client.core.link import Link
     from truenext.client.core.session import SessionCore
     from truenext.client.core.waiting import Flow, Wait
-    from truenext.url import Address
+    from truenext.model.url import Address
 
 CONNECT_TIMEOUT_S = 10.0
 """Until a broker has taken a connection."""

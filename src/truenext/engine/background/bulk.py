@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 import msgspec
 from msgspec import Meta
 
-from truenext import selector
-from truenext.batch import NO_MARK
-from truenext.client_json import decode_client_json
-from truenext.destination import Destination, parse_queue_name
 from truenext.engine.lifecycle.redelivery import redirect, restore_original
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry, is_expired, is_undeliverable
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import (
+from truenext.model import selector
+from truenext.model.batch import NO_MARK
+from truenext.model.commands import decode_client_json
+from truenext.model.destination import Destination, parse_queue_name
+from truenext.model.limits import (
     BULK_MESSAGES_PER_PIECE,
     CONTROL_REQUEST_BYTES_MAX,
     CONTROL_REQUEST_SEQUENCES_MAX,
@@ -42,8 +42,8 @@ from truenext.limits import (
     SEQUENCE_MAX,
     SHOWN_SENDS_PER_PIECE,
 )
-from truenext.message import SentMessage
-from truenext.order import RANKS
+from truenext.model.message import SentMessage
+from truenext.model.order import RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.disk_level import DISK_FULL, DiskLevel
 from truenext.engine.background import bulk
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
-from truenext.limits import PIECES_MAX
+from truenext.model.disk_level import DISK_FULL, DiskLevel
+from truenext.model.limits import PIECES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.commands import ControlRequest
     from truenext.engine.background.scheduled import Scheduler
     from truenext.engine.lifecycle.arrivals import Arrivals
     from truenext.engine.lifecycle.settlement import Settlement
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.pages import PageResult
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.commit_state import CommitState
+    from truenext.model.commands import ControlRequest
 
 
 class BulkPieceExecutor:

@@ -26,20 +26,26 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from truenext import schedule, selector
-from truenext.destination import SCHEDULED_PREFIX
-from truenext.disk_level import DiskLevel
 from truenext.engine.background import bulk
 from truenext.engine.memory.timers import Timers
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.engine.writing.entries import put, remove
-from truenext.envelope import decode_header_lines
-from truenext.limits import DUE_SENDS_PER_READ, PAGE_BYTES, SHOWN_BODY_BYTES
-from truenext.message import SentMessage, with_ttl
-from truenext.record import SCHEDULED_TIMERS, message_key, scheduled_timer_key, split_lane_key, split_scheduled_timer
-from truenext.schedule import Schedule
+from truenext.model import schedule, selector
+from truenext.model.destination import SCHEDULED_PREFIX
+from truenext.model.disk_level import DiskLevel
+from truenext.model.header_lines import decode_header_lines
+from truenext.model.limits import DUE_SENDS_PER_READ, PAGE_BYTES, SHOWN_BODY_BYTES
+from truenext.model.message import SentMessage, with_ttl
+from truenext.model.record import (
+    SCHEDULED_TIMERS,
+    message_key,
+    scheduled_timer_key,
+    split_lane_key,
+    split_scheduled_timer,
+)
+from truenext.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection

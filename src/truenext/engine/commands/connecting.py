@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.commands import AckMode, Unsubscribe
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.reason import RequeueReason
-from truenext.limits import UNSENT_BYTES_MAX
+from truenext.model.commands import AckMode, Unsubscribe
+from truenext.model.limits import UNSENT_BYTES_MAX
 
 if TYPE_CHECKING:
-    from truenext.commands import Login
     from truenext.engine.commands.acknowledging import Acknowledging
     from truenext.engine.commands.releasing import Releasing
     from truenext.engine.commands.subscribing import Subscribing
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry
     from truenext.engine.writing.commit_state import CommitState
+    from truenext.model.commands import Login
 
 _AUTO = AckMode.AUTO
 

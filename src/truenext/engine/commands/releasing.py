@@ -12,7 +12,6 @@ from truenext.errors import Code, RemoteProtocolError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from truenext.commands import Release, Wake
     from truenext.engine.commands.transactions import Transactions
     from truenext.engine.lifecycle.pull_requests import PullRequests
     from truenext.engine.lifecycle.settlement import Settlement
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Entry
     from truenext.engine.writing.commit_state import CommitState
+    from truenext.model.commands import Release, Wake
 
 
 class Releasing:

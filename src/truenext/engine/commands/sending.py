@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from truenext.commands import Begin, Command, Send
-from truenext.destination import DestinationKind
-from truenext.disk_level import DISK_FULL, DiskLevel
 from truenext.errors import NoSpaceError, RemoteProtocolError
-from truenext.message import with_ttl
-from truenext.policy import WhenFull
+from truenext.model.commands import Begin, Command, Send
+from truenext.model.destination import DestinationKind
+from truenext.model.disk_level import DISK_FULL, DiskLevel
+from truenext.model.message import with_ttl
+from truenext.model.policy import WhenFull
 
 if TYPE_CHECKING:
-    from truenext.commands import Commit
-    from truenext.destination import Destination
     from truenext.engine.background.scheduled import Scheduler
     from truenext.engine.lifecycle.arrivals import Arrivals
     from truenext.engine.queues.queues import Queues
@@ -30,8 +28,10 @@ if TYPE_CHECKING:
     from truenext.engine.state.transaction import TransactionLimits
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.producers import ProducerRegistry
-    from truenext.message import SentMessage
-    from truenext.schedule import Schedule
+    from truenext.model.commands import Commit
+    from truenext.model.destination import Destination
+    from truenext.model.message import SentMessage
+    from truenext.model.schedule import Schedule
 
 # A member of an enumeration costs more to look up than a name; this is asked for with every message.
 _DISK_PLENTY = DiskLevel.PLENTY

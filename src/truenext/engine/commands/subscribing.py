@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.commands import AckMode
-from truenext.destination import Destination, DestinationKind, durable_subscription
 from truenext.engine.queues.unused import consumer_memory_error
 from truenext.engine.state.consumer import Browser, QueueConsumer
 from truenext.engine.state.memory import MemoryBudget, consumer_size
@@ -20,11 +18,12 @@ from truenext.engine.state.queue import Queue
 from truenext.engine.state.reason import RequeueReason
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import BROWSERS_MAX
-from truenext.selector import are_equivalent
+from truenext.model.commands import AckMode
+from truenext.model.destination import Destination, DestinationKind, durable_subscription
+from truenext.model.limits import BROWSERS_MAX
+from truenext.model.selector import are_equivalent
 
 if TYPE_CHECKING:
-    from truenext.commands import Browse, Subscribe, Unsubscribe
     from truenext.engine.background.browsing import BrowseTask
     from truenext.engine.lifecycle.pull_requests import PullRequests
     from truenext.engine.lifecycle.settlement import Settlement
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
     from truenext.engine.state.engine_state import EngineState
     from truenext.engine.writing.commit_state import CommitState
+    from truenext.model.commands import Browse, Subscribe, Unsubscribe
 
 
 class DiscardedSubscription(NamedTuple):

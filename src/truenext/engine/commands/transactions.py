@@ -9,7 +9,6 @@ from truenext.engine.state.transaction import rollback_only_error
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:
-    from truenext.commands import Abort, Begin, Commit, Send
     from truenext.engine.commands.sending import Sending
     from truenext.engine.lifecycle.arrivals import Arrivals
     from truenext.engine.lifecycle.settlement import Settlement
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
     from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.producers import ProducerRegistry
-    from truenext.schedule import Schedule
+    from truenext.model.commands import Abort, Begin, Commit, Send
+    from truenext.model.schedule import Schedule
 
 
 class Transactions:

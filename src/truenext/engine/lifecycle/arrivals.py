@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import Destination, DestinationKind, parse_stored_address
 from truenext.engine.state.queue import UNBOUNDED, Entry
 from truenext.engine.writing.copies import NO_CONTENTS, ContentNumbers, put_shared_content
 from truenext.engine.writing.entries import put
-from truenext.policy import StoreAndDispatch
-from truenext.record import timer_key
+from truenext.model.destination import Destination, DestinationKind, parse_stored_address
+from truenext.model.policy import StoreAndDispatch
+from truenext.model.record import timer_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from truenext.engine.selecting.selections import Selections
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.message import SentMessage
+    from truenext.model.message import SentMessage
 
 _CONCURRENT = StoreAndDispatch.CONCURRENT
 

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import SUBSCRIPTION_PREFIX, Destination, DestinationKind, dead_letter_name
-from truenext.envelope import DEAD_LETTER_HEADERS, decode_header_lines, encode_header_lines
-from truenext.limits import DESTINATION_LENGTH_MAX
-from truenext.message import SentMessage
-from truenext.policy import INDIVIDUAL_DEAD_LETTERS, Policy
+from truenext.model.destination import SUBSCRIPTION_PREFIX, Destination, DestinationKind, dead_letter_name
+from truenext.model.header_lines import DEAD_LETTER_HEADERS, decode_header_lines, encode_header_lines
+from truenext.model.limits import DESTINATION_LENGTH_MAX
+from truenext.model.message import SentMessage
+from truenext.model.policy import INDIVIDUAL_DEAD_LETTERS, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.batch import Causes
+    from truenext.model.batch import Causes
 
 
 EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "rejected"

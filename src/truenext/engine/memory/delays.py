@@ -12,9 +12,9 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from truenext.batch import DUE_NEVER
-from truenext.limits import DELAY_MS_MAX
-from truenext.policy import WhileWaiting
+from truenext.model.batch import DUE_NEVER
+from truenext.model.limits import DELAY_MS_MAX
+from truenext.model.policy import WhileWaiting
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry

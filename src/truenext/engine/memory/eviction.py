@@ -20,8 +20,8 @@ from truenext.engine.memory.horizon import is_stored
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.memory import size_of
 from truenext.engine.writing.copies import put_copies
-from truenext.limits import REPLIES_EXCESS_BYTES_MAX, STORE_TRANSACTION_BYTES_MAX
-from truenext.order import RANKS
+from truenext.model.limits import REPLIES_EXCESS_BYTES_MAX, STORE_TRANSACTION_BYTES_MAX
+from truenext.model.order import RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Collection

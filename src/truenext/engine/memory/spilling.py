@@ -14,8 +14,8 @@ from __future__ import annotations
 from sys import maxsize
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.destination import ENDED_PREFIX
-from truenext.record import lane_key
+from truenext.model.destination import ENDED_PREFIX
+from truenext.model.record import lane_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.record import TIMER_SIZE, split_timer
+from truenext.model.record import TIMER_SIZE, split_timer
 
 if TYPE_CHECKING:
     from truenext.engine.writing.commit_state import CommitState

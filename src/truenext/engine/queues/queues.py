@@ -12,7 +12,13 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from truenext.destination import (
+from truenext.engine.queues.reservations import QueueReservations
+from truenext.engine.queues.topics import TopicRouter
+from truenext.engine.queues.unused import UnusedQueueFinder, must_keep, no_memory_error
+from truenext.engine.state.queue import Queue
+from truenext.engine.writing.entries import introduce_queue
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.destination import (
     ENDED_PREFIX,
     SCHEDULED_PREFIX,
     SUBSCRIPTION_PREFIX,
@@ -21,27 +27,20 @@ from truenext.destination import (
     durable_key_of,
     parse_stored_queue_name,
 )
-from truenext.engine.queues.reservations import QueueReservations
-from truenext.engine.queues.topics import TopicRouter
-from truenext.engine.queues.unused import UnusedQueueFinder, must_keep, no_memory_error
-from truenext.engine.state.queue import Queue
-from truenext.engine.writing.entries import introduce_queue
-from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import (
+from truenext.model.limits import (
     PAUSE_BYTES,
     SUBSCRIPTIONS_MAX,
     UNUSED_QUEUE_SECONDS_SHORT,
     UNUSED_QUEUES_CHECKED_MAX,
     UNUSED_QUEUES_REMOVED_MAX,
 )
-from truenext.order import RANKS
-from truenext.policy import DEFAULT_POLICY
-from truenext.record import split_lane_key
+from truenext.model.order import RANKS
+from truenext.model.policy import DEFAULT_POLICY
+from truenext.model.record import split_lane_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from truenext.commands import Send
     from truenext.engine.memory.resident_set import ResidentSet
     from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
     from truenext.engine.queues.wildcards import Wildcards
@@ -51,8 +50,9 @@ if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry, Lane
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.numbers import QueueNumberAllocator
-    from truenext.message import SentMessage
-    from truenext.policy import Policies
+    from truenext.model.commands import Send
+    from truenext.model.message import SentMessage
+    from truenext.model.policy import Policies
 
 
 class Queues:

@@ -14,8 +14,8 @@ from truenext.engine.state.memory import LANE_BYTES, queue_size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from truenext.destination import Destination
     from truenext.engine.state.memory import MemoryBudget
+    from truenext.model.destination import Destination
 
 
 class QueueReservations:

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_MARK
-from truenext.destination import ENDED_PREFIX
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.background_task import BackgroundTask
 from truenext.engine.writing.entries import dereference_content
-from truenext.limits import PAGE_BYTES, PAGE_SIZE
-from truenext.order import RANKS
-from truenext.record import message_key
+from truenext.model.batch import NO_MARK
+from truenext.model.destination import ENDED_PREFIX
+from truenext.model.limits import PAGE_BYTES, PAGE_SIZE
+from truenext.model.order import RANKS
+from truenext.model.record import message_key
 
 if TYPE_CHECKING:
     from truenext.engine.memory.spilling import SpilledSubscriptions

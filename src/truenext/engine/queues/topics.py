@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from truenext.destination import virtual_topic
-from truenext.pattern import is_pattern, matches
-from truenext.selector import compile_stored_selector
+from truenext.model.destination import virtual_topic
+from truenext.model.pattern import is_pattern, matches
+from truenext.model.selector import compile_stored_selector
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue
-    from truenext.message import SentMessage
-    from truenext.selector import Selector
+    from truenext.model.message import SentMessage
+    from truenext.model.selector import Selector
 
 _T = TypeVar("_T")
 

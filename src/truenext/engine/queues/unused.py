@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.destination import virtual_topic
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import UNUSED_QUEUE_SECONDS, UNUSED_QUEUE_SECONDS_SHORT
+from truenext.model.destination import virtual_topic
+from truenext.model.limits import UNUSED_QUEUE_SECONDS, UNUSED_QUEUE_SECONDS_SHORT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.queue import UNBOUNDED
 from truenext.engine.writing.background_task import BackgroundTask
-from truenext.limits import JOIN_QUEUES_PER_TURN
-from truenext.order import RANKS
+from truenext.model.limits import JOIN_QUEUES_PER_TURN
+from truenext.model.order import RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -27,8 +27,8 @@ from truenext.engine.selecting.scan import ScanCursor
 from truenext.engine.state.empty import add_sequence
 from truenext.engine.state.memory import GROUP_BYTES
 from truenext.engine.state.queue import UNBOUNDED
-from truenext.envelope import closes_group
-from truenext.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_MAX
+from truenext.model.header_lines import closes_group
+from truenext.model.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from truenext.engine.state.holder import EntryHolder
     from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.message import SentMessage
-    from truenext.selector import Selector
+    from truenext.model.message import SentMessage
+    from truenext.model.selector import Selector
 
 
 class GroupOwnership:

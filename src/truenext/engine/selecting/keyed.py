@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from truenext.engine.selecting.scan import QueueScan
-    from truenext.message import SentMessage
-    from truenext.selector import HeaderProperty, Selector
+    from truenext.model.message import SentMessage
+    from truenext.model.selector import HeaderProperty, Selector
 
 
 KEYS_PER_SELECTOR_MAX = 8

@@ -32,7 +32,7 @@ from truenext.engine.state.memory import (
     size_of,
 )
 from truenext.engine.state.queue import UNBOUNDED
-from truenext.limits import SCAN_MESSAGES_PER_TURN
+from truenext.model.limits import SCAN_MESSAGES_PER_TURN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.pages import PageMessage
     from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.selector import Selector
+    from truenext.model.selector import Selector
 
     Load = Callable[[Lane, PageMessage], Entry]
     """Brings a message of a page into memory; it may have to wait for its next try."""

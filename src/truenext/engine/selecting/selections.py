@@ -13,7 +13,7 @@ from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, is_undeliverable
 from truenext.engine.writing.background_task import BackgroundTask
-from truenext.limits import SCAN_BYTES, SCAN_PAGE_SIZE
+from truenext.model.limits import SCAN_BYTES, SCAN_PAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
-    from truenext.selector import Selector
+    from truenext.model.selector import Selector
 
 
 class ScanRead(SideRead):

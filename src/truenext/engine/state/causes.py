@@ -10,7 +10,7 @@ from sys import getsizeof
 
 import msgspec
 
-from truenext.batch import NO_CAUSES, Causes
+from truenext.model.batch import NO_CAUSES, Causes
 
 _OBJECT_BYTES = 80
 """Of the object."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 from sys import maxsize
 from typing import TYPE_CHECKING
 
-from truenext.commands import AckMode, Browse, Subscribe
-from truenext.destination import Destination, DestinationKind
 from truenext.engine.state.holder import EntryHolder
 from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.transaction import OpenTransactions, rollback_only_error
 from truenext.engine.state.window import AutoWindow
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
-from truenext.order import RANKS
+from truenext.model.commands import AckMode, Browse, Subscribe
+from truenext.model.destination import Destination, DestinationKind
+from truenext.model.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
+from truenext.model.order import RANKS
 
 if TYPE_CHECKING:
     from truenext.engine.state.memory import MemoryBudget

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from truenext.batch import NO_CAUSES, NO_MARK, Causes, Mark
 from truenext.errors import StoreError
-from truenext.message import SentMessage
-from truenext.order import PRIORITY_MAX
-from truenext.record import split_lane_key
+from truenext.model.batch import NO_CAUSES, NO_MARK, Causes, Mark
+from truenext.model.message import SentMessage
+from truenext.model.order import PRIORITY_MAX
+from truenext.model.record import split_lane_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -11,9 +11,9 @@ from typing import Self
 
 import msgspec
 
-from truenext.batch import NO_NUMBER, ProducerState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import RESOLVED_MAX
+from truenext.model.batch import NO_NUMBER, ProducerState
+from truenext.model.limits import RESOLVED_MAX
 
 
 class CommitOutcome(Enum):

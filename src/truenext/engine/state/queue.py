@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
 
-from truenext.batch import DUE_NEVER
-from truenext.destination import Destination, DestinationKind
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.empty import EMPTY, NO_SEQUENCES
 from truenext.engine.state.memory import DEQUE_BYTES, LANE_BYTES, SELECTED_ENTRIES_BYTES, MemoryBudget, queue_size
-from truenext.message import SentMessage
-from truenext.order import PRIORITY_MAX, rank
-from truenext.policy import Policy
-from truenext.record import lane_key
+from truenext.model.batch import DUE_NEVER
+from truenext.model.destination import Destination, DestinationKind
+from truenext.model.message import SentMessage
+from truenext.model.order import PRIORITY_MAX, rank
+from truenext.model.policy import Policy
+from truenext.model.record import lane_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.state.holder import EntryHolder
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
+from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 
 if TYPE_CHECKING:
-    from truenext.commands import Nack, Send
     from truenext.engine.state.queue import Entry
+    from truenext.model.commands import Nack, Send
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,16 @@ from __future__ import annotations
 from heapq import heapify, heappush
 from typing import TYPE_CHECKING
 
-from truenext.destination import DEAD_LETTER_PREFIX, DestinationKind, virtual_topic
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.order import RANKS
-from truenext.pattern import is_pattern, matches
+from truenext.model.destination import DEAD_LETTER_PREFIX, DestinationKind, virtual_topic
+from truenext.model.order import RANKS
+from truenext.model.pattern import is_pattern, matches
 
 if TYPE_CHECKING:
-    from truenext.commands import Subscribe
     from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Queue
+    from truenext.model.commands import Subscribe
 
 NO_HEAD = -1
 """In place of a sequence: nothing is ready in that lane."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.limits import WINDOW_DEFAULT
+from truenext.model.limits import WINDOW_DEFAULT
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Entry

@@ -12,21 +12,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.batch import Batch
-from truenext.disk_level import DiskLevel
 from truenext.engine.state.wildcard import Wildcard
-from truenext.limits import (
-    GATHERING_BYTES_MAX,
-    PENDING_ANSWER_BYTES,
-    SEQUENCE_BLOCK,
-    SEQUENCE_RESERVE,
-)
+from truenext.model.batch import Batch
+from truenext.model.disk_level import DiskLevel
+from truenext.model.limits import GATHERING_BYTES_MAX, PENDING_ANSWER_BYTES, SEQUENCE_BLOCK, SEQUENCE_RESERVE
 
 if TYPE_CHECKING:
-    from truenext.answers import Answer
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.event_log import EventLog
+    from truenext.model.answers import Answer
 
 
 class CommitState:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.engine.state.queue import UNBOUNDED
 from truenext.engine.writing.entries import put, put_content
-from truenext.limits import CONTENT_BYTES_MIN
+from truenext.model.limits import CONTENT_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from truenext.batch import Batch
     from truenext.engine.state.queue import Entry, Queue
-    from truenext.message import SentMessage
+    from truenext.model.batch import Batch
+    from truenext.model.message import SentMessage
 
 
 class ContentNumbers(NamedTuple):

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from truenext.batch import NO_CAUSES, Mark
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.memory import ENTRY_BYTES
-from truenext.record import content_key, encode_record, encode_reference, message_key
+from truenext.model.batch import NO_CAUSES, Mark
+from truenext.model.record import content_key, encode_record, encode_reference, message_key
 
 if TYPE_CHECKING:
-    from truenext.batch import Batch
     from truenext.engine.state.queue import Entry, Queue
-    from truenext.message import SentMessage
+    from truenext.model.batch import Batch
+    from truenext.model.message import SentMessage
 
 
 def introduce_queue(batch: Batch, queue: Queue) -> None:

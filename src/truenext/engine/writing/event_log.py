@@ -14,10 +14,10 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, cast
 
-from truenext.checksum import crc32
-from truenext.commands import AckMode
 from truenext.engine.state.reason import RequeueReason
-from truenext.events import (
+from truenext.model.checksum import crc32
+from truenext.model.commands import AckMode
+from truenext.model.events import (
     BLOCK,
     BLOCKING,
     CHECKSUM,
@@ -37,14 +37,14 @@ from truenext.events import (
     EventKind,
     group_number,
 )
-from truenext.limits import HISTORY_FILE_BYTES
+from truenext.model.limits import HISTORY_FILE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from truenext.engine.state.consumer import BrokerConsumer
     from truenext.engine.state.queue import Entry, Queue
-    from truenext.message import SentMessage
+    from truenext.model.message import SentMessage
 
 _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP, _STARTED = (
     int(kind)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.limits import QUEUE_REMOVAL_BYTES
+from truenext.model.limits import QUEUE_REMOVAL_BYTES
 
 if TYPE_CHECKING:
     from truenext.engine.state.queue import Queue

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.commands import Commit
 from truenext.engine.state.producer import CommitOutcome, Producer, check_gap
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_TOTAL_MAX
+from truenext.model.commands import Commit
+from truenext.model.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_TOTAL_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from truenext.batch import ProducerState
-    from truenext.commands import Send
     from truenext.engine.state.consumer import ConnectionState
     from truenext.engine.writing.commit_state import CommitState
+    from truenext.model.batch import ProducerState
+    from truenext.model.commands import Send
 
 
 _RESOLVED_BYTES = 9

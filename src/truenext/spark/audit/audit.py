@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError, HistoryError
-from truenext.events import HISTORY_VERSION
+from truenext.model.events import HISTORY_VERSION
 from truenext.spark.audit.blocks import blocks
 from truenext.spark.audit.consumers import consumers
 from truenext.spark.audit.depth import depth

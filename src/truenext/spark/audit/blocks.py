@@ -3,7 +3,7 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from truenext.events import REASONS, SUBSCRIPTION_MODES, EventKind
+from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
 
 BLOCK_BITS = 16
 

@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from truenext.events import FAILURES
+from truenext.model.events import FAILURES
 
 REASONS = (*FAILURES, "released")
 

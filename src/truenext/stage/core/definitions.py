@@ -13,9 +13,9 @@ from __future__ import annotations
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from truenext.destination import parse_stored_address
 from truenext.errors import RemoteProtocolError
-from truenext.pattern import is_pattern
+from truenext.model.destination import parse_stored_address
+from truenext.model.pattern import is_pattern
 from truenext.stage.core.codec import Codec, type_name
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import stage_queue

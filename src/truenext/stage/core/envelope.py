@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from truenext.destination import DestinationKind, parse_address
 from truenext.errors import RemoteProtocolError
+from truenext.model.destination import DestinationKind, parse_address
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import NotDecoded
 

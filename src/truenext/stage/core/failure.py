@@ -6,7 +6,7 @@ import sysconfig
 import traceback
 from typing import TYPE_CHECKING
 
-from truenext.limits import CAUSE_BYTES_MAX
+from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.stage.core.errors import NoAttemptsLeft
 
 if TYPE_CHECKING:

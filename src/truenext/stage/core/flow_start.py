@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
-from truenext.limits import TTL_MS_MAX
+from truenext.model.limits import TTL_MS_MAX
 from truenext.stage.core.codec import EMPTY, check_properties, encode_any
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
 from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo

@@ -10,7 +10,7 @@ that are under way where they belong.
 
 import re
 
-from truenext.limits import DESTINATION_LENGTH_MAX
+from truenext.model.limits import DESTINATION_LENGTH_MAX
 from truenext.stage.core.errors import DefinitionError
 
 STAGE_MARK = "stage"

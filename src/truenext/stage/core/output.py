@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from truenext.limits import BODY_BYTES_MAX
+from truenext.model.limits import BODY_BYTES_MAX
 from truenext.stage.core.envelope import Envelope, encode_envelope
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.ids import child_id

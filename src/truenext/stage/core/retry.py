@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from truenext.limits import DELAY_MS_MAX
+from truenext.model.limits import DELAY_MS_MAX
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
 from truenext.stage.core.failure import ungrouped_errors
 

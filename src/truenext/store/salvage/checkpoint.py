@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from truenext.record import LANE_KEY_SIZE, MESSAGE_KEY_SIZE, TIMER_SIZE
+from truenext.model.record import LANE_KEY_SIZE, MESSAGE_KEY_SIZE, TIMER_SIZE
 from truenext.store.checkpoint_format import (
     DATA_FILE,
     DATABASES,

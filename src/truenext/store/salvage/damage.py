@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from truenext.batch import NO_CAUSES, Causes, Mark
-from truenext.order import PRIORITY_MAX
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, DamagedRecord, sequence_of, split_lane_key, verify_record
+from truenext.model.batch import NO_CAUSES, Causes, Mark
+from truenext.model.order import PRIORITY_MAX
+from truenext.model.record import (
+    CONTENTS_LANE_KEY,
+    LANE_KEY_SIZE,
+    DamagedRecord,
+    sequence_of,
+    split_lane_key,
+    verify_record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

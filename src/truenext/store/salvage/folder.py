@@ -17,9 +17,15 @@ import os
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from truenext.batch import NO_CAUSES, NO_MARK
 from truenext.errors import StoreError
-from truenext.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, referenced_content_number, sequence_of, split_lane_key
+from truenext.model.batch import NO_CAUSES, NO_MARK
+from truenext.model.record import (
+    CONTENTS_LANE_KEY,
+    LANE_KEY_SIZE,
+    referenced_content_number,
+    sequence_of,
+    split_lane_key,
+)
 from truenext.store import folder
 from truenext.store.checkpoint_format import decode_mark
 from truenext.store.overlay import Overlay

@@ -11,10 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from truenext.client_json import decode_client_json
-from truenext.commands import Credit, Release, Started, Wake
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import KEPT_MAX, SUBSCRIPTIONS_MAX, WINDOW_MAX
+from truenext.model.commands import Credit, Release, Started, Wake, decode_client_json
+from truenext.model.limits import KEPT_MAX, SUBSCRIPTIONS_MAX, WINDOW_MAX
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 

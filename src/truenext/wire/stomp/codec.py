@@ -16,9 +16,9 @@ body.
 from sys import maxsize
 from typing import Generic
 
-from truenext.envelope import unescape
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
+from truenext.model.header_lines import unescape
+from truenext.model.limits import BODY_BYTES_MAX, HEADER_BYTES_MAX, HEADERS_MAX, LOGIN_BYTES_MAX
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version
 from truenext.wire.stomp.shapes import Read, Shape, ShapeCache
 

@@ -4,7 +4,7 @@ from enum import Enum
 
 import msgspec
 
-from truenext.envelope import escape
+from truenext.model.header_lines import escape
 
 
 class Version(Enum):
@@ -29,7 +29,7 @@ class Frame(msgspec.Struct, gc=False):
     """Unescaped; of a repeated header the first (STOMP 1.2, "Repeated Header Entries")."""
     body: bytes = b""
     lines: bytes = b""
-    """The header lines as they came, if they already are what truenext.envelope would write; empty otherwise."""
+    """The header lines as they came, if they already are what header_lines.py would write; empty otherwise."""
 
 
 def header_line(name: str, value: str, version: Version) -> str:

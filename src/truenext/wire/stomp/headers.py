@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from truenext.destination import Destination, DestinationKind
-from truenext.digits import are_digits
-from truenext.envelope import DEAD_LETTER_HEADERS
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
+from truenext.model.destination import Destination, DestinationKind
+from truenext.model.header_lines import DEAD_LETTER_HEADERS
+from truenext.model.limits import CAUSE_BYTES_MAX, CONSUMER_PRIORITY_MAX, DELAY_MS_MAX, WINDOW_MAX
+from truenext.model.numerals import are_digits
 from truenext.wire.stomp.values import read_boolean, read_number
 
 _Value = TypeVar("_Value")

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from truenext.commands import Login
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PRODUCER_NUMBER_MAX
+from truenext.model.commands import Login
+from truenext.model.limits import PRODUCER_NUMBER_MAX
 from truenext.wire.stomp.frame import Version
 from truenext.wire.stomp.headers import OWN_PREFIX
 from truenext.wire.stomp.values import read_boolean, read_number

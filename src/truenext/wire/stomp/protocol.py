@@ -10,9 +10,9 @@ that decides over a frame's turn is in TRANSITIONS; what a frame *means* is deci
 from enum import Enum
 from typing import Generic
 
-from truenext.digits import are_digits
 from truenext.errors import Code, LocalProtocolError, RemoteProtocolError
-from truenext.limits import ANSWER_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX
+from truenext.model.limits import ANSWER_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX
+from truenext.model.numerals import are_digits
 from truenext.wire.stomp.codec import Decoder, unknown_command
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, encode
 from truenext.wire.stomp.shapes import Read, ShapeCache

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from truenext import envelope
-from truenext.answers import ErrorAnswer, Receipt
-from truenext.commands import AckMode, Login
-from truenext.destination import Destination
-from truenext.envelope import FIRST_OF_GROUP, HOP_BY_HOP_HEADERS
-from truenext.limits import NAME_LENGTH_MAX
-from truenext.message import SentMessage
+from truenext.model import header_lines
+from truenext.model.answers import ErrorAnswer, Receipt
+from truenext.model.commands import AckMode, Login
+from truenext.model.destination import Destination
+from truenext.model.header_lines import FIRST_OF_GROUP, HOP_BY_HOP_HEADERS
+from truenext.model.limits import NAME_LENGTH_MAX
+from truenext.model.message import SentMessage
 from truenext.wire.stomp.frame import BROKER_FRAME_END, Frame, Version, header_line
 from truenext.wire.stomp.headers import FIRST_CAUSE, LAST_CAUSE
 from truenext.wire.stomp.protocol import ProtocolState, StompProtocol
@@ -182,14 +182,14 @@ class ReplyEncoder:
         if version is Version.V1_1:
             if b"\\" not in header:
                 return header
-            headers = envelope.decode_header_lines(header)
+            headers = header_lines.decode_header_lines(header)
         else:
-            headers = _headers_for_v1_0(envelope.decode_header_lines(header))
+            headers = _headers_for_v1_0(header_lines.decode_header_lines(header))
         return "".join(header_line(name, value, version) for name, value in headers.items()).encode()
 
     def encode_receipt(self, receipt: Receipt) -> bytes:
         text = receipt.receipt
-        if not receipt.is_repeat and envelope.must_escape(text) is None:
+        if not receipt.is_repeat and header_lines.must_escape(text) is None:
             # One for each message, where they are sent one at a time.
             return b"RECEIPT\nreceipt-id:%b\n\n%b" % (text.encode(), BROKER_FRAME_END)
         headers = {"receipt-id": text}
@@ -219,7 +219,7 @@ def _with_destination(header: bytes, address: str) -> bytes:
     line = f"\n{header_line('destination', address, Version.V1_2)}".encode()
     if line in b"\n" + header:
         return header
-    return envelope.encode_header_lines(envelope.decode_header_lines(header) | {"destination": address})
+    return header_lines.encode_header_lines(header_lines.decode_header_lines(header) | {"destination": address})
 
 
 def _headers_for_v1_0(headers: dict[str, str]) -> dict[str, str]:
@@ -228,7 +228,7 @@ def _headers_for_v1_0(headers: dict[str, str]) -> dict[str, str]:
     for untrimmed, value in headers.items():
         name = untrimmed.strip()
         read_as = name.partition(":")[0].strip()
-        is_imitation = read_as in envelope.DEAD_LETTER_HEADERS and read_as != untrimmed
+        is_imitation = read_as in header_lines.DEAD_LETTER_HEADERS and read_as != untrimmed
         if read_as not in ("", *HOP_BY_HOP_HEADERS) and not is_imitation:
             trimmed.setdefault(name, value)
     return trimmed

@@ -10,13 +10,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from truenext.commands import Ack, Send, Started
-from truenext.destination import Destination, DestinationKind, parse_address
-from truenext.envelope import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
 from truenext.errors import RemoteProtocolError
-from truenext.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
-from truenext.message import SentMessage
-from truenext.order import PRIORITY_DEFAULT
+from truenext.model.commands import Ack, Send, Started
+from truenext.model.destination import Destination, DestinationKind, parse_address
+from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS, SCHEDULE_PREFIX
+from truenext.model.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
+from truenext.model.message import SentMessage
+from truenext.model.order import PRIORITY_DEFAULT
 from truenext.wire.stomp.frame import Version
 from truenext.wire.stomp.headers import OWN_PREFIX
 from truenext.wire.stomp.shapes import (

@@ -7,9 +7,9 @@ not there yet is refused by name, never ignored (headers.py).
 from collections import Counter
 from collections.abc import Callable
 
-from truenext import envelope
-from truenext.client_json import decode_client_json
-from truenext.commands import (
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model import header_lines
+from truenext.model.commands import (
     Abort,
     Ack,
     AckMode,
@@ -24,8 +24,9 @@ from truenext.commands import (
     Started,
     Subscribe,
     Unsubscribe,
+    decode_client_json,
 )
-from truenext.destination import (
+from truenext.model.destination import (
     TEMPORARY_PREFIX,
     TEMPORARY_TOPIC_PREFIX,
     Destination,
@@ -34,14 +35,13 @@ from truenext.destination import (
     parse_address,
     split_options,
 )
-from truenext.digits import are_digits
-from truenext.envelope import HOP_BY_HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
-from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
-from truenext.message import SentMessage
-from truenext.order import PRIORITY_DEFAULT, clamp_priority
-from truenext.schedule import FOR_EVER, Schedule, check_schedule
-from truenext.selector import compile_selector
+from truenext.model.header_lines import HOP_BY_HOP_HEADERS, SCHEDULE_HEADERS, SCHEDULE_PREFIX
+from truenext.model.limits import PRODUCER_NUMBER_MAX, SCHEDULE_TIME_MAX, TTL_MS_MAX
+from truenext.model.message import SentMessage
+from truenext.model.numerals import are_digits
+from truenext.model.order import PRIORITY_DEFAULT, clamp_priority
+from truenext.model.schedule import FOR_EVER, Schedule, check_schedule
+from truenext.model.selector import compile_selector
 from truenext.wire.stomp.actions import ACTION_PARSERS
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import (
@@ -56,7 +56,7 @@ from truenext.wire.stomp.replies import ReplyEncoder
 from truenext.wire.stomp.request_shapes import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
-_NOT_FORWARDED = HOP_BY_HOP_HEADERS | envelope.DEAD_LETTER_HEADERS
+_NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.DEAD_LETTER_HEADERS
 """Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
 _UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
 _MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
@@ -169,7 +169,7 @@ class FrameInterpreter:
                     Code.NOT_FOUND,
                 )
             headers["reply-to"] = destination.address
-        return envelope.encode_header_lines(headers)
+        return header_lines.encode_header_lines(headers)
 
     def _parse_control(self, frame: Frame, destination: Destination) -> Command:
         if "transaction" in frame.headers:

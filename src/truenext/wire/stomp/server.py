@@ -7,9 +7,9 @@ A login is answered here. After that frames become commands (requests.py), deliv
 from collections.abc import Iterator
 from operator import length_hint
 
-from truenext.commands import Ack, Command, Commit, InvalidFrame, Login, ReceiptRequest, Send, Started
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import HEART_BEAT_MS_MIN
+from truenext.model.commands import Ack, Command, Commit, InvalidFrame, Login, ReceiptRequest, Send, Started
+from truenext.model.limits import HEART_BEAT_MS_MIN
 from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.headers import check_own_headers
 from truenext.wire.stomp.login import read_login

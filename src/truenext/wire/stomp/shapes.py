@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from truenext.limits import HEADER_BYTES_MAX
+from truenext.model.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp.frame import Frame, Version
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from truenext.digits import are_digits
 from truenext.errors import RemoteProtocolError
-from truenext.limits import NAME_LENGTH_MAX
+from truenext.model.limits import NAME_LENGTH_MAX
+from truenext.model.numerals import are_digits
 
 _DIGITS_MAX = 19
 _DISPATCH_DIGITS = 10

@@ -4,14 +4,15 @@ Made once per frame on the hot path, hence structs without garbage collection.
 """
 
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
-from truenext.destination import Destination
-from truenext.errors import Code
-from truenext.message import SentMessage
-from truenext.schedule import Schedule
-from truenext.selector import Selector
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.destination import Destination
+from truenext.model.message import SentMessage
+from truenext.model.schedule import Schedule
+from truenext.model.selector import Selector
 
 
 class Login(msgspec.Struct, gc=False):
@@ -245,3 +246,20 @@ Command = (
     | ReceiptRequest
     | ControlRequest
 )
+
+
+# ---- What a client asks in JSON, read; what is wrong with it is the client's fault, whatever it is ----
+
+_Value = TypeVar("_Value")
+
+
+def decode_client_json(what: str, body: bytes | str, shape: type[_Value], code: Code = Code.CONTROL_REQUEST) -> _Value:
+    """`body` as one of these; `what` is named where it is none.
+
+    Raises: RemoteProtocolError
+    """
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        # A text that is no UTF-8 is no error of msgspec's own, nor are lists in lists in lists.
+        raise RemoteProtocolError(f"{what}: {error}", code) from error

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 from sys import maxsize
 
-from truenext.destination import DEAD_LETTER_PREFIX
-from truenext.limits import ATTEMPTS_MAX, DELAY_MS_MAX, PAGE_SIZE, PAGE_SIZE_MAX
-from truenext.pattern import matches
-from truenext.setting import setting
+from truenext.model.destination import DEAD_LETTER_PREFIX
+from truenext.model.limits import ATTEMPTS_MAX, DELAY_MS_MAX, PAGE_SIZE, PAGE_SIZE_MAX
+from truenext.model.pattern import matches
+from truenext.model.setting import setting
 
 
 class StoreAndDispatch(Enum):

@@ -24,8 +24,8 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX, DURABLE_LENGTH_MAX
-from truenext.pattern import fault_of_pattern, is_pattern
+from truenext.model.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX, DURABLE_LENGTH_MAX
+from truenext.model.pattern import fault_of_pattern, is_pattern
 
 DEAD_LETTER_PREFIX = "DLQ."
 """A queue of this prefix holds what could not be handled; what fails there stays there."""

@@ -2,8 +2,8 @@
 
     "colour = 'red' AND weight > 2.5"    --selector-->    Selector    --matches(message)-->    True or False
 
-The language is in condition.py. A message matches only if the whole condition is true. A name with underscores that a
-message lacks means the header with hyphens: content_type finds `content-type`.
+The language is in selector_grammar.py. A message matches only if the whole condition is true. A name with underscores
+that a message lacks means the header with hyphens: content_type finds `content-type`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from types import BuiltinMethodType, CellType, FunctionType
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
-from truenext.condition import (
+from truenext.errors import Code, RemoteProtocolError
+from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
+from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
+from truenext.model.order import PRIORITY_MAX, RANKS
+from truenext.model.selector_grammar import (
     HEADER_PROPERTIES,
     HYPHENATED,
     MESSAGE_PROPERTIES,
@@ -25,16 +29,12 @@ from truenext.condition import (
     compile_condition,
     conjuncts,
 )
-from truenext.envelope import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
-from truenext.errors import Code, RemoteProtocolError
-from truenext.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
-from truenext.order import PRIORITY_MAX, RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.condition import Expression, Value
-    from truenext.message import SentMessage
+    from truenext.model.message import SentMessage
+    from truenext.model.selector_grammar import Expression, Value
 
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,
@@ -184,7 +184,7 @@ _cache = _SelectorCache()
 def compile_selector(text: str) -> Selector:
     """Compile a selector that a client names.
 
-    >>> from truenext.message import SentMessage
+    >>> from truenext.model.message import SentMessage
     >>> message = SentMessage(7, True, 0, b"colour:red\\n", b"")
     >>> compile_selector("colour LIKE 're_' AND JMSPriority > 6").matches(message)
     True

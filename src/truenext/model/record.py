@@ -49,10 +49,10 @@ others, in the order of what they say:
 
 import struct
 
-from truenext.checksum import crc32
-from truenext.envelope import escape, group_of, unescape
-from truenext.message import SentMessage
-from truenext.order import PRIORITY_MAX
+from truenext.model.checksum import crc32
+from truenext.model.header_lines import escape, group_of, unescape
+from truenext.model.message import SentMessage
+from truenext.model.order import PRIORITY_MAX
 
 RECORD_VERSION = 2
 _WITH_REDRIVE_QUEUE = 3

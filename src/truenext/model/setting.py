@@ -32,7 +32,7 @@ class Setting:
     reason: str
     """Why the default is what it is."""
     unit: str
-    """Of a number; "bytes" may be written with a unit (truenext.size)."""
+    """Of a number; "bytes" may be written with a unit (truenext.model.numerals)."""
     least: float | None
     most: float | None
     """None is no limit."""

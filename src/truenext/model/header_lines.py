@@ -6,7 +6,7 @@ backslash inside a name or value are escaped as in STOMP 1.2, section "Value Enc
 
 import re
 
-from truenext.digits import are_digits
+from truenext.model.numerals import are_digits
 
 DEAD_LETTER_HEADERS = frozenset(
     {

@@ -9,7 +9,7 @@ from cronsim import CronSim, CronSimError
 from msgspec.structs import replace
 
 from truenext.errors import RemoteProtocolError
-from truenext.limits import CRON_LENGTH_MAX, SCHEDULE_MS_MAX
+from truenext.model.limits import CRON_LENGTH_MAX, SCHEDULE_MS_MAX
 
 FOR_EVER = -1
 """As `repeat`."""

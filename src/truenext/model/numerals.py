@@ -1,6 +1,17 @@
-"""How people write a number of bytes: 256MiB, 50KB, 1.5 GB, or plainly."""
+"""How numbers are written: whole ones in ASCII digits, and bytes as people write them: 256MiB, 50KB, 1.5 GB,
+or plainly."""
 
 import re
+
+
+def are_digits(text: str, most: int | None = None) -> bool:
+    """At least one of them, `most` at the most; None is any number of them.
+
+    >>> are_digits("007"), are_digits("1234", most=3), are_digits("²"), are_digits("")
+    (True, False, False, False)
+    """
+    return text.isascii() and text.isdigit() and (most is None or len(text) <= most)
+
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
