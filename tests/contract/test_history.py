@@ -13,9 +13,8 @@ import pytest
 from tests.contract.naive_history import read, read_folder
 from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
-from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, PullRequest
 from truenext.engine.state.pages import PageResult
-from truenext.engine.state.pull_request import PullRequest
 from truenext.engine.state.queue import Entry
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.errors import HistoryError

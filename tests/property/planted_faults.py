@@ -60,7 +60,6 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
-from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
 from truenext.engine.dispatch.plain import Deliveries, Dispatcher, RankedConsumer
 from truenext.engine.dispatch.selective import BLOCKED_BY_RETRY, ConsumerClass, GroupedQueueDispatch, QueueDispatch
 from truenext.engine.dispatch.wildcard import WildcardDispatch
@@ -87,13 +86,12 @@ from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionSt
 from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.producer import CommitOutcome, Producer
-from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane, Queue
-from truenext.engine.state.reason import RequeueReason
+from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane, Queue, RequeueReason
 from truenext.engine.state.transaction import OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.turn import Effects, StoreResults, Turn
+from truenext.engine.turn import Effects, NoWaitPullEnder, StoreResults, Turn
 from truenext.engine.writing.commit_state import CommitState
-from truenext.engine.writing.copies import NO_CONTENTS, ContentNumbers
+from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers
 from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.engine.writing.producers import ProducerInfo, ProducerRegistry
 from truenext.model.answers import Answer

@@ -43,7 +43,6 @@ from truenext.engine.commands.releasing import Releasing
 from truenext.engine.commands.sending import Sending
 from truenext.engine.commands.subscribing import Subscribing
 from truenext.engine.commands.transactions import Transactions
-from truenext.engine.dispatch.nothing_ready import NoWaitPullEnder
 from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch
 from truenext.engine.dispatch.wildcard import WildcardDispatch
@@ -89,17 +88,24 @@ from truenext.engine.state import producer as producer_module
 from truenext.engine.state.causes import append_cause
 from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
-from truenext.engine.state.holder import EntryHolder
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.producer import Producer, check_gap
 from truenext.engine.state.queue import Entry, Lane, Queue, SelectedEntries, is_undeliverable
+from truenext.engine.state.transaction import EntryHolder
 from truenext.engine.state.wildcard import Wildcard
-from truenext.engine.turn import StoreResults, Turn
-from truenext.engine.writing import copies as copies_module
+from truenext.engine.turn import NoWaitPullEnder, StoreResults, Turn
+from truenext.engine.writing import entries as entries_module
 from truenext.engine.writing import producers as producers_module
 from truenext.engine.writing.commit_state import CommitState
-from truenext.engine.writing.copies import put_copies
-from truenext.engine.writing.entries import dereference_content, introduce_queue, mark, put, put_content, remove
+from truenext.engine.writing.entries import (
+    dereference_content,
+    introduce_queue,
+    mark,
+    put,
+    put_content,
+    put_copies,
+    remove,
+)
 from truenext.engine.writing.event_log import EventLog
 from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.engine.writing.producers import ProducerRegistry
@@ -370,7 +376,7 @@ FORGET_SELECTED = Target(ResidentSet.forget_selected, ResidentSet)
 # Spilling and contents that are shared --------------------------------------------------------------------------------
 END_SPILLING = Target(SpilledSubscriptions.remove, SpilledSubscriptions)
 ENDED_PREFIX_OF_SPILLED = Attribute("ENDED_PREFIX", spilling_module)
-SHARE_CONTENT = Target(put_content, copies_module)
+SHARE_CONTENT = Target(put_content, entries_module)
 
 # Delays ---------------------------------------------------------------------------------------------------------------
 DELAY = Target(DelayedEntries.delay, DelayedEntries)
@@ -482,7 +488,7 @@ BLOCK_BITS = Attribute("BLOCK_BITS", record_module)
 BLOCK = Attribute("BLOCK_SIZE", expiry_module)
 TIMERS_MAX = Attribute("TIMERS_MAX", timers_module)
 TIMERS_PAGE_SIZE = Attribute("PAGE_SIZE", timers_module)
-CONTENT_BYTES_MIN = Attribute("CONTENT_BYTES_MIN", copies_module)
+CONTENT_BYTES_MIN = Attribute("CONTENT_BYTES_MIN", entries_module)
 STORE_TRANSACTION_BYTES_MAX = Attribute("STORE_TRANSACTION_BYTES_MAX", run_module)
 DUE_PAGE_BYTES = Attribute("PAGE_BYTES", scheduled_module)
 PRODUCERS_MAX = Attribute("PRODUCERS_MAX", producers_module)

@@ -18,8 +18,7 @@ from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, QueueConsumer
-from truenext.engine.state.queue import Entry, Queue
-from truenext.engine.state.reason import RequeueReason
+from truenext.engine.state.queue import Entry, Queue, RequeueReason
 from truenext.model.commands import AckMode, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.events import FAILURES

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from tests.unit.inspection import run_stuck_audit
-from truenext.broker import slices as slices_module
+from truenext.broker import event_loop as event_loop_module
 from truenext.broker.control import (
     ITEMS_PER_STEP,
     LARGEST_COUNT,
@@ -21,9 +21,9 @@ from truenext.broker.control import (
     QueryContext,
 )
 from truenext.broker.control_requests import SMALL_ANSWER_BYTES, ControlRequests
+from truenext.broker.event_loop import SlicedWork, Steps
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE
-from truenext.broker.slices import SlicedWork, Steps
 from truenext.engine import stuck
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
@@ -275,7 +275,7 @@ def test_a_slice_ends_when_its_time_is_over_and_the_next_one_goes_on() -> None:
 
     def work(name: str) -> Steps:
         for number in range(3):
-            clock.now_ns += slices_module.SLICE_NS // 2
+            clock.now_ns += event_loop_module.SLICE_NS // 2
             done.append(f"{name}{number}")
             yield
 

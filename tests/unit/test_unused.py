@@ -18,8 +18,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.queues import queues as queues_module
 from truenext.engine.state import memory as memory_module
 from truenext.engine.state.consumer import BrokerConsumer
-from truenext.engine.state.empty import EMPTY, NO_SEQUENCES, add_sequence
-from truenext.engine.state.memory import JOIN_BYTES, LANE_BYTES, QUEUE_BYTES
+from truenext.engine.state.memory import EMPTY, JOIN_BYTES, LANE_BYTES, NO_SEQUENCES, QUEUE_BYTES, add_sequence
 from truenext.engine.state.pages import PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Queue
 from truenext.engine.writing.event_log import EventLog

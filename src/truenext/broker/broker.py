@@ -21,13 +21,12 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from truenext.broker import connection_request, control, producer_request
-from truenext.broker.alarm import Alarm
 from truenext.broker.committer import Committer
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
+from truenext.broker.event_loop import Alarm, SlicedWork, Steps
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, ReloadResult
-from truenext.broker.slices import SlicedWork, Steps
 from truenext.broker.takeovers import TakeoverSecrets
 from truenext.broker.write_time import WriteTimeEstimate
 from truenext.engine.background import bulk

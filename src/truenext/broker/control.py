@@ -1,7 +1,7 @@
 """What the broker can be asked about itself, or to do: SEND to /control/VERB with a reply-to, JSON in and out.
 
-What is asked of all queues is looked at in steps, between which others are served (slices.py): the parts of an answer
-are from different moments, none of them before the question. Source: docs/decisions/0037-asking-a-full-broker.md
+What is asked of all queues is looked at in steps, between which others are served (event_loop.py): the parts of an
+answer are from different moments, none of them before the question. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from collections import Counter
@@ -16,9 +16,9 @@ import msgspec
 
 from truenext.broker import connection_request, producer_request
 from truenext.broker.control_requests import AnswerGenerator
+from truenext.broker.event_loop import Steps
 from truenext.broker.pager import Pager
 from truenext.broker.reload import ReloadResult
-from truenext.broker.slices import Steps
 from truenext.engine.background import bulk
 from truenext.engine.engine import Engine
 from truenext.engine.state.clients import QueueReceivers

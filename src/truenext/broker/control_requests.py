@@ -12,7 +12,7 @@ docs/decisions/0037-asking-a-full-broker.md
 from collections import Counter, deque
 from collections.abc import Callable, Generator
 
-from truenext.broker.slices import SlicedWork, Steps
+from truenext.broker.event_loop import SlicedWork, Steps
 from truenext.engine.state.consumer import ConnectionState
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import ControlRequest

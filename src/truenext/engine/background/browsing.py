@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.engine.state.causes import causes_from_store, causes_size, merge_stored_causes
 from truenext.engine.state.pages import PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, Entry, is_undeliverable
-from truenext.engine.writing.background_task import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask
 from truenext.model.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
 
 if TYPE_CHECKING:

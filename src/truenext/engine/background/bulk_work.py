@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from truenext.engine.background import bulk
-from truenext.engine.writing.background_task import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.disk_level import DISK_FULL, DiskLevel
 from truenext.model.limits import PIECES_MAX

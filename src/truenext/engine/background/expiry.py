@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from truenext.engine.lifecycle.arrivals import EXPIRY_ROUND_MS
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_expired
-from truenext.engine.writing.background_task import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask
 from truenext.model.limits import PAGE_BYTES
 from truenext.model.record import BLOCK_BITS, split_timer, timer_key
 

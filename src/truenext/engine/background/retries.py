@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.engine.writing.background_task import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask
 
 if TYPE_CHECKING:
     from truenext.engine.lifecycle.settlement import Settlement

@@ -30,7 +30,7 @@ from truenext.engine.background import bulk
 from truenext.engine.memory.timers import Timers
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry, Lane
-from truenext.engine.writing.background_task import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask
 from truenext.engine.writing.entries import put, remove
 from truenext.model import schedule, selector
 from truenext.model.destination import SCHEDULED_PREFIX

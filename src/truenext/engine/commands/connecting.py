@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.reason import RequeueReason
+from truenext.engine.state.queue import RequeueReason
 from truenext.model.commands import AckMode, Unsubscribe
 from truenext.model.limits import UNSENT_BYTES_MAX
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.reason import RequeueReason
+from truenext.engine.state.queue import RequeueReason
 from truenext.errors import Code, RemoteProtocolError
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from truenext.engine.queues.unused import consumer_memory_error
 from truenext.engine.state.consumer import Browser, QueueConsumer
 from truenext.engine.state.memory import MemoryBudget, consumer_size
-from truenext.engine.state.queue import Queue
-from truenext.engine.state.reason import RequeueReason
+from truenext.engine.state.queue import Queue, RequeueReason
 from truenext.engine.state.wildcard import Wildcard
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode

@@ -18,8 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.queue import UNBOUNDED, Entry
-from truenext.engine.writing.copies import NO_CONTENTS, ContentNumbers, put_shared_content
-from truenext.engine.writing.entries import put
+from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers, put, put_shared_content
 from truenext.model.destination import Destination, DestinationKind, parse_stored_address
 from truenext.model.policy import StoreAndDispatch
 from truenext.model.record import timer_key

@@ -1,6 +1,6 @@
 """What subscriptions that pull have asked for: when it begins, is spent, and has ended.
 
-A wish that does not wait ends when nothing is ready; who finds that out is dispatch/nothing_ready.py. Source:
+A wish that does not wait ends when nothing is ready; who finds that out is engine/turn.py. Source:
 docs/contract.md, "Pulling"
 """
 

@@ -12,8 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, make_dead_letter, retry_delay_ms
-from truenext.engine.state.queue import is_undeliverable
-from truenext.engine.state.reason import RequeueReason
+from truenext.engine.state.queue import RequeueReason, is_undeliverable
 from truenext.engine.writing.entries import mark, remove
 from truenext.model.batch import DUE_NEVER, NO_CAUSES, Causes
 from truenext.model.policy import ExpiryAction

@@ -19,7 +19,7 @@ from truenext.engine.memory import horizon
 from truenext.engine.memory.horizon import is_stored
 from truenext.engine.state.causes import causes_size
 from truenext.engine.state.memory import size_of
-from truenext.engine.writing.copies import put_copies
+from truenext.engine.writing.entries import put_copies
 from truenext.model.limits import REPLIES_EXCESS_BYTES_MAX, STORE_TRANSACTION_BYTES_MAX
 from truenext.model.order import RANKS
 

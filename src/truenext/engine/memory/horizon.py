@@ -12,7 +12,7 @@ from collections import deque
 from heapq import heapify, merge
 from operator import attrgetter
 
-from truenext.engine.state.empty import add_sequence
+from truenext.engine.state.memory import add_sequence
 from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.memory.horizon import is_stored
 from truenext.engine.state.causes import ONLY_IN_STORE
-from truenext.engine.state.empty import add_sequence
+from truenext.engine.state.memory import add_sequence
 from truenext.engine.state.pages import PageResult, SideRead, StoreRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, Entry, is_undeliverable
 from truenext.model.batch import DUE_NEVER, NO_CAUSES, NO_MARK

@@ -12,9 +12,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from truenext.engine.queues.reservations import QueueReservations
 from truenext.engine.queues.topics import TopicRouter
-from truenext.engine.queues.unused import UnusedQueueFinder, must_keep, no_memory_error
+from truenext.engine.queues.unused import QueueReservations, UnusedQueueFinder, must_keep, no_memory_error
 from truenext.engine.state.queue import Queue
 from truenext.engine.writing.entries import introduce_queue
 from truenext.errors import Code, RemoteProtocolError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry
-from truenext.engine.writing.background_task import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask
 from truenext.engine.writing.entries import dereference_content
 from truenext.model.batch import NO_MARK
 from truenext.model.destination import ENDED_PREFIX

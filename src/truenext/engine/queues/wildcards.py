@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from truenext.engine.state.memory import JOIN_BYTES
 from truenext.engine.state.queue import UNBOUNDED
-from truenext.engine.writing.background_task import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask
 from truenext.model.limits import JOIN_QUEUES_PER_TURN
 from truenext.model.order import RANKS
 

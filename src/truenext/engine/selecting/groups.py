@@ -24,8 +24,7 @@ from sys import getsizeof
 from typing import TYPE_CHECKING
 
 from truenext.engine.selecting.scan import ScanCursor
-from truenext.engine.state.empty import add_sequence
-from truenext.engine.state.memory import GROUP_BYTES
+from truenext.engine.state.memory import GROUP_BYTES, add_sequence
 from truenext.engine.state.queue import UNBOUNDED
 from truenext.model.header_lines import closes_group
 from truenext.model.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_MAX
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.holder import EntryHolder
     from truenext.engine.state.memory import MemoryBudget
     from truenext.engine.state.queue import Entry, Lane, Queue
+    from truenext.engine.state.transaction import EntryHolder
     from truenext.model.message import SentMessage
     from truenext.model.selector import Selector
 

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.empty import NO_SEQUENCES, add_sequence
+from truenext.engine.state.memory import NO_SEQUENCES, add_sequence
 from truenext.engine.state.queue import UNBOUNDED
 from truenext.model.limits import SCAN_FOUND_MAX
 

@@ -12,7 +12,7 @@ from truenext.engine.selecting.scan import ConsumerScans, QueueScan
 from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
 from truenext.engine.state.queue import UNBOUNDED, is_undeliverable
-from truenext.engine.writing.background_task import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask
 from truenext.model.limits import SCAN_BYTES, SCAN_PAGE_SIZE
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
-    from truenext.engine.state.holder import EntryHolder
     from truenext.engine.state.queue import Entry, Queue
+    from truenext.engine.state.transaction import EntryHolder
     from truenext.engine.state.wildcard import Wildcard
 
 

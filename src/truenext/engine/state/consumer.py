@@ -8,9 +8,7 @@ from __future__ import annotations
 from sys import maxsize
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.holder import EntryHolder
-from truenext.engine.state.pull_request import PullRequest
-from truenext.engine.state.transaction import OpenTransactions, rollback_only_error
+from truenext.engine.state.transaction import EntryHolder, OpenTransactions, rollback_only_error
 from truenext.engine.state.window import AutoWindow
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode, Browse, Subscribe
@@ -391,3 +389,20 @@ def _requested_window(subscribe: Subscribe) -> int:
         return subscribe.window
     # In auto mode the socket's buffer is the window; it is bounded in bytes.
     return maxsize if subscribe.mode is AckMode.AUTO else WINDOW_DEFAULT
+
+
+# How many messages a subscription that pulls has asked for and not got. Source: docs/contract.md, "Pulling"
+
+
+class PullRequest:
+    """One for each subscription that pulls, whether it has asked for anything or not."""
+
+    __slots__ = ("correlation", "remaining", "waits_for_messages")
+
+    def __init__(self) -> None:
+        self.remaining = 0
+        """Messages that were asked for and have not come."""
+        self.waits_for_messages = True
+        """It stays until all have come; else it ends when none is ready."""
+        self.correlation: str | None = None
+        """What the client calls the last of what it has asked for."""

@@ -10,7 +10,7 @@ goes (unused.py).
 from __future__ import annotations
 
 from sys import getsizeof, maxsize
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from truenext.model.destination import DestinationKind
 from truenext.model.limits import UNSENT_BYTES_MAX
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from truenext.model.destination import Destination
     from truenext.model.message import SentMessage
     from truenext.model.selector import Selector
+
 
 ENTRY_BYTES = 400
 """What a message costs beside its header and body, roughly: objects of this language, and their places in lists."""
@@ -189,3 +190,32 @@ def consumer_size(subscription: str, destination: Destination) -> int:
     if destination.kind is not DestinationKind.QUEUE_PATTERN:
         return size
     return size + WILDCARD_BYTES + PATTERN_BYTES * len(destination.name)
+
+
+# ---- Empty containers that all who hold nothing yet share, and that none can change ----
+#
+# There may be a hundred thousand queues and lanes. Whoever has something to put makes a place of its own.
+
+
+def _raise_shared(*_: object) -> NoReturn:
+    raise TypeError("it is shared")
+
+
+class _EmptyDict(dict[int, Any]):
+    __setitem__ = __ior__ = update = setdefault = _raise_shared
+
+
+class _EmptySet(set[int]):
+    add = update = __ior__ = _raise_shared
+
+
+EMPTY: dict[int, Any] = _EmptyDict()
+NO_SEQUENCES: set[int] = _EmptySet()
+
+
+def add_sequence(sequences: set[int], sequence: int) -> set[int]:
+    """The same set with one more, or one of its own."""
+    if sequences is NO_SEQUENCES:
+        return {sequence}
+    sequences.add(sequence)
+    return sequences

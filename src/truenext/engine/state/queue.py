@@ -13,7 +13,7 @@ there is one unread region, and a page never brings what is in memory, held or g
 horizon.py
 
 There may be a hundred thousand lanes, most with a message or none: what holds messages is made when the first comes,
-and until then it is one empty thing that all lanes share and none can change (empty.py).
+and until then it is one empty thing that all lanes share and none can change (memory.py).
 
 One file, for an entry knows its lane, a lane its queue, and a queue its lanes.
 """
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from enum import Enum
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from operator import attrgetter
@@ -31,8 +32,15 @@ from typing import TYPE_CHECKING, Protocol, cast
 import msgspec
 
 from truenext.engine.state.causes import KnownCauses
-from truenext.engine.state.empty import EMPTY, NO_SEQUENCES
-from truenext.engine.state.memory import DEQUE_BYTES, LANE_BYTES, SELECTED_ENTRIES_BYTES, MemoryBudget, queue_size
+from truenext.engine.state.memory import (
+    DEQUE_BYTES,
+    EMPTY,
+    LANE_BYTES,
+    NO_SEQUENCES,
+    SELECTED_ENTRIES_BYTES,
+    MemoryBudget,
+    queue_size,
+)
 from truenext.model.batch import DUE_NEVER
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.message import SentMessage
@@ -42,6 +50,7 @@ from truenext.model.record import lane_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 UNBOUNDED = maxsize
 """The horizon of a lane that is in memory wholly."""
@@ -646,3 +655,12 @@ def is_undeliverable(queue: Queue, attempts: int, due: int) -> bool:
 def is_expired(message: SentMessage | None, now_ms: int) -> bool:
     """Its time is known to have come."""
     return message is not None and 0 < message.expires_ms <= now_ms
+
+
+class RequeueReason(Enum):
+    """Why a message is given back, in the words of docs/history.md; all but the last count as an attempt."""
+
+    NACKED = "nacked"
+    ABORTED = "aborted"
+    LOST = "lost"
+    RELEASED = "released"

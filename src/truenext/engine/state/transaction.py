@@ -1,4 +1,4 @@
-"""What a client has said inside a transaction and not yet committed.
+"""What a client has said inside a transaction and not yet committed; and what all have in common that hold messages.
 
 It has no effect before COMMIT, but for one: a message that is acknowledged or refused here has left its consumer's
 window at once, and is the transaction's until that ends.
@@ -9,13 +9,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from truenext.engine.state.holder import EntryHolder
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 
 if TYPE_CHECKING:
-    from truenext.engine.state.queue import Entry
+    from truenext.engine.state.queue import Entry, Queue
     from truenext.model.commands import Nack, Send
+
+
+# ---- Who has messages that wait in no lane: consumers, and open transactions ----
+#
+# Whatever asks who has what of a queue asks for holders: `ClientRegistry.held_entries`.
+
+
+class EntryHolder:
+    __slots__ = ()
+
+    held: dict[int, Entry]
+    """By sequence, in the order in which it got them."""
+
+    def drop_queue(self, queue: Queue) -> list[Entry]:
+        """Forget what is of a queue that has ended. Returns it."""
+        dropped = [entry for entry in self.held.values() if entry.lane.queue is queue]
+        for entry in dropped:
+            del self.held[entry.sequence]
+        return dropped
+
+
+# ---- Transactions ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +60,7 @@ class BrokerTransaction(EntryHolder):
         self.nacks: dict[int, Nack] = {}
         """By sequence, the NACK of those that were refused."""
         self.reserved_queues: set[str] = set()
-        """Names of the queues that it sends to, which stay or for which room is kept (reservations.py)."""
+        """Names of the queues that it sends to, which stay or for which room is kept (unused.py)."""
         self.message_count = 0
         """How much was sent, acknowledged and refused; also of what has ended since."""
         self.total_bytes = 0

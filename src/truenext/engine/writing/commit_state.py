@@ -10,6 +10,7 @@ A message is visible once `entry.batch <= commit_state.last_committed`. What wai
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from truenext.engine.state.wildcard import Wildcard
@@ -18,7 +19,10 @@ from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import GATHERING_BYTES_MAX, PENDING_ANSWER_BYTES, SEQUENCE_BLOCK, SEQUENCE_RESERVE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+    from truenext.engine.state.pages import StoreRead
     from truenext.engine.state.queue import Queue
     from truenext.engine.writing.event_log import EventLog
     from truenext.model.answers import Answer
@@ -76,7 +80,7 @@ class CommitState:
         self.touched_wildcards: dict[Wildcard, None] = {}
         """Consumers of many queues that may have credit again."""
         self.active_work: dict[object, None] = {}
-        """The sources of work that has something to do, now or later: see work.py."""
+        """The sources of work that has something to do, now or later: see BackgroundTask."""
         self.waiting_queues: dict[int, dict[Queue, None]] = {}
         """By the batch that makes messages visible in them."""
         self._answers: list[tuple[ConnectionState, Answer]] = []
@@ -221,3 +225,37 @@ class CommitState:
     def queue_waiting_answers(self) -> None:
         """What waited for the batch is said in the next turn."""
         self._answers.extend(self._waiting_answers.pop(self.last_committed, ()))
+
+
+# ---- What all work has in common that goes on beside commands, a piece in each turn ----
+#
+# Whoever comes to have some says so (`CommitState.active_work`), and is then asked in each turn whether a step would
+# do something, until it has none any more. So work costs nothing while there is none. What a step wants to be read
+# comes back by `StoreRead.on_page`.
+
+
+class BackgroundTask(ABC):
+    __slots__ = ()
+
+    @property
+    def active_work_key(self) -> object:
+        """What stands for it in `CommitState.active_work`."""
+        return self
+
+    @property
+    @abstractmethod
+    def has_work(self) -> bool:
+        """There is something to do, now or later."""
+
+    @abstractmethod
+    def can_step(self) -> bool:
+        """A step would do something."""
+
+    @abstractmethod
+    def step(self) -> Sequence[StoreRead]:
+        """Do a piece of it. Returns the pages that are wanted to go on."""
+
+    def next_due_ms(self) -> int | None:
+        """When a step is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
+        is known only when something else has happened."""
+        return None

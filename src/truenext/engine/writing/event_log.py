@@ -14,7 +14,7 @@ import sys
 from array import array
 from typing import TYPE_CHECKING, cast
 
-from truenext.engine.state.reason import RequeueReason
+from truenext.engine.state.queue import RequeueReason
 from truenext.model.checksum import crc32
 from truenext.model.commands import AckMode
 from truenext.model.events import (

@@ -1,0 +1,76 @@
+"""What the broker does with its event loop: what takes long is done a slice at a time, so that nobody waits for all of
+it, and an alarm wakes the loop when a timer is due.
+
+Work is a generator that yields after each step, of which none takes longer than a millisecond or so. Right behind a
+turn steps are taken until SLICE_NS are over; the next turn goes on. Source: docs/decisions/0037-asking-a-full-broker.md
+"""
+
+from asyncio import AbstractEventLoop, TimerHandle
+from collections import deque
+from collections.abc import Callable, Generator
+
+SLICE_NS = 2_000_000
+"""Nanoseconds after which a slice takes no further step."""
+
+Steps = Generator[None, None, None]
+
+
+class SlicedWork:
+    def __init__(self, monotonic_ns: Callable[[], int]) -> None:
+        self._monotonic_ns = monotonic_ns
+        self.pending: deque[Steps] = deque()
+        """What is not done yet, in the order in which it will be."""
+
+    def add(self, steps: Steps) -> None:
+        """To be done behind all that was begun before."""
+        self.pending.append(steps)
+
+    def run_slice(self) -> None:
+        pending = self.pending
+        until_ns = self._monotonic_ns() + SLICE_NS
+        while pending:
+            try:
+                next(pending[0])
+            except StopIteration:
+                pending.popleft()
+            if self._monotonic_ns() >= until_ns:
+                return
+
+    def drop(self) -> None:
+        """What is not done yet will not be."""
+        self.pending.clear()
+
+
+# ---- When the event loop must wake though nothing happens: at the next time at which a timer is due ----
+
+SLEEP_SECONDS_MAX = 1.0
+"""Longest time until the clock is looked at again: it may be set, and the loop does not notice."""
+
+
+class Alarm:
+    def __init__(self, loop: AbstractEventLoop, wake: Callable[[], None]) -> None:
+        self._loop = loop
+        self._wake = wake
+        self._due_ms: int | None = None
+        self._handle: TimerHandle | None = None
+
+    def set(self, due_ms: int | None, now_ms: int) -> None:
+        """Wake at `due_ms`, milliseconds since the epoch, or a little earlier; None is never. To be said at every
+        turn.
+        """
+        if due_ms == self._due_ms and (due_ms is None or self._handle is not None):
+            return
+        self.cancel()
+        if due_ms is not None:
+            seconds = max(0.0, (due_ms - now_ms) / 1000)
+            self._due_ms = due_ms
+            self._handle = self._loop.call_later(min(seconds, SLEEP_SECONDS_MAX), self._ring)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._due_ms = None
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._wake()
