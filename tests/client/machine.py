@@ -16,12 +16,11 @@ from tests.client.oracle import Ack, Consumer, Disagreement, Letter, Oracle, Sen
 from tests.client.simulation import NeverIdle, Peer, Simulation
 from truenext.client.core import flows
 from truenext.client.core.buffer import ReceiveBuffer, Subscription
-from truenext.client.core.consumers import parse_consumer_options
-from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
-from truenext.client.core.disposition import ACKED, FAILED, REJECTED, Disposition
+from truenext.client.core.disposition import ACKED, FAILED, REJECTED, CountedAttempts, Disposition, counted_attempts_for
 from truenext.client.core.send_flows import prepare_send, send
 from truenext.client.core.session import SessionCore as CoreSession
 from truenext.client.core.session import SessionMode
+from truenext.client.core.subscriptions import parse_consumer_options
 from truenext.client.core.transaction_state import Outcome
 from truenext.engine.state.window import SIZE_MIN
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, LocalProtocolError, RolledBack

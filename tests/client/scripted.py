@@ -9,9 +9,9 @@ import msgspec
 
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import Client, ConnectOptions
-from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
 from truenext.client.core.context import ClientContext
 from truenext.client.core.session import SessionCore, SessionMode
+from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
 from truenext.client.core.waiting import Flow, Wait
 from truenext.model.url import parse_url
 

@@ -7,8 +7,7 @@ import pytest
 
 from tests.client.scripted import ClientFrame, RunningFlow, Script, one, receive, select_frames
 from truenext.client.core.buffer import Subscription, SubscriptionOptions
-from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.disposition import ACKED, FAILED, REJECTED
+from truenext.client.core.disposition import ACKED, FAILED, REJECTED, CountedAttempts
 from truenext.client.core.flows import TransactionBlock, encode_send_in_transaction
 from truenext.client.core.send_buffer import UNCONFIRMED_MESSAGES_MAX, SendBatch
 from truenext.client.core.send_flows import await_capacity, await_confirmed, enqueue, prepare_send, send, try_enqueue

@@ -5,7 +5,7 @@ import pytest
 
 from tests.client.scripted import RunningFlow, Script, one, select_frames
 from truenext.client.core.buffer import Subscription
-from truenext.client.core.counted_attempts import CountedAttempts
+from truenext.client.core.disposition import CountedAttempts
 from truenext.client.core.flows import send_request
 from truenext.client.core.send_flows import prepare_send, send
 from truenext.client.core.session import SessionCore, SessionMode

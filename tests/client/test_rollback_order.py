@@ -19,10 +19,9 @@ from tests.client.machine import MODES
 from tests.client.oracle import Ack, Consumer, Letter, Oracle, Sent, Session
 from tests.client.simulation import Simulation
 from truenext.client.core.buffer import ReceiveBuffer
-from truenext.client.core.consumers import parse_consumer_options
-from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.disposition import ACKED, FAILED
+from truenext.client.core.disposition import ACKED, FAILED, CountedAttempts
 from truenext.client.core.session import SessionCore as CoreSession
+from truenext.client.core.subscriptions import parse_consumer_options
 from truenext.client.core.waiting import Wait
 from truenext.errors import ClosedError, RolledBack
 from truenext.model.policy import Policies, Policy

@@ -18,8 +18,8 @@ from bench.brokers import ActiveMQ, no_activemq_reason
 from tests.integration.freezing_proxy import FreezingProxy
 from truenext import blocking
 from truenext.cli.main import main
-from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.send_options import SendOptions
+from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
 
 pytestmark = pytest.mark.skipif(no_activemq_reason() is not None, reason=no_activemq_reason() or "")

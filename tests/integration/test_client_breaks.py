@@ -48,7 +48,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client waits less before it tries again."""
-    monkeypatch.setattr("truenext.client.core.connect_backoff.DELAY_FIRST_S", 0.01)
+    monkeypatch.setattr("truenext.client.core.link.DELAY_FIRST_S", 0.01)
     monkeypatch.setattr("truenext.client.core.client.LOGIN_TIMEOUT_S", 1.0)
 
 

@@ -15,8 +15,8 @@ import pytest
 from tests.integration.client_here import on_a_connection
 from truenext import testing
 from truenext.client.core import send_buffer
-from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.send_options import SendOptions
+from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.client.tasks.connection import Connection, Message, Session, connect
 from truenext.errors import ClosedError, Code, Refused, RolledBack
 from truenext.model.limits import BODY_BYTES_MAX, TRANSACTIONS_MAX

@@ -9,9 +9,8 @@ import pytest
 
 from bench.brokers import ActiveMQ, no_activemq_reason
 from tests.integration.broker_process import BrokerProcess
-from truenext.client.recorder import HistoryRow, Recorder
-from truenext.client.workload import WorkloadMessage, make_mix, make_production
 from truenext.errors import ConfigurationError, RemoteProtocolError
+from truenext.spark.recorder import HistoryRow, Recorder, WorkloadMessage, make_mix, make_production
 
 
 def silent(done: str, count: int) -> None:

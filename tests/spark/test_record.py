@@ -9,8 +9,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.integration.broker_process import TRUENEXT, BrokerProcess
-from truenext.client.workload import make_mix
 from truenext.errors import ConfigurationError
+from truenext.spark.recorder import make_mix
 from truenext.spark.recording import check_folder
 
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import truenext
 from truenext import blocking
 from truenext.client.core.buffer import ReceivedMessage
-from truenext.client.core.consumers import ConsumerOptions
 from truenext.client.core.send_options import SendOptions
+from truenext.client.core.subscriptions import ConsumerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 _WIDTH = 120

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from truenext.client.workload import WORKLOADS, WorkloadMessage, make_alternation, make_mix, make_production
+from truenext.spark.recorder import WORKLOADS, WorkloadMessage, make_alternation, make_mix, make_production
 
 
 def test_production_is_the_batch_first_and_then_the_interactive_ones() -> None:

@@ -16,7 +16,7 @@ from truenext.cli.connection import connected, url_option
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, SELECTOR, BodyParam, DestinationParam, HeaderParam, PathParam, SecondsParam
-from truenext.client.core.consumers import ConsumerOptions
+from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import ConnectionLost, TruenextError
 
 _CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})

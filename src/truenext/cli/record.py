@@ -12,10 +12,9 @@ from truenext.cli import terminal
 from truenext.cli.connection import url_option
 from truenext.cli.exit_status import CommandFailure
 from truenext.cli.values import PathParam, TextParam
-from truenext.client.recorder import MESSAGES_MAX, Recorder
-from truenext.client.workload import WORKLOADS
 from truenext.errors import TruenextError
 from truenext.model.limits import WINDOW_MAX
+from truenext.spark.recorder import MESSAGES_MAX, WORKLOADS, Recorder
 from truenext.spark.recording import check_folder, write_recording
 
 

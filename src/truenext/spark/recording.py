@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from truenext.client.recorder import HistoryRow
 from truenext.errors import ConfigurationError, StoreError
 from truenext.history.export import INSTALL_HINT, write_by_date
+from truenext.spark.recorder import HistoryRow
 
 
 def check_folder(folder: Path) -> None:

@@ -16,7 +16,7 @@ from truenext.stage.worker import StageWorker
 if TYPE_CHECKING:
     from collections.abc import Container
 
-    from truenext.client.core.consumers import ConsumerOptions
+    from truenext.client.core.subscriptions import ConsumerOptions
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
     from truenext.stage.exactly_once.processing import ExactlyOnceProcessing

@@ -15,7 +15,7 @@ from truenext.cli.exit_status import CommandFailure
 from truenext.cli.terminal import count_noun
 from truenext.cli.totals import ProgressReporter
 from truenext.cli.values import COUNT, QueueNameParam
-from truenext.client.core.consumers import ConsumerOptions
+from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import Refused, RolledBack, TruenextError
 from truenext.model.destination import DEAD_LETTER_PREFIX
 from truenext.stage.broker_transaction import CONTENT_TYPE

@@ -16,16 +16,14 @@ import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.buffer import ReceivedMessage
-from truenext.client.core.connect_backoff import ConnectBackoff
 from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT
-from truenext.client.core.delayed_calls import DelayedCall
-from truenext.client.core.link import Link
+from truenext.client.core.link import ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
 from truenext.client.core.reconciler import Reconciler
 from truenext.client.core.send_buffer import SendBuffer
 from truenext.client.core.subscriptions import Subscriptions
 from truenext.client.core.transaction_state import Outcome, ProducerNumbers, TransactionState
-from truenext.client.core.waiting import Flow, Signal, Wait
+from truenext.client.core.waiting import DelayedCall, Flow, Signal, Wait
 from truenext.errors import (
     ClosedError,
     Code,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from truenext.client.core.buffer import ReceivedMessageState
-from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.disposition import ACKED
+from truenext.client.core.disposition import ACKED, CountedAttempts
 from truenext.client.core.flows import DEFAULT_TIMEOUT_S
 from truenext.client.core.isolation import HandlerIsolation, SharedReceiveBuffer
 from truenext.client.core.session import SessionCore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
-from truenext.client.core.delayed_calls import DelayedCalls
+from truenext.client.core.waiting import DelayedCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable

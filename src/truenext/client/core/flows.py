@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessageState
-from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
-from truenext.client.core.disposition import ACKED, FAILED, Disposition
+from truenext.client.core.disposition import ACKED, FAILED, CountedAttempts, Disposition, counted_attempts_for
 from truenext.client.core.message import Content, make_content
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
 from truenext.client.core.send_options import EncodedSend, SendOptions, encode_body, encode_send, ttl_line

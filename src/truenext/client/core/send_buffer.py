@@ -23,8 +23,8 @@ from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from truenext.client.core.delayed_calls import DelayedCalls
     from truenext.client.core.link import Link
+    from truenext.client.core.waiting import DelayedCalls
     from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_MESSAGES_MAX = 10_000

@@ -15,8 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from truenext.client.core.buffer import ReceivedMessageState, key_of
-from truenext.client.core.counted_attempts import CountedAttempts, counted_attempts_for
-from truenext.client.core.disposition import ACKED, FAILED
+from truenext.client.core.disposition import ACKED, FAILED, CountedAttempts, counted_attempts_for
 from truenext.client.core.pending_requests import ConnectionStatus
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.core.transactions import SessionTransactions

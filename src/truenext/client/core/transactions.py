@@ -9,7 +9,7 @@ import msgspec
 
 from truenext.client.core import frames
 from truenext.client.core.buffer import ReceivedMessageState
-from truenext.client.core.counted_attempts import CountedAttempts
+from truenext.client.core.disposition import CountedAttempts
 from truenext.client.core.link import UNANSWERED_FRAMES_MAX, NullAnswerHandler
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
 from truenext.client.core.send_buffer import NO_SPACE_RETRY_S

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 from truenext.client.core import flows
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 from truenext.client.core.client import ConnectOptions, connect_options
-from truenext.client.core.consumers import ConsumerOptions, parse_consumer_options
-from truenext.client.core.counted_attempts import CountedAttempts
-from truenext.client.core.disposition import ACKED, Disposition
+from truenext.client.core.disposition import ACKED, CountedAttempts, Disposition
 from truenext.client.core.flows import CLOSE_TIMEOUT_S, DEFAULT_TIMEOUT_S
 from truenext.client.core.health import Health
 from truenext.client.core.message import Content
@@ -34,6 +32,7 @@ from truenext.client.core.send_flows import (
 )
 from truenext.client.core.send_options import Outgoing, SendOptions, encode_body
 from truenext.client.core.session import SessionCore as CoreSession
+from truenext.client.core.subscriptions import ConsumerOptions, parse_consumer_options
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.threads.driver import Driver
 from truenext.client.threads.handlers import Handlers

@@ -5,18 +5,57 @@ consumer subscribes: then nothing arrives in between, and the order of arrival i
 which messages are noted, whatever the order in which the client would hand them out.
 """
 
+import random
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
 from truenext.client.core.send_options import Outgoing
 from truenext.client.threads.connection import Connection, Message, connect
-from truenext.client.workload import WorkloadMessage
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.limits import WINDOW_MAX
 from truenext.model.url import parse_url
+
+# ---- What a recording sends: the cases in which a broker with two buckets breaks the order ----
+
+PRODUCTION_SHARE = 4
+"""One in so many messages of the production case is interactive."""
+
+
+class WorkloadMessage(NamedTuple):
+    """One message to send; its sequence is its place in the list, from 1."""
+
+    priority: int
+    persistent: bool
+
+
+def make_production(count: int, _: random.Random) -> list[WorkloadMessage]:
+    """Ordinary messages (persistent, priority 4), then interactive ones (non-persistent, priority 9), 3 to 1."""
+    interactive = count // PRODUCTION_SHARE
+    return [WorkloadMessage(4, True)] * (count - interactive) + [WorkloadMessage(9, False)] * interactive
+
+
+def make_alternation(count: int, _: random.Random) -> list[WorkloadMessage]:
+    """Persistent and non-persistent in turn, all of priority 4: order of arrival alone decides."""
+    return [WorkloadMessage(4, number % 2 == 0) for number in range(count)]
+
+
+def make_mix(count: int, rng: random.Random) -> list[WorkloadMessage]:
+    """Any priority, persistent or not."""
+    return [WorkloadMessage(rng.randrange(10), rng.random() < 0.5) for _ in range(count)]
+
+
+WORKLOADS: dict[str, Callable[[int, random.Random], list[WorkloadMessage]]] = {
+    "production": make_production,
+    "alternation": make_alternation,
+    "mix": make_mix,
+}
+
+
+# ---- The recording ----
 
 CONFIRM_EVERY_MESSAGES = 500
 """Messages between two receipts."""
