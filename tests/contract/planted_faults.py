@@ -19,20 +19,17 @@ from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES, NO_MARK, Batch, Causes, Mark
 from truenext.model.events import chunk_position
 from truenext.model.record import CONTENTS_LANE_KEY
-from truenext.store import checkpoint, embedded, folder, frame, journal, lost_tail, message_tables, views
-from truenext.store.changes import Changes, RareChanges, causes_of, decode_changes
+from truenext.store import checkpoint, embedded, folder, frame, journal, message_tables, overlay
+from truenext.store.changes import Changes, RareChanges, causes_of, decode_changes, dereference_contents
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import NUMBER, CheckpointPosition, decode_mark
-from truenext.store.contents import dereference_contents
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.frame import FRAME
 from truenext.store.journal import Journal
 from truenext.store.message_tables import Marks
-from truenext.store.overlay import Overlay
+from truenext.store.overlay import Overlay, SegmentIndex, TimerView
 from truenext.store.salvage import journal as salvaged_journal
-from truenext.store.segment_index import SegmentIndex
 from truenext.store.store import Recovered
-from truenext.store.views import TimerView
 
 if TYPE_CHECKING:
     from pytest import MonkeyPatch
@@ -157,7 +154,7 @@ def what_was_written_down_is_not_missed_by_a_check(patch: "MonkeyPatch") -> None
 
 
 def what_the_history_tells_of_is_not_missed(patch: "MonkeyPatch") -> None:
-    patch.setattr(lost_tail, "chunk_position", lambda _: (1, 1 << 60))
+    patch.setattr(journal, "chunk_position", lambda _: (1, 1 << 60))
 
 
 class _AnyRun(int):
@@ -168,7 +165,7 @@ class _AnyRun(int):
 
 
 def the_history_of_another_run_accuses(patch: "MonkeyPatch") -> None:
-    patch.setattr(lost_tail, "chunk_position", lambda chunk: (_AnyRun(), chunk_position(chunk)[1]))
+    patch.setattr(journal, "chunk_position", lambda chunk: (_AnyRun(), chunk_position(chunk)[1]))
 
 
 def the_tail_is_cleared_before_it_is_looked_at(patch: "MonkeyPatch") -> None:
@@ -255,7 +252,7 @@ def only_the_newest_segment_says_why(patch: "MonkeyPatch") -> None:
     def faulty(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
         return next((one[key] for one in causes if key in one), NO_CAUSES)
 
-    patch.setattr(views, "merge_causes", faulty)
+    patch.setattr(overlay, "merge_causes", faulty)
 
 
 def the_last_cause_of_a_segment_takes_the_place_of_the_first(patch: "MonkeyPatch") -> None:

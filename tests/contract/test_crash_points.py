@@ -27,7 +27,6 @@ from truenext.store import (
     checkpoint_format,
     checkpointer,
     checksummed,
-    contents,
     disk_space,
     embedded,
     folder,
@@ -35,28 +34,23 @@ from truenext.store import (
     journal,
     message_tables,
     overlay,
-    segment_index,
     spans,
-    views,
 )
 
 MODULES = (
     changes,
     checkpoint,
     checkpoint_format,
-    contents,
     embedded,
     folder,
     frame,
     journal,
-    segment_index,
     message_tables,
     checkpointer,
     overlay,
     disk_space,
     checksummed,
     spans,
-    views,
 )
 
 CRASHES = int(os.environ.get("TRUENEXT_CRASHES", "300"))

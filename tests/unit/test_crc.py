@@ -5,7 +5,7 @@ from zlib import crc32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.store.crc import find_flipped_bit, initial_value
+from truenext.store.frame import find_flipped_bit, initial_value
 
 CONTENTS = st.binary(min_size=1, max_size=500)
 NUMBERS = st.integers(0, 2**32 - 1)

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from truenext.store.message_tables import Marks
-    from truenext.store.segment_index import SegmentIndex
+    from truenext.store.overlay import SegmentIndex
     from truenext.store.store import Recovered, UndecodedMessage
 
 MAP_SIZE = 1 << 40

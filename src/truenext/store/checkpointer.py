@@ -20,8 +20,7 @@ from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES
 from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
 from truenext.store.checkpoint_format import CheckpointPosition
-from truenext.store.overlay import iter_spans
-from truenext.store.segment_index import merge_causes
+from truenext.store.overlay import iter_spans, merge_causes
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
 if TYPE_CHECKING:
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
     from truenext.store.disk_space import DiskSpace
     from truenext.store.journal import Journal
     from truenext.store.message_tables import Marks
-    from truenext.store.overlay import Overlay
+    from truenext.store.overlay import Overlay, OverlayView
     from truenext.store.spans import Span
-    from truenext.store.views import OverlayView
 
 logger = logging.getLogger(__name__)
 

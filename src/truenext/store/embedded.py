@@ -37,15 +37,12 @@ from truenext.model.record import (
     referenced_content_number,
 )
 from truenext.store import folder
-from truenext.store.changes import Changes, RareChanges, changes_of, decode_changes, encode_batch
+from truenext.store.changes import Changes, RareChanges, changes_of, decode_changes, dereference_contents, encode_batch
 from truenext.store.checkpoint import MAP_SIZE, Checkpoint
 from truenext.store.checkpointer import SEGMENTS_MAX, Checkpointer
-from truenext.store.contents import dereference_contents
 from truenext.store.disk_space import DiskSpace
-from truenext.store.journal import SEGMENT_BYTES, Journal
-from truenext.store.lost_tail import describe_lost_tail
-from truenext.store.overlay import Overlay
-from truenext.store.segment_index import apply_journal, find_mark, is_removed
+from truenext.store.journal import SEGMENT_BYTES, Journal, describe_lost_tail
+from truenext.store.overlay import Overlay, apply_journal, find_mark, is_removed
 from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
 from truenext.store.store_errors import STORAGE_ERRORS, damage_error, disagreement_error, store_error
 
@@ -56,7 +53,7 @@ if TYPE_CHECKING:
     import lmdb
 
     from truenext.model.disk_level import DiskLevel
-    from truenext.store.views import OverlayView
+    from truenext.store.overlay import OverlayView
 
 
 class EmbeddedStore:

@@ -21,9 +21,9 @@ from truenext.store import folder
 from truenext.store.check import SalvageSummary
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
+from truenext.store.overlay import SegmentIndex
 from truenext.store.salvage.folder import open_salvage
 from truenext.store.salvage.references import ReferenceCounts
-from truenext.store.segment_index import SegmentIndex
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
 if TYPE_CHECKING:

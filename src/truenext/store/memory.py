@@ -27,8 +27,7 @@ from truenext.model.record import (
     referenced_content_number,
     split_lane_key,
 )
-from truenext.store.changes import apply_names, apply_pauses
-from truenext.store.contents import dereference_contents
+from truenext.store.changes import apply_names, apply_pauses, dereference_contents
 from truenext.store.disk_space import level_of_limit
 from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
 

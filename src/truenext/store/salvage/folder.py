@@ -28,7 +28,7 @@ from truenext.model.record import (
 )
 from truenext.store import folder
 from truenext.store.checkpoint_format import decode_mark
-from truenext.store.overlay import Overlay
+from truenext.store.overlay import Overlay, apply_journal, find_mark, merge_causes
 from truenext.store.salvage.checkpoint import CHECKPOINT, TABLE_NAMES, SalvagedCheckpoint
 from truenext.store.salvage.damage import (
     DamageReport,
@@ -39,7 +39,6 @@ from truenext.store.salvage.damage import (
 )
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import ReferenceCounts
-from truenext.store.segment_index import apply_journal, find_mark, merge_causes
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
 if TYPE_CHECKING:

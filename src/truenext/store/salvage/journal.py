@@ -12,7 +12,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from truenext.store import changes
-from truenext.store.crc import initial_value
 from truenext.store.frame import (
     CHECKSUM,
     FLIP_BYTES_MAX,
@@ -20,11 +19,12 @@ from truenext.store.frame import (
     SEGMENT_OFFSET,
     describe_cut,
     has_flipped_bit,
+    initial_value,
     may_follow,
     payload_at,
     size_for_first_frame,
 )
-from truenext.store.lost_tail import describe_lost_tail
+from truenext.store.journal import describe_lost_tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
