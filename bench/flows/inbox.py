@@ -18,7 +18,7 @@ from bench.flows.pairs import Side, compare, start_flows
 from bench.flows.work import Order, Sizes
 from bench.progress import print_line
 from truenext.stage.sql import apply_schema
-from truenext.stage.sql.outbox import RETENTION_MS
+from truenext.stage.sql.outbox_table import RETENTION_MS
 from truenext.stage.sql.tables import inbox
 
 TARGET = 0.9

@@ -15,7 +15,7 @@ from truenext.cli.main import main
 from truenext.cli.stages.drawing import mermaid_label
 from truenext.cli.stages.run import QueueInfo, orphaned_queues
 from truenext.stage import Service
-from truenext.stage.core.references import references_of
+from truenext.stage.introspection.references import references_of
 
 SHOP = """
 import msgspec

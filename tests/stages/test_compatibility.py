@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.stages.drawn_types import Kind, Made, changed, harmless, kinds, structs
 from truenext.stage.core.codec import Codec
-from truenext.stage.core.mismatch import find_mismatches
+from truenext.stage.introspection.mismatch import find_mismatches
 
 LONG = settings(
     max_examples=int(os.environ.get("TRUENEXT_EXAMPLES", "300")),

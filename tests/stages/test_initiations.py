@@ -355,7 +355,7 @@ def test_after_commit_is_called_once_all_is_committed_and_its_errors_are_only_lo
 def test_a_hook_that_never_ends_is_cancelled_and_logged_and_its_worker_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("truenext.stage.hooks.HOOK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("truenext.stage.user_code.HOOK_TIMEOUT_S", 0.05)
     app = Service("shop", concurrency=1)
     ended: list[int] = []
 

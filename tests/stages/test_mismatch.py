@@ -13,7 +13,7 @@ import pydantic
 import pytest
 
 from truenext.stage.core.codec import Codec
-from truenext.stage.core.mismatch import find_mismatches
+from truenext.stage.introspection.mismatch import find_mismatches
 
 
 class Red(enum.Enum):

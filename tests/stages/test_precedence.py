@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
-from truenext.stage import interactive_priority
-from truenext.stage.interactive_priority import InteractivePriority
+from truenext.stage import context
+from truenext.stage.context import InteractivePriority
 
 LONG = 1000.0
 
@@ -33,7 +33,7 @@ def test_another_message_begins_at_once_while_no_interactive_one_is_in_hand() ->
 
 
 def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", LONG)
+    monkeypatch.setattr(context, "WAIT_MAX_S", LONG)
 
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
@@ -49,7 +49,7 @@ def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: p
 
 
 def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", LONG)
+    monkeypatch.setattr(context, "WAIT_MAX_S", LONG)
 
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
@@ -89,7 +89,7 @@ def test_one_interactive_message_after_another_holds_up_nobody_for_longer_than_a
 
 
 def test_who_is_cancelled_while_it_waits_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", LONG)
+    monkeypatch.setattr(context, "WAIT_MAX_S", LONG)
 
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())

@@ -7,7 +7,7 @@ import msgspec
 import truenext
 import truenext.testing
 from truenext.stage import Flow, Service
-from truenext.stage.core.compatibility import any_breaking, compare_interfaces, interface_of
+from truenext.stage.introspection.compatibility import any_breaking, compare_interfaces, interface_of
 
 
 class Step(msgspec.Struct):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from truenext.stage.fair_semaphore import FairSemaphore
+from truenext.stage.pool import FairSemaphore
 
 
 class Sharing:

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.stages.flows import Number, run, until
-from truenext.stage import Flow, Service, interactive_priority
+from truenext.stage import Flow, Service, context
 from truenext.testing.stages import Stages
 
 
@@ -105,7 +105,7 @@ def test_a_service_can_run_again_after_it_has_stopped() -> None:
 def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interactive_priority, "WAIT_MAX_S", 1000.0)
+    monkeypatch.setattr(context, "WAIT_MAX_S", 1000.0)
     app = Service("shop")
     started: list[str] = []
     may_continue = asyncio.Event()

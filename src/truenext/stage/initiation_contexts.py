@@ -14,8 +14,8 @@ from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MA
 from truenext.stage.broker_transaction import encode_messages, transaction_size
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.ids import inbox_id
 from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
 from truenext.stage.initiator import checked_timeout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from truenext.errors import ClosedError, RolledBack
@@ -18,19 +18,20 @@ from truenext.stage.broker_transaction import (
 )
 from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output
-from truenext.stage.hooks import call_after_commit, call_after_commit_sync
 from truenext.stage.pending_replies import PendingReplies
-from truenext.stage.session_pool import BrokerSessionPool
+from truenext.stage.user_code import call_after_commit, call_after_commit_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
+    from truenext.client.tasks.connection import Connection, Session
     from truenext.errors import InDoubt
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Endpoint
     from truenext.stage.core.flow_start import FlowOptions
     from truenext.stage.core.outbox_unit import EncodedMessage
     from truenext.stage.pool import PriorityPool
+
 
 PAUSE_S = 0.05
 """Until what was rolled back is sent again; each pause is twice as long as the one before."""
@@ -156,3 +157,23 @@ def checked_timeout(timeout: float) -> float:
     if isinstance(timeout, bool) or not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"timeout is seconds, more than 0, not {timeout!r}")
     return timeout
+
+
+# ---- Sessions for what is begun outside of stages: as many as are needed at once, used again and again ----
+
+
+class BrokerSessionPool:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._idle: list[Session] = []
+
+    @asynccontextmanager
+    async def acquired(self) -> AsyncIterator[Session]:
+        """A transacted session that nobody else uses meanwhile. One whose block has raised is not used again."""
+        session = self._idle.pop() if self._idle else await self._connection.session(transacted=True)
+        try:
+            yield session
+        except BaseException:
+            await session.close()
+            raise
+        self._idle.append(session)

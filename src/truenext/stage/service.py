@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, cast, overl
 from truenext.errors import ConfigurationError, LocalProtocolError
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow_start import check_endpoint
-from truenext.stage.current_stage import check_can_await, check_not_own_endpoint
 from truenext.stage.definition import Definition
 from truenext.stage.initiation_contexts import InitiationContext, OutboxInitiationContext
 from truenext.stage.interceptors.chain import InterceptorChain
 from truenext.stage.planning import DependencyPlans
 from truenext.stage.service_run import STOP_TIMEOUT_S, ServiceRun
+from truenext.stage.user_code import check_can_await, check_not_own_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine

@@ -15,9 +15,9 @@ from truenext.stage.consumption import StageConsumer
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.health import DATABASE_AVAILABLE, ServiceState, ServiceStatus
 from truenext.stage.events import StageEvents
-from truenext.stage.exactly_once.processing import ExactlyOnceProcessing
 from truenext.stage.gate import DatabaseGate
 from truenext.stage.initiator import Initiator
+from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.pool import PriorityPool
 from truenext.stage.sql.errors import DatabaseUnavailable
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from truenext.client.tasks.connection import Connection
     from truenext.stage.definition import Definition
     from truenext.stage.planning import DependencyPlans
-    from truenext.stage.sql.outbox import Outbox
+    from truenext.stage.sql.outbox_table import Outbox
     from truenext.stage.sql.work import AsyncSqlWork
 
 _logger = logging.getLogger("truenext.stage")

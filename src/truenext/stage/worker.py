@@ -36,16 +36,13 @@ from truenext.stage.broker_transaction import (
     sender_error,
     transaction_size,
 )
-from truenext.stage.cancellation import is_being_cancelled
 from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import FlowError, NoAttemptsLeft, Reject
 from truenext.stage.core.failure import cause_of, describe_error, is_text_too_long
 from truenext.stage.core.flow import UNSET, Flow
-from truenext.stage.core.ids import inbox_id
+from truenext.stage.core.names import inbox_id
 from truenext.stage.core.outbox_unit import OutboxUnit
 from truenext.stage.core.output import PRIORITY_INTERACTIVE, Output
-from truenext.stage.current_stage import CURRENT
-from truenext.stage.hooks import call_after_commit
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult
 from truenext.stage.sql.errors import (
     AlreadyProcessed,
@@ -55,7 +52,13 @@ from truenext.stage.sql.errors import (
     OutboxBusy,
     ProducerLost,
 )
-from truenext.stage.user_code import call_user_function, run_user_coroutine
+from truenext.stage.user_code import (
+    CURRENT,
+    call_after_commit,
+    call_user_function,
+    is_being_cancelled,
+    run_user_coroutine,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,10 +67,9 @@ if TYPE_CHECKING:
     from truenext.stage.context import ServiceContext
     from truenext.stage.core.definitions import Stage
     from truenext.stage.core.envelope import Envelope
-    from truenext.stage.core.numbers import CommitNumber
-    from truenext.stage.core.outbox_unit import EncodedMessage
-    from truenext.stage.exactly_once.processing import BorrowedProducer, ExactlyOnceProcessing
+    from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage
     from truenext.stage.interceptors.interceptor import ExecutionOutcome
+    from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
     from truenext.stage.pool import PriorityPool
     from truenext.stage.sql.work import AsyncSqlWork, ThreadSqlWork
 

@@ -16,7 +16,7 @@ from tests.stages.outbox.shop import Shop
 from tests.stages.outbox.virtual_time import VirtualTime
 from truenext.stage.core.definitions import Stage
 from truenext.stage.service_run import ServiceRun
-from truenext.stage.sql.outbox import StoredUnit
+from truenext.stage.sql.outbox_table import StoredUnit
 
 
 class AtCommit(NamedTuple):

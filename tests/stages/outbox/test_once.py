@@ -29,12 +29,12 @@ from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
 from truenext.stage.core.output import Output
 from truenext.stage.events import StageEvents
-from truenext.stage.exactly_once.confirmer import OutboxConfirmer
-from truenext.stage.exactly_once.relay import OutboxRelay
-from truenext.stage.exactly_once.unit_sender import send_unit
 from truenext.stage.interceptors.metrics import Metrics
+from truenext.stage.outbox.housekeeping import OutboxConfirmer
+from truenext.stage.outbox.publishing import send_unit
+from truenext.stage.outbox.relay import OutboxRelay
 from truenext.stage.sql.errors import DatabaseUnavailable
-from truenext.stage.sql.outbox import Outbox, StoredUnit, UnsentCounts
+from truenext.stage.sql.outbox_table import Outbox, StoredUnit, UnsentCounts
 from truenext.stage.sql.session_outbox import SessionOutbox
 from truenext.testing.stages import Point, Stages
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests.stages.outbox import test_in_a_transaction, test_once, test_producers
 from tests.unit.mutation import mutated
-from truenext.stage.exactly_once import unit_sender
-from truenext.stage.exactly_once.processing import BorrowedProducer, ExactlyOnceProcessing
-from truenext.stage.exactly_once.relay import OutboxRelay
-from truenext.stage.sql import exactly_once, numbering
-from truenext.stage.sql.outbox import Outbox
+from truenext.stage.outbox import publishing
+from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
+from truenext.stage.outbox.relay import OutboxRelay
+from truenext.stage.sql import inbox, outbox_table
+from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.worker import MessageHandler
 
 Notices = Callable[[str], None]
@@ -86,7 +86,7 @@ FAULTS = [
     ),
     Fault(
         "a unit goes under another number at the second try",
-        unit_sender,
+        publishing,
         "_send",
         "number=unit.number)",
         "number=unit.number + 1)",
@@ -94,7 +94,7 @@ FAULTS = [
     ),
     Fault(
         "a unit goes under no number at the second try",
-        unit_sender,
+        publishing,
         "_send",
         ", producer=unit.producer, number=unit.number)",
         ")",
@@ -118,7 +118,7 @@ FAULTS = [
     ),
     Fault(
         "a message that was handled runs again",
-        exactly_once.ExactlyOnceWriter,
+        inbox.ExactlyOnceWriter,
         "insert_inbox_id",
         "if result.rowcount != 1:",
         "if False:",
@@ -166,7 +166,7 @@ FAULTS = [
     ),
     Fault(
         "what has become part of a unit is there still",
-        numbering,
+        outbox_table,
         "_combine_in_steps",
         'await syntax.execute(connection, f"DELETE {_THESE}", these)',
         "pass",
@@ -232,9 +232,9 @@ def test_it_is_noticed_when(fault: Fault, url: str, monkeypatch: pytest.MonkeyPa
 def test_it_is_noticed_when_a_producer_is_used_without_a_look_at_its(
     rule: str, old: str, new: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    statement, insert = exactly_once._WRITE["sqlite"]
+    statement, insert = inbox._WRITE["sqlite"]
     assert statement.count(old) == 1
-    monkeypatch.setitem(exactly_once._WRITE, "sqlite", [statement.replace(old, new), insert])
+    monkeypatch.setitem(inbox._WRITE, "sqlite", [statement.replace(old, new), insert])
     noticed = {
         "owner": test_producers.test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers,
         "number": test_producers.test_a_number_is_used_once_and_none_is_left_out,

@@ -14,17 +14,16 @@ import pytest
 from sqlalchemy import text
 
 from truenext.errors import ConfigurationError
-from truenext.stage.core.ids import inbox_id
-from truenext.stage.core.numbers import CommitNumber, OutboxProducer
-from truenext.stage.core.outbox_unit import EncodedMessage, OutboxUnit
-from truenext.stage.exactly_once.confirmer import GATHER_S, OutboxConfirmer
-from truenext.stage.exactly_once.counters import ExactlyOnceCounters
-from truenext.stage.exactly_once.processing import BorrowedProducer
-from truenext.stage.exactly_once.relay import OutboxRelay
+from truenext.stage.core.names import inbox_id
+from truenext.stage.core.outbox_unit import CommitNumber, EncodedMessage, OutboxProducer, OutboxUnit
+from truenext.stage.outbox.counters import ExactlyOnceCounters
+from truenext.stage.outbox.exactly_once import BorrowedProducer
+from truenext.stage.outbox.housekeeping import GATHER_S, OutboxConfirmer
+from truenext.stage.outbox.relay import OutboxRelay
 from truenext.stage.pool import PriorityPool
 from truenext.stage.sql import Database, apply_schema, outbox_report
 from truenext.stage.sql.errors import AlreadyProcessed, DatabaseUnavailable, ProducerLost
-from truenext.stage.sql.outbox import ALIVE_MS, PRODUCER_UNUSED_MS, Outbox, StoredUnit
+from truenext.stage.sql.outbox_table import ALIVE_MS, PRODUCER_UNUSED_MS, Outbox, StoredUnit
 from truenext.stage.sql.tables import VERSION
 from truenext.stage.sql.work import AsyncSqlWork
 

@@ -21,9 +21,9 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.unused import no_memory_error
 from truenext.model.destination import Destination
 from truenext.stage import Service
-from truenext.stage.exactly_once.relay import OutboxRelay
+from truenext.stage.outbox.relay import OutboxRelay
 from truenext.stage.sql import apply_schema
-from truenext.stage.sql.outbox import StoredUnit
+from truenext.stage.sql.outbox_table import StoredUnit
 from truenext.testing.stages import Stages
 
 PATIENCE_S = 60

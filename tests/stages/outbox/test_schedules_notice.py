@@ -25,12 +25,12 @@ import pytest
 from tests.stages.outbox.schedule import Contradiction
 from tests.stages.outbox.test_schedules import tried
 from tests.unit.mutation import mutated
-from truenext.stage.exactly_once import unit_sender
-from truenext.stage.exactly_once.processing import ExactlyOnceProcessing
-from truenext.stage.exactly_once.relay import OutboxRelay
 from truenext.stage.initiation_contexts import OutboxInitiationContext
-from truenext.stage.sql import exactly_once, numbering
-from truenext.stage.sql.outbox import Outbox
+from truenext.stage.outbox import publishing
+from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
+from truenext.stage.outbox.relay import OutboxRelay
+from truenext.stage.sql import inbox, outbox_table
+from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.worker import MessageHandler
 
 EXAMPLES_MAX = 300
@@ -92,11 +92,11 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "a unit goes under another number at the second try": (
-        [Change(unit_sender, "_send", "number=unit.number)", "number=unit.number + 1)")],
+        [Change(publishing, "_send", "number=unit.number)", "number=unit.number + 1)")],
         nothing,
     ),
     "a unit goes under no number at the second try": (
-        [Change(unit_sender, "_send", ", producer=unit.producer, number=unit.number)", ")")],
+        [Change(publishing, "_send", ", producer=unit.producer, number=unit.number)", ")")],
         nothing,
     ),
     "independent initiations have the same ids": (
@@ -117,7 +117,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
     "what has become part of a unit is there still": (
         [
             Change(
-                numbering,
+                outbox_table,
                 "_combine_in_steps",
                 'await syntax.execute(connection, f"DELETE {_THESE}", these)',
                 "pass",
@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "a message that was handled runs again": (
-        [Change(exactly_once.ExactlyOnceWriter, "insert_inbox_id", "if result.rowcount != 1:", "if False:")],
+        [Change(inbox.ExactlyOnceWriter, "insert_inbox_id", "if result.rowcount != 1:", "if False:")],
         nothing,
     ),
 }

@@ -1,9 +1,9 @@
-"""Work in the background ends when it is told to, however often it is told. Source: src/truenext/stage/exactly_once"""
+"""Work in the background ends when it is told to, however often it is told. Source: src/truenext/stage/outbox"""
 
 import asyncio
 
-from truenext.stage.exactly_once import periodic_task
-from truenext.stage.exactly_once.periodic_task import PeriodicTask
+from truenext.stage.outbox import housekeeping
+from truenext.stage.outbox.housekeeping import PeriodicTask
 
 
 def test_what_has_ended_is_not_waited_for_a_second_time() -> None:
@@ -16,7 +16,7 @@ def test_what_has_ended_is_not_waited_for_a_second_time() -> None:
         work = PeriodicTask("test", step)
         work.start()
         await asyncio.sleep(0.01)
-        async with asyncio.timeout(periodic_task.STOP_TIMEOUT_S / 2):
+        async with asyncio.timeout(housekeeping.STOP_TIMEOUT_S / 2):
             await work.stop()
             await work.stop()
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from truenext.stage.core.ids import RANDOM_BYTES, child_id, first_id, inbox_id
+from truenext.stage.core.names import RANDOM_BYTES, child_id, first_id, inbox_id
 from truenext.stage.core.outbox_unit import (
     COMBINED_PREFIX,
     TTL_MIN_S,

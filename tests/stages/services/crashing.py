@@ -24,8 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from tests.stages.services.job import Job
 from truenext.stage import Flow, Service, context
 from truenext.stage.core.definitions import Stage
-from truenext.stage.exactly_once.relay import OutboxRelay
-from truenext.stage.sql.outbox import Outbox
+from truenext.stage.outbox.relay import OutboxRelay
+from truenext.stage.sql.outbox_table import Outbox
 
 database = os.environ.get("CRASH_DATABASE")
 app = Service(

@@ -495,7 +495,7 @@ def test_session_that_a_left_task_uses_first_behind_the_return_stays_unused(task
 
 CLOSED_UNDER_A_THREAD = """
 import sqlite3, sys, threading
-from truenext.stage.sql.serialized import SerializedConnection
+from truenext.stage.sql.sqlite import SerializedConnection
 
 sqlite = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=0, factory=SerializedConnection)
 cursor = sqlite.cursor()

@@ -10,9 +10,9 @@ from sqlalchemy import text
 
 from tests.stages.sql.shop import Driven, Shop, insert
 from truenext.stage.sql import Database, apply_schema
-from truenext.stage.sql.outbox import Outbox
+from truenext.stage.sql.outbox_table import Outbox
+from truenext.stage.sql.sqlite import WriteQueue, write_queue_of
 from truenext.stage.sql.work import AsyncSqlWork
-from truenext.stage.sql.write_queue import WriteQueue, write_queue_of
 
 
 async def _wait_in_queue(queue: WriteQueue, name: str, served: list[str], *, is_interactive: bool = False) -> None:

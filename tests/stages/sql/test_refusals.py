@@ -14,7 +14,7 @@ from tests.stages.sql.shop import Driven, Order, Shop, Step, execute_sql, insert
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql import AsyncSqlWork
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
-from truenext.stage.sql.statements import find_transaction_statement
+from truenext.stage.sql.transaction import find_transaction_statement
 
 
 def _commit_transaction(session: Session) -> None:

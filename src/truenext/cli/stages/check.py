@@ -13,7 +13,7 @@ from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import PathParam
 from truenext.errors import ConfigurationError
-from truenext.stage.core.compatibility import (
+from truenext.stage.introspection.compatibility import (
     FORMAT,
     Incompatibility,
     ServiceInterface,

@@ -17,12 +17,12 @@ from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, UrlOption
 from truenext.errors import ConfigurationError
 from truenext.model.destination import DEAD_LETTER_PREFIX
-from truenext.stage.core.graph import ServiceGraph, graph_of
+from truenext.stage.introspection.graph import ServiceGraph, graph_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from truenext.stage.core.graph import EndpointNode, StageNode
+    from truenext.stage.introspection.graph import EndpointNode, StageNode
 
 
 class QueueCounts(msgspec.Struct, frozen=True):

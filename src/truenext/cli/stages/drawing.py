@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from truenext.stage.core.graph import EndpointNode, ServiceGraph, StageNode
+    from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, StageNode
 
 
 class _Arrow(NamedTuple):

@@ -16,7 +16,7 @@ from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from truenext.stage.sql.report import OutboxReport
+    from truenext.stage.sql.outbox_report import OutboxReport
 
 
 @click.command()

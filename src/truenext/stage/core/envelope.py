@@ -13,10 +13,11 @@ import msgspec
 from truenext.errors import RemoteProtocolError
 from truenext.model.destination import DestinationKind, parse_address
 from truenext.stage.core.codec import EMPTY
-from truenext.stage.core.errors import NotDecoded
+from truenext.stage.core.errors import FlowError, NotDecoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 VERSION = 2
 """Messages of another version are rejected, lower ones too."""
@@ -137,3 +138,45 @@ def _is_single_destination(address: str) -> bool:
         return parse_address(address, "").kind in (DestinationKind.QUEUE, DestinationKind.TOPIC)
     except RemoteProtocolError:
         return False
+
+
+# ---- A flow that waits outside of the broker: the bytes of `Flow.stash`, and what goes on from them ----
+
+
+class StashedFlow(msgspec.Struct, frozen=True, rename="camel"):
+    stage: str
+    """The queue of the stage from which it goes on."""
+    expires_ms: int
+    envelope: Envelope
+
+
+class VersionedStashedFlow(msgspec.Struct, frozen=True):
+    """What a stashed flow of any version has."""
+
+    envelope: VersionedEnvelope
+
+
+_STASH_DECODER = msgspec.json.Decoder(StashedFlow)
+_STASH_VERSION_DECODER = msgspec.json.Decoder(VersionedStashedFlow)
+
+
+def encode_stashed_flow(stashed: StashedFlow) -> bytes:
+    return msgspec.json.encode(stashed)
+
+
+def decode_stashed_flow(data: bytes) -> StashedFlow:
+    """Raises: FlowError"""
+    try:
+        stashed = _STASH_DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        _check_stash_version(find_version(lambda: _STASH_VERSION_DECODER.decode(data).envelope))
+        raise FlowError(f"these bytes are not what a stage has stashed: {error}") from error
+    _check_stash_version(stashed.envelope.version)
+    return stashed
+
+
+def _check_stash_version(found: int) -> None:
+    """Raises: FlowError"""
+    if found != VERSION:
+        remedy = describe_remedy(found, "stashed")
+        raise FlowError(f"it was stashed by version {found} of stages, and {remedy}")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
 import msgspec
 
 from truenext.stage.core.codec import EMPTY, check_properties, type_name
-from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo
+from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo, StashedFlow, encode_stashed_flow
 from truenext.stage.core.errors import FlowError, Reject
 from truenext.stage.core.flow_start import (
     FlowOptions,
@@ -31,7 +31,6 @@ from truenext.stage.core.flow_start import (
 )
 from truenext.stage.core.output import OutputMessage, checked_attachments
 from truenext.stage.core.signature import is_assignable
-from truenext.stage.core.stash import StashedFlow, encode_stashed_flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from truenext.stage.core.envelope import decode_stashed_flow
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import Flow
 from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, new_flow_context, start_flow
-from truenext.stage.core.stash import decode_stashed_flow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ import msgspec
 from truenext.model.limits import BODY_BYTES_MAX
 from truenext.stage.core.envelope import Envelope, encode_envelope
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.ids import child_id
+from truenext.stage.core.names import child_id
 from truenext.stage.core.outbox_unit import EncodedMessage
 
 if TYPE_CHECKING:

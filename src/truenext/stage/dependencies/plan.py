@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.dependencies.factory import Factory, FactoryKind
-from truenext.stage.exit_stack import StageExitStack
 
 ProvidedValues = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ class DependencyPlan:
     names that `build_plan` was told. Where `has_factories` is False, `plan.arguments(provided)` is the same.
 
     When the block ends, whatever was entered is left, last first, and hears of the exception that ended it
-    (`truenext.stage.exit_stack`).
+    (`truenext.stage.dependencies.exit_stack`).
     """
 
     __slots__ = ("_direct", "_made", "has_factories", "overridden", "required_names", "steps")

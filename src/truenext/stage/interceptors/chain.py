@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
-from truenext.stage.exit_stack import StageExitStack
+from truenext.stage.dependencies.exit_stack import StageExitStack
 from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, Interceptor, MessageToSend
 
 _logger = logging.getLogger("truenext.stage")

@@ -13,7 +13,7 @@ from truenext.errors import ConfigurationError
 if TYPE_CHECKING:
     from truenext.stage.sql.database import Database
     from truenext.stage.sql.error_kind import classify_error
-    from truenext.stage.sql.report import outbox_report
+    from truenext.stage.sql.outbox_report import outbox_report
     from truenext.stage.sql.session import session_type
     from truenext.stage.sql.session_outbox import SessionOutbox
     from truenext.stage.sql.tables import apply_schema, schema_sql
@@ -37,7 +37,7 @@ _MODULES = {
     "AsyncSqlWork": "truenext.stage.sql.work",
     "ThreadSqlWork": "truenext.stage.sql.work",
     "apply_schema": "truenext.stage.sql.tables",
-    "outbox_report": "truenext.stage.sql.report",
+    "outbox_report": "truenext.stage.sql.outbox_report",
     "schema_sql": "truenext.stage.sql.tables",
     "session_type": "truenext.stage.sql.session",
     "classify_error": "truenext.stage.sql.error_kind",

@@ -7,7 +7,15 @@ two that have read may not both write, and one of them fails.
 Source: https://sqlite.org/wal.html, https://sqlite.org/lang_transaction.html, https://sqlite.org/c3ref/close.html
 """
 
+import asyncio
 import contextlib
+import sqlite3
+import threading
+import weakref
+from collections import deque
+from concurrent.futures import Future
+from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -15,8 +23,152 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from truenext.stage.sql.serialized import SerializedConnection
-from truenext.stage.sql.write_queue import WriteQueue
+# ---- A connection of sqlite3 that one thread may close while another one uses it ----
+#
+# Python's driver looks at its connection and its statement again when SQLite has answered. If another thread has
+# closed them by then, the interpreter crashes. Here each call waits until that of another thread has ended.
+
+
+class SerializedConnection(sqlite3.Connection):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.lock = RLock()
+        """Of the thread whose call SQLite answers; `interrupt` alone does not wait for it."""
+        super().__init__(*args, **options)
+
+    def cursor(self, factory: Any = None) -> Any:
+        return super().cursor(_SerializedCursor if factory is None else factory)
+
+    def commit(self) -> None:
+        with self.lock:
+            super().commit()
+
+    def rollback(self) -> None:
+        with self.lock:
+            super().rollback()
+
+    def close(self) -> None:
+        with self.lock:
+            super().close()
+
+
+class _SerializedCursor(sqlite3.Cursor):
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__(connection)
+        assert isinstance(connection, SerializedConnection)
+        self._lock = connection.lock
+
+    def execute(self, *args: Any) -> "_SerializedCursor":
+        with self._lock:
+            super().execute(*args)
+        return self
+
+    def executemany(self, *args: Any) -> "_SerializedCursor":
+        with self._lock:
+            super().executemany(*args)
+        return self
+
+    def executescript(self, *args: Any) -> "_SerializedCursor":
+        with self._lock:
+            super().executescript(*args)
+        return self
+
+    def fetchone(self) -> Any:
+        with self._lock:
+            return super().fetchone()
+
+    def fetchmany(self, *args: Any, **options: Any) -> list[Any]:
+        with self._lock:
+            return super().fetchmany(*args, **options)
+
+    def fetchall(self) -> list[Any]:
+        with self._lock:
+            return super().fetchall()
+
+    def __next__(self) -> Any:
+        with self._lock:
+            return super().__next__()
+
+    def close(self) -> None:
+        with self._lock:
+            super().close()
+
+
+# Who may write to an SQLite file next? One at a time in a process: interactive work first, then in order of arrival.
+#
+# SQLite lets one transaction write, and has those that come meanwhile try again and again, in no order. Tasks and
+# threads stand in one line, since they write to one file.
+
+WriteGrant = Future[None]
+"""Done when its turn has come."""
+
+
+class WriteQueue:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_busy = False
+        self._interactive_waiting: deque[WriteGrant] = deque()
+        self._others_waiting: deque[WriteGrant] = deque()
+
+    async def wait_in_task(self, *, is_interactive: bool) -> None:
+        """Returns when it is the caller's turn, which then ends with `end_write`; cancelled it has had none."""
+        grant = self._enqueue(is_interactive)
+        try:
+            await asyncio.wrap_future(grant)
+        except BaseException:
+            self._cancel(grant)
+            raise
+
+    def wait_in_thread(self, *, is_interactive: bool) -> None:
+        """Returns when it is the caller's turn, which then ends with `end_write`."""
+        grant = self._enqueue(is_interactive)
+        try:
+            grant.result()
+        except BaseException:
+            self._cancel(grant)
+            raise
+
+    def end_write(self) -> None:
+        """The turn is over, and the next one's begins; from any task or thread."""
+        with self._lock:
+            self._is_busy = False
+            for waiting in (self._interactive_waiting, self._others_waiting):
+                while waiting:
+                    grant = waiting.popleft()
+                    if grant.set_running_or_notify_cancel():
+                        self._is_busy = True
+                        grant.set_result(None)
+                        return
+
+    def _enqueue(self, is_interactive: bool) -> WriteGrant:
+        grant = WriteGrant()
+        with self._lock:
+            if self._is_busy:
+                (self._interactive_waiting if is_interactive else self._others_waiting).append(grant)
+            else:
+                self._is_busy = True
+                grant.set_running_or_notify_cancel()
+                grant.set_result(None)
+        return grant
+
+    def _cancel(self, grant: WriteGrant) -> None:
+        with self._lock:
+            was_granted = not grant.cancel()
+        if was_granted:
+            # It came while the wait was being cancelled.
+            self.end_write()
+
+
+_QUEUES: weakref.WeakValueDictionary[Path, WriteQueue] = weakref.WeakValueDictionary()
+_QUEUES_LOCK = threading.Lock()
+
+
+def write_queue_of(file: Path) -> WriteQueue:
+    """The one line of this process for this file, whatever it is called."""
+    with _QUEUES_LOCK:
+        return _QUEUES.setdefault(file.resolve(), WriteQueue())
+
+
+# ---- Connections of SQLAlchemy ----
 
 BUSY_S = 5.0
 """For how long another process's transaction is waited for."""

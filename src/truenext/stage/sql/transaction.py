@@ -4,10 +4,13 @@ The stage begins and ends it. The events of SQLAlchemy's engine tell of all that
 end it or begin another is refused, and what breaks it is remembered until somebody asks.
 """
 
+import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from enum import Enum
 from threading import Lock
 from typing import Any
 from weakref import WeakSet
@@ -20,16 +23,7 @@ from sqlalchemy.orm import Session
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
-from truenext.stage.sql.exactly_once import ExactlyOnceWriter
-from truenext.stage.sql.state import (
-    DbapiTransactionState,
-    interrupt_statement,
-    is_autocommit,
-    is_statement_active,
-    sleep_on_driver,
-    transaction_state_of,
-)
-from truenext.stage.sql.statements import find_transaction_statement
+from truenext.stage.sql.inbox import ExactlyOnceWriter
 
 INTERRUPT_S = 5.0
 """For how long statements that are interrupted are waited for."""
@@ -387,3 +381,121 @@ def _swallowed_error(event_text: str, error: BaseException | None) -> Swallowed:
         # A cancellation is none: what was cancelled is a statement, and not this work.
         swallowed.__cause__ = error
     return swallowed
+
+
+# ---- Is the transaction of a connection still good? What the driver knows of it, without asking the database ----
+
+
+class DbapiTransactionState(Enum):
+    ALIVE = "is alive"
+    FAILED = "has failed"
+    """PostgreSQL: a COMMIT would roll back, without an error."""
+    ENDED = "has ended"
+    """It is not there any more; what is done now is outside of it."""
+    LOST = "was lost with its connection"
+
+
+# libpq's PGTransactionStatusType.
+_LIBPQ_STATES = {
+    0: DbapiTransactionState.ENDED,
+    1: DbapiTransactionState.ALIVE,
+    2: DbapiTransactionState.ALIVE,
+    3: DbapiTransactionState.FAILED,
+    4: DbapiTransactionState.LOST,
+}
+
+
+_ACTIVE = 1
+
+CANCEL_S = 5.0
+"""For how long the answer to a cancellation is waited for."""
+
+
+def is_statement_active(connection: Connection) -> bool:
+    """PostgreSQL has not answered a statement. False with SQLite, whose drivers do not know that."""
+    if connection.dialect.name == "sqlite" or connection.closed or connection.invalidated:
+        return False
+    driver: Any = connection.connection.driver_connection
+    return int(driver.pgconn.transaction_status) == _ACTIVE
+
+
+def interrupt_statement(connection: Connection) -> None:
+    """Have the statement that runs fail, in whatever task or thread it runs.
+
+    Raises: what the driver raises
+    """
+    pooled: Any = connection.connection.dbapi_connection
+    if connection.dialect.name == "sqlite":
+        if connection.dialect.is_async:
+            pooled.run_async(lambda inner: inner.interrupt())
+        else:
+            pooled.interrupt()
+    elif connection.dialect.is_async:
+        pooled.run_async(lambda inner: inner.cancel_safe(timeout=CANCEL_S))
+    else:
+        pooled.cancel_safe(timeout=CANCEL_S)
+
+
+def sleep_on_driver(connection: Connection, seconds: float) -> None:
+    """Let other tasks or threads go on."""
+    if connection.dialect.is_async:
+        adapted: Any = connection.connection.dbapi_connection
+        adapted.run_async(lambda _: asyncio.sleep(seconds))
+    else:
+        time.sleep(seconds)
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Its driver was told to commit each statement, which SQLAlchemy does not know, and would not undo."""
+    driver: Any = connection.connection.driver_connection
+    return connection.dialect.name != "sqlite" and bool(driver.autocommit)
+
+
+def transaction_state_of(connection: Connection) -> DbapiTransactionState:
+    """Of a connection that has begun its transaction at the database."""
+    if connection.closed or connection.invalidated:
+        return DbapiTransactionState.LOST
+    # A psycopg.Connection, psycopg.AsyncConnection, sqlite3.Connection or aiosqlite.Connection.
+    driver: Any = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite":
+        return DbapiTransactionState.ALIVE if driver.in_transaction else DbapiTransactionState.ENDED
+    return _LIBPQ_STATES[int(driver.pgconn.transaction_status)]
+
+
+# ---- Which statements would begin or end the transaction, which is not the function's to say? ----
+
+_COMMENT = r"--[^\n]*(?:\n|$) | /\*.*?\*/"
+# What may contain any word and says nothing: strings, also PostgreSQL's E'...' in which a backslash escapes, quoted
+# names, comments, PostgreSQL's dollar quotes.
+_IGNORED = re.compile(
+    rf"""\b[eE]'(?:[^'\\]|''|\\.)*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | {_COMMENT}
+    | (?P<dollar>\$\w*\$).*?(?P=dollar)""",
+    re.DOTALL | re.VERBOSE,
+)
+# SQLite reads over a byte order mark.
+_START = rf"(?:\s | \ufeff | {_COMMENT})*"
+# What a trigger or a function does when it is called: BEGIN and END are its brackets.
+_BODY = re.compile(
+    rf"""(?:^|;){_START} CREATE\s[^;]*?\b(?:TRIGGER|FUNCTION|PROCEDURE)\b .*? \bBEGIN\b .* \bEND\b""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+_SAVEPOINT = r"ROLLBACK\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b"
+_FORBIDDEN = re.compile(
+    rf"""{_START}
+    (?: BEGIN\b | START\s+TRANSACTION\b | COMMIT\b | END\b | ABORT\b | (?!{_SAVEPOINT})ROLLBACK\b
+      | PREPARE\s+TRANSACTION\b | SET\s[^;]*\bAUTOCOMMIT\b )""",
+    re.IGNORECASE | re.DOTALL | re.VERBOSE,
+)
+
+
+def find_transaction_statement(statement: str) -> str | None:
+    """The part of `statement` that would begin or end a transaction; None if there is none.
+
+    It knows SQL's words, and no more: what a procedure or the driver itself does is seen afterwards, by its effect.
+    """
+    if ";" not in statement:
+        return statement.strip() if _FORBIDDEN.match(statement) else None
+    for part in _BODY.sub(";", _IGNORED.sub(" ", statement)).split(";"):
+        if _FORBIDDEN.match(part):
+            return part.strip()
+    return None

@@ -1,4 +1,4 @@
-"""What the relay of a process does: src/truenext/stage/exactly_once/relay.py and src/truenext/stage/sql/outbox.py.
+"""What the relay of a process does: src/truenext/stage/outbox/relay.py and src/truenext/stage/sql/outbox_table.py.
 
 While it works at a producer, that is in doubt. Whatever goes wrong, the relay begins anew with it.
 """

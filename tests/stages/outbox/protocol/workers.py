@@ -1,4 +1,4 @@
-"""What a process does with a message: src/truenext/stage/worker.py and exactly_once/once.py.
+"""What a process does with a message: src/truenext/stage/worker.py and stage/outbox/exactly_once.py.
 
 A message is received, and the function has run, in one step: nobody else sees anything in between.
 """

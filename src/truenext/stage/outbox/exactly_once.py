@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING
 
 from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.outbox_unit import UnreadableUnit
-from truenext.stage.exactly_once.cleaner import OutboxCleaner
-from truenext.stage.exactly_once.confirmer import OutboxConfirmer
-from truenext.stage.exactly_once.counters import ExactlyOnceCounters, format_metrics
-from truenext.stage.exactly_once.relay import OutboxRelay
-from truenext.stage.exactly_once.unit_sender import SendResult, send_unit
+from truenext.stage.outbox.counters import ExactlyOnceCounters, format_metrics
+from truenext.stage.outbox.housekeeping import OutboxCleaner, OutboxConfirmer
+from truenext.stage.outbox.publishing import SendResult, send_unit
+from truenext.stage.outbox.relay import OutboxRelay
 from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from truenext.stage.core.numbers import CommitNumber, OutboxProducer
+    from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer
     from truenext.stage.pool import PriorityPool
-    from truenext.stage.sql.outbox import Outbox, UnsentCounts
+    from truenext.stage.sql.outbox_table import Outbox, UnsentCounts
 
 _logger = logging.getLogger("truenext.stage")
 

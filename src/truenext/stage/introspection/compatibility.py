@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from truenext.stage.core.mismatch import UNCERTAIN, Mismatch, find_mismatches
 from truenext.stage.core.schema import Schema
+from truenext.stage.introspection.mismatch import UNCERTAIN, Mismatch, find_mismatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

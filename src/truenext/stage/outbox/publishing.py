@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from truenext.client.tasks.connection import Session
     from truenext.errors import Refused
-    from truenext.stage.exactly_once.counters import ExactlyOnceCounters
+    from truenext.stage.outbox.counters import ExactlyOnceCounters
     from truenext.stage.pool import PriorityPool
-    from truenext.stage.sql.outbox import StoredUnit
+    from truenext.stage.sql.outbox_table import StoredUnit
 
 TIMEOUT_S = 30.0
 """For one unit."""

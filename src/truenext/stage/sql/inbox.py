@@ -18,8 +18,7 @@ from truenext.stage.sql.tables import is_unusable_table, unusable_table_text
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from truenext.stage.core.numbers import CommitNumber
-    from truenext.stage.core.outbox_unit import OutboxUnit
+    from truenext.stage.core.outbox_unit import CommitNumber, OutboxUnit
 
 WAIT_S: Final = 5
 """For so long another transaction that handles the same message is waited for."""

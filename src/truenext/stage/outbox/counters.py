@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from truenext.stage.interceptors.exposition import Sample, format_metric
 
 if TYPE_CHECKING:
-    from truenext.stage.sql.outbox import UnsentCounts
+    from truenext.stage.sql.outbox_table import UnsentCounts
 
 
 class ExactlyOnceCounters:

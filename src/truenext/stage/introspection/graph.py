@@ -8,7 +8,7 @@ import msgspec
 
 from truenext.stage.core.codec import type_name
 from truenext.stage.core.definitions import Endpoint, Topic
-from truenext.stage.core.references import references_of
+from truenext.stage.introspection.references import references_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

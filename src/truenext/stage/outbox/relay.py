@@ -21,18 +21,17 @@ from truenext.client.core.pending_requests import ProducerStatus
 from truenext.errors import ClosedError, ConnectionLost, InDoubt, Refused, RolledBack
 from truenext.stage.broker_transaction import BrokerUnavailable
 from truenext.stage.core.failure import describe_error
-from truenext.stage.core.numbers import OutboxProducer
-from truenext.stage.core.outbox_unit import COMBINED_UNITS_MAX, UnreadableUnit, count_parts
-from truenext.stage.exactly_once.periodic_task import PeriodicTask
-from truenext.stage.exactly_once.unit_sender import SendResult, send_unit
+from truenext.stage.core.outbox_unit import COMBINED_UNITS_MAX, OutboxProducer, UnreadableUnit, count_parts
+from truenext.stage.outbox.housekeeping import PeriodicTask
+from truenext.stage.outbox.publishing import SendResult, send_unit
 from truenext.stage.sql.errors import DatabaseUnavailable, ProducerLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from truenext.stage.exactly_once.counters import ExactlyOnceCounters
+    from truenext.stage.outbox.counters import ExactlyOnceCounters
     from truenext.stage.pool import PriorityPool
-    from truenext.stage.sql.outbox import Outbox, StoredUnit
+    from truenext.stage.sql.outbox_table import Outbox, StoredUnit
 
 _logger = logging.getLogger("truenext.stage")
 
