@@ -23,9 +23,8 @@ from tests.spark.test_consumers import STARTED, Story
 from truenext.cli.audit import audit as audit_command
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.spark.audit.audit import AuditResults, audit
-from truenext.spark.audit.blocks import blocks
 from truenext.spark.audit.command import audit_histories, run_audit
-from truenext.spark.audit.gaps import gaps
+from truenext.spark.audit.runs import blocks, gaps
 from truenext.spark.audit.timeline import commits
 from truenext.spark.schema import EVENTS, read_events
 from truenext.spark.stages.schema import read_stage_events

@@ -19,18 +19,9 @@ from pyspark.sql import functions as F
 
 from truenext.errors import ConfigurationError, HistoryError
 from truenext.model.events import HISTORY_VERSION
-from truenext.spark.audit.blocks import blocks
-from truenext.spark.audit.consumers import consumers
-from truenext.spark.audit.depth import depth
-from truenext.spark.audit.gaps import gaps
-from truenext.spark.audit.latency import latency
-from truenext.spark.audit.loss import duplicates, lost
-from truenext.spark.audit.ordering import ordering
-from truenext.spark.audit.positions import positions
-from truenext.spark.audit.redelivery import redelivery
-from truenext.spark.audit.runs import runs
-from truenext.spark.audit.starvation import starvation
-from truenext.spark.audit.stuck import stuck
+from truenext.spark.audit.findings import consumers, duplicates, lost, ordering, stuck
+from truenext.spark.audit.measures import depth, latency, positions, redelivery, starvation
+from truenext.spark.audit.runs import blocks, gaps, runs
 from truenext.spark.audit.sweep import sweep
 from truenext.spark.audit.timeline import commits, timeline
 from truenext.spark.stages.judge import StageResults, audit_stages

@@ -1,7 +1,55 @@
-"""When did the broker start, and how did it end before?"""
+"""What a history consists of: blocks of events, runs of the broker, and the gaps that crashes have left."""
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+
+from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
+
+# What is there, by blocks of 65,536 numbers of events? One look at all events, for all that asks about whole runs.
+
+BLOCK_BITS = 16
+
+KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {"drained"}
+"""Kinds of event of docs/history.md."""
+
+
+def block() -> Column:
+    """The block of an `event`."""
+    return F.shiftright("event", BLOCK_BITS)
+
+
+def blocks(events: DataFrame) -> DataFrame:
+    """One row per run and block: `events`, `first`, `last`, `last_at`, `started_event`, `started_at`, `is_clean`,
+    `is_recovered`, `unknown_event`; see runs.py."""
+    is_started = F.col("kind") == "run-started"
+    at = F.unix_micros("at")
+    return events.groupBy("run", block().alias("block")).agg(
+        F.count("*").alias("events"),
+        F.min("event").alias("first"),
+        F.max("event").alias("last"),
+        F.max_by(at, "event").alias("last_at"),
+        F.min(F.when(is_started, F.col("event"))).alias("started_event"),
+        F.min(F.when(is_started, at)).alias("started_at"),
+        # As a boolean: Spark would sort all events for the sake of one string.
+        F.bool_or(is_started & F.col("reason").eqNullSafe("clean")).alias("is_clean"),
+        F.bool_or(~F.col("kind").isin("run-started", "recovered")).alias("is_recovered"),
+        F.min(F.when(_is_unknown(), F.col("event"))).alias("unknown_event"),
+    )
+
+
+def _is_unknown() -> Column:
+    """No broker writes such an event into a history of the version that this truenext reads."""
+    kind, reason, mode = F.col("kind"), F.col("reason"), F.col("mode")
+    return (
+        ~kind.isin(*sorted(KINDS))
+        | ~reason.isin(*REASONS)
+        # Up to version 8 this was the kind of a run's start.
+        | ((kind == "started") & reason.isNotNull())
+        | ~mode.isin(*SUBSCRIPTION_MODES)
+    )
+
+
+# ---- When did the broker start, and how did it end before? ----
 
 
 def runs(blocks: DataFrame) -> DataFrame:
@@ -29,4 +77,36 @@ def runs(blocks: DataFrame) -> DataFrame:
         .withColumn("previous_at", F.lag("last_at").over(order))
         .withColumn("next_event", F.lead("started_event").over(order))
         .withColumn("next_at", F.lead("started_at").over(order))
+    )
+
+
+# ---- Which numbers of events are missing: what did a crash take from the history? ----
+
+
+def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
+    """`first_missing`, `last_missing`, `missing`: one row per gap.
+
+    Most histories have no gap, so events are counted by blocks, and only a block with too few is looked into.
+    """
+    whole = blocks.groupBy("block").agg(
+        F.sum("events").alias("events"), F.min("first").alias("first"), F.max("last").alias("last")
+    )
+    broken = whole.where("last - first + 1 > events").select("block")
+    numbered = events.select("event", block().alias("block"))
+    inside = (
+        numbered.join(F.broadcast(broken), "block")
+        .withColumn("before", F.lag("event").over(Window.partitionBy("block").orderBy("event")))
+        .select("before", F.col("event").alias("after"))
+    )
+    between = whole.withColumn("before", F.lag("last").over(Window.orderBy("block"))).select(
+        "before", F.col("first").alias("after")
+    )
+    return (
+        inside.union(between)
+        .where("after - before > 1")
+        .select(
+            (F.col("before") + 1).alias("first_missing"),
+            (F.col("after") - 1).alias("last_missing"),
+            (F.col("after") - F.col("before") - 1).alias("missing"),
+        )
     )
