@@ -22,7 +22,7 @@ from bench.flows.work import Order
 from bench.workers import Gate
 from truenext.stage.core.outbox_unit import CommitNumber, OutboxProducer
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
-from truenext.stage.sql import inbox
+from truenext.stage.sql import exactly_once_writer
 from truenext.stage.worker import MessageHandler
 
 UNOWNED_PRODUCER = OutboxProducer("nobody", "nobody", 0)
@@ -34,19 +34,19 @@ _UNNUMBERED = {
     "postgresql": [
         f"""
         INSERT INTO truenext_outbox ({_COLUMNS}) VALUES (CAST(%(id)s AS uuid), %(service)s, %(producer)s, %(number)s,
-            %(interactive)s, %(messages)s, {inbox.CLOCK["postgresql"]}, %(unit)s)"""
+            %(interactive)s, %(messages)s, {exactly_once_writer.CLOCK["postgresql"]}, %(unit)s)"""
     ],
     "sqlite": [
         f"""
         INSERT INTO truenext_outbox ({_COLUMNS}) VALUES (:id, :service, :producer, :number,
-            :interactive, :messages, {inbox.CLOCK["sqlite"]}, :unit)"""
+            :interactive, :messages, {exactly_once_writer.CLOCK["sqlite"]}, :unit)"""
     ],
 }
 
 
 def serve_without_numbers(gate: Gate, order: Order) -> Done:
     """Until the last flow has ended, and all of it is confirmed."""
-    with _without_numbers(CommitNumber(UNOWNED_PRODUCER, 1)), patch.object(inbox, "_WRITE", _UNNUMBERED):
+    with _without_numbers(CommitNumber(UNOWNED_PRODUCER, 1)), patch.object(exactly_once_writer, "_WRITE", _UNNUMBERED):
         return sql.serve_exactly_once(gate, order)
 
 

@@ -67,16 +67,16 @@ from truenext.engine.engine import Engine
 from truenext.engine.lifecycle.arrivals import SENT_ALONE, Arrivals
 from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
 from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifespan import EngineLifespan
 from truenext.engine.memory import horizon
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import LaneRead, PageReader
 from truenext.engine.memory.resident_set import ResidentSet
-from truenext.engine.memory.spilling import SpilledSubscriptions
+from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.topics import TopicRouter
-from truenext.engine.run import EngineLifespan
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import pytest
 
 from tests.property.disk import Disk
-from truenext.engine import run as run_module
+from truenext.engine import lifespan as run_module
 from truenext.engine.background import browsing as browsing_module
 from truenext.engine.background import bulk as bulk_module
 from truenext.engine.background import expiry as expiry_module
@@ -52,17 +52,18 @@ from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.lifecycle.redelivery import make_dead_letter
 from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifespan import EngineLifespan
 from truenext.engine.memory import eviction as eviction_module
 from truenext.engine.memory import horizon as horizon_module
 from truenext.engine.memory import reading as reading_module
 from truenext.engine.memory import resident_set as resident_set_module
-from truenext.engine.memory import spilling as spilling_module
+from truenext.engine.memory import spilled_subscriptions as spilling_module
 from truenext.engine.memory import timers as timers_module
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.eviction import Eviction
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
-from truenext.engine.memory.spilling import SpilledSubscriptions
+from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues import queues as queues_module
 from truenext.engine.queues import subscription_cleanup as endings_module
@@ -73,7 +74,6 @@ from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.queues.unused import must_keep
 from truenext.engine.queues.wildcards import Wildcards
-from truenext.engine.run import EngineLifespan
 from truenext.engine.selecting import groups as groups_module
 from truenext.engine.selecting import scan as scan_module
 from truenext.engine.selecting import selecting as selecting_module

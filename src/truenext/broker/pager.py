@@ -1,4 +1,4 @@
-"""How pages of the store are read without the event loop waiting: on a thread of their own, one after the other."""
+"""The thread that reads pages of the store, one after the other, so that the event loop does not wait."""
 
 import logging
 import threading

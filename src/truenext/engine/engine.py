@@ -38,16 +38,16 @@ from truenext.engine.dispatch.plain import Dispatcher
 from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.pull_requests import PullRequests
 from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.lifespan import EngineLifespan
 from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.eviction import Eviction, owner_close_reason
 from truenext.engine.memory.reading import PageReader
 from truenext.engine.memory.resident_set import ResidentSet
-from truenext.engine.memory.spilling import SpilledSubscriptions
+from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.memory.timers import Timers
 from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.wildcards import Wildcards
-from truenext.engine.run import EngineLifespan
 from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import MemoryBudget

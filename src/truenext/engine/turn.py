@@ -1,4 +1,4 @@
-"""What happens in one pass, and what becomes of all that the store has done.
+"""One pass of the engine: background tasks, dispatch, and what the store has read or made durable.
 
 Turn            a piece of each background task, a dispatch, and what the shell is to do, the pages to read included
 TurnDispatch    the dispatch of a turn: in each queue in which something happened (dispatch/)

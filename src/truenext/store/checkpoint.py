@@ -1,4 +1,4 @@
-"""What lives longer than its segment of the journal? It is in an LMDB environment, written to when a segment is to go.
+"""The checkpoint, an LMDB environment: what outlives its segment of the journal is written here when the segment goes.
 
 Which databases are in it, and how a value stands there, is in checkpoint_format.py. All values but the records carry a
 checksum (checksummed.py).

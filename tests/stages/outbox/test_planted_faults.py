@@ -13,7 +13,7 @@ from tests.unit.mutation import mutated
 from truenext.stage.outbox import publishing
 from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
 from truenext.stage.outbox.relay import OutboxRelay
-from truenext.stage.sql import inbox, outbox_table
+from truenext.stage.sql import exactly_once_writer, outbox_table
 from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.worker import MessageHandler
 
@@ -118,7 +118,7 @@ FAULTS = [
     ),
     Fault(
         "a message that was handled runs again",
-        inbox.ExactlyOnceWriter,
+        exactly_once_writer.ExactlyOnceWriter,
         "insert_inbox_id",
         "if result.rowcount != 1:",
         "if False:",
@@ -232,9 +232,9 @@ def test_it_is_noticed_when(fault: Fault, url: str, monkeypatch: pytest.MonkeyPa
 def test_it_is_noticed_when_a_producer_is_used_without_a_look_at_its(
     rule: str, old: str, new: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    statement, insert = inbox._WRITE["sqlite"]
+    statement, insert = exactly_once_writer._WRITE["sqlite"]
     assert statement.count(old) == 1
-    monkeypatch.setitem(inbox._WRITE, "sqlite", [statement.replace(old, new), insert])
+    monkeypatch.setitem(exactly_once_writer._WRITE, "sqlite", [statement.replace(old, new), insert])
     noticed = {
         "owner": test_producers.test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers,
         "number": test_producers.test_a_number_is_used_once_and_none_is_left_out,

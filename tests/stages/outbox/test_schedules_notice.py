@@ -29,7 +29,7 @@ from truenext.stage.initiation_contexts import OutboxInitiationContext
 from truenext.stage.outbox import publishing
 from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
 from truenext.stage.outbox.relay import OutboxRelay
-from truenext.stage.sql import inbox, outbox_table
+from truenext.stage.sql import exactly_once_writer, outbox_table
 from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.worker import MessageHandler
 
@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "a message that was handled runs again": (
-        [Change(inbox.ExactlyOnceWriter, "insert_inbox_id", "if result.rowcount != 1:", "if False:")],
+        [Change(exactly_once_writer.ExactlyOnceWriter, "insert_inbox_id", "if result.rowcount != 1:", "if False:")],
         nothing,
     ),
 }

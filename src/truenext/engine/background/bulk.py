@@ -1,4 +1,4 @@
-"""How many messages of a queue are moved or removed, a piece at a time.
+"""Requests to move or remove many messages of a queue, and which messages one piece of such work takes.
 
     redrive     dead letters go back to where they came from
     move        messages go to another queue

@@ -1,4 +1,4 @@
-"""How work on many messages is done that somebody has asked for: piece by piece, each once the one before is durable.
+"""Runs requests for many messages piece by piece, each once the piece before is durable.
 
     asked for      `BulkTask.add`                whatever is wrong with it is said at once
     its turn       `BulkPieceExecutor.next_read`  the page that it needs

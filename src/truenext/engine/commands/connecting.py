@@ -1,4 +1,4 @@
-"""How connections come and go, and what becomes of what they had."""
+"""CONNECT and DISCONNECT: begins and ends sessions, and requeues what they held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which consumer gets which message now.
+"""Dispatch from queues without selectors, groups and wildcards: which consumer gets which message now.
 
 The lanes are asked in order of rank. A lane answers with its head. If the head's commit is still in flight the lane
 waits, for it must not be overtaken by its equals, and the lower lanes go on. If the head has to be read from the store

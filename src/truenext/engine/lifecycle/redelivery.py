@@ -1,4 +1,4 @@
-"""When a failed message is tried again, when it is given up, and what becomes of it then.
+"""The rules of redelivery: when a failed message is tried again, when it is given up, and what its dead letter says.
 
 A dead letter says in its headers what it was and why it is one, so it can be sent again as it was (`restore_original`):
 

@@ -1,4 +1,4 @@
-"""What becomes of a message that was dispatched, or whose time has come: it is done with, comes back, or is given up.
+"""Settles messages: counts attempts, and completes, requeues or gives up what was dispatched or has expired.
 
 acknowledged               done with
 nacked, aborted, lost      back to its place, once its delay is over; or given up, if it failed too often

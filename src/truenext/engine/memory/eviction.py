@@ -1,4 +1,4 @@
-"""What leaves memory when memory is short, and which connections are ended for it.
+"""Moves messages from memory to the store when memory is short, and ends connections for it.
 
     above a limit     horizons move down: what would be served last leaves first
     still above it    bodies of messages that consumers hold leave, and then those of what has failed and waits
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.memory.spilling import SpilledSubscriptions
+    from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
     from truenext.engine.state.engine_state import EngineState
     from truenext.engine.state.queue import Entry, Lane, Queue
     from truenext.engine.writing.commit_state import CommitState

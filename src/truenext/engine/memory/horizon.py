@@ -1,4 +1,4 @@
-"""How far a lane is in memory, and what is taken out of it though it is not its head.
+"""The paging watermark of a lane: messages up to it are in memory; and how single messages are taken out.
 
 The horizon moves up with a page (`apply_page`), down when memory is short (`lower_horizon`), and is UNBOUNDED when all
 that waits is in memory (`update_horizon`). What was taken out of its turn is kept in one place below the horizon and in

@@ -1,4 +1,4 @@
-"""What is read from the store, and what becomes of a page of it.
+"""Pages: which are read from the store, and how their messages come into memory.
 
 The engine does not read. It says in the effects of a turn which pages it wants, and is told later what was there.
 

@@ -1,4 +1,4 @@
-"""Which messages are in memory: all that come and go are counted here, one by one.
+"""Counts the messages in memory, one by one, as they come and go.
 
 What the store has, or is about to get, may leave; `Entry.message` says whether it has. What is above the horizon of its
 lane leaves by itself once it is durable (`free_durable_entries`). What leaves because memory is short: eviction.py

@@ -4,7 +4,7 @@
     from then on  page after page of it is read from the store and removed, a lane at a time
     in the end    it goes as any queue does in which nothing is (numbers.py)
 
-One that ends with its connection has such a name from the beginning, see spilling.py.
+One that ends with its connection has such a name from the beginning, see spilled_subscriptions.py.
 
 Whatever is in memory is forgotten at once: what of it is in the store, or on its way there, is on the pages that are
 read once the new name is durable. A broker that ends meanwhile goes on when it starts again.
@@ -25,7 +25,7 @@ from truenext.model.order import RANKS
 from truenext.model.record import message_key
 
 if TYPE_CHECKING:
-    from truenext.engine.memory.spilling import SpilledSubscriptions
+    from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
     from truenext.engine.state.queue import Lane, Queue
     from truenext.engine.writing.commit_state import CommitState
     from truenext.engine.writing.numbers import QueueNumberAllocator

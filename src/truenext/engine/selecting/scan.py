@@ -1,4 +1,4 @@
-"""What one selector wants of a queue, and how far each lane was tested for it; see selecting.py."""
+"""The progress of one selector in a queue: what it wants, and how far each lane was tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the broker's memory messages and queues take, and when some of them have to leave it.
+"""Counts the memory that messages and queues take, against its limits.
 
     --memory-limit  =  what the broker takes by itself  +  messages, up to `limit`  +  queues, up to `queues_limit`
 

@@ -17,7 +17,7 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, QueuePool
 from truenext.stage.sql import postgresql, sqlite
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, DatabaseUnavailable
-from truenext.stage.sql.inbox import ExactlyOnceWriter
+from truenext.stage.sql.exactly_once_writer import ExactlyOnceWriter
 from truenext.stage.sql.outbox_table import Outbox
 from truenext.stage.sql.sqlite import write_queue_of
 from truenext.stage.sql.transaction import watch_transactions

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from truenext.errors import ConfigurationError
 from truenext.stage.sql.errors import DatabaseUnavailable, first_line
-from truenext.stage.sql.inbox import CLOCK
+from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.tables import (
     check_version,
     inbox,

@@ -1,5 +1,4 @@
-"""What is said to the outbox beside the transactions of stages: who owns which producer, what is still to be sent, and
-what was sent.
+"""The outbox outside of stages' transactions: owners of producers, units still to be sent, units that were sent.
 
 Each call is a transaction of its own, over connections that no stage uses. A call that was not answered may have
 happened: all of them may be said again.

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import FlowError
-from truenext.stage.sql.inbox import CLOCK
+from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.shielded import run_to_completion
 from truenext.stage.sql.tables import is_missing_table, keys, missing_table_text, outbox
 

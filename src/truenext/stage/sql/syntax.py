@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from truenext.stage.sql.inbox import CLOCK
+from truenext.stage.sql.exactly_once_writer import CLOCK
 
 _NAME = re.compile(r"(?<!:):([a-z_]+)")
 

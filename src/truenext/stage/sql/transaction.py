@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql.error_kind import classify_error
 from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
-from truenext.stage.sql.inbox import ExactlyOnceWriter
+from truenext.stage.sql.exactly_once_writer import ExactlyOnceWriter
 
 INTERRUPT_S = 5.0
 """For how long statements that are interrupted are waited for."""

@@ -18,7 +18,7 @@ from truenext.errors import LocalProtocolError
 from truenext.stage.core.outbox_unit import CommitNumber, OutboxUnit
 from truenext.stage.sql.error_kind import classify_error, is_definite_failure
 from truenext.stage.sql.errors import AlreadyProcessed, CommitInDoubt, DatabaseErrorKind, InProgress, NotCommitted
-from truenext.stage.sql.inbox import ExactlyOnceWriter
+from truenext.stage.sql.exactly_once_writer import ExactlyOnceWriter
 from truenext.stage.sql.session import StageAsyncSession, StageSession
 from truenext.stage.sql.shielded import run_to_completion
 from truenext.stage.sql.transaction import SqlTransaction

@@ -1,8 +1,8 @@
-"""What becomes of a subscription that ends with its connection where memory is short, and which of them must end.
+"""Subscriptions that end with their connection and have messages on disk; finds the one that must end for space.
 
-    memory is short        `start`    it gets a number, and the name of an ended queue; what leaves memory is transient
+    memory is short        `add`      it gets a number, and the name of an ended queue; what leaves memory is transient
     somebody takes it      pages, as of any queue (reading.py)
-    it ends                `stop`     the rest is removed like an ended durable subscription (subscription_cleanup.py)
+    it ends                `remove`   the rest is removed like an ended durable subscription (subscription_cleanup.py)
     the broker ends        nothing    a crash drops transients; behind a clean stop a start finds an ended queue
 
 So whatever becomes of the broker, nobody finds such a subscription. Its name contains a

@@ -1,4 +1,4 @@
-"""How a run of the broker begins, with what the store has kept, and how it ends."""
+"""Start and stop of the engine: takes what the store has kept, and makes the final batches."""
 
 from __future__ import annotations
 

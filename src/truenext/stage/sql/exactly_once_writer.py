@@ -1,4 +1,4 @@
-"""What a stage whose effects happen once says to the database besides its function, in the same transaction.
+"""Writes the inbox and outbox rows of a stage, in the same SQL transaction as its function.
 
 First comes the id of its message, into the inbox: if it is there already, the message was already processed. Last comes
 what it sends, into the outbox, under the next number of a producer that is this process's own.
