@@ -1388,7 +1388,7 @@ def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
     def faulty(eviction: Eviction, lane: Lane) -> None:
         # What is told of it asks its message.
         targets.events_of(eviction).end_block()
-        with targets.pretending(eviction, committed=maxsize):
+        with targets.pretending(eviction, last_committed=maxsize):
             lower_horizon(eviction, lane)
 
     targets.LOWER_HORIZON_OF_ONE.replace(patch, faulty)
@@ -1666,7 +1666,10 @@ def a_move_doubles(patch: Patch) -> None:
 
 def _removed_once(batch: Batch, entry: Entry) -> None:
     key = message_key(entry.lane.key, entry.sequence)
-    if key not in batch.removes and key not in batch.transient_removes:
+    is_unwritten = entry.store_batch == batch.number
+    puts = batch.puts if entry.persistent else batch.transient_puts
+    removes = batch.removes if entry.persistent else batch.transient_removes
+    if key in puts if is_unwritten else key not in removes:
         targets.WRITE_REMOVAL.original(batch, entry)
 
 
@@ -2006,7 +2009,7 @@ def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> No
 
 
 def a_browser_is_shown_what_is_not_visible(patch: Patch) -> None:
-    _change_show(patch, committed=maxsize)
+    _change_show(patch, last_committed=maxsize)
 
 
 @shows_in(BrokerMachine, first=1)
@@ -2253,8 +2256,8 @@ def a_copy_that_bulk_work_takes_from_the_store_is_not_known_to_be_shared(patch: 
     targets.NEW_ENTRY_OF_BULK.replace(patch, _of_no_content)
 
 
-def _of_no_content(content: int, **said: Any) -> Entry:
-    return Entry(**said)
+def _of_no_content(content_number: int, **fields: Any) -> Entry:
+    return Entry(**fields)
 
 
 @shows_in(TopicsMachine)

@@ -89,19 +89,19 @@ def one_more_comes_than_was_asked_for(patch: Patch) -> None:
 
 
 def what_came_still_counts_as_asked_for(patch: Patch) -> None:
-    patch.setattr(PullRequests, "spend", lambda pull_requests, deliveries: None)
+    patch.setattr(PullRequests, "deduct_dispatched", lambda pull_requests, deliveries: None)
 
 
 def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
-    forget = PullRequests.end_without_notice
+    end_without_notice = PullRequests.end_without_notice
 
     def forgets_for_others(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         remaining = consumer.pull_request.remaining if consumer.pull_request is not None else 0
-        forget(pull_requests, consumer)
+        end_without_notice(pull_requests, consumer)
         if consumer.pull_request is not None:
             consumer.pull_request.remaining = remaining
 
-    patch.setattr(PullRequests, "forget", forgets_for_others)
+    patch.setattr(PullRequests, "end_without_notice", forgets_for_others)
 
 
 def who_asks_gets_nothing(patch: Patch) -> None:

@@ -101,8 +101,9 @@ class OutboxRelay:
 
     def mark_free_in_doubt(self) -> None:
         """Whether those that are free are still this process's own is to be found out."""
-        while self._free_producers:
-            self._mark_in_doubt(self._free_producers.pop())
+        producers, self._free_producers = self._free_producers, []
+        for producer in producers:
+            self._mark_in_doubt(producer)
         self._task.wake()
 
     async def borrow_producer(self) -> OutboxProducer:
