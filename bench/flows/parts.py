@@ -75,7 +75,7 @@ class _Lent:
     ) -> None:
         pass
 
-    def number(self) -> CommitNumber | None:
+    def use_next_number(self) -> CommitNumber | None:
         return self._number
 
 
