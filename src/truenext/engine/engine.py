@@ -18,8 +18,8 @@ What happens is decided in the rooms; where a feature goes: docs/architecture.md
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from sys import maxsize
-from typing import TYPE_CHECKING
 
 from truenext.engine.background.browsing import BrowseTask
 from truenext.engine.background.bulk_work import BulkPieceExecutor, BulkTask
@@ -49,24 +49,20 @@ from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.wildcards import Wildcards
 from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import MemoryBudget
+from truenext.engine.state.queue import Queue
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.engine.turn import StoreResults, Turn, TurnDispatch
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.event_log import EventLog, NoEventLog
 from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.engine.writing.producers import ProducerRegistry
+from truenext.model.batch import Batch
 from truenext.model.disk_level import DiskLevel
 from truenext.model.policy import Policies, WhenFull
 from truenext.model.record import SCHEDULED_TIMERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.queue import Queue
-    from truenext.model.batch import Batch
 
 
 class Engine:

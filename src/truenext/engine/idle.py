@@ -9,19 +9,15 @@ still there counts as if it had not: the next turn removes it. Source: docs/stom
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from truenext.engine.engine import Engine
 from truenext.engine.selecting.groups import GroupScanCursor
+from truenext.engine.selecting.scan import QueueScan, ScanCursor
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
-    from truenext.engine.engine import Engine
-    from truenext.engine.selecting.scan import QueueScan, ScanCursor
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.queue import Entry, Lane, Queue
 
 ITEMS_PER_STEP = 50
 """Queues, groups or messages that are looked at in one step."""

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from truenext.engine.background.scheduled import Scheduler
+from truenext.engine.commands.connecting import Connecting
+from truenext.engine.memory.delays import DelayedEntries
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.queues.queues import Queues
+from truenext.engine.state.queue import Entry, Queue
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import mark, put
+from truenext.engine.writing.producers import ProducerRegistry
+from truenext.model.batch import Batch
 from truenext.model.destination import SCHEDULED_PREFIX, Destination, DestinationKind
 from truenext.model.limits import STORE_TRANSACTION_BYTES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from truenext.engine.background.scheduled import Scheduler
-    from truenext.engine.commands.connecting import Connecting
-    from truenext.engine.memory.delays import DelayedEntries
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.queue import Entry, Queue
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.producers import ProducerRegistry
-    from truenext.model.batch import Batch
 
 
 class EngineLifespan:

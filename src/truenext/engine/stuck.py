@@ -7,25 +7,20 @@ socket is full) is not looked at, for it is what may be wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Generator
 from enum import Enum
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
+from truenext.engine.engine import Engine
+from truenext.engine.selecting.scan import QueueScan
+from truenext.engine.selecting.selecting import QueueSelection
+from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import UNSENT_THRESHOLD_MIN
-from truenext.engine.state.queue import UNBOUNDED
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
 from truenext.model.limits import UNSENT_BYTES_MAX
 from truenext.model.order import RANKS
 from truenext.model.policy import WhileWaiting
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
-
-    from truenext.engine.engine import Engine
-    from truenext.engine.selecting.scan import QueueScan
-    from truenext.engine.selecting.selecting import QueueSelection
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.queue import Entry, Lane, Queue
 
 COMPARED_MAX = 2000
 """Messages of a queue that are compared with selectors at one look; the next one goes on behind them."""

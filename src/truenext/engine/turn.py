@@ -7,33 +7,30 @@ StoreResults    pages go to those that wait for them; what waited for a batch be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
+from truenext.engine.background.browsing import BrowseSlice, BrowseTask
+from truenext.engine.background.bulk_work import BulkTask, FinishedPiece
+from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.selective import BLOCKED_BY_RETRY
 from truenext.engine.dispatch.wildcard import WildcardDispatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from truenext.engine.background.browsing import BrowseSlice, BrowseTask
-    from truenext.engine.background.bulk_work import BulkTask, FinishedPiece
-    from truenext.engine.dispatch.plain import Deliveries, Dispatcher
-    from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.memory.reading import PageReader
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.queues.wildcards import Wildcards
-    from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import ClientRegistry
-    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-    from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.state.wildcard import Wildcard
-    from truenext.engine.writing.commit_state import BackgroundTask, CommitState
-    from truenext.model.answers import Answer
-    from truenext.model.batch import Batch
+from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.memory.reading import PageReader
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.timers import TimerRead, Timers, TimersResult
+from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.wildcards import Wildcards
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.clients import ClientRegistry
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
+from truenext.engine.state.queue import Queue
+from truenext.engine.state.wildcard import Wildcard
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
+from truenext.model.answers import Answer
+from truenext.model.batch import Batch
 
 
 class Effects(NamedTuple):

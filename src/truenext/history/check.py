@@ -4,16 +4,13 @@ their own, which whoever reads them looks at.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from truenext.errors import HistoryError
 from truenext.history.files import chunks_of_file, count_events, history_files
 from truenext.model.events import CHUNK, FILE, FROM_BATCH
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def last_batch_chunk(folder: Path) -> tuple[int, int] | None:

@@ -12,14 +12,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING
 
 from truenext.history.export import INSTALL_HINT, can_write_parquet, try_to_delete_old_files
 from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 from truenext.errors import HistoryError
 from truenext.model.checksum import crc32
 from truenext.model.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION, MAGIC, EventKind, event_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SUFFIX = ".history"
 

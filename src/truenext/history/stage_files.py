@@ -9,14 +9,11 @@ Any number of processes may write into one folder, on one machine or on several.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FORMAT = 2
 """Of the records. An audit refuses files of another format, lower ones too."""

@@ -5,18 +5,14 @@ Needs numpy and pyarrow (`pip install 'truenext[spark]'`), which a broker does n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from truenext.history.files import blocks_of
+from truenext.history.files import EventBlock, HistoryChunk, blocks_of
 from truenext.model.events import COLUMNS, NO_WINDOW, PERSISTENT_FLAG, REASONS, SUBSCRIPTION_MODES, EventKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.history.files import EventBlock, HistoryChunk
 
 SCHEMA = pa.schema(
     [

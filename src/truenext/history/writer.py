@@ -9,20 +9,14 @@ Until then the store's journal has what must not be lost; `restore` brings it ba
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from truenext.errors import HistoryError
-from truenext.history.files import chunk_at, chunks_of_file, count_events, file_path, history_files
+from truenext.history.files import HistoryChunk, chunk_at, chunks_of_file, count_events, file_path, history_files
 from truenext.model.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from truenext.history.files import HistoryChunk
-
 
 UNWRITTEN_BYTES_MAX = 64 * 1024
 """What is appended is written when it is so much, without `flush`."""

@@ -10,31 +10,29 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from sys import getsizeof
 from types import BuiltinMethodType, CellType, FunctionType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.header_lines import HOP_BY_HOP_HEADERS, decode_header_lines, unescape
 from truenext.model.limits import SELECTOR_CACHE_BYTES, SELECTOR_LENGTH_MAX, SELECTOR_SCAN_MAX
+from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX, RANKS
 from truenext.model.selector_grammar import (
     HEADER_PROPERTIES,
     HYPHENATED,
     MESSAGE_PROPERTIES,
     PRIORITY,
+    Expression,
     SelectorError,
+    Value,
     activemq_prefixes,
     compile_condition,
     conjuncts,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.model.message import SentMessage
-    from truenext.model.selector_grammar import Expression, Value
 
 _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     PRIORITY: lambda message: message.priority,

@@ -18,29 +18,24 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 
 from truenext.model.limits import SELECTOR_DEPTH_MAX
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+Value = str | int | float | bool | None
 
-    Value = str | int | float | bool | None
+Values = Mapping[str, Value]
+"""What one message says of itself, by name; None, or no entry, is not there."""
 
-    Values = Mapping[str, Value]
+Test = Callable[[Values], Any]
+"""A part of a selector, compiled: what it comes to for one message."""
 
-    """What one message says of itself, by name; None, or no entry, is not there."""
-
-    Test = Callable[[Values], Any]
-
-    """A part of a selector, compiled: what it comes to for one message."""
-
-    Form = str | int | float | tuple[Any, ...]
-
-    """What a part says: a name, a constant, or an operator with the forms of its operands."""
+Form = str | int | float | tuple[Any, ...]
+"""What a part says: a name, a constant, or an operator with the forms of its operands."""
 
 
 _GRAMMAR = r"""

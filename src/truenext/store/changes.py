@@ -18,18 +18,14 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
+from collections.abc import Callable, Iterator
 from copy import copy
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from truenext.model.batch import Batch, Causes, Mark, ProducerState
 from truenext.model.record import MESSAGE_KEY_SIZE, sequence_of
 from truenext.store.store_errors import disagreement_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _HEAD = struct.Struct("<IIIIII")
 _PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")

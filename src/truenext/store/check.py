@@ -5,19 +5,14 @@ Everything that can be wrong is found in salvage/; here it is only looked at, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
 from truenext.model.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, split_lane_key
-from truenext.store.salvage.folder import open_salvage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from truenext.store.salvage.damage import Damage, SalvagedMessage
-    from truenext.store.salvage.folder import Salvage
+from truenext.store.salvage.damage import Damage, SalvagedMessage
+from truenext.store.salvage.folder import Salvage, open_salvage
 
 
 class QueueSummary(msgspec.Struct):

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import lmdb
 
@@ -48,16 +49,10 @@ from truenext.store.checksummed import ChecksummedDatabase
 from truenext.store.folder import sync_folder
 from truenext.store.journal import SEGMENT_BYTES
 from truenext.store.lmdb_file import is_uninitialized, read_metas
-from truenext.store.message_tables import MessageTables
+from truenext.store.message_tables import Marks, MessageTables
+from truenext.store.overlay import SegmentIndex
+from truenext.store.store import Recovered, UndecodedMessage
 from truenext.store.store_errors import damage_error, empty_folder_error, format_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from truenext.store.message_tables import Marks
-    from truenext.store.overlay import SegmentIndex
-    from truenext.store.store import Recovered, UndecodedMessage
 
 MAP_SIZE = 1 << 40
 """Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""

@@ -42,16 +42,14 @@ Only this format is read. A folder of another one is refused by its number, befo
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from truenext.model.batch import NO_CAUSES, Causes, Mark, ProducerState
 from truenext.store.store import Recovered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 DATA_FILE = "data.mdb"
 

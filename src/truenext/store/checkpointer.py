@@ -11,29 +11,22 @@ moves only with the last of a segment, and recovery leaves out of the overlay wh
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice, tee
-from threading import Thread
-from typing import TYPE_CHECKING
+from pathlib import Path
+from threading import Condition, Thread
 
 from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES
-from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
+from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
-from truenext.store.overlay import iter_spans, merge_causes
+from truenext.store.disk_space import DiskSpace
+from truenext.store.journal import Journal
+from truenext.store.message_tables import Marks
+from truenext.store.overlay import Overlay, OverlayView, iter_spans, merge_causes
+from truenext.store.spans import Span
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-    from threading import Condition
-
-    from truenext.store.checkpoint import Checkpoint
-    from truenext.store.disk_space import DiskSpace
-    from truenext.store.journal import Journal
-    from truenext.store.message_tables import Marks
-    from truenext.store.overlay import Overlay, OverlayView
-    from truenext.store.spans import Span
 
 logger = logging.getLogger(__name__)
 

@@ -9,16 +9,13 @@ LMDB has no checksums of its own. Records carry theirs, see record.py.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
 
 from truenext.model.checksum import crc32
 from truenext.store.store_errors import damage_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import lmdb
 
 _CHECKSUM = struct.Struct("<I")
 

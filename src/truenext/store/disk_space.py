@@ -10,19 +10,14 @@ be told.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from pathlib import Path
+from threading import Condition
 
 from truenext.model.disk_level import DiskLevel
 from truenext.store import folder
-from truenext.store.checkpoint import TRANSACTION_BYTES_MAX
+from truenext.store.checkpoint import TRANSACTION_BYTES_MAX, Checkpoint
+from truenext.store.journal import Journal
 from truenext.store.store_errors import STORAGE_ERRORS, is_no_space, is_short_write
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from threading import Condition
-
-    from truenext.store.checkpoint import Checkpoint
-    from truenext.store.journal import Journal
 
 logger = logging.getLogger(__name__)
 

@@ -17,17 +17,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from heapq import merge
 from operator import attrgetter
+from pathlib import Path
 from threading import Condition, Lock
-from typing import TYPE_CHECKING
+
+import lmdb
 
 from truenext.errors import StoreError
 from truenext.model.batch import NO_MARK, Batch, Mark
 from truenext.model.destination import may_rename
+from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import PAGE_BYTES
 from truenext.model.record import (
     CONTENTS_LANE_KEY,
@@ -42,18 +46,9 @@ from truenext.store.checkpoint import MAP_SIZE, Checkpoint
 from truenext.store.checkpointer import SEGMENTS_MAX, Checkpointer
 from truenext.store.disk_space import DiskSpace
 from truenext.store.journal import SEGMENT_BYTES, Journal, describe_lost_tail
-from truenext.store.overlay import Overlay, apply_journal, find_mark, is_removed
+from truenext.store.overlay import Overlay, OverlayView, apply_journal, find_mark, is_removed
 from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
 from truenext.store.store_errors import STORAGE_ERRORS, damage_error, disagreement_error, store_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-    from pathlib import Path
-
-    import lmdb
-
-    from truenext.model.disk_level import DiskLevel
-    from truenext.store.overlay import OverlayView
 
 
 class EmbeddedStore:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES, NO_MARK, Mark
@@ -22,16 +23,10 @@ from truenext.store.check import SalvageSummary
 from truenext.store.checkpoint import Checkpoint
 from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.overlay import SegmentIndex
-from truenext.store.salvage.folder import open_salvage
+from truenext.store.salvage.damage import Damage, SalvagedMessage
+from truenext.store.salvage.folder import Salvage, open_salvage
 from truenext.store.salvage.references import ReferenceCounts
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    from truenext.store.salvage.damage import Damage, SalvagedMessage
-    from truenext.store.salvage.folder import Salvage
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of records in one transaction, or one message."""

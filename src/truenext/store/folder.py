@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from truenext.errors import ConfigurationError, StoreInUseError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
 """All that a broker makes in a data folder, in whatever moment of its first start it ends; `new` becomes `ballast`."""

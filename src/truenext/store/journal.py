@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
+from truenext.errors import StoreError
 from truenext.model.checksum import crc32
 from truenext.model.events import chunk_position
 from truenext.store.folder import allocate, clear, sync_folder, write
@@ -33,13 +35,6 @@ from truenext.store.frame import (
     size_for_first_frame,
 )
 from truenext.store.store_errors import damage_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    from truenext.errors import StoreError
-
 
 SEGMENT_BYTES = 32 * 1024 * 1024
 """Size of a segment; larger than nearly every batch. One that is larger still gets a segment of its own size."""

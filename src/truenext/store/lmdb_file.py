@@ -19,12 +19,10 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Self
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+from pathlib import Path
+from typing import NamedTuple, Self
 
 _HEAD = struct.Struct("<QHHHH")
 _PAGES = struct.Struct("<I")

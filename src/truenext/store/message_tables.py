@@ -7,23 +7,19 @@ the others. All of it is read and written in transactions of the checkpoint.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import lmdb
 
 from truenext.errors import StoreError
 from truenext.model.batch import NO_MARK, Causes, Mark
 from truenext.model.record import LANE_KEY_SIZE, message_key
 from truenext.store.checkpoint_format import NUMBER, decode_mark, encode_mark
+from truenext.store.checksummed import ChecksummedDatabase
 from truenext.store.store import UndecodedMessage
 from truenext.store.store_errors import damage_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
-    import lmdb
-
-    from truenext.store.checksummed import ChecksummedDatabase
 
 Marks = dict[bytes, tuple[Mark, Causes]]
 """By key of their messages; with what is new of the causes."""

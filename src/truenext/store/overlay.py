@@ -7,27 +7,27 @@ embedded.py and checkpointer.py for who calls what on which thread.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import merge
 from itertools import islice
 from sys import getsizeof
-from typing import TYPE_CHECKING
 
-from truenext.model.batch import NO_CAUSES
+from truenext.model.batch import NO_CAUSES, Causes, Mark, ProducerState
 from truenext.model.record import CONTENTS_LANE_KEY, LANE_KEY_SIZE, message_key, sequence_of
-from truenext.store.changes import PUT_HEADER_BYTES, PUTS_OFFSET, apply_names, apply_pauses, causes_of
-from truenext.store.spans import JournalLane, LaneSpans, unpack_extent, unpack_span
-
-if TYPE_CHECKING:
-    from array import array
-    from collections.abc import Iterable, Iterator
-
-    from truenext.model.batch import Causes, Mark, ProducerState
-    from truenext.store.changes import Changes, RareChanges
-    from truenext.store.spans import Span
-    from truenext.store.store import Recovered
-
+from truenext.store.changes import (
+    PUT_HEADER_BYTES,
+    PUTS_OFFSET,
+    Changes,
+    RareChanges,
+    apply_names,
+    apply_pauses,
+    causes_of,
+)
+from truenext.store.spans import JournalLane, LaneSpans, Span, unpack_extent, unpack_span
+from truenext.store.store import Recovered
 
 _PUT_BYTES = 20
 _CHUNK_BYTES = 1000

@@ -6,18 +6,16 @@ A message leaves the store only through a batch that removes it: nothing is dequ
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Protocol, Self
 
 import msgspec
 
 from truenext.model.batch import NO_CAUSES, Batch, Causes, Mark, ProducerState
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import PAGE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
 
 
 class UndecodedMessage(msgspec.Struct, gc=False):

@@ -15,21 +15,16 @@ from __future__ import annotations
 
 from heapq import merge
 from sys import maxsize
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from truenext.engine.queues.queues import Queues
 from truenext.engine.state.causes import causes_from_store, causes_size, merge_stored_causes
-from truenext.engine.state.pages import PageResult, SideRead, damage_error
-from truenext.engine.state.queue import UNBOUNDED, Entry, is_undeliverable
-from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.state.consumer import Browser
+from truenext.engine.state.engine_state import EngineState
+from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_undeliverable
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.model.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TURN, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
-
-if TYPE_CHECKING:
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.consumer import Browser
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.state.pages import PageMessage
-    from truenext.engine.state.queue import Lane
-    from truenext.engine.writing.commit_state import CommitState
 
 
 class BrowseSlice(NamedTuple):

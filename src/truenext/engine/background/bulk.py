@@ -18,17 +18,18 @@ then is not there.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from truenext.engine.lifecycle.redelivery import redirect, restore_original
-from truenext.engine.state.pages import PageResult, SideRead
-from truenext.engine.state.queue import Entry, is_expired, is_undeliverable
+from truenext.engine.state.pages import PageMessage, PageResult, SideRead
+from truenext.engine.state.queue import Entry, Lane, Queue, is_expired, is_undeliverable
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model import selector
 from truenext.model.batch import NO_MARK
@@ -44,13 +45,6 @@ from truenext.model.limits import (
 )
 from truenext.model.message import SentMessage
 from truenext.model.order import RANKS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from truenext.engine.state.pages import PageMessage
-    from truenext.engine.state.queue import Lane, Queue
-
 
 _Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 

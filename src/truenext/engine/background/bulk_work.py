@@ -10,28 +10,24 @@ What a piece is, and which messages it takes: bulk.py
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from truenext.engine.background import bulk
-from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.background.scheduled import Scheduler
+from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.queues.queues import Queues
+from truenext.engine.state.clients import ClientRegistry
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.pages import PageResult
+from truenext.engine.state.queue import Queue
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.errors import Code, NoSpaceError, RemoteProtocolError
+from truenext.model.commands import ControlRequest
 from truenext.model.disk_level import DISK_FULL, DiskLevel
 from truenext.model.limits import PIECES_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from truenext.engine.background.scheduled import Scheduler
-    from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.clients import ClientRegistry
-    from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.pages import PageResult
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.commands import ControlRequest
 
 
 class BulkPieceExecutor:

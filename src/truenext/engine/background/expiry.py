@@ -14,24 +14,18 @@ What a consumer or an open transaction has does not expire; its block is looked 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from truenext.engine.lifecycle.arrivals import EXPIRY_ROUND_MS
-from truenext.engine.state.pages import PageResult, SideRead
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.memory.reading import PageReader
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.timers import Timers
+from truenext.engine.queues.queues import Queues
+from truenext.engine.state.clients import ClientRegistry
+from truenext.engine.state.pages import PageMessage, PageResult, SideRead
 from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_expired
-from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.model.limits import PAGE_BYTES
 from truenext.model.record import BLOCK_BITS, split_timer, timer_key
-
-if TYPE_CHECKING:
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.memory.reading import PageReader
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.memory.timers import Timers
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.clients import ClientRegistry
-    from truenext.engine.state.pages import PageMessage
-    from truenext.engine.writing.commit_state import CommitState
 
 RECHECK_MS = 60_000
 """After that time a block is looked at again in which somebody held something."""

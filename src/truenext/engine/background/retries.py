@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from truenext.engine.writing.commit_state import BackgroundTask
-
-if TYPE_CHECKING:
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.memory.delays import DelayedEntries
-    from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.memory.delays import DelayedEntries
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 
 
 class RetryTask(BackgroundTask):

@@ -21,16 +21,19 @@ makes those behind it wait. Nothing is kept in memory but the first timers, and 
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import msgspec
 from msgspec.structs import replace
 
 from truenext.engine.background import bulk
+from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.memory.timers import Timers
-from truenext.engine.state.pages import PageResult, SideRead
-from truenext.engine.state.queue import Entry, Lane
-from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.queues.queues import Queues
+from truenext.engine.state.pages import PageMessage, PageResult, SideRead
+from truenext.engine.state.queue import Entry, Lane, Queue
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.engine.writing.entries import put, remove
 from truenext.model import schedule, selector
 from truenext.model.destination import SCHEDULED_PREFIX
@@ -46,16 +49,6 @@ from truenext.model.record import (
     split_scheduled_timer,
 )
 from truenext.model.schedule import Schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.pages import PageMessage
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.commit_state import CommitState
 
 _encode_schedule = msgspec.json.Encoder().encode
 _decode_schedule = msgspec.json.Decoder(Schedule).decode

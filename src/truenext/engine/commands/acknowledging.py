@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from truenext.engine.state.queue import RequeueReason
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.engine_state import EngineState
+from truenext.engine.state.queue import Entry, RequeueReason
+from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
+from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import AckMode
-
-if TYPE_CHECKING:
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.state.queue import Entry
-    from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.commands import Ack, Nack, Started
+from truenext.model.commands import Ack, AckMode, Nack, Started
 
 _INDIVIDUAL = AckMode.INDIVIDUAL
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from truenext.model.destination import parse_queue_name
-
-if TYPE_CHECKING:
-    from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.commands import Send
-    from truenext.model.destination import Destination
-    from truenext.model.policy import Policies
+from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.queues.queues import Queues
+from truenext.engine.writing.commit_state import CommitState
+from truenext.model.commands import Send
+from truenext.model.destination import Destination, parse_queue_name
+from truenext.model.policy import Policies
 
 
 class Administering:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from truenext.engine.state.consumer import ConnectionState
-from truenext.engine.state.queue import RequeueReason
-from truenext.model.commands import AckMode, Unsubscribe
+from truenext.engine.commands.acknowledging import Acknowledging
+from truenext.engine.commands.releasing import Releasing
+from truenext.engine.commands.subscribing import Subscribing
+from truenext.engine.commands.transactions import Transactions
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.queues.queues import Queues
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.engine_state import EngineState
+from truenext.engine.state.queue import Entry, RequeueReason
+from truenext.engine.writing.commit_state import CommitState
+from truenext.model.commands import AckMode, Login, Unsubscribe
 from truenext.model.limits import UNSENT_BYTES_MAX
-
-if TYPE_CHECKING:
-    from truenext.engine.commands.acknowledging import Acknowledging
-    from truenext.engine.commands.releasing import Releasing
-    from truenext.engine.commands.subscribing import Subscribing
-    from truenext.engine.commands.transactions import Transactions
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.state.queue import Entry
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.commands import Login
 
 _AUTO = AckMode.AUTO
 

@@ -4,17 +4,13 @@ Source: docs/contract.md, "Pulling" """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from truenext.engine.commands.releasing import Releasing
+from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import Credit
 from truenext.model.limits import WINDOW_MAX
-
-if TYPE_CHECKING:
-    from truenext.engine.commands.releasing import Releasing
-    from truenext.engine.lifecycle.pull_requests import EndedPullRequest, PullRequests
-    from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.commands import Credit
 
 
 class Pulling:

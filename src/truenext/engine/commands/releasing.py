@@ -4,22 +4,17 @@ Source: docs/contract.md, "Releasing" """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-from truenext.engine.state.queue import RequeueReason
+from truenext.engine.commands.transactions import Transactions
+from truenext.engine.lifecycle.pull_requests import PullRequests
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.queue import Entry, RequeueReason
+from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from truenext.engine.commands.transactions import Transactions
-    from truenext.engine.lifecycle.pull_requests import PullRequests
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-    from truenext.engine.state.queue import Entry
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.commands import Release, Wake
+from truenext.model.commands import Release, Wake
 
 
 class Releasing:

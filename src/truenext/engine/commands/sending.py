@@ -8,30 +8,23 @@ in a transaction      it waits for its COMMIT (transactions.py)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
+from truenext.engine.background.scheduled import Scheduler
+from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.queues.queues import Queues
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.memory import MemoryBudget
+from truenext.engine.state.transaction import TransactionLimits
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.producers import ProducerRegistry
 from truenext.errors import NoSpaceError, RemoteProtocolError
-from truenext.model.commands import Begin, Command, Send
-from truenext.model.destination import DestinationKind
+from truenext.model.commands import Begin, Command, Commit, Send
+from truenext.model.destination import Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DiskLevel
-from truenext.model.message import with_ttl
+from truenext.model.message import SentMessage, with_ttl
 from truenext.model.policy import WhenFull
-
-if TYPE_CHECKING:
-    from truenext.engine.background.scheduled import Scheduler
-    from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.transaction import TransactionLimits
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.producers import ProducerRegistry
-    from truenext.model.commands import Commit
-    from truenext.model.destination import Destination
-    from truenext.model.message import SentMessage
-    from truenext.model.schedule import Schedule
+from truenext.model.schedule import Schedule
 
 # A member of an enumeration costs more to look up than a name; this is asked for with every message.
 _DISK_PLENTY = DiskLevel.PLENTY

@@ -9,30 +9,26 @@ to what waits in a queue        a browser (browsing.py)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from truenext.engine.background.browsing import BrowseTask
+from truenext.engine.lifecycle.pull_requests import PullRequests
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.queues.queues import Queues
 from truenext.engine.queues.unused import consumer_memory_error
-from truenext.engine.state.consumer import Browser, QueueConsumer
+from truenext.engine.queues.wildcards import Wildcards
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState, QueueConsumer, Subscriber
+from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import MemoryBudget, consumer_size
 from truenext.engine.state.queue import Queue, RequeueReason
 from truenext.engine.state.wildcard import Wildcard
+from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import AckMode
+from truenext.model.commands import AckMode, Browse, Subscribe, Unsubscribe
 from truenext.model.destination import Destination, DestinationKind, durable_subscription
 from truenext.model.limits import BROWSERS_MAX
 from truenext.model.selector import are_equivalent
-
-if TYPE_CHECKING:
-    from truenext.engine.background.browsing import BrowseTask
-    from truenext.engine.lifecycle.pull_requests import PullRequests
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.queues.wildcards import Wildcards
-    from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState, Subscriber
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.commands import Browse, Subscribe, Unsubscribe
 
 
 class DiscardedSubscription(NamedTuple):

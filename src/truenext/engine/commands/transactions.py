@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from truenext.engine.commands.sending import Sending
+from truenext.engine.lifecycle.arrivals import Arrivals
+from truenext.engine.lifecycle.settlement import Settlement
+from truenext.engine.queues.queues import Queues
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.queue import RequeueReason
-from truenext.engine.state.transaction import rollback_only_error
+from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits, rollback_only_error
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.producers import ProducerRegistry
 from truenext.errors import Code, RemoteProtocolError
-
-if TYPE_CHECKING:
-    from truenext.engine.commands.sending import Sending
-    from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.producers import ProducerRegistry
-    from truenext.model.commands import Abort, Begin, Commit, Send
-    from truenext.model.schedule import Schedule
+from truenext.model.commands import Abort, Begin, Commit, Send
+from truenext.model.schedule import Schedule
 
 
 class Transactions:

@@ -8,25 +8,20 @@ until it is due. Source: docs/contract.md, "True next".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
-from typing import TYPE_CHECKING
 
 from truenext.engine.dispatch.selective import GroupedQueueDispatch, QueueDispatch
+from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.memory.horizon import is_first_uncommitted
+from truenext.engine.memory.reading import PageReader
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.selecting.selections import Selections
 from truenext.engine.state.causes import causes_size
-from truenext.engine.state.queue import NO_ENTRIES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.memory.reading import PageReader
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.engine_state import EngineState
+from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
+from truenext.engine.writing.commit_state import CommitState
 
 RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
 """Its service rank, messages it holds, when it was last served, its place among the queue's consumers, and itself."""

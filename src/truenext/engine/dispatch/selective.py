@@ -8,36 +8,30 @@ it, and one question is asked for each selector, not for each consumer. Source: 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
+from truenext.engine.lifecycle.settlement import Settlement
 from truenext.engine.memory import horizon
-from truenext.engine.selecting.groups import GroupScanCursor
-from truenext.engine.state.queue import NO_ENTRIES
+from truenext.engine.memory.reading import PageReader
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
+from truenext.engine.selecting.scan import ConsumerScans, QueueScan, ScanCursor
+from truenext.engine.selecting.selecting import QueueSelection
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
+from truenext.engine.writing.commit_state import CommitState
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
+"""Its service rank, messages it holds, when it was last served, its place among the consumers, and itself."""
 
-    from truenext.engine.lifecycle.settlement import Settlement
-    from truenext.engine.memory.reading import PageReader
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.selecting.groups import GroupOwnership
-    from truenext.engine.selecting.scan import ConsumerScans, QueueScan, ScanCursor
-    from truenext.engine.selecting.selecting import QueueSelection
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.writing.commit_state import CommitState
+Offer = tuple[int, int, int, Entry, "ConsumerClass"]
+"""Rank and sequence of a message, the number of its bidders, the message, and these."""
 
-    RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
-    """Its service rank, messages it holds, when it was last served, its place among the consumers, and itself."""
-
-    Offer = tuple[int, int, int, Entry, "ConsumerClass"]
-    """Rank and sequence of a message, the number of its bidders, the message, and these."""
-
-    Head = Entry | int | None
-    """What is ready first in a lane for a consumer: a message; None if nothing is, or it is being committed; or where
-    something must be read or tested first: from this sequence on, from POSITION_UNKNOWN on, or, with BLOCKED_BY_RETRY,
-    nowhere in the queue."""
+Head = Entry | int | None
+"""What is ready first in a lane for a consumer: a message; None if nothing is, or it is being committed; or where
+something must be read or tested first: from this sequence on, from POSITION_UNKNOWN on, or, with BLOCKED_BY_RETRY,
+nowhere in the queue."""
 
 BLOCKED_BY_RETRY = -1
 """A message holds back all behind it until it is due."""

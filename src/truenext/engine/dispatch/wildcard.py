@@ -8,30 +8,24 @@ is dispatched, times the wildcards of these queues; a queue in which nothing hap
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
+from truenext.engine.dispatch.plain import Deliveries, Dispatcher
 from truenext.engine.dispatch.selective import (
     BLOCKED_BY_RETRY,
     GroupedQueueDispatch,
+    QueueDispatch,
     remove_from_lane,
     service_preference,
 )
-from truenext.engine.state.clients import NO_RECEIVERS
-from truenext.engine.state.queue import UNBOUNDED
+from truenext.engine.queues.wildcards import Wildcards
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.clients import NO_RECEIVERS, ClientRegistry
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.engine.state.wildcard import NO_HEAD, Wildcard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.engine.dispatch.plain import Deliveries, Dispatcher
-    from truenext.engine.dispatch.selective import QueueDispatch
-    from truenext.engine.queues.wildcards import Wildcards
-    from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.clients import ClientRegistry
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.commit_state import CommitState
 
 READ_AHEAD = 8
 """Lanes of which something has to be read before anything else that are read at the same time for one wildcard."""

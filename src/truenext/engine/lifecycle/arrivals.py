@@ -15,25 +15,20 @@ Whatever the rule says, nothing is visible before its sequence is reserved durab
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from truenext.engine.state.queue import UNBOUNDED, Entry
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.timers import Timers
+from truenext.engine.queues.queues import Queues
+from truenext.engine.queues.wildcards import Wildcards
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import NO_CONTENTS, ContentNumbers, put, put_shared_content
 from truenext.model.destination import Destination, DestinationKind, parse_stored_address
+from truenext.model.message import SentMessage
 from truenext.model.policy import StoreAndDispatch
 from truenext.model.record import timer_key
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.memory.timers import Timers
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.queues.wildcards import Wildcards
-    from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.message import SentMessage
 
 _CONCURRENT = StoreAndDispatch.CONCURRENT
 

@@ -6,14 +6,12 @@ docs/contract.md, "Pulling"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.queue import Entry, Queue
-    from truenext.engine.writing.event_log import EventLog
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.queue import Entry, Queue
+from truenext.engine.writing.event_log import EventLog
 
 
 class EndedPullRequest(NamedTuple):

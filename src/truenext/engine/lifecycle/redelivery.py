@@ -14,19 +14,14 @@ A dead letter says in its headers what it was and why it is one, so it can be se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from truenext.model.batch import Causes
 from truenext.model.destination import SUBSCRIPTION_PREFIX, Destination, DestinationKind, dead_letter_name
 from truenext.model.header_lines import DEAD_LETTER_HEADERS, decode_header_lines, encode_header_lines
 from truenext.model.limits import DESTINATION_LENGTH_MAX
 from truenext.model.message import SentMessage
 from truenext.model.policy import INDIVIDUAL_DEAD_LETTERS, Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.model.batch import Causes
-
 
 EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "rejected"
 """Why a message is a dead letter."""

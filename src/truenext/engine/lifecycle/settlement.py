@@ -8,26 +8,21 @@ given up, expired          a dead letter, or gone
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.lifecycle.redelivery import EXHAUSTED, EXPIRED, REJECTED, make_dead_letter, retry_delay_ms
-from truenext.engine.state.queue import RequeueReason, is_undeliverable
+from truenext.engine.memory.delays import DelayedEntries
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.queues.queues import Queues
+from truenext.engine.state.queue import Entry, Lane, RequeueReason, is_undeliverable
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import mark, remove
 from truenext.model.batch import DUE_NEVER, NO_CAUSES, Causes
+from truenext.model.commands import Nack
+from truenext.model.message import SentMessage
 from truenext.model.policy import ExpiryAction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.engine.lifecycle.arrivals import Arrivals
-    from truenext.engine.memory.delays import DelayedEntries
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.queues.queues import Queues
-    from truenext.engine.state.queue import Entry, Lane
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.commands import Nack
-    from truenext.model.message import SentMessage
 
 
 class Settlement:

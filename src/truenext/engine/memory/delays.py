@@ -10,15 +10,12 @@ restart. What was due once stays due, also when it has left memory and the wall 
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
+from truenext.engine.state.queue import Entry
+from truenext.engine.writing.commit_state import CommitState
 from truenext.model.batch import DUE_NEVER
 from truenext.model.limits import DELAY_MS_MAX
 from truenext.model.policy import WhileWaiting
-
-if TYPE_CHECKING:
-    from truenext.engine.state.queue import Entry
-    from truenext.engine.writing.commit_state import CommitState
 
 
 class DelayedEntries:

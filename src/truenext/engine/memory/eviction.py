@@ -10,28 +10,23 @@ for it. Copies of one message that wait in several subscriptions leave together,
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import heappop, heappush
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from truenext.engine.memory import horizon
 from truenext.engine.memory.horizon import is_stored
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.state.causes import causes_size
+from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import size_of
+from truenext.engine.state.queue import Entry, Lane, Queue
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import put_copies
 from truenext.model.limits import REPLIES_EXCESS_BYTES_MAX, STORE_TRANSACTION_BYTES_MAX
 from truenext.model.order import RANKS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.writing.commit_state import CommitState
-
 
 EVICTION_DIVISOR = 4
 """Where a limit is passed a quarter of it is made free: messages leave many at a time."""

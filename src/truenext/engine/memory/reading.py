@@ -9,24 +9,16 @@ The engine does not read. It says in the effects of a turn which pages it wants,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.horizon import is_stored
+from truenext.engine.memory.resident_set import ResidentSet
 from truenext.engine.state.causes import ONLY_IN_STORE
-from truenext.engine.state.memory import add_sequence
-from truenext.engine.state.pages import PageResult, SideRead, StoreRead, damage_error
-from truenext.engine.state.queue import UNBOUNDED, Entry, is_undeliverable
-from truenext.model.batch import DUE_NEVER, NO_CAUSES, NO_MARK
+from truenext.engine.state.memory import MemoryBudget, add_sequence
+from truenext.engine.state.pages import PageMessage, PageResult, SideRead, StoreRead, damage_error
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, is_undeliverable
+from truenext.model.batch import DUE_NEVER, NO_CAUSES, NO_MARK, Causes
 from truenext.model.limits import PAGE_BYTES, PAGE_BYTES_SHORT, PAGE_SIZE_SHORT
-
-if TYPE_CHECKING:
-    from truenext.engine.memory.delays import DelayedEntries
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.pages import PageMessage
-    from truenext.engine.state.queue import Lane
-    from truenext.model.batch import Causes
-    from truenext.model.message import SentMessage
+from truenext.model.message import SentMessage
 
 
 class LaneRead(StoreRead):

@@ -7,23 +7,16 @@ lane leaves by itself once it is durable (`free_durable_entries`). What leaves b
 from __future__ import annotations
 
 from sys import maxsize
-from typing import TYPE_CHECKING
 
 from truenext.engine.memory import horizon
-from truenext.engine.state.causes import ONLY_IN_STORE, append_cause, causes_size, merge_stored_causes
-from truenext.engine.state.memory import ENTRY_BYTES, size_of
+from truenext.engine.state.causes import ONLY_IN_STORE, KnownCauses, append_cause, causes_size, merge_stored_causes
+from truenext.engine.state.memory import ENTRY_BYTES, MemoryBudget, size_of
 from truenext.engine.state.pages import damage_error
-from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry
+from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane, Queue
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import put
-from truenext.model.batch import NO_CAUSES
-
-if TYPE_CHECKING:
-    from truenext.engine.state.causes import KnownCauses
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.queue import Lane, Queue
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.batch import Causes
-    from truenext.model.message import SentMessage
+from truenext.model.batch import NO_CAUSES, Causes
+from truenext.model.message import SentMessage
 
 NEVER_EXHAUSTED = (-1, 0)
 

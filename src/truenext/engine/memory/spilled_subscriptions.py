@@ -11,19 +11,16 @@ sequence, so that no two are the same. Source: docs/decisions/0034-what-a-subscr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from sys import maxsize
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.queue import Queue
+from truenext.engine.writing.commit_state import CommitState
+from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.model.destination import ENDED_PREFIX
 from truenext.model.record import lane_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.numbers import QueueNumberAllocator
 
 
 class ConnectionProgress(NamedTuple):

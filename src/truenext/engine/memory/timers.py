@@ -12,12 +12,10 @@ and what was set meanwhile below the new horizon comes into memory in the same s
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from truenext.engine.writing.commit_state import CommitState
 from truenext.model.record import TIMER_SIZE, split_timer
-
-if TYPE_CHECKING:
-    from truenext.engine.writing.commit_state import CommitState
 
 TIMERS_MAX = 4000
 """Timers in memory: of more than these the last half leaves."""

@@ -9,14 +9,23 @@ A queue that goes leaves nothing here, and nothing with whoever else keeps somet
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING
 
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
 from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.queues.unused import QueueReservations, UnusedQueueFinder, must_keep, no_memory_error
-from truenext.engine.state.queue import Queue
+from truenext.engine.queues.wildcards import Wildcards
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.consumer import ConnectionState
+from truenext.engine.state.engine_state import EngineState
+from truenext.engine.state.queue import Entry, Lane, Queue
+from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.entries import introduce_queue
+from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import Send
 from truenext.model.destination import (
     ENDED_PREFIX,
     SCHEDULED_PREFIX,
@@ -33,25 +42,10 @@ from truenext.model.limits import (
     UNUSED_QUEUES_CHECKED_MAX,
     UNUSED_QUEUES_REMOVED_MAX,
 )
+from truenext.model.message import SentMessage
 from truenext.model.order import RANKS
-from truenext.model.policy import DEFAULT_POLICY
+from truenext.model.policy import DEFAULT_POLICY, Policies
 from truenext.model.record import split_lane_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.queues.subscription_cleanup import SubscriptionCleanup
-    from truenext.engine.queues.wildcards import Wildcards
-    from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.state.queue import Entry, Lane
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.numbers import QueueNumberAllocator
-    from truenext.model.commands import Send
-    from truenext.model.message import SentMessage
-    from truenext.model.policy import Policies
 
 
 class Queues:

@@ -12,23 +12,17 @@ read once the new name is durable. A broker that ends meanwhile goes on when it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.state.pages import PageResult, SideRead
-from truenext.engine.state.queue import Entry
-from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.state.queue import Entry, Lane, Queue
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.engine.writing.entries import dereference_content
+from truenext.engine.writing.numbers import QueueNumberAllocator
 from truenext.model.batch import NO_MARK
 from truenext.model.destination import ENDED_PREFIX
 from truenext.model.limits import PAGE_BYTES, PAGE_SIZE
 from truenext.model.order import RANKS
 from truenext.model.record import message_key
-
-if TYPE_CHECKING:
-    from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
-    from truenext.engine.state.queue import Lane, Queue
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.engine.writing.numbers import QueueNumberAllocator
 
 
 class CleanupRead(SideRead):

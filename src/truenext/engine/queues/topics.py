@@ -8,16 +8,13 @@ called `Consumer.*.` and its name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from truenext.engine.state.queue import Queue
 from truenext.model.destination import virtual_topic
+from truenext.model.message import SentMessage
 from truenext.model.pattern import is_pattern, matches
-from truenext.model.selector import compile_stored_selector
-
-if TYPE_CHECKING:
-    from truenext.engine.state.queue import Queue
-    from truenext.model.message import SentMessage
-    from truenext.model.selector import Selector
+from truenext.model.selector import Selector, compile_stored_selector
 
 _T = TypeVar("_T")
 

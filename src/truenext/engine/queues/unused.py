@@ -10,20 +10,14 @@ and in the store, and is made again when somebody names it. Source: docs/contrac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
-from truenext.engine.state.memory import LANE_BYTES, queue_size
+from truenext.engine.state.memory import LANE_BYTES, MemoryBudget, queue_size
+from truenext.engine.state.queue import Queue
+from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.destination import virtual_topic
+from truenext.model.destination import Destination, virtual_topic
 from truenext.model.limits import UNUSED_QUEUE_SECONDS, UNUSED_QUEUE_SECONDS_SHORT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.destination import Destination
 
 
 class UnusedQueueFinder:

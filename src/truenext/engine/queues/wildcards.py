@@ -8,23 +8,17 @@ what is behind its true next. Source: docs/contract.md, "Wildcards"
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING
 
+from truenext.engine.selecting.selections import Selections
+from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.memory import JOIN_BYTES
-from truenext.engine.state.queue import UNBOUNDED
-from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
+from truenext.engine.state.wildcard import Wildcard
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.model.limits import JOIN_QUEUES_PER_TURN
 from truenext.model.order import RANKS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.engine.selecting.selections import Selections
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.state.queue import Entry, Queue
-    from truenext.engine.state.wildcard import Wildcard
-    from truenext.engine.writing.commit_state import CommitState
 
 
 class Wildcards(BackgroundTask):

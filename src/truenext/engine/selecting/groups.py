@@ -18,26 +18,20 @@ that have room; meanwhile those wait that could take them, and nobody else. Sour
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import chain
 from sys import getsizeof
-from typing import TYPE_CHECKING
 
 from truenext.engine.selecting.scan import ScanCursor
-from truenext.engine.state.memory import GROUP_BYTES, add_sequence
-from truenext.engine.state.queue import UNBOUNDED
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.memory import GROUP_BYTES, MemoryBudget, add_sequence
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
+from truenext.engine.state.transaction import EntryHolder
 from truenext.model.header_lines import closes_group
 from truenext.model.limits import GROUP_FOUND_MIN, GROUPS_MAX, GROUPS_MIN, SCAN_FOUND_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.state.transaction import EntryHolder
-    from truenext.model.message import SentMessage
-    from truenext.model.selector import Selector
+from truenext.model.message import SentMessage
+from truenext.model.selector import Selector
 
 
 class GroupOwnership:

@@ -7,13 +7,9 @@ of it is looked for once, however many selectors there are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from truenext.engine.selecting.scan import QueueScan
-    from truenext.model.message import SentMessage
-    from truenext.model.selector import HeaderProperty, Selector
-
+from truenext.engine.selecting.scan import QueueScan
+from truenext.model.message import SentMessage
+from truenext.model.selector import HeaderProperty, Selector
 
 KEYS_PER_SELECTOR_MAX = 8
 """Texts up to which a selector is kept by each: more take more memory in each queue than they save time."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
+from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import NO_SEQUENCES, add_sequence
-from truenext.engine.state.queue import UNBOUNDED
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.model.limits import SCAN_FOUND_MAX
-
-if TYPE_CHECKING:
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.model.message import SentMessage
-    from truenext.model.selector import Selector
+from truenext.model.message import SentMessage
+from truenext.model.selector import Selector
 
 PENDING_ENTRIES_MAX = 10_000
 """Messages of a lane that are noted at a time to be tested: to get to the middle of a lane takes a while."""

@@ -15,12 +15,13 @@ the position stays where it is until some was. Source: docs/contract.md, "True n
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
 
 from truenext.engine.memory.horizon import load_early, update_horizon
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.keyed import KeyedScans, key_count
 from truenext.engine.selecting.scan import ConsumerScans, QueueScan, ScanCursor
+from truenext.engine.state.consumer import BrokerConsumer
 from truenext.engine.state.memory import (
     GROUP_LANE_BYTES,
     GROUPS_BYTES,
@@ -29,22 +30,16 @@ from truenext.engine.state.memory import (
     SELECTION_BYTES,
     SELECTOR_BYTES,
     SELECTOR_LANE_BYTES,
+    MemoryBudget,
     size_of,
 )
-from truenext.engine.state.queue import UNBOUNDED
+from truenext.engine.state.pages import PageMessage
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue
 from truenext.model.limits import SCAN_MESSAGES_PER_TURN
+from truenext.model.selector import Selector
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.pages import PageMessage
-    from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.model.selector import Selector
-
-    Load = Callable[[Lane, PageMessage], Entry]
-    """Brings a message of a page into memory; it may have to wait for its next try."""
+Load = Callable[[Lane, PageMessage], Entry]
+"""Brings a message of a page into memory; it may have to wait for its next try."""
 
 
 class QueueSelection:

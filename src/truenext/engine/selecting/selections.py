@@ -5,28 +5,22 @@ One slice of one queue in a turn, and one page at a time for all queues.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from truenext.engine.memory.delays import DelayedEntries
 from truenext.engine.memory.horizon import load_early
+from truenext.engine.memory.reading import PageReader
+from truenext.engine.memory.resident_set import ResidentSet
+from truenext.engine.selecting.groups import GroupOwnership
 from truenext.engine.selecting.scan import ConsumerScans, QueueScan
 from truenext.engine.selecting.selecting import QueueSelection, bytes_to_join
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.engine_state import EngineState
 from truenext.engine.state.pages import PageMessage, PageResult, SideRead, damage_error
-from truenext.engine.state.queue import UNBOUNDED, is_undeliverable
-from truenext.engine.writing.commit_state import BackgroundTask
+from truenext.engine.state.queue import UNBOUNDED, Entry, Lane, Queue, is_undeliverable
+from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 from truenext.model.limits import SCAN_BYTES, SCAN_PAGE_SIZE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from truenext.engine.memory.delays import DelayedEntries
-    from truenext.engine.memory.reading import PageReader
-    from truenext.engine.memory.resident_set import ResidentSet
-    from truenext.engine.selecting.groups import GroupOwnership
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.engine_state import EngineState
-    from truenext.engine.state.queue import Entry, Lane, Queue
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.selector import Selector
+from truenext.model.selector import Selector
 
 
 class ScanRead(SideRead):

@@ -7,19 +7,13 @@ owner         the only one of these that gets messages, as long as some are excl
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterator
+from typing import cast
 
-from truenext.engine.state.consumer import QueueConsumer
-from truenext.engine.state.queue import UNBOUNDED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
-    from truenext.engine.state.queue import Entry, Queue
-    from truenext.engine.state.transaction import EntryHolder
-    from truenext.engine.state.wildcard import Wildcard
-
+from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState, QueueConsumer
+from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
+from truenext.engine.state.transaction import EntryHolder
+from truenext.engine.state.wildcard import Wildcard
 
 _NO_CONSUMERS = cast("list[QueueConsumer]", ())
 """Of all queues from which only wildcards take."""

@@ -6,21 +6,16 @@ Whether a consumer has credit does not depend on the next message, so a large on
 from __future__ import annotations
 
 from sys import maxsize
-from typing import TYPE_CHECKING
 
-from truenext.engine.state.transaction import EntryHolder, OpenTransactions, rollback_only_error
+from truenext.engine.state.memory import MemoryBudget
+from truenext.engine.state.queue import Queue
+from truenext.engine.state.transaction import BrokerTransaction, EntryHolder, OpenTransactions, rollback_only_error
 from truenext.engine.state.window import AutoWindow
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import AckMode, Browse, Subscribe
 from truenext.model.destination import Destination, DestinationKind
 from truenext.model.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
 from truenext.model.order import RANKS
-
-if TYPE_CHECKING:
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.state.transaction import BrokerTransaction
-
 
 # A member of an enumeration costs more to look up than a name; this one is asked for with every acknowledgement.
 _AUTO = AckMode.AUTO

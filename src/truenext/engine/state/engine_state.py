@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from truenext.engine.state.clients import ClientRegistry
-
-if TYPE_CHECKING:
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.queue import Queue
+from truenext.engine.state.memory import MemoryBudget
+from truenext.engine.state.queue import Queue
 
 
 @dataclass(frozen=True, slots=True)

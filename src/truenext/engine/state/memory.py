@@ -10,16 +10,12 @@ goes (unused.py).
 from __future__ import annotations
 
 from sys import getsizeof, maxsize
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from truenext.model.destination import DestinationKind
+from truenext.model.destination import Destination, DestinationKind
 from truenext.model.limits import UNSENT_BYTES_MAX
-
-if TYPE_CHECKING:
-    from truenext.model.destination import Destination
-    from truenext.model.message import SentMessage
-    from truenext.model.selector import Selector
-
+from truenext.model.message import SentMessage
+from truenext.model.selector import Selector
 
 ENTRY_BYTES = 400
 """What a message costs beside its header and body, roughly: objects of this language, and their places in lists."""

@@ -7,20 +7,16 @@ horizon then moves; a SideRead reads a page and moves no horizon.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 import msgspec
 
+from truenext.engine.state.queue import Lane
 from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES, NO_MARK, Causes, Mark
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX
 from truenext.model.record import split_lane_key
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from truenext.engine.state.queue import Lane
 
 
 class PageMessage(msgspec.Struct, gc=False):

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
 from enum import Enum
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from operator import attrgetter
 from sys import maxsize
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import msgspec
 
@@ -47,10 +48,6 @@ from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX, rank
 from truenext.model.policy import Policy
 from truenext.model.record import lane_key
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 UNBOUNDED = maxsize
 """The horizon of a lane that is in memory wholly."""

@@ -7,15 +7,11 @@ window at once, and is the transaction's until that ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from truenext.engine.state.queue import Entry, Queue
 from truenext.errors import Code, RemoteProtocolError
+from truenext.model.commands import Nack, Send
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
-
-if TYPE_CHECKING:
-    from truenext.engine.state.queue import Entry, Queue
-    from truenext.model.commands import Nack, Send
-
 
 # ---- Who has messages that wait in no lane: consumers, and open transactions ----
 #

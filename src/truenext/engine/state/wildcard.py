@@ -9,18 +9,14 @@ served: dispatch/wildcard.py
 from __future__ import annotations
 
 from heapq import heapify, heappush
-from typing import TYPE_CHECKING
 
-from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.memory import MemoryBudget
+from truenext.engine.state.queue import Queue
+from truenext.model.commands import Subscribe
 from truenext.model.destination import DEAD_LETTER_PREFIX, DestinationKind, virtual_topic
 from truenext.model.order import RANKS
 from truenext.model.pattern import is_pattern, matches
-
-if TYPE_CHECKING:
-    from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.state.memory import MemoryBudget
-    from truenext.engine.state.queue import Queue
-    from truenext.model.commands import Subscribe
 
 NO_HEAD = -1
 """In place of a sequence: nothing is ready in that lane."""

@@ -11,12 +11,8 @@ came for a while doubles. Source: docs/decisions/0024-windows.md
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from truenext.engine.state.queue import Entry
 from truenext.model.limits import WINDOW_DEFAULT
-
-if TYPE_CHECKING:
-    from truenext.engine.state.queue import Entry
 
 SIZE_INITIAL = 10
 """Messages, before anything is known."""

@@ -11,21 +11,17 @@ A message is visible once `entry.batch <= commit_state.last_committed`. What wai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
+from truenext.engine.state.pages import StoreRead
+from truenext.engine.state.queue import Queue
 from truenext.engine.state.wildcard import Wildcard
+from truenext.engine.writing.event_log import EventLog
+from truenext.model.answers import Answer
 from truenext.model.batch import Batch
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import GATHERING_BYTES_MAX, PENDING_ANSWER_BYTES, SEQUENCE_BLOCK, SEQUENCE_RESERVE
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
-    from truenext.engine.state.pages import StoreRead
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.event_log import EventLog
-    from truenext.model.answers import Answer
 
 
 class CommitState:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.memory import ENTRY_BYTES
-from truenext.engine.state.queue import UNBOUNDED
-from truenext.model.batch import NO_CAUSES, Mark
+from truenext.engine.state.queue import UNBOUNDED, Entry, Queue
+from truenext.model.batch import NO_CAUSES, Batch, Mark
 from truenext.model.limits import CONTENT_BYTES_MIN
+from truenext.model.message import SentMessage
 from truenext.model.record import content_key, encode_record, encode_reference, message_key
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from truenext.engine.state.queue import Entry, Queue
-    from truenext.model.batch import Batch
-    from truenext.model.message import SentMessage
 
 
 def introduce_queue(batch: Batch, queue: Queue) -> None:

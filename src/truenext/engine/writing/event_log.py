@@ -12,9 +12,11 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable
+from typing import cast
 
-from truenext.engine.state.queue import RequeueReason
+from truenext.engine.state.consumer import BrokerConsumer
+from truenext.engine.state.queue import Entry, Queue, RequeueReason
 from truenext.model.checksum import crc32
 from truenext.model.commands import AckMode
 from truenext.model.events import (
@@ -38,13 +40,7 @@ from truenext.model.events import (
     group_number,
 )
 from truenext.model.limits import HISTORY_FILE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.engine.state.consumer import BrokerConsumer
-    from truenext.engine.state.queue import Entry, Queue
-    from truenext.model.message import SentMessage
+from truenext.model.message import SentMessage
 
 _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP, _STARTED = (
     int(kind)

@@ -6,13 +6,9 @@ not in the store, and not in the file of the history that is being written.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from truenext.engine.state.queue import Queue
+from truenext.engine.writing.commit_state import CommitState
 from truenext.model.limits import QUEUE_REMOVAL_BYTES
-
-if TYPE_CHECKING:
-    from truenext.engine.state.queue import Queue
-    from truenext.engine.writing.commit_state import CommitState
 
 
 class QueueNumberAllocator:

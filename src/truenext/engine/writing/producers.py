@@ -8,21 +8,16 @@ more, or a COMMIT, keeps its place. Source: docs/decisions/0036-producers-that-a
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
+from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.producer import CommitOutcome, Producer, check_gap
+from truenext.engine.writing.commit_state import CommitState
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Commit
+from truenext.model.batch import ProducerState
+from truenext.model.commands import Commit, Send
 from truenext.model.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_TOTAL_MAX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from truenext.engine.state.consumer import ConnectionState
-    from truenext.engine.writing.commit_state import CommitState
-    from truenext.model.batch import ProducerState
-    from truenext.model.commands import Send
-
 
 _RESOLVED_BYTES = 9
 """Of a COMMIT that was resolved, in the store."""

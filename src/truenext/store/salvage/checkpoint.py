@@ -7,8 +7,10 @@ which pages are free; their checksums tell what they are.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from truenext.model.record import LANE_KEY_SIZE, MESSAGE_KEY_SIZE, TIMER_SIZE
 from truenext.store.checkpoint_format import (
@@ -30,16 +32,9 @@ from truenext.store.checkpoint_format import (
     decode_recovered,
 )
 from truenext.store.checksummed import DamagedValue, remove_checksum
-from truenext.store.lmdb_file import TREE_BYTES, LmdbTree, RawLmdbReader, is_uninitialized, read_metas
-from truenext.store.salvage.damage import describe_lane, find_record_damage
+from truenext.store.lmdb_file import TREE_BYTES, LmdbEntry, LmdbTree, RawLmdbReader, is_uninitialized, read_metas
+from truenext.store.salvage.damage import DamageReport, SalvageProgress, describe_lane, find_record_damage
 from truenext.store.store_errors import empty_folder_error, format_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from truenext.store.lmdb_file import LmdbEntry
-    from truenext.store.salvage.damage import DamageReport, SalvageProgress
 
 UNMATCHED_MARKS_MAX = 100_000
 """Marks kept for messages that may still be found."""

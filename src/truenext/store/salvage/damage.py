@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,9 +17,6 @@ from truenext.model.record import (
     split_lane_key,
     verify_record,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 
 class Damage(NamedTuple):

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from truenext.errors import StoreError
 from truenext.model.batch import NO_CAUSES, NO_MARK
@@ -29,8 +30,9 @@ from truenext.model.record import (
 from truenext.store import folder
 from truenext.store.checkpoint_format import decode_mark
 from truenext.store.overlay import Overlay, apply_journal, find_mark, merge_causes
-from truenext.store.salvage.checkpoint import CHECKPOINT, TABLE_NAMES, SalvagedCheckpoint
+from truenext.store.salvage.checkpoint import CHECKPOINT, TABLE_NAMES, CheckpointEntry, SalvagedCheckpoint
 from truenext.store.salvage.damage import (
+    Damage,
     DamageReport,
     SalvagedMessage,
     SalvageProgress,
@@ -40,13 +42,6 @@ from truenext.store.salvage.damage import (
 from truenext.store.salvage.journal import SalvagedJournal
 from truenext.store.salvage.references import ReferenceCounts
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
-
-    from truenext.store.salvage.checkpoint import CheckpointEntry
-    from truenext.store.salvage.damage import Damage
 
 _ANY_SEGMENT = 1 << 63
 

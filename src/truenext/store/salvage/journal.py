@@ -9,9 +9,12 @@ from __future__ import annotations
 import os
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 from truenext.store import changes
+from truenext.store.changes import Changes
+from truenext.store.checkpoint_format import CheckpointPosition
 from truenext.store.frame import (
     CHECKSUM,
     FLIP_BYTES_MAX,
@@ -25,15 +28,8 @@ from truenext.store.frame import (
     size_for_first_frame,
 )
 from truenext.store.journal import describe_lost_tail
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from truenext.store.changes import Changes
-    from truenext.store.checkpoint_format import CheckpointPosition
-    from truenext.store.salvage.damage import DamageReport, SalvageProgress
-    from truenext.store.spans import Span
+from truenext.store.salvage.damage import DamageReport, SalvageProgress
+from truenext.store.spans import Span
 
 SEARCH_BYTES_MAX = 1 << 34
 """Bytes of one segment, some of them many times, whose checksum is computed to find good frames behind a damaged one: a

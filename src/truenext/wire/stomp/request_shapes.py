@@ -8,7 +8,6 @@ its connection may say, a reply-to, a schedule, a priority of 12) is no shape he
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from truenext.errors import RemoteProtocolError
 from truenext.model.commands import Ack, Send, Started
@@ -17,7 +16,7 @@ from truenext.model.header_lines import DEAD_LETTER_HEADERS, HOP_BY_HOP_HEADERS,
 from truenext.model.limits import HEADER_BYTES_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_DEFAULT
-from truenext.wire.stomp.frame import Version
+from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.headers import OWN_PREFIX
 from truenext.wire.stomp.shapes import (
     FrameShape,
@@ -28,9 +27,6 @@ from truenext.wire.stomp.shapes import (
     is_utf8,
     line_pattern,
 )
-
-if TYPE_CHECKING:
-    from truenext.wire.stomp.frame import Frame
 
 ShapedCommand = Send | Ack | Started | tuple[Send | Ack, str]
 """A command; with the receipt that it asks for, if it does."""

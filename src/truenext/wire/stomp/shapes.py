@@ -11,13 +11,11 @@ alone says what is wrong with a frame. So no frame means anything else than it w
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 from truenext.model.limits import HEADER_BYTES_MAX
 from truenext.wire.stomp.frame import Frame, Version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SHAPES_MAX = 64
 """Shapes that are known at once; each is some kilobytes of compiled expression, and took 0.3 ms to compile."""
