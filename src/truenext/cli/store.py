@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -21,11 +21,7 @@ from truenext.history.check import find_damage, last_batch_chunk
 from truenext.store.check import QueueSummary, SalvageSummary
 from truenext.store.check import check as check_store
 from truenext.store.export import export as export_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from truenext.store.salvage.damage import Damage
+from truenext.store.salvage.damage import Damage
 
 
 @click.group()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -23,9 +24,6 @@ from truenext.model.limits import DESTINATION_LENGTH_MAX
 from truenext.model.numerals import format_size, parse_size
 from truenext.model.selector import compile_selector
 from truenext.model.url import parse_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
 """No clock of a socket takes ten thousand years, and after a week nobody remembers what is waited for."""

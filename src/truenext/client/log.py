@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING
 
+from truenext.client.core.buffer import ReceivedMessage
+from truenext.client.core.client import Client
 from truenext.client.core.context import CONNECTED_TEXT, NOT_CONFIRMED_TEXT
 from truenext.errors import TruenextError
-
-if TYPE_CHECKING:
-    from truenext.client.core.buffer import ReceivedMessage
-    from truenext.client.core.client import Client
 
 _logger = logging.getLogger("truenext.client")
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from types import TracebackType
 
+from truenext.client.core.send_options import SendOptions
+from truenext.client.tasks.connection import Session
 from truenext.errors import ClosedError, Code, ConnectionLost, Refused, RolledBack, TruenextError
-from truenext.stage.interceptors.interceptor import MessageToSend
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import TracebackType
-
-    from truenext.client.core.send_options import SendOptions
-    from truenext.client.tasks.connection import Session
-    from truenext.stage.core.outbox_unit import EncodedMessage
-    from truenext.stage.core.output import OutputMessage
-    from truenext.stage.interceptors.chain import InterceptorChain
-    from truenext.stage.interceptors.interceptor import Execution
+from truenext.stage.core.outbox_unit import EncodedMessage
+from truenext.stage.core.output import OutputMessage
+from truenext.stage.interceptors.chain import InterceptorChain
+from truenext.stage.interceptors.interceptor import Execution, MessageToSend
 
 CONTENT_TYPE = "application/json"
 FRAME_BYTES = 1024

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Container
 
+from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.clock import monotonic
 from truenext.errors import Refused
+from truenext.stage.context import ServiceContext
+from truenext.stage.core.definitions import Stage
 from truenext.stage.core.failure import describe_error
 from truenext.stage.core.health import StageStatus
+from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
+from truenext.stage.pool import PriorityPool
 from truenext.stage.user_code import is_being_cancelled
 from truenext.stage.worker import StageWorker
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from truenext.client.core.subscriptions import ConsumerOptions
-    from truenext.stage.context import ServiceContext
-    from truenext.stage.core.definitions import Stage
-    from truenext.stage.outbox.exactly_once import ExactlyOnceProcessing
-    from truenext.stage.pool import PriorityPool
 
 _logger = logging.getLogger("truenext.stage")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from truenext.errors import ConfigurationError
 from truenext.model.url import DEFAULT_URL, parse_url
@@ -21,11 +21,7 @@ from truenext.stage.core.definitions import (
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import expand_endpoint_name
 from truenext.stage.interceptors.interceptor import Interceptor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from truenext.stage.lifespan import LifespanFactory
+from truenext.stage.lifespan import LifespanFactory
 
 M = TypeVar("M")
 R = TypeVar("R")

@@ -11,23 +11,19 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from truenext.client.tasks.connection import Message
 from truenext.clock import monotonic, time_ns
 from truenext.errors import ConfigurationError
 from truenext.history.stage_files import FILE_BYTES_MAX, FILE_SECONDS_MAX, FORMAT, delete_old_files, stage_file
 from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from truenext.client.tasks.connection import Message
-    from truenext.stage.core.definitions import Stage
-    from truenext.stage.core.envelope import Envelope
-    from truenext.stage.interceptors.interceptor import ExecutionOutcome, ExecutionResult
+from truenext.stage.core.definitions import Stage
+from truenext.stage.core.envelope import Envelope
+from truenext.stage.interceptors.interceptor import ExecutionOutcome, ExecutionResult
 
 _logger = logging.getLogger("truenext.stage")
 

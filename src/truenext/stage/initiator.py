@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from truenext.errors import ClosedError, RolledBack
+from truenext.client.tasks.connection import Connection, Session
+from truenext.errors import ClosedError, InDoubt, RolledBack
 from truenext.stage.broker_transaction import (
     encode_messages,
     remaining_s,
@@ -16,22 +18,15 @@ from truenext.stage.broker_transaction import (
     sender_error,
     transaction_size,
 )
+from truenext.stage.context import ServiceContext
+from truenext.stage.core.definitions import Endpoint
+from truenext.stage.core.flow_start import FlowOptions
 from truenext.stage.core.initiation import Initiation
+from truenext.stage.core.outbox_unit import EncodedMessage
 from truenext.stage.core.output import Output
 from truenext.stage.pending_replies import PendingReplies
+from truenext.stage.pool import PriorityPool
 from truenext.stage.user_code import call_after_commit, call_after_commit_sync
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from truenext.client.tasks.connection import Connection, Session
-    from truenext.errors import InDoubt
-    from truenext.stage.context import ServiceContext
-    from truenext.stage.core.definitions import Endpoint
-    from truenext.stage.core.flow_start import FlowOptions
-    from truenext.stage.core.outbox_unit import EncodedMessage
-    from truenext.stage.pool import PriorityPool
-
 
 PAUSE_S = 0.05
 """Until what was rolled back is sent again; each pause is twice as long as the one before."""

@@ -9,20 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from truenext.client.tasks.connection import Connection, Message
 from truenext.errors import ClosedError, TruenextError
-from truenext.stage.core.definitions import Topic
+from truenext.stage.core.codec import Codec
+from truenext.stage.core.definitions import Endpoint, Topic
 from truenext.stage.core.envelope import decode_envelope
 from truenext.stage.core.errors import FlowError, NotDecoded
 from truenext.stage.core.flow_start import check_endpoint
-
-if TYPE_CHECKING:
-    from truenext.client.tasks.connection import Connection, Message
-    from truenext.stage.core.codec import Codec
-    from truenext.stage.core.definitions import Endpoint
 
 R = TypeVar("R")
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from truenext.errors import ConfigurationError
+from truenext.stage.core.definitions import Stage
 from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.flow import Flow
-from truenext.stage.dependencies.depends import build_plan
+from truenext.stage.definition import Definition
+from truenext.stage.dependencies.depends import Overrides, build_plan
 from truenext.stage.dependencies.factory import name_of
+from truenext.stage.dependencies.plan import DependencyPlan
 from truenext.stage.lifespan import Lifespan
-
-if TYPE_CHECKING:
-    from truenext.stage.core.definitions import Stage
-    from truenext.stage.definition import Definition
-    from truenext.stage.dependencies.depends import Overrides
-    from truenext.stage.dependencies.plan import DependencyPlan
 
 FLOW: Final = "flow"
 SESSION: Final = "session"

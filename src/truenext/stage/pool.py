@@ -7,17 +7,13 @@ import asyncio
 import logging
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import Final
 
+from truenext.client.tasks.connection import Connection
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTIONS_MAX
 from truenext.stage.core.health import PoolStatus
 from truenext.stage.core.output import PRIORITY_INTERACTIVE
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from truenext.client.tasks.connection import Connection
-
 
 _logger = logging.getLogger("truenext.stage")
 

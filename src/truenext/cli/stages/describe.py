@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import click
 import msgspec
@@ -17,12 +18,7 @@ from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, UrlOption
 from truenext.errors import ConfigurationError
 from truenext.model.destination import DEAD_LETTER_PREFIX
-from truenext.stage.introspection.graph import ServiceGraph, graph_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from truenext.stage.introspection.graph import EndpointNode, StageNode
+from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, StageNode, graph_of
 
 
 class QueueCounts(msgspec.Struct, frozen=True):

@@ -7,13 +7,11 @@ arrow goes from each stage to what it names, and says how.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, StageNode
+from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, StageNode
 
 
 class _Arrow(NamedTuple):

@@ -11,21 +11,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from truenext.errors import ConfigurationError
 from truenext.model.url import host_and_port
+from truenext.stage.core.health import ServiceHealth
 from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS_TYPE
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from truenext.stage.core.health import ServiceHealth
 
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0

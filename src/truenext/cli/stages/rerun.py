@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 import msgspec
 
-from truenext.blocking import Consumer
+from truenext.blocking import Connection, Consumer, Message, Session
 from truenext.cli import terminal
 from truenext.cli.bulk_work import dead_letter_selector_option, queue_exists
 from truenext.cli.connection import connected, url_option
@@ -22,9 +20,6 @@ from truenext.stage.broker_transaction import CONTENT_TYPE
 from truenext.stage.context import ServiceContext
 from truenext.stage.core.envelope import decode_envelope, encode_envelope
 from truenext.stage.core.errors import NotDecoded
-
-if TYPE_CHECKING:
-    from truenext.blocking import Connection, Message, Session
 
 BATCH_MAX = 100
 """Messages of one transaction."""

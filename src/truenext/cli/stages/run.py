@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -30,17 +30,12 @@ from truenext.cli.stages.service_loader import load_service, service_argument
 from truenext.cli.terminal import count_noun
 from truenext.cli.values import URL, DatabaseUrlParam, HostAndPortParam, PathParam, SecondsParam, UrlOption
 from truenext.errors import ConfigurationError, TruenextError
-from truenext.stage.core.health import assess_health
+from truenext.stage.core.health import ServiceHealth, assess_health
 from truenext.stage.core.names import endpoint_of
+from truenext.stage.definition import Definition
 from truenext.stage.interceptors.metrics import Metrics
+from truenext.stage.service import Service
 from truenext.stage.service_run import STOP_TIMEOUT_S, ServiceRun
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.stage.core.health import ServiceHealth
-    from truenext.stage.definition import Definition
-    from truenext.stage.service import Service
 
 logger = logging.getLogger("truenext.stage")
 

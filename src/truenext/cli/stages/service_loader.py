@@ -6,7 +6,7 @@ import importlib
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType, TracebackType
 
 import click
 
@@ -14,9 +14,6 @@ from truenext.cli import terminal
 from truenext.cli.values import ServiceImportParam
 from truenext.errors import ConfigurationError
 from truenext.stage.service import Service
-
-if TYPE_CHECKING:
-    from types import ModuleType, TracebackType
 
 _PACKAGE_DIR = str(Path(__file__).parents[2])
 

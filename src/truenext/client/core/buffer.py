@@ -5,19 +5,15 @@ One file, for a message knows its subscription, a subscription its buffer, and a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from truenext.client.core.message import Content
 from truenext.client.core.waiting import Flow, Signal, Wait
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.errors import TruenextError
+from truenext.errors import TruenextError
 
 
 class ReceivedMessageState(IntEnum):

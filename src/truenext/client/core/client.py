@@ -10,13 +10,14 @@ outlives those to the broker: `Link` is one of these, `Client` is what stays.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
 from truenext.client.core import frames
-from truenext.client.core.buffer import ReceivedMessage
-from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT
+from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription, SubscriptionOptions
+from truenext.client.core.context import CONNECTED_TEXT, NO_SPACE_TEXT, NOT_CONFIRMED_TEXT, ClientContext
 from truenext.client.core.link import ConnectBackoff, Link
 from truenext.client.core.pending_requests import PendingRequests, ProducerStatus
 from truenext.client.core.reconciler import Reconciler
@@ -35,15 +36,8 @@ from truenext.errors import (
     TruenextError,
     copy_error,
 )
-from truenext.model.url import DEFAULT_URL, parse_url
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from truenext.client.core.buffer import ReceiveBuffer, Subscription, SubscriptionOptions
-    from truenext.client.core.context import ClientContext
-    from truenext.model.url import Address
-    from truenext.wire.stomp.frame import Frame
+from truenext.model.url import DEFAULT_URL, Address, parse_url
+from truenext.wire.stomp.frame import Frame
 
 LOGIN_TIMEOUT_S = 10.0
 """From the first byte until CONNECTED; a broker that takes an old connection over may have a write under way."""

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from truenext.client.core.buffer import ReceivedMessageState
+from truenext.client.core.buffer import ReceivedMessage, ReceivedMessageState, Subscription, SubscriptionOptions
+from truenext.client.core.client import Client
 from truenext.client.core.disposition import ACKED, CountedAttempts
 from truenext.client.core.flows import DEFAULT_TIMEOUT_S
 from truenext.client.core.isolation import HandlerIsolation, SharedReceiveBuffer
-from truenext.client.core.session import SessionCore
+from truenext.client.core.session import SessionCore, SessionMode
 from truenext.client.core.transaction_state import Outcome
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ClosedError, InDoubt, RolledBack
-
-if TYPE_CHECKING:
-    from truenext.client.core.buffer import ReceivedMessage, Subscription, SubscriptionOptions
-    from truenext.client.core.client import Client
-    from truenext.client.core.session import SessionMode
 
 
 class ConsumeCall:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
 
+from truenext.client.core.link import Link
 from truenext.client.core.waiting import DelayedCalls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.client.core.link import Link
-
 
 CONNECTED_TEXT = "connected to %(url)s"
 """Reported when a first attempt to connect succeeds. Texts of reports name the facts that they say."""

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessageState
+from truenext.client.core.buffer import (
+    ReceiveBuffer,
+    ReceivedMessage,
+    ReceivedMessageState,
+    Subscription,
+    SubscriptionOptions,
+)
+from truenext.client.core.client import Client
 from truenext.client.core.disposition import ACKED, FAILED, CountedAttempts, Disposition, counted_attempts_for
 from truenext.client.core.message import Content, make_content
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
+from truenext.client.core.send_buffer import PendingSend
 from truenext.client.core.send_options import EncodedSend, SendOptions, encode_body, encode_send, ttl_line
 from truenext.client.core.session import SessionCore, SessionMode
-from truenext.client.core.transaction_state import CallerNumber, Outcome
+from truenext.client.core.transaction_state import CallerNumber, Outcome, TransactionState
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import InDoubt, LocalProtocolError
 from truenext.model.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
-
-if TYPE_CHECKING:
-    from truenext.client.core.buffer import ReceivedMessage, Subscription, SubscriptionOptions
-    from truenext.client.core.client import Client
-    from truenext.client.core.send_buffer import PendingSend
-    from truenext.client.core.transaction_state import TransactionState
 
 DEFAULT_TIMEOUT_S = 60.0
 """Until something is confirmed, unless told otherwise."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from truenext.model.header_lines import encode_header_lines, escape, must_escape
 from truenext.model.limits import HEADER_BYTES_MAX, HEADERS_MAX
 from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version, encode
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _OWN_HEADERS_MAX = 16
 _OWN_HEADER_BYTES_MAX = 1024

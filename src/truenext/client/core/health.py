@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
+from truenext.client.core.client import Client
 from truenext.errors import ClosedError
-
-if TYPE_CHECKING:
-    from truenext.client.core.client import Client
 
 
 class ConsumerHealth(msgspec.Struct, frozen=True):

@@ -5,15 +5,10 @@ Such a message may be what ends processes. What has been handed out beside it wo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 from weakref import WeakSet
 
-from truenext.client.core.buffer import ReceiveBuffer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.client.core.buffer import ReceivedMessage, Subscription
+from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
 
 
 class HandlerIsolation:

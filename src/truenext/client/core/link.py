@@ -9,24 +9,19 @@ Source: docs/stomp.md, "A frame that is refused"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from truenext.client.core import frames
 from truenext.client.core.waiting import Signal
 from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteProtocolError
 from truenext.model.limits import HEART_BEAT_MS_MIN
+from truenext.model.url import Address
 from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.protocol import Side, parse_heart_beat
 from truenext.wire.stomp.protocol import StompProtocol as Stomp
-from truenext.wire.stomp.protocol_detector import detector_for_server
+from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for_server
 from truenext.wire.stomp.shapes import FRAME_SHAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from truenext.model.url import Address
-    from truenext.wire.stomp.protocol_detector import ProtocolDetector
-
 
 SILENT_INTERVALS = 2.0
 """Intervals without a byte after which the broker counts as lost."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from truenext.model.order import PRIORITY_MAX, rank
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from truenext.wire.stomp.frame import Frame
+from truenext.wire.stomp.frame import Frame
 
 _RANKS = {str(priority): rank(priority) for priority in range(PRIORITY_MAX + 1)}
 

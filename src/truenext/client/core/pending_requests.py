@@ -5,19 +5,16 @@ What is asked of others and not answered when the connection is lost is told so:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from truenext.client.core import frames
+from truenext.client.core.link import Link
 from truenext.errors import ConnectionLost, Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.client.core.link import Link
-    from truenext.wire.stomp.frame import Frame
+from truenext.wire.stomp.frame import Frame
 
 REPLIES = "/temp-queue/replies"
 _SUBSCRIPTION = "replies"

@@ -6,16 +6,13 @@ A browser cannot say how much it takes. So nothing more is read from its socket 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from truenext.client.core import frames
+from truenext.client.core.client import Client
 from truenext.client.core.message import Content, make_content
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ConnectionLost, Refused
-
-if TYPE_CHECKING:
-    from truenext.client.core.client import Client
-    from truenext.wire.stomp.frame import Frame
+from truenext.wire.stomp.frame import Frame
 
 UNREAD_MESSAGES_MAX = 1000
 """Messages that are here and nobody has looked at: beyond that nothing more is read."""

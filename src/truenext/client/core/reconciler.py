@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from truenext.client.core.pending_requests import ConnectionStatus
+from truenext.client.core.buffer import Subscription
+from truenext.client.core.context import ClientContext
+from truenext.client.core.link import Link
+from truenext.client.core.pending_requests import ConnectionStatus, PendingRequests
+from truenext.client.core.subscriptions import Subscriptions
 from truenext.errors import ConnectionLost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.client.core.buffer import Subscription
-    from truenext.client.core.context import ClientContext
-    from truenext.client.core.link import Link
-    from truenext.client.core.pending_requests import PendingRequests
-    from truenext.client.core.subscriptions import Subscriptions
 
 RELEASE_IDLE_INTERVAL_S = 5.0
 """A buffer that nobody asks for goes back after so long, so that others get it."""

@@ -13,19 +13,14 @@ left out.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from truenext.client.core.link import Link
 from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import ProducerNumbers
-from truenext.client.core.waiting import Signal
+from truenext.client.core.waiting import DelayedCalls, Signal
 from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.client.core.link import Link
-    from truenext.client.core.waiting import DelayedCalls
-    from truenext.wire.stomp.frame import Frame
+from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_MESSAGES_MAX = 10_000
 """Sends that may wait for their confirmation at once."""

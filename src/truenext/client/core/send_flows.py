@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from truenext.client.core.client import Client
 from truenext.client.core.frames import escape_value
 from truenext.client.core.send_buffer import BatchWaiter, PendingSend, SendBatch
 from truenext.client.core.send_options import Outgoing, SendOptions, encode_body, encode_send
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import ClosedError, ConnectionLost
-
-if TYPE_CHECKING:
-    from truenext.client.core.client import Client
 
 
 def prepare_send(client: Client, destination: str, body: bytes | str, options: SendOptions) -> PendingSend:

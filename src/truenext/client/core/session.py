@@ -11,24 +11,17 @@ that, so it is the broker's true next. Source: docs/contract.md, "Releasing"
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from truenext.client.core.buffer import ReceivedMessageState, key_of
-from truenext.client.core.disposition import ACKED, FAILED, CountedAttempts, counted_attempts_for
+from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, ReceivedMessageState, Subscription, key_of
+from truenext.client.core.client import Client
+from truenext.client.core.disposition import ACKED, FAILED, CountedAttempts, Disposition, counted_attempts_for
 from truenext.client.core.pending_requests import ConnectionStatus
-from truenext.client.core.transaction_state import Outcome
+from truenext.client.core.transaction_state import CallerNumber, Outcome, TransactionState
 from truenext.client.core.transactions import SessionTransactions
 from truenext.client.core.waiting import Flow, Wait
 from truenext.errors import ClosedError, LocalProtocolError, copy_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
-    from truenext.client.core.client import Client
-    from truenext.client.core.disposition import Disposition
-    from truenext.client.core.transaction_state import CallerNumber, TransactionState
 
 FLUSH_FRAMES = 64
 """Frames of a transaction that are written together."""

@@ -9,8 +9,9 @@ again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 from truenext.client.core import frames
 from truenext.client.core.buffer import (
@@ -20,20 +21,14 @@ from truenext.client.core.buffer import (
     Subscription,
     SubscriptionOptions,
 )
-from truenext.client.core.link import UNANSWERED_FRAMES_MAX, NullAnswerHandler
+from truenext.client.core.context import ClientContext
+from truenext.client.core.disposition import Disposition
+from truenext.client.core.link import UNANSWERED_FRAMES_MAX, Link, NullAnswerHandler
 from truenext.client.core.transaction_state import TransactionState
 from truenext.errors import ClosedError, ConnectionLost, Refused
 from truenext.model.limits import CONSUMER_PRIORITY_MAX, WINDOW_MAX
 from truenext.model.pattern import is_pattern
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from truenext.client.core.context import ClientContext
-    from truenext.client.core.disposition import Disposition
-    from truenext.client.core.link import Link
-    from truenext.wire.stomp.frame import Frame
-
+from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_DISPOSITIONS_MAX = 100_000
 """Messages that the program has settled and the broker may not know of."""

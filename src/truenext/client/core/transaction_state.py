@@ -15,14 +15,12 @@ next unit does not begin.
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from truenext.client.core.buffer import ReceivedMessage
 from truenext.client.core.waiting import Signal
 from truenext.errors import Code, ConnectionLost, Refused, RolledBack, TruenextError
-
-if TYPE_CHECKING:
-    from truenext.client.core.buffer import ReceivedMessage
-    from truenext.wire.stomp.frame import Frame
+from truenext.wire.stomp.frame import Frame
 
 
 class Outcome(Enum):

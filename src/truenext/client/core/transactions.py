@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 from weakref import ref
 
 import msgspec
 
 from truenext.client.core import frames
-from truenext.client.core.buffer import ReceivedMessageState
-from truenext.client.core.disposition import CountedAttempts
-from truenext.client.core.link import UNANSWERED_FRAMES_MAX, NullAnswerHandler
+from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, ReceivedMessageState
+from truenext.client.core.client import Client
+from truenext.client.core.disposition import CountedAttempts, Disposition
+from truenext.client.core.link import UNANSWERED_FRAMES_MAX, Link, NullAnswerHandler
 from truenext.client.core.pending_requests import ProducerStatus, encode_control_request
 from truenext.client.core.send_buffer import NO_SPACE_RETRY_S
 from truenext.client.core.send_options import ttl_line
 from truenext.client.core.transaction_state import (
     ENDED_OUTCOMES,
     BeginAnswerHandler,
+    CallerNumber,
     CommitAnswerHandler,
     Outcome,
     TransactionState,
 )
 from truenext.client.core.waiting import Flow, Signal, Wait
 from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, Refused, RolledBack
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage
-    from truenext.client.core.client import Client
-    from truenext.client.core.disposition import Disposition
-    from truenext.client.core.link import Link
-    from truenext.client.core.transaction_state import CallerNumber
 
 _QUEUE_SEND_PREFIX, _PERSISTENT_LINE = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
 _OUTCOME_TIMEOUT_TEXT = "whether the transaction happened could not be found out in time"

@@ -17,8 +17,10 @@ import asyncio
 import os
 import secrets
 import sys
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Unpack, cast
+from types import TracebackType
+from typing import Self, Unpack, cast
 
 from truenext.client.core import flows
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
@@ -45,14 +47,7 @@ from truenext.client.core.transaction_state import Outcome
 from truenext.client.tasks.driver import Driver
 from truenext.client.tasks.handlers import Handlers
 from truenext.client.tasks.opening import AwaitableContext, each
-from truenext.errors import ClosedError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable
-    from types import TracebackType
-    from typing import Self
-
-    from truenext.errors import InDoubt
+from truenext.errors import ClosedError, InDoubt
 
 
 def connect(

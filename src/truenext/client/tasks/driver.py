@@ -17,30 +17,25 @@ import os
 import random
 import socket
 import threading
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from truenext.client import log
+from truenext.client.core.buffer import ReceivedMessage, Subscription
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
 from truenext.client.core.flows import add_exit_failure_note
-from truenext.client.core.health import make_health
+from truenext.client.core.health import Health, make_health
 from truenext.client.core.isolation import HandlerIsolation
-from truenext.client.core.link import HEART_BEAT
+from truenext.client.core.link import HEART_BEAT, Link
+from truenext.client.core.session import SessionCore
+from truenext.client.core.waiting import Flow, Wait
 from truenext.client.tasks.heartbeat_thread import HeartbeatThread
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConfigurationError, ConnectionLost
 from truenext.model.limits import READ_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.client.core.buffer import ReceivedMessage, Subscription
-    from truenext.client.core.health import Health
-    from truenext.client.core.link import Link
-    from truenext.client.core.session import SessionCore
-    from truenext.client.core.waiting import Flow, Wait
-    from truenext.model.url import Address
+from truenext.model.url import Address
 
 CONNECT_TIMEOUT_S = 10.0
 """Until a broker has taken a connection."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from truenext.client import log
-from truenext.client.core.consume_call import ConsumeCall
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from truenext.client.core.buffer import SubscriptionOptions
-    from truenext.client.core.consume_call import HandlerWorker
-    from truenext.client.core.session import SessionCore, SessionMode
-    from truenext.client.tasks.driver import Driver
+from truenext.client.core.buffer import SubscriptionOptions
+from truenext.client.core.consume_call import ConsumeCall, HandlerWorker
+from truenext.client.core.session import SessionCore, SessionMode
+from truenext.client.tasks.driver import Driver
 
 
 class Handlers:

@@ -8,11 +8,9 @@ with the process; a forked child has none.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Protocol
+from asyncio import AbstractEventLoop
+from typing import Protocol
 from weakref import ref
-
-if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
 
 CHECKS_PER_INTERVAL = 2
 """In each interval: then it is never longer than the interval from one byte to the next."""

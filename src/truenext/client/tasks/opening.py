@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
-    from types import TracebackType
-    from typing import Self
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable, Iterator
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar, cast
 
 T = TypeVar("T")
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import current_thread
-from typing import TYPE_CHECKING, Unpack, cast
+from types import TracebackType
+from typing import Self, Unpack, cast
 
 from truenext.client.core import flows
 from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscription
@@ -37,14 +39,7 @@ from truenext.client.core.transaction_state import Outcome
 from truenext.client.threads.driver import Driver
 from truenext.client.threads.handlers import Handlers
 from truenext.clock import monotonic
-from truenext.errors import ClosedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
-    from typing import Self
-
-    from truenext.errors import InDoubt
+from truenext.errors import ClosedError, InDoubt
 
 
 def connect(

@@ -20,31 +20,27 @@ import socket
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple, cast
+from typing import TypeVar, TypeVarTuple, cast
 from weakref import WeakSet
 
 from truenext.client import log
+from truenext.client.core.buffer import ReceivedMessage, Subscription
 from truenext.client.core.client import Client, ConnectOptions
 from truenext.client.core.context import ClientContext
 from truenext.client.core.flows import add_exit_failure_note
-from truenext.client.core.health import make_health
+from truenext.client.core.health import Health, make_health
 from truenext.client.core.isolation import HandlerIsolation
+from truenext.client.core.link import Link
+from truenext.client.core.session import SessionCore
+from truenext.client.core.waiting import Flow, Wait
 from truenext.client.threads.interrupts import SignalSafeLock
 from truenext.clock import monotonic
 from truenext.errors import ClosedError, ConnectionLost, LocalProtocolError
 from truenext.model.limits import READ_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.client.core.buffer import ReceivedMessage, Subscription
-    from truenext.client.core.health import Health
-    from truenext.client.core.link import Link
-    from truenext.client.core.session import SessionCore
-    from truenext.client.core.waiting import Flow, Wait
-    from truenext.model.url import Address
+from truenext.model.url import Address
 
 CONNECT_TIMEOUT_S = 10.0
 """Until a broker has taken a connection."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from threading import Thread, current_thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from truenext.client import log
-from truenext.client.core.consume_call import ConsumeCall
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.client.core.buffer import SubscriptionOptions
-    from truenext.client.core.consume_call import HandlerWorker
-    from truenext.client.core.session import SessionCore, SessionMode
-    from truenext.client.threads.driver import Driver
+from truenext.client.core.buffer import SubscriptionOptions
+from truenext.client.core.consume_call import ConsumeCall, HandlerWorker
+from truenext.client.core.session import SessionCore, SessionMode
+from truenext.client.threads.driver import Driver
 
 
 class Handlers:

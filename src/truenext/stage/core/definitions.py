@@ -10,8 +10,9 @@ What types cannot say is checked here, before anything starts.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from truenext.errors import RemoteProtocolError
 from truenext.model.destination import parse_stored_address
@@ -21,9 +22,6 @@ from truenext.stage.core.errors import DefinitionError
 from truenext.stage.core.names import stage_queue
 from truenext.stage.core.retry import RetryRules
 from truenext.stage.core.signature import Signature, is_assignable, signature_of, without_none
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
 
 M = TypeVar("M")
 """What is taken."""

@@ -6,7 +6,8 @@ and, for each endpoint that waits for a reply, where to and its state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -14,10 +15,6 @@ from truenext.errors import RemoteProtocolError
 from truenext.model.destination import DestinationKind, parse_address
 from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import FlowError, NotDecoded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 VERSION = 2
 """Messages of another version are rejected, lower ones too."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.stage.core.errors import NoAttemptsLeft
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SHOWN_MAX = 65536
 """Characters of an error's text; of more the beginning is logged, without a traceback."""

@@ -13,12 +13,14 @@ nothing: it is sent when the stage has returned, all of it or nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, Unpack
+from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
 import msgspec
 
 from truenext.stage.core.codec import EMPTY, check_properties, type_name
+from truenext.stage.core.definitions import Endpoint, Stage, Topic
 from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo, StashedFlow, encode_stashed_flow
 from truenext.stage.core.errors import FlowError, Reject
 from truenext.stage.core.flow_start import (
@@ -29,14 +31,8 @@ from truenext.stage.core.flow_start import (
     start_flow,
     state_for,
 )
-from truenext.stage.core.output import OutputMessage, checked_attachments
+from truenext.stage.core.output import Output, OutputMessage, checked_attachments
 from truenext.stage.core.signature import is_assignable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from truenext.stage.core.definitions import Endpoint, Stage, Topic
-    from truenext.stage.core.output import Output
 
 WAITING_MAX: Final = 35
 """Places that wait for a reply in one flow, one within the other: endpoints, and where the flow's own reply goes. More

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -12,11 +12,8 @@ from truenext.stage.core.codec import EMPTY, check_properties, encode_any
 from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
 from truenext.stage.core.envelope import VERSION, Envelope, FlowContext, ReplyTo
 from truenext.stage.core.errors import FlowError
-from truenext.stage.core.output import OutputMessage, checked_attachments
+from truenext.stage.core.output import Output, OutputMessage, checked_attachments
 from truenext.stage.core.signature import is_assignable
-
-if TYPE_CHECKING:
-    from truenext.stage.core.output import Output
 
 
 class FlowOptions(TypedDict, total=False):

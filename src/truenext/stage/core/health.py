@@ -6,12 +6,10 @@ does not find it again, or a stage takes nothing any more. It is **ready** while
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Iterator
+from typing import Final, Literal
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOST_S: Final = 60.0
 """So long a broker that was there may be away before a restart is asked for: one restart, as a process that has just

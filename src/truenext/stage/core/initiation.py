@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from collections.abc import Mapping
+from typing import Any, TypeVar, Unpack
 
+from truenext.stage.core.definitions import Endpoint, Stage, Topic
 from truenext.stage.core.envelope import decode_stashed_flow
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.flow import Flow
 from truenext.stage.core.flow_start import FlowOptions, check_endpoint, check_topic, new_flow_context, start_flow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from truenext.stage.core.definitions import Endpoint, Stage, Topic
-    from truenext.stage.core.output import Output
+from truenext.stage.core.output import Output
 
 M = TypeVar("M")
 R = TypeVar("R")

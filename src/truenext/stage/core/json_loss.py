@@ -12,16 +12,13 @@ Source: docs/stages.md, "Endpoints"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import inspect
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 JsonLossCheck: TypeAlias = "Callable[[Any], str | None]"
 """Return where in a value something would be lost, and what; None if nothing would be lost. Such as

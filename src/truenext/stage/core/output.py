@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -12,9 +12,6 @@ from truenext.stage.core.envelope import Envelope, encode_envelope
 from truenext.stage.core.errors import FlowError
 from truenext.stage.core.names import child_id
 from truenext.stage.core.outbox_unit import EncodedMessage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PRIORITY: Final = 4
 PRIORITY_INTERACTIVE: Final = 9

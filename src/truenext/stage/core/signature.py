@@ -9,14 +9,12 @@ The message is first; the state, if the endpoint has one, second. Everything els
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from truenext.stage.core.codec import type_name
 from truenext.stage.core.errors import DefinitionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Signature:

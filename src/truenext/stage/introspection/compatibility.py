@@ -8,17 +8,14 @@ any more keeps what is in it, and what is still to come.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import msgspec
 
+from truenext.stage.core.definitions import LocalEndpoint
 from truenext.stage.core.schema import Schema
 from truenext.stage.introspection.mismatch import UNCERTAIN, Mismatch, find_mismatches
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from truenext.stage.core.definitions import LocalEndpoint
 
 FORMAT: Final = 3
 """Of an interface that is written down. 1 said nothing of names, members, defaults and sets, and 2 nothing of keys,

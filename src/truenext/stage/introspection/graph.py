@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from truenext.stage.core.codec import type_name
-from truenext.stage.core.definitions import Endpoint, Topic
+from truenext.stage.core.definitions import Endpoint, LocalEndpoint, Topic
 from truenext.stage.introspection.references import references_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from truenext.stage.core.definitions import LocalEndpoint
 
 
 class GraphEdge(msgspec.Struct, frozen=True):

@@ -6,14 +6,12 @@ and no others; whoever reads ignores those that it does not name, unless it refu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from truenext.stage.core.schema import ANNOTATIONS, Schema
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 MismatchKind = Literal["field", "type", "value", "bound", "meaning", "default", "renamed", "replaced"]
 """Why something cannot be read, or is read as something else.

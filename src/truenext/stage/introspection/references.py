@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import dis
 import inspect
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from truenext.stage.core.definitions import Endpoint, Topic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 ACTIONS: Final = {"request": "requests", "goto": "goes to", "send": "sends to", "publish": "publishes to"}
 """What a stage does that calls a method of this name with an endpoint or topic as its first argument."""

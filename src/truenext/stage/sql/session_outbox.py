@@ -6,7 +6,8 @@ Source: docs/stages-outbox.md, "In a transaction of your own"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, event, insert, literal_column, select, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,14 +17,10 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from truenext.errors import ConfigurationError
 from truenext.stage.core.errors import FlowError
+from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 from truenext.stage.sql.exactly_once_writer import CLOCK
 from truenext.stage.sql.shielded import run_to_completion
 from truenext.stage.sql.tables import is_missing_table, keys, missing_table_text, outbox
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from truenext.stage.core.outbox_unit import InitiationKey, OutboxUnit
 
 T = TypeVar("T")
 
