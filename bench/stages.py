@@ -159,7 +159,7 @@ class _Path:
             elif type(command) is ReceiptRequest:
                 engine.answer(self._producer, Receipt(command.receipt))
         seconds["send"] += now() - at
-        if engine.is_batch_awaited:
+        if engine.commit_state.is_batch_awaited:
             self._commit()
         at = now()
         effects = engine.turn()

@@ -176,9 +176,9 @@ def test_a_pause_and_what_was_moved_and_purged_are_told() -> None:
     recorded.engine.pause("orders")
     move: BulkRequest = Move("orders", limit=1, to="elsewhere")
     for request in (move, Purge("orders")):
-        read = recorded.engine.next_bulk_read(request)
+        read = recorded.engine.bulk_pieces.next_read(request)
         assert read is not None
-        recorded.engine.execute_bulk(request, read, PageResult([], 0, is_end=True))
+        recorded.engine.bulk_pieces.execute(request, read, PageResult([], 0, is_end=True))
     recorded.engine.resume("orders")
     assert recorded.story() == [
         *(("accepted", 1), ("accepted", 2), ("paused",)),
@@ -558,7 +558,7 @@ def test_history_alone_makes_no_further_batches() -> None:
     recorded.send(recorded.session(), persistent=False)
     recorded.commit()
     recorded.commit()
-    assert not recorded.engine.has_batch
+    assert not recorded.engine.commit_state.has_batch
 
 
 def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:

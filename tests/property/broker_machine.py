@@ -666,7 +666,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _audit(self) -> None:
         self._report_due()
-        if self.oracle.attempt_counted_in == self.oracle.gathering and not self.engine.is_batch_awaited:
+        if self.oracle.attempt_counted_in == self.oracle.gathering and not self.engine.commit_state.is_batch_awaited:
             raise Disagreement("the batch with an attempt is not written at once")
         if wrong := miscounted(self.engine, self.sessions.values()):
             raise Disagreement(f"memory is counted wrong: {wrong}")
@@ -678,7 +678,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """What can happen now, each as often as it is likely."""
         letters = self.oracle.letters
         is_under_way = self.redriving is not None or self.piece is not None or self.cancelling is not None
-        can_do_bulk = self.engine.can_execute_bulk and not is_under_way
+        can_do_bulk = self.engine.bulk_pieces.can_execute and not is_under_way
         is_impossible = {
             "connect": len(self.sessions) >= PEERS_MAX,
             "subscribe": not self.sessions or len(self.oracle.readers) >= READERS_MAX,
@@ -1699,7 +1699,7 @@ class BrokerMachine(RuleBasedStateMachine):
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
             piece = Redrive(queue, limit=limit, after=after)
-            read = self.engine.next_bulk_read(piece)
+            read = self.engine.bulk_pieces.next_read(piece)
             if read is None:
                 return
             page = self.disk.read_at_once(read)
@@ -1707,7 +1707,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 note(f"# to be moved from {queue}: {_sketch(page)}")
                 self.redriving = read, page
                 return
-            self.engine.execute_bulk(piece, read, page)
+            self.engine.bulk_pieces.execute(piece, read, page)
             rank = read.lane.rank
             after = (rank + 1, 0) if rank < 9 else None
 
@@ -1718,7 +1718,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.redriving = None
         shown = [found.sequence for found in page.messages][:limit]
         note(f"engine.redrive({shown}, {_sketch(page)})")
-        answer = self.engine.execute_bulk(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
+        answer = self.engine.bulk_pieces.execute(Redrive(read.lane.queue.name, sequences=tuple(shown)), read, page)
         self.oracle.redriven(shown, answer.sequences)
 
     def schedule(self, peer_index: int, queue: str, priority: int, persistent: bool, delays: list[int]) -> None:
@@ -1748,11 +1748,11 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _read_scheduled(self, request: ScheduledRequest) -> BulkRead | None:
         """Once all is durable that was accepted."""
-        if not self.engine.freeze_scheduled():
+        if not self.engine.bulk_pieces.freeze_scheduled():
             self.all_becomes_durable()
-            if not self.engine.freeze_scheduled():
+            if not self.engine.bulk_pieces.freeze_scheduled():
                 raise Disagreement("what is durable is waited for")
-        return self.engine.next_bulk_read(request)
+        return self.engine.bulk_pieces.next_read(request)
 
     def unschedule(self, selector: str | None, limit: int | None) -> None:
         """Anything may have happened since the page was read."""
@@ -1763,8 +1763,8 @@ class BrokerMachine(RuleBasedStateMachine):
         queue = read.lane.queue.name.removeprefix(HIDDEN_PREFIX)
         here = self.oracle.planned_of(queue, [_label(_body_of(found)) for found in page.messages], priorities)[:limit]
         request = Unschedule(queue, selector=selector, limit=limit)
-        note(f"engine.execute_bulk({request}, {_sketch(page)})")
-        answer = self.engine.execute_bulk(request, read, page)
+        note(f"engine.bulk_pieces.execute({request}, {_sketch(page)})")
+        answer = self.engine.bulk_pieces.execute(request, read, page)
         self.oracle.cancelled(here, answer.count)
 
     def show_scheduled(self, queue: str) -> None:
@@ -1774,7 +1774,7 @@ class BrokerMachine(RuleBasedStateMachine):
         request = ListScheduled(queue)
         shown: list[tuple[str, int]] = []
         while (read := self._read_scheduled(request)) is not None:
-            answer = self.engine.execute_bulk(request, read, self.disk.read_at_once(read))
+            answer = self.engine.bulk_pieces.execute(request, read, self.disk.read_at_once(read))
             assert isinstance(answer, ShownSends)
             shown += [(each.body[:12].rstrip("."), each.due_ms) for each in answer.sends]
             if answer.next is None:
@@ -1787,7 +1787,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """The page of a piece, at the first lane from `rank` on that has anything."""
         if self.oracle.is_any_on_its_way_to(queue) or queue not in {each.name for each in self.engine.queues()}:
             return
-        read = self.engine.next_bulk_read(Purge(queue, after=(rank, 0)))
+        read = self.engine.bulk_pieces.next_read(Purge(queue, after=(rank, 0)))
         if read is not None:
             page = self.disk.read_at_once(read)
             note(f"# to be taken from {queue}: {_sketch(page)}, and what is in memory")
@@ -1810,8 +1810,8 @@ class BrokerMachine(RuleBasedStateMachine):
         request: BulkCommand = Purge(queue, selector=selector, limit=limit)
         if to is not None:
             request = Move(queue, selector=selector, limit=limit, to=to)
-        note(f"engine.execute_bulk({request}, {_sketch(page)})")
-        answer = self.engine.execute_bulk(request, read, page)
+        note(f"engine.bulk_pieces.execute({request}, {_sketch(page)})")
+        answer = self.engine.bulk_pieces.execute(request, read, page)
         self.oracle.bulk_done(here, answer.count, to)
 
     def move_at_once(self, queue: str, to: str, is_dry: bool) -> None:
@@ -1827,8 +1827,8 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         here = self.oracle.bulk_candidates(request.queue, priorities)
         moved = 0
-        while (read := self.engine.next_bulk_read(request)) is not None:
-            answer = self.engine.execute_bulk(request, read, self.disk.read_at_once(read))
+        while (read := self.engine.bulk_pieces.next_read(request)) is not None:
+            answer = self.engine.bulk_pieces.execute(request, read, self.disk.read_at_once(read))
             moved += answer.count
             if answer.next is None:
                 break
@@ -1951,7 +1951,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if not has_done:
                 self.evict()
                 is_reading = self.disk.requested or self.disk.requested_timers
-                if not (self.engine.has_work or self.engine.has_batch or is_reading):
+                if not (self.engine.has_work or self.engine.commit_state.has_batch or is_reading):
                     break
         else:
             raise Disagreement("the broker never comes to rest")
@@ -2002,7 +2002,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         self._turn()
-        while self.disk.in_flight is not None or self.engine.has_batch:
+        while self.disk.in_flight is not None or self.engine.commit_state.has_batch:
             if self.disk.in_flight is None:
                 self.take_batch()
             if self.disk.in_flight is not None:

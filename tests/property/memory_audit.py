@@ -161,7 +161,7 @@ def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
     yield from _evictable(engine, queue)
     for lane in queue.lanes:
         yield from lane.unread_in_memory
-    for session in engine.sessions():
+    for session in engine.clients.sessions.values():
         for transaction in session.transactions.settling_transactions:
             yield from (entry for entry in transaction.held.values() if entry.lane.queue is queue)
     yield from (entry for entry in targets.awaiting_dead_letter(engine) if entry.lane.queue is queue)

@@ -653,7 +653,7 @@ def selectors_of_topics(engine: Engine) -> list[Selector]:
 
 def joining(engine: Engine) -> dict[Wildcard, int]:
     """Wildcards that have not joined all of their queues, and the bytes that each of them has for that."""
-    return engine._wildcards.joining
+    return engine.wildcards.joining
 
 
 def hear_of_due(
@@ -688,6 +688,11 @@ def forget_how_far_time_is_ahead(commit_state: CommitState) -> None:
 def waiting_for_commit(expiry: ExpiryTask) -> list[bytes]:
     """Timers of what was not visible when it was due."""
     return expiry._waiting_timers
+
+
+def next_retry_us(engine: Engine) -> int | None:
+    """When the next of those that failed is tried again."""
+    return _part(engine, DelayedEntries).next_us
 
 
 def timers_being_written(timers: Timers) -> dict[bytes, int]:

@@ -31,7 +31,7 @@ class Held:
         ((self.entry,),) = engine.turn().deliveries.values()
         # Dispatches are written as well, and nobody waits for that.
         self.write()
-        assert not engine.is_batch_awaited
+        assert not engine.commit_state.is_batch_awaited
 
     def commit_number_one(self) -> None:
         self.engine.begin(self.session, Begin("first"))
@@ -115,21 +115,21 @@ def test_receipt_of_what_counts_an_attempt_is_sent_once_the_attempt_is_durable(f
 def test_attempt_of_a_persistent_message_is_written_at_once_without_a_receipt(fail: Callable[[Held], None]) -> None:
     held = Held(persistent=True)
     fail(held)
-    assert held.engine.is_batch_awaited
+    assert held.engine.commit_state.is_batch_awaited
 
 
 @pytest.mark.parametrize("fail", [each for each in [*CONFIRMED, lost_connection] if each is not reject])
 def test_attempt_of_a_transient_message_costs_no_write(fail: Callable[[Held], None]) -> None:
     held = Held(persistent=False)
     fail(held)
-    assert not held.engine.is_batch_awaited
+    assert not held.engine.commit_state.is_batch_awaited
 
 
 def test_message_that_comes_back_without_an_attempt_costs_no_write() -> None:
     held = Held(persistent=True)
     deliver_and_answer(held)
     held.engine.abort(held.session, Abort("t", counts_all=False))
-    assert not held.engine.is_batch_awaited
+    assert not held.engine.commit_state.is_batch_awaited
 
 
 def test_message_is_dispatched_again_before_its_attempt_is_durable() -> None:

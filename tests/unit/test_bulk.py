@@ -33,8 +33,8 @@ class Running:
         assert len(self.held) == len(COLOURS)
 
     def count_left(self, request: BulkRequest) -> int:
-        assert self.engine.next_bulk_read(request) is None
-        return self.engine.empty_bulk_result(request).left
+        assert self.engine.bulk_pieces.next_read(request) is None
+        return self.engine.bulk_pieces.empty_result(request).left
 
 
 def test_what_consumers_hold_is_left_as_far_as_it_is_wanted() -> None:

@@ -130,13 +130,13 @@ def test_the_next_due_time_is_that_of_the_clock_that_does_not_jump() -> None:
     driver.send()
     (sequence,) = driver.turn()
     driver.nack(sequence)
-    assert driver.engine.delayed_entries.next_us == driver.steady_us + 300_000
+    assert targets.next_retry_us(driver.engine) == driver.steady_us + 300_000
     driver.wall_ms -= 10**9
     driver.advance(299)
     assert driver.turn() == []
     driver.advance(1)
     assert driver.turn() == [sequence]
-    assert driver.engine.delayed_entries.next_us is None
+    assert targets.next_retry_us(driver.engine) is None
 
 
 def test_the_store_is_told_the_time_of_the_wall_clock_and_a_clean_stop_what_is_left() -> None:

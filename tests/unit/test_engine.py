@@ -133,7 +133,7 @@ def test_a_receipt_leaves_although_the_write_that_it_waits_for_was_cancelled() -
         if receipt != "r":
             commit(engine)
             engine.turn()
-    assert engine.is_batch_awaited
+    assert engine.commit_state.is_batch_awaited
     batch = engine.take_batch()
     assert batch is not None
     assert batch.is_empty()

@@ -213,7 +213,7 @@ def side_read(engine: Engine) -> ExpiryBlockRead:
 
 def show(engine: Engine, read: ExpiryBlockRead, *sequences: int) -> None:
     """That page, true as of what is durable now."""
-    engine.on_page_read(read, page(*sequences, as_of=engine.last_committed))
+    engine.on_page_read(read, page(*sequences, as_of=engine.commit_state.last_committed))
 
 
 def page(*sequences: int, as_of: int) -> PageResult:
@@ -255,7 +255,7 @@ def test_what_becomes_visible_and_leaves_memory_behind_a_look_is_looked_at_again
     send(engine, 1, NOW_MS + 1000, persistent=True)
     engine.commit_state.now_ms += 1000
     first = side_read(engine)
-    early = page(1, as_of=engine.last_committed)
+    early = page(1, as_of=engine.commit_state.last_committed)
     commit(engine)
     assert engine.memory.message_bytes == 0
     engine.on_page_read(first, early)

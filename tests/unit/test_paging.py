@@ -28,7 +28,7 @@ def page(read: StoreRead) -> PageResult:
 def commit(engine: Engine) -> int:
     """Everything so far is durable. Returns the last batch."""
     number = 0
-    while engine.has_batch:
+    while engine.commit_state.has_batch:
         batch = engine.take_batch()
         assert batch is not None
         engine.on_committed(batch)

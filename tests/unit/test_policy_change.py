@@ -175,12 +175,12 @@ def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_
     running.engine.send(running.session, Send(parse_address("/queue/a", "s"), waits))
     running.make_durable()
     before = running.queue.resident_bytes
-    read = running.engine.next_bulk_read(Purge("a", selector="colour = 'red'"))
+    read = running.engine.bulk_pieces.next_read(Purge("a", selector="colour = 'red'"))
     assert read is not None
     running.change(memory_limit=before // 2)
     running.engine.evict()
     assert running.queue.resident_bytes == before
-    running.engine.execute_bulk(Purge("a", selector="colour = 'red'"), read, PageResult([], 0, True))
+    running.engine.bulk_pieces.execute(Purge("a", selector="colour = 'red'"), read, PageResult([], 0, True))
     running.engine.evict()
     assert running.queue.resident_bytes <= before // 2
 

@@ -95,22 +95,22 @@ class Run:
         self, command: ScheduledRequest, while_it_is_read: Callable[[], object] | None = None
     ) -> ScheduledResult:
         """All pieces as one."""
-        self.engine.check_bulk(command)
+        self.engine.bulk_pieces.check_request(command)
         whole = ScheduledResult(0, {}, 0, None, 0)
         after: tuple[int, int] | None = (0, 0)
         while after is not None:
             piece = replace(command, after=after, until=whole.until or None)
-            if not self.engine.freeze_scheduled():
+            if not self.engine.bulk_pieces.freeze_scheduled():
                 self.settle()
-            assert self.engine.can_execute_bulk and self.engine.freeze_scheduled()
-            read = self.engine.next_bulk_read(piece)
+            assert self.engine.bulk_pieces.can_execute and self.engine.bulk_pieces.freeze_scheduled()
+            read = self.engine.bulk_pieces.next_read(piece)
             if read is None:
                 break
             page = read_page(self.store, read)
             if while_it_is_read is not None:
                 while_it_is_read()
             found = [found_of(one) for one in page.messages]
-            answer = self.engine.execute_bulk(piece, read, PageResult(found, page.as_of, page.is_end))
+            answer = self.engine.bulk_pieces.execute(piece, read, PageResult(found, page.as_of, page.is_end))
             assert isinstance(answer, ScheduledResult)
             whole.count, whole.until = whole.count + answer.count, answer.until
             whole.sends += answer.sends
@@ -357,9 +357,9 @@ def test_what_is_scheduled_is_shown_with_all_that_is_to_be_done(is_restarted: bo
 def test_what_was_scheduled_a_moment_ago_is_shown_once_it_is_durable() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=MINUTE_MS))
-    assert not run.engine.freeze_scheduled()
+    assert not run.engine.bulk_pieces.freeze_scheduled()
     run.settle()
-    assert run.engine.freeze_scheduled()
+    assert run.engine.bulk_pieces.freeze_scheduled()
     assert [each.body for each in run.shown()] == ["later"]
 
 
@@ -404,7 +404,7 @@ def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_addre
 
 def test_who_asks_for_a_queue_that_is_not_there_is_told_so() -> None:
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
-        Run().engine.check_bulk(ListScheduled("q"))
+        Run().engine.bulk_pieces.check_request(ListScheduled("q"))
     assert Run().shown("") == []
 
 

@@ -111,7 +111,7 @@ class SelectingDriver:
                 self.engine.on_all_sent(self.session)
             self.commit()
             self.read_pages()
-            if not (self.engine.has_work or self.engine.has_batch or self.reads):
+            if not (self.engine.has_work or self.engine.commit_state.has_batch or self.reads):
                 return got
         raise AssertionError("it never comes to rest")
 
@@ -445,7 +445,7 @@ def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispat
     def stuck_queues() -> list[str]:
         names = []
         for _ in range(20):
-            driver.engine.tick(driver.engine.now_ms * 1000 + 1_000_000, 0)
+            driver.engine.tick(driver.engine.commit_state.now_ms * 1000 + 1_000_000, 0)
             names += [queue.name for queue in run_stuck_audit(audit, driver.engine)]
         return names
 
@@ -453,6 +453,6 @@ def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispat
     driver.send("r", colour="red")
     # Nobody has taken a turn since.
     assert stuck_queues() == ["a"]
-    assert audit.stuck_queues(driver.engine.now_ms)[0][1] > STUCK_MS
+    assert audit.stuck_queues(driver.engine.commit_state.now_ms)[0][1] > STUCK_MS
     driver.settle()
     assert stuck_queues() == []

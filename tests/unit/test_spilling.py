@@ -108,7 +108,7 @@ def test_a_persistent_message_costs_no_write_as_long_as_there_is_memory_and_is_t
     run = Run()
     consumer = follow(run)
     publish(run, *"0123", persistent=True)
-    assert not run.engine.has_batch
+    assert not run.engine.commit_state.has_batch
     spill(run)
     assert len(stored(run)) == 4
     receive(run, consumer)

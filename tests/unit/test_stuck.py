@@ -85,10 +85,10 @@ def test_a_queue_whose_ready_message_is_not_dispatched_is_said_once_after_the_li
     with without_dispatch():
         driver.turn()
     assert driver.stuck_within(STUCK_MS // CHECK_INTERVAL_MS + 1) == []
-    assert driver.audit.stuck_queues(driver.engine.now_ms) == []
+    assert driver.audit.stuck_queues(driver.engine.commit_state.now_ms) == []
     assert driver.stuck_within(LONG) == ["a"]
-    ((queue, waiting_ms),) = driver.audit.stuck_queues(driver.engine.now_ms)
-    assert (queue.name, waiting_ms) == ("a", driver.engine.now_ms)
+    ((queue, waiting_ms),) = driver.audit.stuck_queues(driver.engine.commit_state.now_ms)
+    assert (queue.name, waiting_ms) == ("a", driver.engine.commit_state.now_ms)
 
 
 @pytest.mark.parametrize("queues_at_once", [1, 2, 3, 100])
@@ -107,7 +107,7 @@ def test_of_many_queues_a_few_are_looked_at_at_once_and_each_that_is_stuck_is_fo
             driver.engine.send(driver.session, Send(parse_address(f"/queue/{name}", "s"), message))
         driver.turn()
     assert sorted(driver.stuck_within(5 * LONG)) == ["b", "e"]
-    assert [queue.name for queue, _ in driver.audit.stuck_queues(driver.engine.now_ms)] == ["b", "e"]
+    assert [queue.name for queue, _ in driver.audit.stuck_queues(driver.engine.commit_state.now_ms)] == ["b", "e"]
 
 
 def of_many(driver: StuckDriver, pattern: str = "/queue/*") -> None:
@@ -145,7 +145,7 @@ def test_a_queue_that_goes_on_is_not_stuck_any_more_and_is_said_again_if_it_stop
     driver.send()
     assert driver.turn() == [1, 2]
     assert driver.stuck_within(1) == []
-    assert driver.audit.stuck_queues(driver.engine.now_ms) == []
+    assert driver.audit.stuck_queues(driver.engine.commit_state.now_ms) == []
     with without_dispatch():
         driver.send()
         driver.turn()

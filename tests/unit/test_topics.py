@@ -45,7 +45,7 @@ def test_a_topic_without_subscriptions_leaves_nothing_behind() -> None:
     session = engine.connect("s")
     before = engine.memory.message_bytes
     send(engine, session, "/topic/t", persistent=True)
-    assert not engine.has_batch and engine.memory.message_bytes == before
+    assert not engine.commit_state.has_batch and engine.memory.message_bytes == before
     assert not list(engine.queues())
 
 
@@ -173,9 +173,9 @@ def request_it(engine: Engine, session: ConnectionState) -> None:
 def move_to_it(engine: Engine, session: ConnectionState) -> None:
     send(engine, session, "/queue/q")
     request = bulk.Move("q", to=COLLECTS)
-    read = engine.next_bulk_read(request)
+    read = engine.bulk_pieces.next_read(request)
     assert read is not None
-    engine.execute_bulk(request, read, PageResult([], 0, True))
+    engine.bulk_pieces.execute(request, read, PageResult([], 0, True))
 
 
 MAKES = [
@@ -214,7 +214,7 @@ def test_who_makes_the_queue_of_a_virtual_topic_is_answered_when_that_is_durable
     session = engine.connect("s")
     make(engine, session)
     engine.answer(session, Receipt("r"))
-    assert engine.turn().answers == [] and engine.is_batch_awaited
+    assert engine.turn().answers == [] and engine.commit_state.is_batch_awaited
     commit(engine)
     assert engine.turn().answers == [(session, Receipt("r"))]
 
@@ -230,7 +230,7 @@ def test_who_names_the_queue_of_a_virtual_topic_that_is_there_is_answered_at_onc
     name_it(engine, session)
     engine.answer(session, Receipt("r"))
     assert engine.turn().answers == [(session, Receipt("r"))]
-    assert not engine.has_batch
+    assert not engine.commit_state.has_batch
 
 
 @pytest.mark.parametrize("is_batch_closed", [False, True])
@@ -283,7 +283,7 @@ def test_a_queue_that_a_start_makes_for_what_is_scheduled_is_durable_with_its_fi
     run.settle()
     # An earlier version wrote down what is scheduled and nothing else.
     (number,) = (number for number, name in run.store.recover().queues.items() if name == COLLECTS)
-    without = Batch(run.engine.last_committed + 1)
+    without = Batch(run.engine.commit_state.last_committed + 1)
     without.queues[number] = ""
     run.store.apply(without)
     run.start_engine()
@@ -467,14 +467,14 @@ def test_a_piece_of_work_on_a_subscription_that_ends_meanwhile_takes_nothing_and
     publish(run, "m")
     run.settle()
     request = bulk.Purge(DURABLE, after=(5, 0))
-    read = run.engine.next_bulk_read(request)
+    read = run.engine.bulk_pieces.next_read(request)
     assert read is not None
     run.engine.unsubscribe(run.session, Unsubscribe("1", durable_key="me,n"))
-    answer = run.engine.execute_bulk(request, read, PageResult([], 0, True))
+    answer = run.engine.bulk_pieces.execute(request, read, PageResult([], 0, True))
     assert (answer.count, answer.next) == (0, None)
     assert "has ended" in answer.error
     with pytest.raises(RemoteProtocolError, match="there is no queue"):
-        run.engine.next_bulk_read(request)
+        run.engine.bulk_pieces.next_read(request)
     run.settle()
     assert waiting(run) == {}
 

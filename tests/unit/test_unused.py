@@ -276,7 +276,7 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
     run.publish("q")
     run.settle()
     request = Purge("q")
-    read = run.engine.next_bulk_read(request)
+    read = run.engine.bulk_pieces.next_read(request)
     assert read is not None
     run.receive("q")
     run.advance(65)
@@ -286,10 +286,10 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
     run.advance(5)
     assert run.names() == []
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
-        run.engine.check_bulk(request)
+        run.engine.bulk_pieces.check_request(request)
     for following in (Purge("q", after=(5, 1), until=9), Move("q", after=(5, 1), until=9, to="p")):
-        run.engine.check_bulk(following)
-        assert run.engine.next_bulk_read(following) is None
+        run.engine.bulk_pieces.check_request(following)
+        assert run.engine.bulk_pieces.next_read(following) is None
 
 
 def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_when_nothing_more_is_written() -> None:
@@ -302,11 +302,11 @@ def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_whe
     run.engine.memory.limit = maxsize
     run.engine.browse(run.session, Browse("b", parse_address("/queue/q", "s")))
     (browsed,) = run.engine.turn().reads
-    read = run.engine.next_bulk_read(Purge("q"))
+    read = run.engine.bulk_pieces.next_read(Purge("q"))
     assert read is not None
     purged = run.read(read)
     late = run.read(browsed)
-    run.engine.execute_bulk(Purge("q"), read, purged)
+    run.engine.bulk_pieces.execute(Purge("q"), read, purged)
     run.settle()
     run.engine.on_page_read(browsed, late)
     run.settle()

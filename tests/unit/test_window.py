@@ -70,7 +70,7 @@ class WindowDriver:
         """Let time pass while there is always enough to do."""
         for _ in range(milliseconds):
             self.engine.commit_state.now_ms += 1
-            if (self.engine.now_ms - self.start_ms) % 1000 == 0:
+            if (self.engine.commit_state.now_ms - self.start_ms) % 1000 == 0:
                 list(self.engine.stretch_windows())
             (queue,) = self.engine.queues()
             self.send(max(0, backlog - queue.waiting_count()))
@@ -83,13 +83,13 @@ class WindowDriver:
             consumer = self.consumers[got.session.id]
             for entry in entries:
                 assert entry.message is not None
-                arrives = self.engine.now_ms + consumer.network_ms
+                arrives = self.engine.commit_state.now_ms + consumer.network_ms
                 consumer.coming.append((arrives, entry.sequence, entry.message.priority))
             self.engine.on_all_sent(got.session)
             consumer.held_max = max(consumer.held_max, len(got.held))
 
     def _work(self, name: str, consumer: Simulated) -> None:
-        now = self.engine.now_ms
+        now = self.engine.commit_state.now_ms
         while consumer.coming and consumer.coming[0][0] <= now:
             consumer.here.append(consumer.coming.popleft()[1:])
         if consumer.has_stalled:
@@ -118,7 +118,7 @@ class WindowDriver:
                 self.engine.acknowledge(self.sessions[name], Ack("c", sequence))
 
     def handled_lately(self, milliseconds: int, name: str = "0") -> int:
-        return sum(when > self.engine.now_ms - milliseconds for when, _ in self.consumers[name].handled)
+        return sum(when > self.engine.commit_state.now_ms - milliseconds for when, _ in self.consumers[name].handled)
 
 
 def test_a_consumer_of_ten_messages_a_second_holds_at_most_ten_and_is_never_idle() -> None:
@@ -265,5 +265,5 @@ def test_an_automatic_window_learns_nothing_from_what_is_given_back_nor_from_a_r
     driver.engine.wake(session, Wake("c"))
     # The same of what it has answered since it goes on.
     driver.engine.commit_state.now_ms += 20
-    consumer.adjust_window(driver.engine.now_ms)
+    consumer.adjust_window(driver.engine.commit_state.now_ms)
     assert driver.window() == before

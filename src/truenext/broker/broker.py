@@ -701,11 +701,11 @@ class Broker:
             return
         if request.verb in control.QUEUE_CHANGES:
             changed = control.apply_queue_change(self._engine, request.verb, request.body)
-            self._engine.reply(control.make_reply_message(request, changed, self._engine.now_ms))
+            self._engine.reply(control.make_reply_message(request, changed, self._commit_state.now_ms))
             return
         if request.verb == producer_request.VERB:
             known, batch = producer_request.make_producer_report(self._engine, request.body)
-            self._engine.reply(control.make_reply_message(request, known, self._engine.now_ms), batch)
+            self._engine.reply(control.make_reply_message(request, known, self._commit_state.now_ms), batch)
             return
         if request.verb == connection_request.VERB:
             connection_request.check_body(request.body)
@@ -728,7 +728,7 @@ class Broker:
     def _send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
         """False if the connection has ended."""
         self._control_only.note_activity(session)
-        self._engine.reply(control.make_reply_message(request, body, self._engine.now_ms))
+        self._engine.reply(control.make_reply_message(request, body, self._commit_state.now_ms))
         self._schedule_turn()
         return self._engine.is_connected(session)
 

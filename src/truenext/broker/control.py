@@ -176,7 +176,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
         {
             "stuck": [
                 {"queue": queue.name, "waiting_ms": waiting_ms}
-                for queue, waiting_ms in context.stuck_audit.stuck_queues(engine.now_ms)
+                for queue, waiting_ms in context.stuck_audit.stuck_queues(engine.commit_state.now_ms)
             ],
             "memory": {
                 "limit": None if memory.limit == maxsize else memory.limit,
@@ -228,7 +228,7 @@ class _TemporaryTotals:
 
     def report(self, context: QueryContext) -> dict[str, Any]:
         # Some may have gone since.
-        sessions = {session.id: session for session in context.engine.sessions()} if self._largest else {}
+        sessions = context.engine.clients.sessions
         rows = []
         for size, _, destination, waiting, held in sorted(self._largest, reverse=True):
             if destination.session in sessions:
@@ -266,7 +266,7 @@ def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
 
 def _count_held_by_wildcards(engine: Engine, held: Counter[Queue]) -> Steps:
     """How many messages of each queue those have who take from many."""
-    for session in list(engine.sessions()):
+    for session in list(engine.clients.sessions.values()):
         for consumer in list(session.consumers.values()):
             if isinstance(consumer, Wildcard):
                 for entries in _chunks(list(consumer.held.values())):

@@ -92,15 +92,15 @@ class Engine:
         numbers = QueueNumberAllocator(commit_state)
         self._producers = producers = ProducerRegistry(commit_state)
         # What is in memory.
-        self.delayed_entries = delays = DelayedEntries(commit_state)
+        delays = DelayedEntries(commit_state)
         expiry_timers = Timers(commit_state, end=SCHEDULED_TIMERS)
         self._resident_set = resident = ResidentSet(commit_state, memory)
-        self._page_reader = page_reader = PageReader(memory, resident, delays, redelivered_below=redelivered_below)
+        page_reader = PageReader(memory, resident, delays, redelivered_below=redelivered_below)
         self._spilling = spilling = SpilledSubscriptions(commit_state, numbers)
         self._eviction = Eviction(commit_state, state, resident, spilling)
         # What somebody wants of a queue, and which queues there are.
         self.selections = selections = Selections(commit_state, state, delays, resident, page_reader)
-        self._wildcards = wildcards = Wildcards(commit_state, state, selections)
+        self.wildcards = wildcards = Wildcards(commit_state, state, selections)
         subscription_cleanup = SubscriptionCleanup(commit_state, numbers, spilling)
         self._queues = queues = Queues(
             commit_state, state, resident, numbers, selections, wildcards, subscription_cleanup, policies or Policies()
@@ -112,7 +112,7 @@ class Engine:
         expiry = ExpiryTask(commit_state, expiry_timers, clients, resident, page_reader, queues, settlement)
         self._scheduler = scheduler = Scheduler(commit_state, resident, queues, arrivals)
         browsing = BrowseTask(commit_state, state, queues, redelivered_below=redelivered_below)
-        self._bulk_operations = bulk = BulkPieceExecutor(
+        self.bulk_pieces = bulk = BulkPieceExecutor(
             commit_state, clients, resident, queues, arrivals, settlement, scheduler
         )
         self.bulk_task = bulk_task = BulkTask(commit_state, clients, bulk)
@@ -223,12 +223,6 @@ class Engine:
         self.unsubscribe = subscribing.unsubscribe
         self.durable_subscribers = subscribing.durable_subscribers
 
-        self.check_bulk = bulk.check_request
-        self.next_bulk_read = bulk.next_read
-        self.empty_bulk_result = bulk.empty_result
-        self.freeze_scheduled = bulk.freeze_scheduled
-        self.unfreeze_scheduled = bulk.unfreeze_scheduled
-        self.execute_bulk = bulk.execute
         self.pause = administering.pause
         self.resume = administering.resume
         self.change_policies = administering.change_policies
@@ -244,21 +238,6 @@ class Engine:
     # ---- What the shell asks ----
 
     @property
-    def now_ms(self) -> int:
-        """Milliseconds since the epoch, as of the last tick."""
-        return self.commit_state.now_ms
-
-    @property
-    def is_batch_awaited(self) -> bool:
-        """Somebody waits for the gathering batch."""
-        return self.commit_state.is_batch_awaited
-
-    @property
-    def has_batch(self) -> bool:
-        """There is something to write, or somebody waits for what need not be written any more."""
-        return self.commit_state.has_batch
-
-    @property
     def has_work(self) -> bool:
         """A turn would do something."""
         return self._turn.has_work
@@ -268,26 +247,8 @@ class Engine:
         """When a turn is needed though nothing else happens: see Turn."""
         return self._turn.next_due_ms
 
-    @property
-    def last_committed(self) -> int:
-        """The last batch that is known to be durable."""
-        return self.commit_state.last_committed
-
-    @property
-    def has_uncommitted_for_wildcards(self) -> bool:
-        """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
-        return self._wildcards.has_uncommitted
-
-    @property
-    def can_execute_bulk(self) -> bool:
-        """No page can show any more what a piece of bulk work took."""
-        return self._bulk_operations.can_execute
-
     def queues(self) -> Iterable[Queue]:
         return self._queues.by_name.values()
-
-    def sessions(self) -> Iterable[ConnectionState]:
-        return self.clients.sessions.values()
 
     def scheduled_count(self, name: str) -> int:
         """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""

@@ -146,7 +146,7 @@ class _QueueInspection:
             entry = lane.unread_in_memory[0]
             if lane.selected is not None and lane.selected.loaded_early:
                 entry = min(entry, *lane.selected.loaded_early.values(), key=lambda one: one.sequence)
-        if entry.due_us and entry.batch <= self._engine.last_committed:
+        if entry.due_us and entry.batch <= self._engine.commit_state.last_committed:
             return entry.sequence, IdleReason.DELAYED
         return self._entry_reason(entry)
 
@@ -165,7 +165,7 @@ class _QueueInspection:
         return self._entry_reason(entry)
 
     def _entry_reason(self, entry: Entry) -> LaneIdleReason:
-        if entry.batch > self._engine.last_committed:
+        if entry.batch > self._engine.commit_state.last_committed:
             return entry.sequence, IdleReason.COMMITTING
         if entry.message is None:
             return entry.sequence, IdleReason.READING

@@ -65,7 +65,7 @@ class StuckQueueDetector:
             del self._remaining[-len(queues) :]
             self._check_queues(queues, engine, read_lanes())
             yield
-        now_ms = engine.now_ms
+        now_ms = engine.commit_state.now_ms
         overdue = {queue for queue, since_ms in self._stuck_since_ms.items() if now_ms - since_ms > STUCK_MS}
         new = [queue for queue in overdue if queue not in self._reported_queues]
         self._reported_queues = overdue
@@ -75,7 +75,7 @@ class StuckQueueDetector:
         consumers_of: dict[Queue, list[BrokerConsumer]] = {}
         self._consumers_by_queue = consumers_of
         number = 0
-        for session in list(engine.sessions()):
+        for session in list(engine.clients.sessions.values()):
             for consumer in list(session.consumers.values()):
                 for queue in consumer.all_queues():
                     consumers_of.setdefault(queue, []).append(consumer)
@@ -93,9 +93,9 @@ class StuckQueueDetector:
                 yield
 
     def _check_queues(self, queues: list[Queue], engine: Engine, read_lanes: Collection[Lane]) -> None:
-        now_ms = engine.now_ms
+        now_ms = engine.commit_state.now_ms
         times = (now_ms, engine.commit_state.now_us)
-        committed = engine.last_committed
+        committed = engine.commit_state.last_committed
         unsent_max = _unsent_bytes_max(engine)
         blocked_wildcards = _BlockedWildcards(engine, read_lanes)
         for queue in queues:
@@ -136,7 +136,8 @@ class StuckQueueDetector:
 def _unsent_bytes_max(engine: Engine) -> int:
     """So many bytes may wait for a connection's socket before its consumers have no credit."""
     threshold = max(engine.memory.limit // 4, UNSENT_THRESHOLD_MIN)
-    return 1 if sum(session.unsent_bytes for session in engine.sessions()) > threshold else UNSENT_BYTES_MAX
+    unsent = sum(session.unsent_bytes for session in engine.clients.sessions.values())
+    return 1 if unsent > threshold else UNSENT_BYTES_MAX
 
 
 def _consumers_with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent_max: int) -> list[BrokerConsumer]:
@@ -156,7 +157,7 @@ class _BlockedWildcards:
     """Who takes from many queues, in which something is read, compared or committed that may be before the rest."""
 
     def __init__(self, engine: Engine, read_lanes: Collection[Lane]) -> None:
-        self._has_uncommitted_for_wildcards = engine.has_uncommitted_for_wildcards
+        self._has_uncommitted_for_wildcards = engine.wildcards.has_uncommitted
         self._queues_read = {lane.queue for lane in read_lanes}
         self._selections_by_queue = engine.selections.by_queue
         self._is_blocked_cache: dict[BrokerConsumer, bool] = {}
