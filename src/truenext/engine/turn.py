@@ -301,8 +301,6 @@ def _has_group(found: PageMessage) -> bool:
 
 
 class NoWaitPullEnder:
-    __slots__ = ("_clients", "_dispatcher", "_pull_requests")
-
     def __init__(self, clients: ClientRegistry, dispatcher: Dispatcher, pull_requests: PullRequests) -> None:
         self._clients = clients
         self._dispatcher = dispatcher

@@ -61,30 +61,6 @@ DUE_NEVER = (1 << 63) - 1
 class Batch:
     """Changes to the store that happen together or not at all. Grows in the engine, is only read once handed over."""
 
-    __slots__ = (
-        "causes",
-        "clean_stop",
-        "cleared_timers",
-        "dereferenced",
-        "forgotten_producers",
-        "history",
-        "marks",
-        "number",
-        "paused",
-        "producers",
-        "puts",
-        "queues",
-        "redelivered_below",
-        "removes",
-        "sequence_limit",
-        "size",
-        "timers",
-        "transient_dereferenced",
-        "transient_puts",
-        "transient_removes",
-        "unmarks",
-    )
-
     def __init__(self, number: int) -> None:
         self.number = number
         """1 for the first batch of a run; the store's pages name the batch they are true up to."""

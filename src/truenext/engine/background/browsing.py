@@ -79,17 +79,6 @@ class BrowseEntryRead(BrowseRead):
 
 
 class BrowseTask(BackgroundTask):
-    __slots__ = (
-        "_clients",
-        "_commit_state",
-        "_current_read",
-        "_memory",
-        "_pending_page",
-        "_queues",
-        "_redelivered_below",
-        "_slices",
-    )
-
     def __init__(
         self,
         commit_state: CommitState,

@@ -8,8 +8,6 @@ from truenext.engine.writing.commit_state import BackgroundTask, CommitState
 
 
 class RetryTask(BackgroundTask):
-    __slots__ = ("_commit_state", "_delayed_entries", "_settlement")
-
     def __init__(self, commit_state: CommitState, delays: DelayedEntries, settlement: Settlement) -> None:
         self._commit_state = commit_state
         self._delayed_entries = delays

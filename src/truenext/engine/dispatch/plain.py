@@ -33,17 +33,6 @@ class Dispatcher:
     """Hands out what is next in one queue. Where some consumers have selectors, or there are groups, selective.py finds
     it."""
 
-    __slots__ = (
-        "_clients",
-        "_commit_state",
-        "_events",
-        "_memory",
-        "_page_reader",
-        "_resident",
-        "_selections",
-        "_settlement",
-    )
-
     def __init__(
         self,
         commit_state: CommitState,

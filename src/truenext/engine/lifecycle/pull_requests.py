@@ -24,8 +24,6 @@ class EndedPullRequest(NamedTuple):
 
 
 class PullRequests:
-    __slots__ = ("_events", "ended", "no_wait_by_queue", "open_consumers")
-
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self.open_consumers: dict[BrokerConsumer, None] = {}

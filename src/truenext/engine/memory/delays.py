@@ -19,8 +19,6 @@ from truenext.model.policy import WhileWaiting
 
 
 class DelayedEntries:
-    __slots__ = ("_commit_state", "_due_heap", "_heap_tie_breaker")
-
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
         self._due_heap: list[tuple[int, int, Entry]] = []

@@ -26,8 +26,6 @@ CACHED_TOPIC_COST = 16
 
 
 class TopicRouter:
-    __slots__ = ("_by_pattern", "_by_topic", "_cache", "_cache_size", "_selectors")
-
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[Queue, None]] = {}
         self._by_pattern: dict[str, dict[Queue, list[str]]] = {}

@@ -21,8 +21,6 @@ from truenext.model.limits import UNUSED_QUEUE_SECONDS, UNUSED_QUEUE_SECONDS_SHO
 
 
 class UnusedQueueFinder:
-    __slots__ = ("_by_name", "_commit_state", "_memory", "_remaining")
-
     def __init__(self, by_name: Mapping[str, Queue], commit_state: CommitState, memory: MemoryBudget) -> None:
         self._by_name = by_name
         """All that there are."""
@@ -77,8 +75,6 @@ def no_memory_error(queues: int, memory: MemoryBudget) -> RemoteProtocolError:
 
 
 class QueueReservations:
-    __slots__ = ("_memory", "_missing_queues", "_transaction_counts")
-
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
         self._transaction_counts: dict[str, int] = {}

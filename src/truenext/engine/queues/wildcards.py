@@ -24,20 +24,6 @@ from truenext.model.order import RANKS
 class Wildcards(BackgroundTask):
     """All of them, and what of their queues is being committed."""
 
-    __slots__ = (
-        "_clients",
-        "_commit_state",
-        "_events",
-        "_joining_now",
-        "_queues",
-        "_queues_to_join",
-        "_selections",
-        "_wildcards",
-        "express_queues",
-        "joining",
-        "uncommitted",
-    )
-
     def __init__(self, commit_state: CommitState, state: EngineState, selections: Selections) -> None:
         self._commit_state = commit_state
         self._queues = state.queues_by_name

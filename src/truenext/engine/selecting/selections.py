@@ -42,20 +42,6 @@ class ScanRead(SideRead):
 
 
 class Selections(BackgroundTask):
-    __slots__ = (
-        "_active",
-        "_awaiting_page",
-        "_clients",
-        "_commit_state",
-        "_current_read",
-        "_delayed_entries",
-        "_memory",
-        "_page_reader",
-        "_resident",
-        "by_queue",
-        "scans",
-    )
-
     def __init__(
         self,
         commit_state: CommitState,

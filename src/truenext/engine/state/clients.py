@@ -45,16 +45,6 @@ NO_RECEIVERS = QueueReceivers()
 class ClientRegistry:
     """All connections, and the receivers of all queues."""
 
-    __slots__ = (
-        "_wildcard_singletons",
-        "active_browsers",
-        "dispatch_count",
-        "express_ack_count",
-        "last_consumer_number",
-        "receivers_by_queue",
-        "sessions",
-    )
-
     def __init__(self) -> None:
         self.sessions: dict[str, ConnectionState] = {}
         """By their ids."""

@@ -80,21 +80,6 @@ UNSENT_THRESHOLD_MIN = 4 * UNSENT_BYTES_MAX
 
 
 class MemoryBudget:
-    __slots__ = (
-        "deque_bytes",
-        "is_page_space_short",
-        "limit",
-        "message_bytes",
-        "pending_free_bytes",
-        "queue_bytes",
-        "queues_limit",
-        "selector_use_counts",
-        "transaction_bytes",
-        "unsent_bytes",
-        "unsent_bytes_max",
-        "unsent_threshold",
-    )
-
     def __init__(self, limit: int = maxsize, queues_limit: int = maxsize) -> None:
         self.limit = limit
         """Bytes that messages may take before some leave; those of open transactions and sockets count too."""

@@ -25,30 +25,6 @@ from truenext.model.limits import GATHERING_BYTES_MAX, PENDING_ANSWER_BYTES, SEQ
 
 
 class CommitState:
-    __slots__ = (
-        "_answers",
-        "_first_sequences",
-        "_requested_limit",
-        "_waiting_answers",
-        "active_work",
-        "batch",
-        "disk_level",
-        "events",
-        "is_batch_awaited",
-        "is_stopped",
-        "last_committed",
-        "last_control_batch",
-        "next_sequence",
-        "now_ms",
-        "now_us",
-        "sequence_limit",
-        "sequences_requested_in",
-        "touched_queues",
-        "touched_wildcards",
-        "waiting_queues",
-        "wall_clock_ahead_us",
-    )
-
     def __init__(self, events: EventLog, *, sequence_limit: int = 1) -> None:
         """No sequence from `sequence_limit` on was ever given out."""
         self.events = events
@@ -231,8 +207,6 @@ class CommitState:
 
 
 class BackgroundTask(ABC):
-    __slots__ = ()
-
     @property
     def active_work_key(self) -> object:
         """What stands for it in `CommitState.active_work`."""

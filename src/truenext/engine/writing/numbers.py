@@ -12,8 +12,6 @@ from truenext.model.limits import QUEUE_REMOVAL_BYTES
 
 
 class QueueNumberAllocator:
-    __slots__ = ("_commit_state", "_events", "_free", "_last", "_pending_free")
-
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
         self._events = commit_state.events

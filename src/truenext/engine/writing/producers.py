@@ -37,17 +37,6 @@ class ProducerInfo(NamedTuple):
 class ProducerRegistry:
     """The highest numbers of every producer, in order of last use."""
 
-    __slots__ = (
-        "_commit_state",
-        "_forgotten_count",
-        "_last_forgetting_batch",
-        "_last_forgotten",
-        "_producers",
-        "_resolved_count",
-        "_unstored",
-        "_used_once",
-    )
-
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
         # Not plain dictionaries: to look for the first of one takes long where many before it were deleted.
