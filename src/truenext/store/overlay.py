@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import islice
 from sys import getsizeof
@@ -288,52 +288,33 @@ def iter_spans(segment: int, copied: list[tuple[bytes, array[int], array[int]]])
 # ---- What does one segment of the journal say, and what do several say together over the checkpoint? ----
 
 
+@dataclass(slots=True, eq=False)
 class SegmentIndex:
     """What one segment says."""
 
-    __slots__ = (
-        "causes",
-        "chunks",
-        "clean_stop",
-        "forgotten_producers",
-        "marks",
-        "memory",
-        "paused",
-        "producers",
-        "queues",
-        "records",
-        "redelivered_below",
-        "removed",
-        "segment",
-        "sequence_limit",
-        "sorted_timers",
-        "timers",
-    )
-
-    def __init__(self, segment: int) -> None:
-        self.segment = segment
-        self.records = 0
-        """Everything that its batches name: what it costs to replay it."""
-        self.memory = 0
-        """Bytes that all of this takes, at the most and roughly."""
-        self.chunks: dict[bytes, LaneSpans] = {}
-        """Lane key to the messages that the segment holds."""
-        self.removed: dict[bytes, bool] = {}
-        """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
-        self.marks: dict[bytes, Mark] = {}
-        self.causes: dict[bytes, Causes] = {}
-        """Of messages that have a mark here; what it does not say an older layer or the checkpoint does."""
-        self.queues: dict[int, str] = {}
-        self.paused: dict[int, bool] = {}
-        self.producers: dict[str, ProducerState] = {}
-        self.forgotten_producers: set[str] = set()
-        self.timers: dict[bytes, bool] = {}
-        """Those that were set (True) or cleared: what the checkpoint says of them does not count."""
-        self.sorted_timers: list[bytes] | None = None
-        """All of them, once there is a newer layer, so that they change no more, and somebody has asked."""
-        self.sequence_limit = 0
-        self.redelivered_below = 0
-        self.clean_stop: bool | None = None
+    segment: int
+    records: int = 0
+    """Everything that its batches name: what it costs to replay it."""
+    memory: int = 0
+    """Bytes that all of this takes, at the most and roughly."""
+    chunks: dict[bytes, LaneSpans] = field(default_factory=dict)
+    """Lane key to the messages that the segment holds."""
+    removed: dict[bytes, bool] = field(default_factory=dict)
+    """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
+    marks: dict[bytes, Mark] = field(default_factory=dict)
+    causes: dict[bytes, Causes] = field(default_factory=dict)
+    """Of messages that have a mark here; what it does not say an older layer or the checkpoint does."""
+    queues: dict[int, str] = field(default_factory=dict)
+    paused: dict[int, bool] = field(default_factory=dict)
+    producers: dict[str, ProducerState] = field(default_factory=dict)
+    forgotten_producers: set[str] = field(default_factory=set)
+    timers: dict[bytes, bool] = field(default_factory=dict)
+    """Those that were set (True) or cleared: what the checkpoint says of them does not count."""
+    sorted_timers: list[bytes] | None = None
+    """All of them, once there is a newer layer, so that they change no more, and somebody has asked."""
+    sequence_limit: int = 0
+    redelivered_below: int = 0
+    clean_stop: bool | None = None
 
 
 def is_removed(key: bytes, indexes: tuple[SegmentIndex, ...]) -> bool:

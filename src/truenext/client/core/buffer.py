@@ -6,6 +6,7 @@ One file, for a message knows its subscription, a subscription its buffer, and a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 
@@ -78,68 +79,42 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.durable is None and self.destination.startswith(("/topic/", "/temp-topic/"))
 
 
+@dataclass(slots=True, eq=False)
 class Subscription:
-    __slots__ = (
-        *(
-            "_heap",
-            "buffer",
-            "error",
-            "may_have_missed",
-            "held_by_ack_id",
-            "id",
-            "is_polled",
-            "is_closed",
-            "is_exhausted",
-            "is_subscribe_sent",
-        ),
-        *(
-            "is_open",
-            "is_paused",
-            "opened",
-            "is_suspended",
-            "is_release_due",
-            "release_count_min",
-            "options",
-            "pull_id",
-            "requested_count",
-        ),
-    )
-
-    def __init__(self, name: str, options: SubscriptionOptions, buffer: ReceiveBuffer) -> None:
-        self.id = name
-        """As it is called on the wire."""
-        self.options = options
-        self.buffer = buffer
-        self.held_by_ack_id: dict[str, ReceivedMessage] = {}
-        """Of this connection what the program has, by ack id, without what a transaction has acknowledged."""
-        self._heap: list[tuple[int, int, ReceivedMessage]] = []
-        self.release_count_min = 0
-        """What comes of an earlier round was given back."""
-        self.requested_count = 0
-        """Messages that were asked for, if it pulls, and have not come."""
-        self.is_exhausted = False
-        """The broker had not as many as were asked for last."""
-        self.pull_id = ""
-        """The name of what was asked for last."""
-        self.is_suspended = False
-        """The broker was told to send nothing until it is woken."""
-        self.is_paused = False
-        """The program wants nothing of it for now."""
-        self.is_release_due = False
-        """What has come is to be given back as soon as it is confirmed."""
-        self.is_polled = False
-        """The program has asked for a message since somebody looked last."""
-        self.is_subscribe_sent = False
-        """The broker of this connection has been told of it."""
-        self.is_open = False
-        """... and has confirmed it."""
-        self.is_closed = False
-        self.error: TruenextError | None = None
-        """Why it has ended."""
-        self.may_have_missed = False
-        """The next message is the first after a time without a connection, in which others may have been lost."""
-        self.opened = Signal()
-        """It is open, or has ended."""
+    id: str
+    """As it is called on the wire."""
+    options: SubscriptionOptions
+    buffer: ReceiveBuffer
+    held_by_ack_id: dict[str, ReceivedMessage] = field(default_factory=dict)
+    """Of this connection what the program has, by ack id, without what a transaction has acknowledged."""
+    _heap: list[tuple[int, int, ReceivedMessage]] = field(default_factory=list, init=False)
+    release_count_min: int = 0
+    """What comes of an earlier round was given back."""
+    requested_count: int = 0
+    """Messages that were asked for, if it pulls, and have not come."""
+    is_exhausted: bool = False
+    """The broker had not as many as were asked for last."""
+    pull_id: str = ""
+    """The name of what was asked for last."""
+    is_suspended: bool = False
+    """The broker was told to send nothing until it is woken."""
+    is_paused: bool = False
+    """The program wants nothing of it for now."""
+    is_release_due: bool = False
+    """What has come is to be given back as soon as it is confirmed."""
+    is_polled: bool = False
+    """The program has asked for a message since somebody looked last."""
+    is_subscribe_sent: bool = False
+    """The broker of this connection has been told of it."""
+    is_open: bool = False
+    """... and has confirmed it."""
+    is_closed: bool = False
+    error: TruenextError | None = None
+    """Why it has ended."""
+    may_have_missed: bool = False
+    """The next message is the first after a time without a connection, in which others may have been lost."""
+    opened: Signal = field(default_factory=Signal)
+    """It is open, or has ended."""
 
     @property
     def pulls(self) -> bool:

@@ -8,6 +8,7 @@ owner         the only one of these that gets messages, as long as some are excl
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import cast
 
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState, QueueConsumer
@@ -19,16 +20,14 @@ _NO_CONSUMERS = cast("list[QueueConsumer]", ())
 """Of all queues from which only wildcards take."""
 
 
+@dataclass(slots=True, eq=False)
 class QueueReceivers:
     """Of one queue."""
 
-    __slots__ = ("consumers", "exclusive", "wildcards")
-
-    def __init__(self) -> None:
-        self.consumers = _NO_CONSUMERS
-        """In the order in which they came."""
-        self.wildcards: tuple[Wildcard, ...] = ()
-        self.exclusive: BrokerConsumer | None = None
+    consumers: list[QueueConsumer] = _NO_CONSUMERS
+    """In the order in which they came."""
+    wildcards: tuple[Wildcard, ...] = ()
+    exclusive: BrokerConsumer | None = None
 
     def all(self) -> list[BrokerConsumer]:
         return [*self.consumers, *self.wildcards]

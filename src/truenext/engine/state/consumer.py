@@ -5,6 +5,7 @@ Whether a consumer has credit does not depend on the next message, so a large on
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from sys import maxsize
 
 from truenext.engine.state.memory import MemoryBudget
@@ -246,49 +247,33 @@ class Browser(Subscriber):
         self.after_sequence = 0
 
 
+@dataclass(slots=True, eq=False)
 class ConnectionState:
-    __slots__ = (
-        "browsers",
-        "consumers",
-        "has_rounds",
-        "has_sent",
-        "id",
-        "keeps_open",
-        "last_batch",
-        "names_begun",
-        "release_count",
-        "served_consumers",
-        "temporary_queues",
-        "transactions",
-        "unsent_bytes",
-    )
-
-    def __init__(self, session_id: str) -> None:
-        self.id = session_id
-        """Not to be guessed: it is the address of the connection's temporary queues."""
-        self.consumers: dict[str, BrokerConsumer] = {}
-        """By subscription."""
-        self.served_consumers: dict[BrokerConsumer, None] = {}
-        """Those of them that got something since the socket last took all there was."""
-        self.browsers: dict[str, Browser] = {}
-        """By subscription; those that were shown all are here until they unsubscribe."""
-        self.transactions = OpenTransactions()
-        self.temporary_queues: list[Queue] = []
-        """They go with the connection; among them those of its subscriptions to topics."""
-        self.last_batch = 0
-        """The last batch that has anything of this connection; its answers wait for it."""
-        self.has_sent = False
-        """It has sent something to a queue."""
-        self.unsent_bytes = 0
-        """Bytes of messages dispatched to this connection that its socket has not taken."""
-        self.has_rounds = False
-        """Its messages say in which round they were dispatched: it may give back."""
-        self.release_count = 0
-        """How often it has given back."""
-        self.names_begun = False
-        """Its client says what it begins; nothing else counts as begun."""
-        self.keeps_open = False
-        """What is refused does not end it."""
+    id: str
+    """Not to be guessed: it is the address of the connection's temporary queues."""
+    consumers: dict[str, BrokerConsumer] = field(default_factory=dict)
+    """By subscription."""
+    served_consumers: dict[BrokerConsumer, None] = field(default_factory=dict)
+    """Those of them that got something since the socket last took all there was."""
+    browsers: dict[str, Browser] = field(default_factory=dict)
+    """By subscription; those that were shown all are here until they unsubscribe."""
+    transactions: OpenTransactions = field(default_factory=OpenTransactions)
+    temporary_queues: list[Queue] = field(default_factory=list)
+    """They go with the connection; among them those of its subscriptions to topics."""
+    last_batch: int = 0
+    """The last batch that has anything of this connection; its answers wait for it."""
+    has_sent: bool = False
+    """It has sent something to a queue."""
+    unsent_bytes: int = 0
+    """Bytes of messages dispatched to this connection that its socket has not taken."""
+    has_rounds: bool = False
+    """Its messages say in which round they were dispatched: it may give back."""
+    release_count: int = 0
+    """How often it has given back."""
+    names_begun: bool = False
+    """Its client says what it begins; nothing else counts as begun."""
+    keeps_open: bool = False
+    """What is refused does not end it."""
 
     @property
     def only_sends(self) -> bool:
@@ -389,15 +374,13 @@ def _requested_window(subscribe: Subscribe) -> int:
 # How many messages a subscription that pulls has asked for and not got. Source: docs/contract.md, "Pulling"
 
 
+@dataclass(slots=True, eq=False)
 class PullRequest:
     """One for each subscription that pulls, whether it has asked for anything or not."""
 
-    __slots__ = ("correlation", "remaining", "waits_for_messages")
-
-    def __init__(self) -> None:
-        self.remaining = 0
-        """Messages that were asked for and have not come."""
-        self.waits_for_messages = True
-        """It stays until all have come; else it ends when none is ready."""
-        self.correlation: str | None = None
-        """What the client calls the last of what it has asked for."""
+    remaining: int = 0
+    """Messages that were asked for and have not come."""
+    waits_for_messages: bool = True
+    """It stays until all have come; else it ends when none is ready."""
+    correlation: str | None = None
+    """What the client calls the last of what it has asked for."""

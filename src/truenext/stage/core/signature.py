@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -17,30 +18,19 @@ from truenext.stage.core.codec import type_name
 from truenext.stage.core.errors import DefinitionError
 
 
+@dataclass(slots=True, eq=False)
 class Signature:
-    __slots__ = ("dependencies", "is_async", "message", "must_reply", "positional", "reply")
-
-    def __init__(
-        self,
-        message: Any,
-        reply: Any,
-        positional: tuple[str, ...],
-        dependencies: dict[str, Any],
-        *,
-        is_async: bool,
-        must_reply: bool,
-    ) -> None:
-        self.message = message
-        """The type of what it takes."""
-        self.reply = reply
-        """The type of what it returns, without None; None if it returns nothing."""
-        self.positional = positional
-        """The names of the parameters for message and state."""
-        self.dependencies = dependencies
-        """The types of all other parameters, by their names."""
-        self.is_async = is_async
-        self.must_reply = must_reply
-        """The function is annotated with a reply that cannot be None."""
+    message: Any
+    """The type of what it takes."""
+    reply: Any
+    """The type of what it returns, without None; None if it returns nothing."""
+    positional: tuple[str, ...]
+    """The names of the parameters for message and state."""
+    dependencies: dict[str, Any]
+    """The types of all other parameters, by their names."""
+    is_async: bool
+    must_reply: bool
+    """The function is annotated with a reply that cannot be None."""
 
 
 def signature_of(function: Callable[..., object], state: Any, subject: str) -> Signature:
