@@ -572,7 +572,7 @@ class Broker:
         self._log_disk_level()
         if not self._stuck_check.pending:
             self._stuck_check.add(self._check_stuck_queues())
-            self._sliced_work.add(self._stretch_windows())
+            self._sliced_work.add(self._engine.stretch_windows())
         forgotten, last = self._engine.take_forgotten_producers()
         if forgotten:
             logger.warning("producers forgotten before their time", extra={"producers": forgotten, "last": last})
@@ -600,9 +600,6 @@ class Broker:
 
     def _read_lanes(self) -> set[Lane]:
         return {read.lane for read in self._pager.pending if not isinstance(read, SideRead)}
-
-    def _stretch_windows(self) -> Steps:
-        yield from self._engine.stretch_windows()
 
     def _commit(self) -> None:
         """Hand the gathering batch over if the store is idle: at once if somebody waits for it, else a little later.

@@ -18,7 +18,7 @@ What happens is decided in the rooms; where a feature goes: docs/architecture.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from sys import maxsize
 
 from truenext.engine.background.browsing import BrowseTask
@@ -284,7 +284,7 @@ class Engine:
         needs_space = self.commit_state.disk_level is not DiskLevel.PLENTY or self.memory.bytes_over_limit > 0
         return self._spilling.find_stalled_connection(self.clients.sessions, bytes_sent, needs_space=needs_space)
 
-    def stretch_windows(self) -> Iterator[None]:
+    def stretch_windows(self) -> Generator[None, None, None]:
         """To be done now and then, in steps: who waits for more than its window lets it have gets more."""
         for session in list(self.clients.sessions.values()):
             self._connecting.stretch_windows(session)

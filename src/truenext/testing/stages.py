@@ -310,15 +310,13 @@ class Stages:
             await mock.stop()
 
 
+@dataclass(slots=True, eq=False)
 class _PointAction:
-    def __init__(
-        self, point: Point, action: Callable[[], object], stage: str | None, times: int, fault: OrderedFault
-    ) -> None:
-        self.point = point
-        self.action = action
-        self.stage = stage
-        self.times = times
-        self.fault = fault
+    point: Point
+    action: Callable[[], object]
+    stage: str | None
+    times: int
+    fault: OrderedFault
 
 
 class _Mock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 
 from truenext.client.core.link import Link
@@ -19,46 +20,25 @@ NOT_CONFIRMED_TEXT = (
 )
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class ClientContext:
-    __slots__ = (
-        "_names",
-        "clock",
-        "delayed_calls",
-        "flush",
-        "flush_soon",
-        "has_owner_ended",
-        "link",
-        "random",
-        "report",
-    )
-
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float],
-        random: Callable[[], float],
-        flush: Callable[[], bool],
-        flush_soon: Callable[[], None],
-        report: Callable[[str, dict[str, object]], None],
-        has_owner_ended: Callable[[object], bool],
-    ) -> None:
-        self.clock = clock
-        """Seconds, of a clock that does not jump."""
-        self.random = random
-        """Numbers from 0 to 1."""
-        self.flush = flush
-        """Writes what is to be written; whether all of it went."""
-        self.flush_soon = flush_soon
-        """The same, before long."""
-        self.report = report
-        """Tells the log of the program what has happened: a constant text, and facts by name. The text has some of them
-        (`%(url)s`)."""
-        self.has_owner_ended = has_owner_ended
-        """Whether a task or thread will do nothing any more."""
-        self.link: Link | None = None
-        """The connection that is there, up or about to be."""
-        self.delayed_calls = DelayedCalls()
-        self._names = count(1)
+    clock: Callable[[], float]
+    """Seconds, of a clock that does not jump."""
+    random: Callable[[], float]
+    """Numbers from 0 to 1."""
+    flush: Callable[[], bool]
+    """Writes what is to be written; whether all of it went."""
+    flush_soon: Callable[[], None]
+    """The same, before long."""
+    report: Callable[[str, dict[str, object]], None]
+    """Tells the log of the program what has happened: a constant text, and facts by name. The text has some of them
+    (`%(url)s`)."""
+    has_owner_ended: Callable[[object], bool]
+    """Whether a task or thread will do nothing any more."""
+    link: Link | None = None
+    """The connection that is there, up or about to be."""
+    delayed_calls: DelayedCalls = field(default_factory=DelayedCalls)
+    _names: count[int] = field(default_factory=lambda: count(1), init=False)
 
     def next_unique_name(self) -> str:
         """One that nothing else of this client has."""

@@ -14,6 +14,7 @@ next unit does not begin.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -48,24 +49,22 @@ _RESOLVABLE_OUTCOMES = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.
 ENDED_OUTCOMES = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPEATED, Outcome.UNKNOWN})
 
 
+@dataclass(slots=True, eq=False)
 class ProducerNumbers:
     """Numbers of COMMITs, or of SENDs, without gaps."""
 
-    __slots__ = ("is_retired", "last_durable_number", "last_number", "link_number", "name", "store_id")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.last_number = 0
-        """The highest that was used."""
-        self.last_durable_number = 0
-        """The highest that no crash of the broker makes it forget: its transaction had something persistent, or the
-        broker has said what became of it."""
-        self.link_number = 0
-        """The connection on which the broker knew `number`."""
-        self.store_id = ""
-        """Of the broker that knows it."""
-        self.is_retired = False
-        """The broker does not know some of its numbers, though it had them: it was restored from an older copy."""
+    name: str
+    last_number: int = 0
+    """The highest that was used."""
+    last_durable_number: int = 0
+    """The highest that no crash of the broker makes it forget: its transaction had something persistent, or the
+    broker has said what became of it."""
+    link_number: int = 0
+    """The connection on which the broker knew `number`."""
+    store_id: str = ""
+    """Of the broker that knows it."""
+    is_retired: bool = False
+    """The broker does not know some of its numbers, though it had them: it was restored from an older copy."""
 
     def set_last_number(self, highest: int, link_number: int) -> bool:
         """The broker has said on this connection which number is the highest that it knows; it keeps that. False if it

@@ -12,6 +12,8 @@ read once the new name is durable. A broker that ends meanwhile goes on when it 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from truenext.engine.memory.spilled_subscriptions import SpilledSubscriptions
 from truenext.engine.state.pages import PageResult, SideRead
 from truenext.engine.state.queue import Entry, Lane, Queue
@@ -40,17 +42,15 @@ class CleanupRead(SideRead):
         self._cleanup.on_page_read(self, page)
 
 
+@dataclass(slots=True, eq=False)
 class _EndedQueue:
-    __slots__ = ("end_batch", "has_damage", "queue", "rank", "removed_up_to")
-
-    def __init__(self, queue: Queue, end_batch: int) -> None:
-        self.queue = queue
-        self.end_batch = end_batch
-        """Once it is durable nothing comes to the queue any more."""
-        self.rank = 0
-        self.removed_up_to = 0
-        """The last sequence of the lane that is gone."""
-        self.has_damage = False
+    queue: Queue
+    end_batch: int
+    """Once it is durable nothing comes to the queue any more."""
+    rank: int = 0
+    removed_up_to: int = 0
+    """The last sequence of the lane that is gone."""
+    has_damage: bool = False
 
 
 class SubscriptionCleanup(BackgroundTask):

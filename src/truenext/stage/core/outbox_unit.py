@@ -11,6 +11,7 @@ way round. Source: docs/stages-outbox.md
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -154,15 +155,13 @@ def _adjust_ttl(message: EncodedMessage, left_s: float) -> EncodedMessage:
 # has one unit under way, and is free again when the broker has answered for that one.
 
 
+@dataclass(slots=True, eq=False)
 class OutboxProducer:
-    __slots__ = ("last_number", "name", "owner")
-
-    def __init__(self, name: str, owner: str, number: int) -> None:
-        self.name = name
-        self.owner = owner
-        """The run of the process that may use it."""
-        self.last_number = number
-        """The last one that was used."""
+    name: str
+    owner: str
+    """The run of the process that may use it."""
+    last_number: int
+    """The last one that was used."""
 
     @property
     def next_commit(self) -> CommitNumber:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from truenext.model.limits import DELAY_MS_MAX
 from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, Reject
@@ -71,27 +72,13 @@ class RetryRules:
         return QUEUE_POLICY
 
 
+@dataclass(frozen=True, slots=True)
 class RetryDecision:
     """It is tried again after so many seconds; None is what the policy of the queue says."""
 
-    __slots__ = ("delay_s", "is_rejected")
-
-    def __init__(self, delay_s: float | None, *, is_rejected: bool = False) -> None:
-        self.delay_s = delay_s
-        self.is_rejected = is_rejected
-        """It is not tried again."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RetryDecision) and (self.delay_s, self.is_rejected) == (
-            other.delay_s,
-            other.is_rejected,
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.delay_s, self.is_rejected))
-
-    def __repr__(self) -> str:
-        return "RetryDecision(never)" if self.is_rejected else f"RetryDecision({self.delay_s})"
+    delay_s: float | None
+    is_rejected: bool = False
+    """It is not tried again."""
 
 
 def _own_classes(group: BaseException) -> list[type]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import Lock
 
 import msgspec
@@ -166,15 +167,13 @@ class _DurationCounter:
         return DurationHistogram(self.seconds, tuple(self.buckets))
 
 
+@dataclass(slots=True, eq=False)
 class _StageCounters:
-    __slots__ = ("outcomes", "run", "running", "sent", "total")
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.outcomes: dict[ExecutionOutcome, int] = {}
-        self.sent = 0
-        self.run = _DurationCounter()
-        self.total = _DurationCounter()
+    running: int = 0
+    outcomes: dict[ExecutionOutcome, int] = field(default_factory=dict)
+    sent: int = 0
+    run: _DurationCounter = field(default_factory=_DurationCounter)
+    total: _DurationCounter = field(default_factory=_DurationCounter)
 
     def metrics(self) -> StageMetrics:
         return StageMetrics(self.running, dict(self.outcomes), self.sent, self.run.histogram(), self.total.histogram())

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 class ExactlyOnceCounters:
     """Of one process."""
 
-    __slots__ = ("already_processed", "claimed", "in_doubt", "refused", "renumbered")
-
     def __init__(self) -> None:
         self.already_processed = 0
         """Messages whose effects had happened when they came: inbox hits."""
