@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from truenext.spark.recorder import WORKLOADS, WorkloadMessage, make_alternation, make_mix, make_production
+from truenext.spark.recorder import WORKLOADS, WorkloadMessage, make_mix, make_persistence_alternation, make_production
 
 
 def test_production_is_the_batch_first_and_then_the_interactive_ones() -> None:
@@ -16,7 +16,7 @@ def test_production_is_the_batch_first_and_then_the_interactive_ones() -> None:
 
 
 def test_alternation_differs_in_persistence_alone() -> None:
-    assert make_alternation(3, random.Random(0)) == [
+    assert make_persistence_alternation(3, random.Random(0)) == [
         WorkloadMessage(4, True),
         WorkloadMessage(4, False),
         WorkloadMessage(4, True),

@@ -272,7 +272,7 @@ class Engine:
 
         Not before what the last turn dispatched is written. Returns connections that must be ended, and why.
         """
-        queues = self._eviction.run(self._queues.by_name.values())
+        queues = self._eviction.enforce_memory_limits(self._queues.by_name.values())
         return {self.clients.sessions[queue.destination.session]: owner_close_reason(queue) for queue in queues}
 
     def find_stalled_connection(

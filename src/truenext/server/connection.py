@@ -96,7 +96,7 @@ class ServerConnection:
         """It waits without a socket for its client to come back, see `Broker.park_for_takeover`."""
         self._last_received_at = loop.time()
         """When something came from the client, by the loop's clock."""
-        self._has_received = False
+        self._needs_socket_check = False
         """Something came since the last look."""
         self._has_sent = False
         self._parts: list[bytes] = []
@@ -142,15 +142,15 @@ class ServerConnection:
             self._on_eof()
         elif self._is_reading:
             self._last_received_at = self._loop.time()
-            self._has_received = True
+            self._needs_socket_check = True
             self._execute(self._stomp.receive(data))
 
     def check_socket(self) -> None:
         """To be called once a second. uvloop reports a broken socket once, even if there was data to read before the
         end: whether that was all is looked at here, and not with each message.
         """
-        if self._has_received and not self._is_closed:
-            self._has_received = False
+        if self._needs_socket_check and not self._is_closed:
+            self._needs_socket_check = False
             if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._on_socket_broken("connection broken")
 

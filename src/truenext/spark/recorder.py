@@ -38,7 +38,7 @@ def make_production(count: int, _: random.Random) -> list[WorkloadMessage]:
     return [WorkloadMessage(4, True)] * (count - interactive) + [WorkloadMessage(9, False)] * interactive
 
 
-def make_alternation(count: int, _: random.Random) -> list[WorkloadMessage]:
+def make_persistence_alternation(count: int, _: random.Random) -> list[WorkloadMessage]:
     """Persistent and non-persistent in turn, all of priority 4: order of arrival alone decides."""
     return [WorkloadMessage(4, number % 2 == 0) for number in range(count)]
 
@@ -50,7 +50,7 @@ def make_mix(count: int, rng: random.Random) -> list[WorkloadMessage]:
 
 WORKLOADS: dict[str, Callable[[int, random.Random], list[WorkloadMessage]]] = {
     "production": make_production,
-    "alternation": make_alternation,
+    "alternation": make_persistence_alternation,
     "mix": make_mix,
 }
 

@@ -53,7 +53,7 @@ class DatabaseGate:
         self._closed = asyncio.Event()
         self._reopening: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
-        self._pause_s = PAUSE_S
+        self._retry_pause_s = PAUSE_S
         self._opened_at = -STABLE_S
         self.closed_error_kind = DatabaseErrorKind.UNAVAILABLE
         """For which it was closed last."""
@@ -90,7 +90,7 @@ class DatabaseGate:
         )
         loop = asyncio.get_running_loop()
         if loop.time() - self._opened_at > STABLE_S:
-            self._pause_s = PAUSE_S
+            self._retry_pause_s = PAUSE_S
         self._reopening = loop.create_task(self._reopen(), name="truenext database")
 
     async def open_database(self, *, waits: bool) -> None:
@@ -125,13 +125,13 @@ class DatabaseGate:
                 return
             except DatabaseUnavailable as error:
                 self.closed_reason = first_line(error)
-                _logger.warning(warning, extra={"reason": self.closed_reason, "next_s": self._pause_s})
+                _logger.warning(warning, extra={"reason": self.closed_reason, "next_s": self._retry_pause_s})
             await self._back_off()
 
     async def _back_off(self) -> None:
         # Not all processes at once.
-        await asyncio.sleep(self._pause_s * random.uniform(0.75, 1.0))
-        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+        await asyncio.sleep(self._retry_pause_s * random.uniform(0.75, 1.0))
+        self._retry_pause_s = min(2 * self._retry_pause_s, PAUSE_MAX_S)
 
     async def is_uncounted_error(self, kind: DatabaseErrorKind, error: BaseException, message_id: str) -> bool:
         """The database is not there; or is full, or its tables of what happens once cannot be used, which no look sees:

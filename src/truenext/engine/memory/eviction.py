@@ -46,7 +46,7 @@ class Eviction:
         self._clients = state.clients
         self._spilling = spilling
 
-    def run(self, queues: Collection[Queue]) -> list[Queue]:
+    def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
         """Make messages leave until the limits are kept; what the store does not have yet joins the gathering batch.
 
         Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go: a

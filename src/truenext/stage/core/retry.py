@@ -54,7 +54,9 @@ class RetryRules:
         """
         if attempts_max is not None and failures >= attempts_max:
             return REJECTED
-        if isinstance(error, BaseExceptionGroup) and not any(kind in self._delays_s for kind in _own_classes(error)):
+        if isinstance(error, BaseExceptionGroup) and not any(
+            kind in self._delays_s for kind in _exception_group_classes(error)
+        ):
             retries = [self._retry_for(each, failures) for each in ungrouped_errors(error)]
         else:
             retries = [self._retry_for(error, failures)]
@@ -81,7 +83,7 @@ class RetryDecision:
     """It is not tried again."""
 
 
-def _own_classes(group: BaseException) -> list[type]:
+def _exception_group_classes(group: BaseException) -> list[type]:
     return [each for each in type(group).__mro__ if issubclass(each, BaseExceptionGroup)]
 
 

@@ -138,7 +138,7 @@ class OutboxConfirmer:
         self._outbox = outbox
         self._sent: list[str] = []
         self._acknowledged: list[str] = []
-        self._pause_s = PAUSE_S
+        self._retry_pause_s = PAUSE_S
         self._steps = PeriodicTask("truenext outbox", self._step)
 
     def start(self) -> None:
@@ -157,10 +157,10 @@ class OutboxConfirmer:
         try:
             await self._write()
         except DatabaseUnavailable as error:
-            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
+            pause_s, self._retry_pause_s = self._retry_pause_s, min(2 * self._retry_pause_s, PAUSE_MAX_S)
             _logger.info("rows of the outbox cannot go now", extra={"error": str(error), "next_s": pause_s})
             return pause_s
-        self._pause_s = PAUSE_S
+        self._retry_pause_s = PAUSE_S
         # What has come meanwhile is gathered: each time is a transaction, for which SQLite has messages wait.
         return 0.0 if max(len(self._sent), len(self._acknowledged)) >= ROWS_MAX else GATHER_S
 

@@ -82,7 +82,7 @@ class OutboxRelay:
         self._task = PeriodicTask("truenext relay", self._check_or_back_off)
         self._heartbeat = PeriodicTask("truenext alive", self._record_heartbeat)
         self._checked_at = 0.0
-        self._pause_s = CHECK_INTERVAL_S
+        self._retry_pause_s = CHECK_INTERVAL_S
         self._deep_check_at = 0.0
 
     def start(self) -> None:
@@ -150,13 +150,13 @@ class OutboxRelay:
         try:
             is_more = await self._check_outbox()
         except (DatabaseUnavailable, *UNAVAILABLE_ERRORS) as error:
-            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, PAUSE_MAX_S)
+            pause_s, self._retry_pause_s = self._retry_pause_s, min(2 * self._retry_pause_s, PAUSE_MAX_S)
             _logger.warning(
                 "the relay waits: what is left to be sent is sent later",
                 extra={"error": describe_error(error), "next_s": pause_s},
             )
             return pause_s
-        self._pause_s = CHECK_INTERVAL_S
+        self._retry_pause_s = CHECK_INTERVAL_S
         return 0.0 if is_more else CHECK_INTERVAL_S
 
     async def _record_heartbeat(self) -> float:
