@@ -103,7 +103,8 @@ def test_a_file_is_all_that_a_broker_needs(tmp_path: Path, file: Path) -> None:
     assert process.returncode == 0
     assert re.fullmatch(r"listening on stomp://127\.0\.0\.1:\d+\n", first_line + more)
     assert (tmp_path / "kept/here/journal").is_dir()
-    (line,) = log.splitlines()
+    # Without pyarrow a second line says that nothing is exported.
+    (line,) = (line for line in log.splitlines() if "configuration" in line)
     assert line.endswith(f"INFO configuration read file='{file}'")
 
 

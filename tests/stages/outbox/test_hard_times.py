@@ -131,9 +131,16 @@ def test_while_the_broker_has_no_room_nothing_is_done_or_charged_and_afterwards_
 
     async def work(t: Stages) -> None:
         await make_table(t)
-        t.at("run", t.broker.fill_disk, stage="placing")
+        is_full = asyncio.Event()
+
+        def fill() -> None:
+            t.broker.fill_disk()
+            is_full.set()
+
+        t.at("run", fill, stage="placing")
         for n in range(3):
             await t.send(shop.place, Number(n))
+        await is_full.wait()
         async with t.sql() as sql, shop.app.initiate(sql) as initiation:
             initiation.send(shop.place, Number(3), trace="order 3")
         await asyncio.sleep(1.5)
