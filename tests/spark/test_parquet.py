@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.contract.naive_history import read_folder, read_parquet
@@ -17,7 +18,8 @@ from truenext.history.export import EVENTS_FOLDER, delete_old_files, export_all,
 from truenext.history.exporter import HistoryExporter
 from truenext.history.files import history_files
 from truenext.model.commands import AckMode, Subscribe
-from truenext.model.events import FILE, HISTORY_VERSION, MAGIC
+from truenext.model.events import FILE, HISTORY_VERSION, MAGIC, EventKind
+from truenext.spark.audit.runs import KINDS
 
 
 @pytest.fixture
@@ -150,3 +152,13 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     (line,) = ended.stderr.splitlines()
     assert re.search(r"^\S+ \S+ ERROR history not exported error=.* has history version 3; this truenext reads 9", line)
+
+
+def test_a_recording_of_the_examples_begins_with_the_start_of_a_run_in_this_format() -> None:
+    """`make demo` audits it, and refuses another format."""
+    files = [*(Path(__file__).parents[2] / "examples" / "recordings").rglob("*.parquet")]
+    assert files
+    for file in files:
+        kinds = pq.read_table(file, columns=["kind"]).column("kind").to_pylist()
+        assert kinds[0] == EventKind.RUN_STARTED.label
+        assert set(kinds) <= KINDS
