@@ -4,6 +4,8 @@ ready messages waited."""
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+_WHERE = ("queue", "event", "at")
+
 # ---- Which messages were not the true next one when they were dispatched? ----
 
 ORDER_KINDS = ("inversion", "order", "premature")
@@ -13,21 +15,17 @@ being committed; the message itself was not visible yet."""
 
 def ordering(sweep_rows: DataFrame) -> DataFrame:
     """One row per violation, with its witness: what was dispatched, to whom, at which event, and what it overtook."""
-    return (
-        sweep_rows.where(F.col("row") == "finding")
-        .where(F.col("kind").isin(*ORDER_KINDS))
-        .select(
-            "kind",
-            "queue",
-            "event",
-            F.timestamp_micros("at").alias("at"),
-            "sequence",
-            "priority",
-            "persistent",
-            "consumer",
-            F.when(F.col("overtaken_sequence") >= 0, F.col("overtaken_sequence")).alias("overtaken_sequence"),
-            F.when(F.col("overtaken_sequence") >= 0, F.col("overtaken_priority")).alias("overtaken_priority"),
-        )
+    return _found(
+        sweep_rows,
+        F.col("kind").isin(*ORDER_KINDS),
+        "kind",
+        *_WHERE,
+        "sequence",
+        "priority",
+        "persistent",
+        "consumer",
+        _if_known("overtaken_sequence"),
+        F.when(F.col("overtaken_sequence") >= 0, F.col("overtaken_priority")).alias("overtaken_priority"),
     )
 
 
@@ -39,7 +37,7 @@ def lost(sweep_rows: DataFrame) -> DataFrame:
 
     `sequence` is the first message that it can be; `persistent` null if it may be either.
     """
-    return _found(sweep_rows, F.col("kind") == "lost", "sequence", "priority", "persistent", "count", "detail")
+    return _found(sweep_rows, F.col("kind") == "lost", *_WHERE, "sequence", "priority", "persistent", "count", "detail")
 
 
 def duplicates(sweep_rows: DataFrame) -> DataFrame:
@@ -49,20 +47,24 @@ def duplicates(sweep_rows: DataFrame) -> DataFrame:
     return _found(
         sweep_rows,
         F.col("kind").isin("duplicate", "resurrected"),
+        *_WHERE,
         "kind",
-        F.when(F.col("sequence") >= 0, F.col("sequence")).alias("sequence"),
-        F.when(F.col("consumer") >= 0, F.col("consumer")).alias("consumer"),
+        _if_known("sequence"),
+        _if_known("consumer"),
         "count",
         "detail",
     )
 
 
 def _found(sweep_rows: DataFrame, which: Column, *columns: str | Column) -> DataFrame:
-    return (
-        sweep_rows.where(F.col("row") == "finding")
-        .where(which)
-        .select("queue", "event", F.timestamp_micros("at").alias("at"), *columns)
-    )
+    """The findings of some kinds, `at` as a time."""
+    at = F.timestamp_micros("at")
+    return sweep_rows.where(F.col("row") == "finding").where(which).withColumn("at", at).select(*columns)
+
+
+def _if_known(column: str) -> Column:
+    """Null instead of a negative number."""
+    return F.when(F.col(column) >= 0, F.col(column)).alias(column)
 
 
 # ---- What did consumers get, or have counted against them, that they must not? ----
@@ -75,18 +77,14 @@ attempt is not counted any more, or its cause is not in the dead letter."""
 
 def consumers(sweep_rows: DataFrame) -> DataFrame:
     """One row per finding, and in `detail` what it was."""
-    return (
-        sweep_rows.where(F.col("row") == "finding")
-        .where(F.col("kind").isin(*CONSUMER_KINDS))
-        .select(
-            "kind",
-            "queue",
-            "event",
-            F.timestamp_micros("at").alias("at"),
-            "sequence",
-            F.when(F.col("consumer") >= 0, F.col("consumer")).alias("consumer"),
-            "detail",
-        )
+    return _found(
+        sweep_rows,
+        F.col("kind").isin(*CONSUMER_KINDS),
+        "kind",
+        *_WHERE,
+        "sequence",
+        _if_known("consumer"),
+        "detail",
     )
 
 
@@ -95,16 +93,12 @@ def consumers(sweep_rows: DataFrame) -> DataFrame:
 
 def stuck(sweep_rows: DataFrame) -> DataFrame:
     """One row per time: since `event`, for `seconds`, `waiting` messages, the first of them `sequence`."""
-    return (
-        sweep_rows.where(F.col("row") == "finding")
-        .where(F.col("kind") == "stuck")
-        .select(
-            "queue",
-            "event",
-            F.timestamp_micros("at").alias("at"),
-            "sequence",
-            "priority",
-            F.col("count").alias("waiting"),
-            (F.col("duration") / 1e6).alias("seconds"),
-        )
+    return _found(
+        sweep_rows,
+        F.col("kind") == "stuck",
+        *_WHERE,
+        "sequence",
+        "priority",
+        F.col("count").alias("waiting"),
+        (F.col("duration") / 1e6).alias("seconds"),
     )
