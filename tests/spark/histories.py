@@ -54,6 +54,8 @@ class RandomHistory:
         self.batch = 1
         self.committed = 0
         self.next_consumer = 0
+        self.before_gaps: list[Event] = []
+        """The events, and those that a crash has taken."""
         self.start("clean")
         for _ in range(steps):
             self.step()
@@ -347,6 +349,7 @@ class RandomHistory:
         """Retention takes the beginning, a crash takes some of the rest."""
         if self.chance(0.2):
             del self.events[: self.random.randrange(len(self.events) // 2)]
+        self.before_gaps = list(self.events)
         for _ in range(self.random.choice([0, 0, 1, 2])):
             begin = self.random.randrange(1, len(self.events))
             for index in range(min(begin + self.random.randint(1, 4), len(self.events) - 1) - 1, begin - 1, -1):

@@ -51,6 +51,8 @@ class Letter:
     attempts_least: int = 0
     """As the last return said, whatever was not seen since."""
     has_cause: bool = False
+    was_held: bool = False
+    """It was returned, so it is visible."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -135,7 +137,9 @@ class Judge:
             previous = number
             for letter in letters.values():
                 seen = self.visible_from.get(letter.sequence)
-                letter.visible = seen is not None and (seen < number if number == before else seen <= number)
+                letter.visible = letter.was_held or (
+                    seen is not None and (seen < number if number == before else seen <= number)
+                )
             if number in self.lost_before:
                 self._all_perhaps(letters)
             if number == before:
@@ -198,6 +202,9 @@ class Judge:
                 # "nacked and delayed", "delayed"
                 last = each["reason"].rpartition(" ")[2]
                 where = last if last in ("delayed", "blocking") else "waiting"
+                # A consumer had it, so it was visible, also if a gap hides the commit.
+                if where == "waiting" and letter.where != "waiting":
+                    letter.was_held = True
                 letter.where = "doubtful" if letter.priority is None else where
                 letter.attempts = letter.attempts_least = each["attempts"]
                 letter.has_cause |= each.get("cause") is not None
@@ -436,7 +443,10 @@ class Judge:
     ) -> bool:
         """`letters` are the evidence."""
         assert letter.priority is not None
-        committing = [other for other in all_letters.values() if other.where == "waiting" and not other.visible]
+        # A gap leaves in doubt whether one of them was dispatched, and not that it holds back its equals until then.
+        committing = [
+            other for other in all_letters.values() if other.where in ("waiting", "doubtful") and not other.visible
+        ]
         ready = [
             other
             for other in self.ready(letters)
@@ -503,7 +513,7 @@ class Judge:
     def _seen(self, letters: dict[int, Letter], number: int) -> dict[int, Letter]:
         for letter in letters.values():
             seen = self.visible_from.get(letter.sequence)
-            letter.visible = seen is not None and seen <= number
+            letter.visible = letter.was_held or (seen is not None and seen <= number)
         return letters
 
     def _stuck(self, queue: str) -> None:

@@ -9,6 +9,7 @@ small that hardly anything stays in memory; then the audit reads the history.
 import json
 import os
 import random
+import re
 import subprocess
 import threading
 import time
@@ -86,7 +87,8 @@ class Everything:
             except CONNECTION_LOST:
                 time.sleep(0.05)
             except UnexpectedError as refused:
-                if "full" not in str(refused):
+                # A subscription may end while the operator looks at it.
+                if not re.search("full|there is no durable subscription", str(refused)):
                     self.faults.append(f"{role.__name__}: {refused}")
                     return
             except AssertionError as error:
@@ -383,7 +385,10 @@ def test_the_contract_holds_with_everything_at_once_over_two_ends_of_the_broker(
         text=True,
         check=False,
     )
-    assert audit.returncode == 0, audit.stdout + audit.stderr
+    if audit.returncode:
+        tables = ("violations", "lost", "duplicates", "consumers", "stuck") if audit.returncode == 1 else ()
+        rows = [row for table in tables for row in pq.read_table(tmp_path / "report" / table).to_pylist()[:10]]
+        pytest.fail("\n".join([audit.stdout, audit.stderr, *map(str, rows)]))
     assert "WARN" not in audit.stderr
     assert "log4j" in (tmp_path / "report" / "spark.log").read_text()
     # The broker itself exports what it has time for: on a slow machine it may have ended before the first file.

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.contract import naive_history
 from tests.property import targets
 from tests.unit.inspection import run_stuck_audit
 from truenext.engine.engine import Engine
@@ -13,6 +14,7 @@ from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.queue import Entry, Lane
 from truenext.engine.stuck import STUCK_MS, StuckQueueDetector
+from truenext.engine.writing.event_log import EventLog
 from truenext.model.batch import DUE_NEVER, Batch, Causes, Mark
 from truenext.model.commands import Ack, AckMode, Nack, Send, Subscribe
 from truenext.model.destination import Destination, DestinationKind, parse_address
@@ -57,11 +59,17 @@ class DelayDriver:
     """An engine with one queue, `a`, and one consumer."""
 
     def __init__(
-        self, *, page_size: int = 4, window: int = 1, in_store: dict[int, Mark] | None = None, **policy: object
+        self,
+        *,
+        page_size: int = 4,
+        window: int = 1,
+        in_store: dict[int, Mark] | None = None,
+        event_log: EventLog | None = None,
+        **policy: object,
     ) -> None:
         self.in_store = in_store or {}
         policies = Policies(Policy(page_size=page_size, **policy))  # type: ignore[arg-type]
-        self.engine = Engine(memory_limit=LARGE, policies=policies, sequence_limit=1000)
+        self.engine = Engine(memory_limit=LARGE, policies=policies, sequence_limit=1000, event_log=event_log)
         self.queue = self.engine.restore_queue(1, "a")
         if self.in_store:
             self.engine.restore_lane(self.queue, 5, len(self.in_store))
@@ -214,6 +222,28 @@ def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(PageReader, "_delay_without_body", faulty)
     with pytest.raises(Exception, match=r"."):
         assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("while_waiting", WhileWaiting)
+def test_history_tells_when_a_message_of_a_page_is_due_also_if_memory_was_short_meanwhile(
+    while_waiting: WhileWaiting,
+) -> None:
+    log = EventLog(run=1, first_event=1)
+    in_store = {7: Mark(1, 1, WALL_MS + 50), 8: Mark(0, 0)}
+    driver = DelayDriver(in_store=in_store, event_log=log, while_waiting=while_waiting, window=2)
+    driver.turn()
+    driver.engine.memory.limit = 0
+    driver.engine.evict()
+    driver.engine.memory.limit = LARGE
+    driver.advance(100)
+    assert 7 in driver.turn()
+    told = [
+        (each["kind"], each.get("reason"))
+        for each in naive_history.read(log.close_chunk())
+        if each.get("sequence") == 7
+    ]
+    wait = {WhileWaiting.SKIP: "delayed", WhileWaiting.BLOCK: "blocking"}[while_waiting]
+    assert told == [("returned", wait), ("returned", "due"), ("dispatched", None)]
 
 
 @pytest.mark.parametrize("while_waiting", WhileWaiting)

@@ -126,7 +126,7 @@ class Settlement:
             self._requeue(entry)
             self._events.became_due(entry)
         elif entry.message is not None or lane.unloaded.get(entry.sequence) is entry:
-            # It held the others back, and has not left memory wholly meanwhile.
+            # It held the others back, and is still in its queue.
             self._events.became_due(entry)
         if self._queues.exists(queue):
             self._commit_state.touched_queues[queue] = None

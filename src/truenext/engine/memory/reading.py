@@ -167,6 +167,8 @@ class PageReader:
                 else:
                     fresh.append(entry)
                     if entry.due_us:
+                        # Only its body may leave memory: history has to be told when it is due.
+                        lane.horizon_min = max(lane.horizon_min, entry.sequence)
                         self._newly_delayed.append(entry)
         # What was written after the page was read, and has left memory since, is on the next page.
         if any(

@@ -60,9 +60,9 @@ class QueueAudit:
         """By priority, a heap of the sequences that wait, visible or not; what left is dropped when it is the head."""
         self.group_lanes: dict[int, list[list[int]]] = {}
         """The same of each group; the lanes above are of what has none."""
-        self.group_committing: list[list[int]] = [[] for _ in range(10)]
-        """By priority, a heap of the sequences of those that are being committed; what is not is dropped when it is the
-        head."""
+        self.unlisted_committing: list[list[int]] = [[] for _ in range(10)]
+        """By priority, a heap of the sequences of messages that are being committed and are not in `lanes`: those of
+        groups, and those that were being committed when a gap came. What is not is dropped when it is the head."""
         self.higher_lanes: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
         """The lanes that are served before, first one first."""
         self.committing: list[tuple[int, int]] = []
@@ -131,7 +131,7 @@ class QueueAudit:
                 self.start_idle_time(event, at)
             return
         if group:
-            heappush(self.group_committing[priority], sequence)
+            heappush(self.unlisted_committing[priority], sequence)
         if visible_event != NEVER:
             heappush(self.committing, (visible_event, sequence))
 
@@ -155,7 +155,7 @@ class QueueAudit:
         while committing and committing[0][0] <= event:
             visible_event, sequence = heappop(committing)
             message = self.messages.get(sequence)
-            if message is not None and message.state is WAITING:
+            if message is not None and message.state is WAITING and message.visible_event == visible_event:
                 self.waiting += 1
                 if self.free_consumers and self.idle_message is None:
                     self.start_idle_time(visible_event, message.visible_at)
@@ -180,11 +180,11 @@ class QueueAudit:
         return None
 
     def waits_for_commit(self, message: AuditedMessage, event: int) -> bool:
-        """One of some group, of its priority and earlier, is being committed: whoever could take that has to wait."""
-        committing = self.group_committing[message.priority]
+        """An earlier message of its priority is, or may be, being committed, and is in no lane that would show that."""
+        committing = self.unlisted_committing[message.priority]
         while committing:
             first = self.messages.get(committing[0])
-            if first is not None and first.state is WAITING and first.visible_event > event:
+            if first is not None and first.state in (WAITING, DOUBTFUL) and first.visible_event > event:
                 return first.sequence < message.sequence
             heappop(committing)
         return False
@@ -506,13 +506,10 @@ class QueueAudit:
         else:
             message.state = WAITING
             self.add_waiting(message)
-            if message.visible_event <= event:
-                self.waiting += 1
-            else:
-                if message.group:
-                    heappush(self.group_committing[message.priority], sequence)
-                if message.visible_event != NEVER:
-                    heappush(self.committing, (message.visible_event, sequence))
+            self.waiting += 1
+            if message.visible_event > event:
+                # A consumer had it, so it was visible: a gap hides the commit.
+                message.visible_event, message.visible_at = event, at
         self.update_idle_time(event, at)
 
     def on_subscribed(
@@ -594,13 +591,15 @@ class QueueAudit:
         self.waiting = 0
         self.update_idle_time(event, at)
 
-    def on_gap(self) -> None:
+    def on_gap(self, event: int) -> None:
         """Whatever is known may have changed unseen."""
         self.idle_message = None
         self.expected = None
         for message in chain(self.messages.values(), self.expiring.values()):
             message.has_known_attempts = False
             if message.state is not UNCERTAIN:
+                if message.visible_event > event:
+                    heappush(self.unlisted_committing[message.priority], message.sequence)
                 message.state = DOUBTFUL
         self.clear_dispatch_state()
 

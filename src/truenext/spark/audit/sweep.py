@@ -187,7 +187,7 @@ def _process_rare(
         case EventCode.RUN_STARTED:
             account.on_run_started(event, at, number, visible_at)
         case EventCode.GAP:
-            account.on_gap()
+            account.on_gap(event)
         case EventCode.FINISHED:
             account.finish(event, at)
 
