@@ -1512,17 +1512,6 @@ def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
     targets.TICK.replace(patch, lambda commit_state, now_us, steady_us: tick(commit_state, now_us, now_us))
 
 
-@shows_rarely_in(FailingMachine)
-def what_was_due_waits_again_when_the_wall_clock_is_set_back(patch: Patch) -> None:
-    tick = targets.TICK.original
-
-    def faulty(commit_state: CommitState, now_us: int, steady_us: int) -> None:
-        targets.forget_how_far_time_is_ahead(commit_state)
-        tick(commit_state, now_us, steady_us)
-
-    targets.TICK.replace(patch, faulty)
-
-
 @shows_in(FailingMachine)
 def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
     end_delay = targets.END_DELAY.original

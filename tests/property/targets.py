@@ -681,10 +681,6 @@ def forget_what_may_be_redelivered(reading: PageReader) -> None:
     reading._redelivered_below = 0
 
 
-def forget_how_far_time_is_ahead(commit_state: CommitState) -> None:
-    commit_state.wall_clock_ahead_us = 0
-
-
 def waiting_for_commit(expiry: ExpiryTask) -> list[bytes]:
     """Timers of what was not visible when it was due."""
     return expiry._waiting_timers
