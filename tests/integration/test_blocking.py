@@ -852,3 +852,29 @@ def test_a_long_handler_costs_no_heart_beat(broker: BrokerProcess, destination: 
 
         connection.consume(destination, handle)
         assert connection.health().reconnects == 0 and connection.health().state == "connected"
+
+
+@pytest.mark.parametrize("closed", ["consumer", "session", "connection"])
+def test_iteration_over_a_consumer_ends_when_the_program_closes_what_it_is_part_of(
+    broker: BrokerProcess, destination: str, closed: str
+) -> None:
+    """Closing a consumer or a session raised ClosedError in the loop."""
+    connection = blocking.connect(url(broker))
+    session = connection.session()
+    consumer = session.consumer(destination)
+    parts = {"consumer": consumer, "session": session, "connection": connection}
+    timer = threading.Timer(0.1, parts[closed].close)
+    timer.start()
+    assert list(consumer) == []
+    timer.join()
+    connection.close()
+
+
+def test_iteration_over_a_consumer_whose_session_has_ended_otherwise_raises(
+    connection: blocking.Connection, destination: str
+) -> None:
+    session = connection.session()
+    consumer = session.consumer(destination)
+    consumer._core.is_closed = consumer._core.is_expired = True
+    with pytest.raises(ClosedError, match="handler"):
+        next(consumer)

@@ -249,3 +249,27 @@ def test_outcome_of_a_text_that_is_no_token_is_refused(token: str) -> None:
         assert await connection.outcome(InDoubt("reason", "")) == "unknown"
 
     run(work)
+
+
+@pytest.mark.parametrize("headers", [{5: "a"}, {"a": 5}])
+def test_a_header_that_is_no_text_is_refused_with_its_name_and_value(headers: dict[Any, Any]) -> None:
+    async def test(broker: LocalBroker, connection: Connection) -> None:
+        with pytest.raises(TypeError, match="headers are text"):
+            await connection.send("/queue/q", "x", headers=headers)
+        with pytest.raises(TypeError, match="headers are text"):
+            await connection.consumer("/queue/q", headers=headers)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("destination", "options"), [(None, {}), (5, {}), ("/queue/q", {"selector": 5}), ("/queue/q", {"prefetch": True})]
+)
+def test_a_consumer_with_an_option_of_another_type_is_refused_with_what_it_may_be(
+    destination: Any, options: dict[str, Any]
+) -> None:
+    async def test(broker: LocalBroker, connection: Connection) -> None:
+        with pytest.raises((TypeError, ValueError), match=r"is text, not|is a whole number"):
+            await connection.consumer(destination, **options)
+
+    run(test)

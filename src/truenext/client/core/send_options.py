@@ -164,10 +164,10 @@ def _encode_send(destination: str, options: SendOptions) -> EncodedSend:
         if option:
             headers[name.replace("_", "-")] = str(option)
     for name, value in options.get("headers", {}).items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"header {name!r} is {value!r}: headers are text")
         if is_reserved(name) or name in headers:
             raise ValueError(f"{name} is no header of a program, or has been said by an option")
-        if not isinstance(value, str):
-            raise TypeError(f"header {name} is {value!r}: headers are text")
         headers[name] = value
     producer, number = options.get("producer"), options.get("number", 0)
     if (producer is None) != ("number" not in options):

@@ -86,6 +86,14 @@ class SessionCore:
             raise ClosedError(_EXPIRED_TEXT if self.is_expired else "the session is closed")
         self.client.check_open()
 
+    def has_program_closed(self, subscription: Subscription) -> bool:
+        """The program has closed this consumer, its session or the connection, and nothing else has ended it."""
+        return (
+            subscription.error is None
+            and not self.is_expired
+            and (subscription.is_closed or self.is_closed or self.client.is_closed_by_program)
+        )
+
     # ---- Receiving ----
 
     def try_receive(self, subscription: Subscription | None, owner: object) -> ReceivedMessage | None:

@@ -537,14 +537,19 @@ def parse_consumer_options(destination: str, options: ConsumerOptions) -> Subscr
     unknown = options.keys() - ConsumerOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"a consumer has no option {', '.join(sorted(unknown))}")
+    for name, text in (("destination", destination), ("selector", options.get("selector", ""))):
+        if not isinstance(text, str):
+            raise TypeError(f"{name} is text, not {text!r}")
     prefetch = options.get("prefetch")
-    if prefetch is not None and not (isinstance(prefetch, int) and 0 <= prefetch <= WINDOW_MAX):
+    if prefetch is not None and (type(prefetch) is not int or not 0 <= prefetch <= WINDOW_MAX):
         raise ValueError(f"prefetch is a whole number, 0 to {WINDOW_MAX}, not {prefetch!r}")
     priority = options.get("priority", 0)
     if not -CONSUMER_PRIORITY_MAX <= priority <= CONSUMER_PRIORITY_MAX:
         raise ValueError(f"priority is {-CONSUMER_PRIORITY_MAX} to {CONSUMER_PRIORITY_MAX}, not {priority}")
     headers = dict(options.get("headers", {}))
-    for name in headers:
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"header {name!r} is {value!r}: headers are text")
         if name in _RESERVED or name.startswith("truenext-"):
             raise ValueError(f"{name} is no header for a program to set; there may be an option for it")
     frames.check_headers({"destination": destination, "selector": options.get("selector", "")} | headers)

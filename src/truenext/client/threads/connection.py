@@ -209,7 +209,7 @@ class Consumer:
             try:
                 messages = self._source.receive(self._subscription, 1, None)
             except ClosedError:
-                if self._subscription.error is None and self._core.client.is_closed_by_program:
+                if self._core.has_program_closed(self._subscription):
                     raise StopIteration from None
                 raise
             if not messages:
