@@ -114,6 +114,24 @@ def test_dead_letters_are_for_those_who_name_them(own_broker: BrokerProcess) -> 
     assert all_queues.arrived() == []
 
 
+def test_what_spark_keeps_is_for_those_who_name_it_after_a_restart_as_well(own_broker: BrokerProcess) -> None:
+    queue = "Spark.source.s.1.0"
+    client = own_broker.connect()
+    for pattern in (">", "*.source.>", "*.*.*.*.*"):
+        follow(client, f"/queue/{pattern}", name=pattern)
+    publish(client, f"/queue/{queue}", "kept", {"persistent": "true"})
+    own_broker.await_facts(queue, waiting=1)
+    assert client.arrived() == []
+    own_broker.kill()
+    own_broker.start()
+    all_queues, spark = own_broker.connect(), own_broker.connect()
+    follow(all_queues, "/queue/>")
+    own_broker.await_facts(queue, waiting=1)
+    follow(spark, "/queue/Spark.>")
+    assert bodies(spark.only(1)) == ["kept"]
+    assert all_queues.arrived() == []
+
+
 def test_queues_of_an_earlier_run_are_among_them(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     keys = fill(client, "q", 60)

@@ -415,7 +415,7 @@ OF_TOPICS = [
 OF_BULK = ["subscription,c,n,news.eu", "subscription,c,n,news.*"]
 """Of these one is there at a time: what is moved has no copy where it goes."""
 
-OF_MANY = OneOf(["x.a"] * 3 + ["x.b"] * 2 + ["x.b.c", "y", "Consumer.y.VirtualTopic.t"])
+OF_MANY = OneOf(["x.a"] * 3 + ["x.b"] * 2 + ["x.b.c", "y", "Consumer.y.VirtualTopic.t", "Spark.a"])
 """Queues for those who take from several."""
 
 T = TypeVar("T")
@@ -2904,7 +2904,9 @@ class WildcardMachine(BrokerMachine):
     }
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {
         "subscribe": {
-            "queue": OneOf(["x.*", ">", "x.>", "x.*", "x.a", "x.b", "DLQ.>", "Consumer.y.VirtualTopic.>"]),
+            "queue": OneOf(
+                ["x.*", ">", "x.>", "x.*", "*.a", "x.a", "x.b", "DLQ.>", "Consumer.y.VirtualTopic.>", "Spark.>"]
+            ),
             "selector": OneOf([None] * 12 + sorted(SELECTORS_OF_CONSUMERS)),
         },
         "send": {"queue": OF_MANY, "count": OneOf([1, 2, 3, 5])},
@@ -2922,7 +2924,7 @@ class WildcardMachine(BrokerMachine):
         "pause": {"queue": OF_MANY},
     }
     WINDOW_MAX = 3
-    ALL_QUEUES = (">", "DLQ.>", "Consumer.>")
+    ALL_QUEUES = (">", "DLQ.>", "Consumer.>", "Spark.>")
 
     @contextmanager
     def _comparing(self) -> Iterator[None]:

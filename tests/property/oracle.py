@@ -2133,7 +2133,7 @@ def _is_for(address: str, queue: str) -> bool:
     if _is_temporary(queue) or "," in queue:
         return False
     first = queue.split(".")[0]
-    is_special = first == "DLQ" or ".VirtualTopic." in queue
+    is_special = (first in ("DLQ", "Spark") and queue != first) or ".VirtualTopic." in queue
     return _is_meant(address, queue) and (not is_special or address.split(".")[0] == first)
 
 

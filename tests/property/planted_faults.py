@@ -2512,7 +2512,7 @@ def a_queue_that_is_paused_goes(patch: Patch) -> None:
     _change_what_stays(patch, targets.MUST_KEEP, lambda queue: not queue.is_paused and remembers(queue))
 
 
-@shows_in(WildcardMachine)
+@shows_in(WildcardMachine, first=1)
 def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
     _change_what_stays(patch, targets.MUST_KEEP, lambda queue: queue.is_paused or bool(queue.destination.topic))
 
@@ -2545,7 +2545,7 @@ def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
     targets.FREE_NUMBER.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine)
+@shows_in(WildcardMachine, first=4)
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
     free_number = targets.FREE_NUMBER.original
 
@@ -3069,6 +3069,17 @@ def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
     def faulty(wildcard: Wildcard, queue: Queue) -> bool:
         is_ordinary = queue.destination.kind is DestinationKind.QUEUE and not queue.destination.topic
         return is_ordinary and matches(wildcard.pattern_words, queue.name.split("."))
+
+    targets.MATCHES_QUEUE.replace(patch, faulty)
+
+
+@shows_in(WildcardMachine)
+def a_wildcard_takes_from_a_queue_of_spark_that_it_does_not_name(patch: Patch) -> None:
+    is_meant = targets.MATCHES_QUEUE.original
+
+    def faulty(wildcard: Wildcard, queue: Queue) -> bool:
+        words = queue.name.split(".")
+        return is_meant(wildcard, queue) or (words[0] == "Spark" and matches(wildcard.pattern_words, words))
 
     targets.MATCHES_QUEUE.replace(patch, faulty)
 

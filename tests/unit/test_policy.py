@@ -43,6 +43,12 @@ def test_what_no_pattern_speaks_of_has_the_default() -> None:
     assert (policies.for_queue("a").page_size, policies.for_queue("a.b").page_size) == (5, 6)
 
 
+def test_a_policys_pattern_means_queues_that_a_consumers_pattern_leaves_out_too() -> None:
+    policies = Policies(by_pattern={">": Policy(page_size=5), "*.source.>": Policy(page_size=6)})
+    names = ("DLQ.orders", "Consumer.a.VirtualTopic.t", "Spark.orders", "Spark.source.s.1.0")
+    assert [policies.for_queue(name).page_size for name in names] == [5, 5, 5, 6]
+
+
 def _matches(pattern: list[str], words: list[str]) -> bool:
     """As the rule is said: `*` is one word, `>` one or more."""
     if not pattern or not words:

@@ -68,21 +68,28 @@ class WildcardDriver:
 @pytest.mark.parametrize(
     ("pattern", "meant"),
     [
-        (">", ["orders", "orders.eu"]),
-        ("*", ["orders"]),
+        (">", ["Spark", "Sparks.orders", "orders", "orders.eu"]),
+        ("*", ["Spark", "orders"]),
         ("orders.*", ["orders.eu"]),
-        ("*.*", ["orders.eu"]),
-        ("DLQ.>", ["DLQ.orders"]),
-        ("*.orders", []),
+        ("*.*", ["Sparks.orders", "orders.eu"]),
+        ("DLQ.>", ["DLQ.Spark.x", "DLQ.orders"]),
+        ("*.orders", ["Sparks.orders"]),
         ("Consumer.>", ["Consumer.a.VirtualTopic.t"]),
+        ("Spark.>", ["Spark.orders", "Spark.source.s.1.0"]),
+        ("Spark.*", ["Spark.orders"]),
+        ("Spark.source.>", ["Spark.source.s.1.0"]),
+        ("*.source.>", []),
         ("failed.>", []),
     ],
 )
-def test_dead_letters_and_virtual_topics_are_meant_by_name_alone_and_what_is_not_ordinary_never(
+def test_dead_letters_virtual_topics_and_spark_are_meant_by_name_alone_and_what_is_not_ordinary_never(
     pattern: str, meant: list[str]
 ) -> None:
-    driver = WildcardDriver(Policies(Policy(), {"special": Policy(dead_letters="failed.orders")}))
+    by_pattern = {"special": Policy(dead_letters="failed.orders"), "other": Policy(dead_letters="Spark.failed")}
+    driver = WildcardDriver(Policies(Policy(), by_pattern))
     for queue in ("orders", "orders.eu", "DLQ.orders", "Consumer.a.VirtualTopic.t", "failed.orders"):
+        driver.send(queue)
+    for queue in ("Spark", "Spark.orders", "Spark.source.s.1.0", "Spark.failed", "Sparks.orders", "DLQ.Spark.x"):
         driver.send(queue)
     for address in ("/temp-queue/private", "/topic/news"):
         driver.engine.subscribe(driver.session, Subscribe(address, parse_address(address, "s"), AckMode.INDIVIDUAL, 1))

@@ -30,6 +30,9 @@ from truenext.model.pattern import fault_of_pattern, is_pattern
 DEAD_LETTER_PREFIX = "DLQ."
 """A queue of this prefix holds what could not be handled; what fails there stays there."""
 
+SPARK_PREFIX = "Spark."
+"""A queue of this prefix holds what a job in Spark has taken and is to find again."""
+
 SUBSCRIPTION_PREFIX = "subscription,"
 """The queue of a durable subscription is called so, with client, name and topic behind it and commas between, and its
 selector last if it has one. No name in a client's address has a comma."""

@@ -14,7 +14,7 @@ from truenext.engine.state.consumer import BrokerConsumer, ConnectionState
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.queue import Queue
 from truenext.model.commands import Subscribe
-from truenext.model.destination import DEAD_LETTER_PREFIX, DestinationKind, virtual_topic
+from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX, DestinationKind, virtual_topic
 from truenext.model.order import RANKS
 from truenext.model.pattern import is_pattern, matches
 
@@ -82,7 +82,8 @@ class Wildcard(BrokerConsumer):
         if queue.holds_dead_letters and not has_dead_letter_prefix:
             return False
         # These are meant by a pattern with their own first word alone.
-        return not (has_dead_letter_prefix or virtual_topic(name)) or not is_pattern(self.pattern_words[0])
+        is_special = has_dead_letter_prefix or name.startswith(SPARK_PREFIX) or virtual_topic(name)
+        return not is_special or not is_pattern(self.pattern_words[0])
 
     def set_head(self, queue: Queue, rank: int, sequence: int) -> None:
         """What is next for it in a lane begins here."""
