@@ -53,7 +53,8 @@ def test_queues_are_named_after_endpoint_and_stage() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "a..b", "a b", "a/b", "ä", "a.*", "a.>", "-a", "a.stage.b", "DLQ.a", "Consumer.a", "x" * 300]
+    "name",
+    ["", ".", "a..b", "a b", "a/b", "ä", "a.*", "a.>", "-a", "a.stage.b", "DLQ.a", "Consumer.a", "Spark.a", "x" * 300],
 )
 def test_what_is_no_name_of_an_endpoint_is_refused(name: str) -> None:
     app = Service("shop")

@@ -34,7 +34,7 @@ def expand_endpoint_name(text: str, service: str) -> str:
             f"{text!r} is no name of an endpoint or service: say words of letters, digits, - and _, joined by dots, "
             "such as order.place"
         )
-    if STAGE_MARK in words or words[0] in ("DLQ", "Consumer", "VirtualTopic"):
+    if STAGE_MARK in words or words[0] in ("DLQ", "Consumer", "VirtualTopic", "Spark"):
         raise DefinitionError(f"{text!r} is no name of an endpoint: a queue that has such a name has a meaning already")
     _check_length(name)
     return name
