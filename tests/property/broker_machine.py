@@ -1418,7 +1418,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 producer, number = _one_of(numbered, which) if numbered else (None, 0)
                 return engine.commit, Commit(works[0].name, producer, number), works[0].name
             case "begins anew what is doomed" if works:
-                return engine.begin, Begin(works[0].name), works[0].name
+                return engine.begin, Begin(works[0].name, counts_all=not works[0].counts_all), works[0].name
         return None
 
     # Transactions -----------------------------------------------------------------------------------------------------
@@ -1526,9 +1526,10 @@ class BrokerMachine(RuleBasedStateMachine):
         return usable[-1]
 
     def _begin(self, peer: Peer, transaction: str) -> None:
-        note(f'engine.begin({peer.name}, Begin("{transaction}"))')
-        self.engine.begin(self.sessions[peer], Begin(transaction))
-        self.oracle.begin(peer, transaction)
+        begin = Begin(transaction, counts_all=self.serial % 3 > 0)
+        note(f"engine.begin({peer.name}, {begin})")
+        self.engine.begin(self.sessions[peer], begin)
+        self.oracle.begin(peer, transaction, counts_all=begin.counts_all)
 
     def _commit(
         self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, counts_all: bool = True

@@ -338,6 +338,13 @@ class Work:
     """What was said in it of why consumers failed; it counts as sends do."""
     is_rollback_only: bool = False
     """A frame of it was refused: it can only be aborted (Refusals)."""
+    counts_all: bool = True
+    """Deliveries and attempts: its BEGIN has not said that it counts what it NACKs and nothing else."""
+
+    def failed(self) -> list[Letter]:
+        """Deliveries and attempts: what an end of it counts an attempt for, if the frame that ends it asks for no
+        less."""
+        return self.acknowledged + self.nacked if self.counts_all else list(self.nacked)
 
     def add_cause(self, options: NackOptions | None) -> None:
         if options is not None and options.cause:
@@ -600,8 +607,8 @@ class Oracle:
         assert letter.holder is not None and letter in self.unacknowledged(letter.holder)
         letter.is_started = True
 
-    def begin(self, peer: Peer, transaction: str) -> None:
-        peer.transactions[transaction] = Work(transaction)
+    def begin(self, peer: Peer, transaction: str, *, counts_all: bool = True) -> None:
+        peer.transactions[transaction] = Work(transaction, counts_all=counts_all)
 
     def mark_rollback_only(self, peer: Peer, transaction: str) -> None:
         """Refusals: a transaction of which a frame was refused can only be aborted."""
@@ -663,12 +670,13 @@ class Oracle:
 
     def _roll_back(self, peer: Peer, transaction: str, *, counts_all: bool) -> tuple[list[Letter], list[Letter]]:
         """What comes back of a transaction, and what of that is charged."""
-        # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed, or what it NACKed.
+        # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed, or what it NACKed if the
+        # frame or its BEGIN says so.
         work = peer.transactions.pop(transaction)
         returned = work.acknowledged + work.nacked
         for letter in returned:
             letter.nack_options = NackOptions()
-        return returned, returned if counts_all else list(work.nacked)
+        return returned, work.failed() if counts_all else list(work.nacked)
 
     def release(
         self,
@@ -831,7 +839,9 @@ class Oracle:
         returned = [letter for work in peer.transactions.values() for letter in work.acknowledged]
         if NACKED_STAYS_WITH_TRANSACTION:
             returned += [letter for work in peer.transactions.values() for letter in work.nacked]
-        failed = list(returned)
+        # Deliveries and attempts: of one whose BEGIN says so what it NACKed, and nothing that it has only acknowledged,
+        # started or not.
+        failed = [letter for work in peer.transactions.values() for letter in work.failed() if letter in returned]
         ended: list[Reader] = []
         for reader in [reader for reader in self.readers if reader.peer is peer]:
             held = self.unacknowledged(reader)
@@ -860,6 +870,9 @@ class Oracle:
                 peer.round -= 1
             else:
                 self.unsubscribe(reader)
+        for name, work in list(peer.transactions.items()):
+            if not work.failed():
+                self.abort(peer, name)
         self.browses = [browse for browse in self.browses if browse.peer is not peer]
         peer.unsent = 0
 

@@ -844,6 +844,25 @@ def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) 
         assert "without the header 'transaction'" in error_of(version, command, "x:y")
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_begin_says_what_its_transaction_counts_an_attempt_for(version: Version) -> None:
+    for value, counts_all in (("all", True), ("nacked", False)):
+        command = receive_one(Begin, version, "BEGIN", "transaction:t", f"truenext-count-attempts:{value}")
+        assert command == Begin("t", counts_all)
+
+
+@pytest.mark.parametrize("command", ["BEGIN", "COMMIT", "ABORT"])
+@pytest.mark.parametrize("value", ["", "none", "NACKED", "true"])
+def test_what_is_neither_all_nor_nacked_is_refused_by_name(command: str, value: str) -> None:
+    why = error_of(Version.V1_2, command, "transaction:t", f"truenext-count-attempts:{value}")
+    assert why == f"truenext-count-attempts {value!r} is not all or nacked"
+
+
+def test_frames_that_end_or_begin_no_transaction_do_not_say_what_counts_as_an_attempt() -> None:
+    why = error_of(Version.V1_2, "ACK", "id:5@1", "transaction:t", "truenext-count-attempts:nacked")
+    assert why == "unknown header 'truenext-count-attempts' of ACK: it is for BEGIN and COMMIT and ABORT; leave it out"
+
+
 # ---- What is not there yet ----
 
 

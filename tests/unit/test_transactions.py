@@ -10,7 +10,7 @@ from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
 from truenext.errors import Code, RemoteProtocolError
-from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Send, Subscribe
+from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Started, Subscribe
 from truenext.model.destination import parse_address
 from truenext.model.limits import TRANSACTIONS_CEILING
 from truenext.model.message import SentMessage
@@ -162,3 +162,109 @@ def error_of(action: Callable[[], object]) -> str:
         action()
     assert caught.value.code is Code.LIMIT
     return str(caught.value)
+
+
+# ---- What the end of a transaction counts an attempt for (docs/contract.md, "Deliveries and attempts") ----
+
+
+class Bundle:
+    """Three messages: a transaction that counts its NACKs alone acknowledges two of them, and NACKs one of these."""
+
+    def __init__(self, *, names_begun: bool = False, nacks: bool = True) -> None:
+        self.engine = engine = started(TransactionLimits())
+        self.session = session = connected(engine)
+        session.has_rounds, session.names_begun = True, names_begun
+        engine.begin(session, Begin("first"))
+        engine.commit(session, Commit("first", "p", 1))
+        for _ in range(3):
+            send(engine, session)
+        commit(engine)
+        ((*entries,),) = engine.turn().deliveries.values()
+        self.entries = entries
+        engine.begin(session, Begin("t", counts_all=False))
+        for entry in entries[:2]:
+            if names_begun:
+                engine.mark_started(session, Started("0", entry.sequence, 1))
+            engine.acknowledge(session, Ack("0", entry.sequence, "t"))
+        if nacks:
+            engine.nack(session, Nack("0", entries[1].sequence, "t"))
+
+    def attempts(self) -> list[int]:
+        return [entry.attempts for entry in self.entries]
+
+
+@pytest.mark.parametrize("counts_all", [True, False])
+def test_abort_of_a_transaction_that_counts_nacks_counts_nothing_else(counts_all: bool) -> None:
+    bundle = Bundle()
+    bundle.engine.abort(bundle.session, Abort("t", counts_all))
+    assert bundle.attempts() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("counts_all", [True, False])
+def test_repeated_commit_of_a_transaction_that_counts_nacks_counts_nothing_else(counts_all: bool) -> None:
+    bundle = Bundle()
+    repeat = Commit("t", "p", 1, counts_all=counts_all)
+    bundle.engine.commit(bundle.session, repeat)
+    assert repeat.is_repeat and bundle.attempts() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("counts_all", [True, False])
+def test_release_that_names_a_transaction_that_counts_nacks_counts_nothing_else(counts_all: bool) -> None:
+    bundle = Bundle()
+    bundle.engine.release(bundle.session, Release(["0"], [], transaction="t", counts_all=counts_all))
+    assert bundle.attempts() == [0, 1, 0]
+
+
+def test_abort_of_a_refused_transaction_that_counts_nacks_counts_nothing_else() -> None:
+    bundle = Bundle()
+    bundle.engine.mark_rollback_only(bundle.session, "t")
+    bundle.engine.abort(bundle.session, Abort("t"))
+    assert bundle.attempts() == [0, 1, 0]
+
+
+def test_lost_connection_counts_what_such_a_transaction_nacked_and_the_first_message_outside_it() -> None:
+    bundle = Bundle()
+    bundle.engine.disconnect(bundle.session, is_clean=False)
+    assert bundle.attempts() == [0, 1, 1]
+    assert [entry.was_lost for entry in bundle.entries] == [False, True, True]
+
+
+def test_lost_connection_of_a_client_that_names_what_it_begins_counts_nothing_that_was_only_acknowledged() -> None:
+    bundle = Bundle(names_begun=True)
+    bundle.engine.disconnect(bundle.session, is_clean=False)
+    assert bundle.attempts() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("names_begun", [False, True])
+def test_lost_connection_counts_nothing_of_a_client_that_acknowledges_all_in_such_transactions(
+    names_begun: bool,
+) -> None:
+    bundle = Bundle(names_begun=names_begun, nacks=False)
+    bundle.engine.acknowledge(bundle.session, Ack("0", bundle.entries[2].sequence, "t"))
+    bundle.engine.disconnect(bundle.session, is_clean=False)
+    assert bundle.attempts() == [0, 0, 0]
+
+
+def test_second_begin_of_the_name_does_not_change_what_counts() -> None:
+    bundle = Bundle()
+    with pytest.raises(RemoteProtocolError, match="transaction 't' is open already"):
+        bundle.engine.begin(bundle.session, Begin("t"))
+    bundle.engine.abort(bundle.session, Abort("t"))
+    assert bundle.attempts() == [0, 1, 0]
+
+
+def test_cut_connection_has_nothing_left_if_its_transactions_count_nothing() -> None:
+    bundle = Bundle(names_begun=True, nacks=False)
+    send(bundle.engine, bundle.session, "t")
+    assert not bundle.engine.park(bundle.session)
+    assert not bundle.session.transactions and bundle.attempts() == [0, 0, 0]
+
+
+def test_cut_connection_keeps_the_transactions_that_count_something() -> None:
+    bundle = Bundle(names_begun=True)
+    bundle.engine.begin(bundle.session, Begin("of sends"))
+    send(bundle.engine, bundle.session, "of sends")
+    assert bundle.engine.park(bundle.session)
+    assert list(bundle.session.transactions) == ["t"]
+    bundle.engine.disconnect(bundle.session, is_clean=False)
+    assert bundle.attempts() == [0, 1, 0]

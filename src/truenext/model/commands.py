@@ -170,6 +170,9 @@ class Release(msgspec.Struct):
 
 class Begin(msgspec.Struct, gc=False):
     transaction: str
+    counts_all: bool = True
+    """An end that is no COMMIT counts an attempt for all that it acknowledged or refused; else for what it refused,
+    whatever the frame that ends it says."""
 
 
 class Commit(msgspec.Struct, gc=False):

@@ -55,8 +55,9 @@ class Connecting:
         return session.id in self._clients.sessions
 
     def park(self, session: ConnectionState) -> bool:
-        """Keep of a connection what would count as an attempt if it ended now: what is begun, and open transactions.
-        All else ends or goes back at once. False if nothing of it is left: then it can as well end."""
+        """Keep of a connection what would count as an attempt if it ended now: what is begun, and open transactions of
+        which something counts. All else ends or goes back at once. False if nothing of it is left: then it can as well
+        end."""
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
         session.browsers.clear()
@@ -66,14 +67,15 @@ class Connecting:
                 self._releasing.release_all_but(consumer, started)
             else:
                 self._subscribing.unsubscribe(session, Unsubscribe(consumer.subscription))
+        self._transactions.abort_uncounted(session)
         self._reset_unsent_bytes(session)
-        return bool(session.consumers or session.transactions.settling_transactions)
+        return bool(session.consumers or session.transactions)
 
     def disconnect(self, session: ConnectionState, *, is_clean: bool) -> None:
         """End a connection: what it held goes back in one step.
 
         If not `is_clean`, what the client had begun counts as an attempt: what it acknowledged in open transactions,
-        and of each subscription what `Subscribing.end_consumer` says.
+        unless their BEGIN says otherwise, and of each subscription what `Subscribing.end_consumer` says.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return

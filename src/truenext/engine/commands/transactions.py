@@ -40,7 +40,7 @@ class Transactions:
 
     def begin(self, session: ConnectionState, command: Begin) -> None:
         """Raises: RemoteProtocolError if the name is taken or there are too many."""
-        session.transactions.begin(command.transaction, self._limits)
+        session.transactions.begin(command.transaction, self._limits, counts_all=command.counts_all)
 
     def commit(self, session: ConnectionState, commit: Commit) -> None:
         """Raises: RemoteProtocolError if the transaction is doomed, or is not open and its number is new, or if its
@@ -103,6 +103,7 @@ class Transactions:
     def abort_open(self, session: ConnectionState, name: str, *, counts_all: bool) -> None:
         """Of charges see commands.Abort."""
         transaction = self._end(session, name)
+        counts_all = counts_all and transaction.counts_all
         for entry in transaction.acknowledged():
             if counts_all:
                 self._settlement.fail(entry, RequeueReason.ABORTED)
@@ -120,6 +121,12 @@ class Transactions:
             self._queues.free_reserved(transaction.reserved_queues)
         return transaction
 
+    def abort_uncounted(self, session: ConnectionState) -> None:
+        """Abort the transactions of which nothing would count as an attempt if the connection were lost."""
+        for name, transaction in list(session.transactions.items()):
+            if not transaction.counts_any():
+                self.abort_open(session, name, counts_all=False)
+
     def mark_rollback_only(self, session: ConnectionState, name: str) -> None:
         """A frame of it was refused, if it is open."""
         if name in session.transactions:
@@ -129,5 +136,7 @@ class Transactions:
         """The connection ends: what was acknowledged or refused in open transactions goes back."""
         for name in list(session.transactions):
             transaction = self._end(session, name)
-            for entry in (*transaction.acknowledged(), *transaction.nacked()):
+            for entry in transaction.acknowledged():
+                self._settlement.requeue(entry, reason if transaction.counts_all else RequeueReason.RELEASED)
+            for entry in transaction.nacked():
                 self._settlement.requeue(entry, reason)

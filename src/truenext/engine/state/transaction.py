@@ -47,9 +47,14 @@ class TransactionLimits:
 
 
 class BrokerTransaction(EntryHolder):
-    __slots__ = ("held", "is_rollback_only", "message_count", "nacks", "reserved_queues", "sends", "total_bytes")
+    __slots__ = (
+        *("counts_all", "held", "is_rollback_only", "message_count"),
+        *("nacks", "reserved_queues", "sends", "total_bytes"),
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_all: bool = True) -> None:
+        self.counts_all = counts_all
+        """As of a Begin."""
         self.sends: list[Send] = []
         self.held = {}
         """What was acknowledged or refused."""
@@ -84,6 +89,10 @@ class BrokerTransaction(EntryHolder):
     def nacked(self) -> list[Entry]:
         return [self.held[sequence] for sequence in self.nacks if sequence in self.held]
 
+    def counts_any(self) -> bool:
+        """Its end counts an attempt for something, if that is no COMMIT."""
+        return bool(self.held if self.counts_all else self.nacked())
+
     def acknowledges_persistent(self) -> bool:
         """It takes something persistent away: its COMMIT is visible once durable, whatever it sends."""
         return any(entry.persistent and entry.store_batch is not None for entry in self.acknowledged())
@@ -109,7 +118,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         self.ended_count = 0
         """How many there were that have ended, by COMMIT or ABORT."""
 
-    def begin(self, name: str, limits: TransactionLimits) -> None:
+    def begin(self, name: str, limits: TransactionLimits, *, counts_all: bool = True) -> None:
         """Open a transaction.
 
         Raises: RemoteProtocolError if the name is taken or there are too many.
@@ -120,7 +129,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
             raise RemoteProtocolError(
                 f"more than {limits.transactions} open transactions on one connection (transactions_max)", Code.LIMIT
             )
-        self[name] = BrokerTransaction()
+        self[name] = BrokerTransaction(counts_all=counts_all)
 
     def end(self, name: str) -> BrokerTransaction:
         """It is open no more."""

@@ -65,6 +65,7 @@ OWN_HEADERS: Mapping[str, tuple[str, ...]] = {
     "SUBSCRIBE": ("truenext-express", "truenext-pull"),
     "ACK": ("truenext-started",),
     "NACK": ("truenext-delay", "truenext-reject", CAUSE),
+    "BEGIN": ("truenext-count-attempts",),
     "COMMIT": (*_NUMBERED, "truenext-count-attempts"),
     "ABORT": ("truenext-count-attempts",),
     "DISCONNECT": ("truenext-forget",),

@@ -354,7 +354,8 @@ class FrameInterpreter:
         return headers.get("subscription"), int(digits), 0
 
     def _parse_begin(self, frame: Frame) -> Begin:
-        return Begin(read_name("transaction", require_header(frame.command, frame.headers, "transaction")))
+        name = read_name("transaction", require_header(frame.command, frame.headers, "transaction"))
+        return Begin(name, parse_counts_all(frame.headers))
 
     def _parse_commit(self, frame: Frame) -> Commit:
         producer, number, is_gapless = _numbered(frame.headers)
