@@ -3291,6 +3291,69 @@ def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
     targets.ABORT_TRANSACTION.replace(patch, faulty)
 
 
+def _count_all(session: ConnectionState, names: Iterable[str | None]) -> None:
+    """It is forgotten what the BEGIN of these said."""
+    for name in names:
+        if name in session.transactions:
+            session.transactions[name].counts_all = True
+
+
+@shows_in(ReleasingMachine)
+def an_abort_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, command: Abort) -> None:
+        _count_all(session, [command.transaction])
+        abort(transactions, session, command)
+
+    abort = targets.ABORT.original
+    targets.ABORT.replace(patch, faulty)
+
+
+@shows_in(ReleasingMachine)
+def a_repeated_commit_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
+        _count_all(session, [command.transaction])
+        commit(transactions, session, command)
+
+    commit = targets.COMMIT.original
+    targets.COMMIT.replace(patch, faulty)
+
+
+@shows_in(ReleasingMachine)
+def a_request_to_give_back_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
+    def faulty(releasing: Releasing, session: ConnectionState, request: Release) -> None:
+        _count_all(session, [request.transaction])
+        release(releasing, session, request)
+
+    release = targets.RELEASE.original
+    targets.RELEASE.replace(patch, faulty)
+
+
+@shows_in(ReleasingMachine)
+def a_lost_connection_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, reason: RequeueReason) -> None:
+        _count_all(session, session.transactions)
+        abort_all(transactions, session, reason)
+
+    abort_all = targets.ABORT_ALL.original
+    targets.ABORT_ALL.replace(patch, faulty)
+
+
+@shows_in(ReleasingMachine)
+def a_lost_connection_charges_nothing_of_a_transaction_that_said_it_counts_what_it_refuses(patch: Patch) -> None:
+    def faulty(transactions: Transactions, session: ConnectionState, reason: RequeueReason) -> None:
+        for name in [name for name, transaction in session.transactions.items() if not transaction.counts_all]:
+            _abort_without_an_attempt(transactions, session, name)
+        abort_all(transactions, session, reason)
+
+    abort_all = targets.ABORT_ALL.original
+    targets.ABORT_ALL.replace(patch, faulty)
+
+
+@shows_in(ReleasingMachine)
+def a_cut_connection_keeps_a_transaction_of_which_nothing_would_be_charged(patch: Patch) -> None:
+    targets.ABORT_UNCOUNTED.replace(patch, lambda transactions, session: None)
+
+
 @shows_in(ReleasingMachine)
 def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
