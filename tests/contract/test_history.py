@@ -274,6 +274,19 @@ def test_a_lost_connection_is_told_as_lost_of_what_counts_as_an_attempt_and_of_t
     assert returns(recorded) == [*lost, (2, 0, "released"), (3, 0, "released")]
 
 
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_what_a_transaction_that_counts_nacks_has_only_acknowledged_is_told_as_released(is_aborted: bool) -> None:
+    recorded, session = holding(2)
+    recorded.engine.begin(session, Begin("u", counts_all=False))
+    recorded.engine.acknowledge(session, Ack("s", 1, "u"))
+    recorded.engine.nack(session, Nack("s", 2, "u"))
+    if is_aborted:
+        recorded.engine.abort(session, Abort("u"))
+    else:
+        recorded.engine.disconnect(session, is_clean=False)
+    assert returns(recorded) == [(1, 0, "released"), (2, 1, "aborted" if is_aborted else "lost")]
+
+
 def test_a_disconnect_is_told_as_released() -> None:
     recorded, session = holding(3)
     recorded.engine.acknowledge(session, Ack("s", 3, "t"))

@@ -58,10 +58,16 @@ class PossibleState:
 
 @dataclass
 class Transaction:
+    counts_all: bool = True
+    """Its BEGIN has not said that it counts what it NACKs and nothing else."""
     acknowledged: list[str] = field(default_factory=list)
     nacked: list[str] = field(default_factory=list)
     sent: list[tuple[str, bool]] = field(default_factory=list)
     """Letters, and whether they go to the other queue."""
+
+    def failed(self) -> list[str]:
+        """What its end counts an attempt for, if that is no COMMIT and asks for no less."""
+        return self.nacked + (self.acknowledged if self.counts_all else [])
 
 
 @dataclass
@@ -84,7 +90,7 @@ class Life:
 
     def abort(self, name: str, counted: str) -> None:
         transaction = self.transactions.pop(name)
-        for letter in transaction.nacked + (transaction.acknowledged if counted == "all" else []):
+        for letter in transaction.failed() if counted == "all" else transaction.nacked:
             self.state.fail(letter)
 
     def lose(self, subscriptions: Iterable[str], *, names_begun: bool, is_exempt: bool) -> PossibleState:
@@ -93,7 +99,7 @@ class Life:
         if is_exempt:
             return state
         for transaction in self.transactions.values():
-            for letter in transaction.acknowledged + transaction.nacked:
+            for letter in transaction.failed():
                 state.fail(letter, lost=True)
         held = self.held()
         if names_begun:
@@ -180,9 +186,10 @@ class NackAfterAll(Operation):
 @dataclass
 class Begin(Operation):
     transaction: str
+    counts_all: bool
 
     def do(self, life: Life) -> None:
-        life.transactions[self.transaction] = Transaction()
+        life.transactions[self.transaction] = Transaction(self.counts_all)
 
 
 @dataclass

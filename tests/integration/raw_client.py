@@ -214,8 +214,8 @@ class RawClient:
     ) -> None:
         self.send_frame("NACK", self._naming(message, transaction) | (headers or {}), confirmed=confirmed)
 
-    def begin(self, transaction: str) -> None:
-        self.send_frame("BEGIN", {"transaction": transaction})
+    def begin(self, transaction: str, *, headers: dict[str, str] | None = None) -> None:
+        self.send_frame("BEGIN", {"transaction": transaction} | (headers or {}))
 
     def commit(self, transaction: str, *, confirmed: bool = True, headers: dict[str, str] | None = None) -> None:
         self.send_frame("COMMIT", {"transaction": transaction} | (headers or {}), confirmed=confirmed)

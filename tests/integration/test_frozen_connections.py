@@ -341,6 +341,8 @@ class Connection:
         """What was acknowledged in each."""
         self.uncommitted: dict[str, list[str]] = {}
         """What was sent in each."""
+        self.counting_nacks: set[str] = set()
+        """Those of which an end counts what they NACKed and nothing else."""
         self.names = 0
         self.sent: dict[str, tuple[int, int | None]] = {}
         """Letters that were sent here, with operation and number."""
@@ -645,7 +647,11 @@ class Connection:
         name = f"t{self.names}"
         self.transactions[name] = []
         self.uncommitted[name] = []
-        self.send_frame(Begin(name), "BEGIN", {"transaction": name})
+        headers = {"transaction": name}
+        if self.chance.random() < 0.3:
+            self.counting_nacks.add(name)
+            headers["truenext-count-attempts"] = "nacked"
+        self.send_frame(Begin(name, counts_all=name not in self.counting_nacks), "BEGIN", headers)
 
     def any_transaction(self) -> str:
         return self.chance.choice(list(self.transactions))
@@ -727,7 +733,7 @@ class Connection:
         """The transaction was aborted."""
         for ack in self.transactions.pop(name):
             seen = self.of(ack[1:])
-            if counted == "all" or ack[0] == "-":
+            if (counted == "all" and name not in self.counting_nacks) or ack[0] == "-":
                 self.fails([seen])
             self.requeued[seen.letter] = len(self.operations)
 

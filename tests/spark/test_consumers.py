@@ -329,6 +329,14 @@ def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
     assert late.found == [("stale", 1, "acknowledged by a consumer that had ended")]
 
 
+def test_what_was_begun_and_is_released_without_an_attempt_is_nothing_wrong() -> None:
+    """So a transaction gives back what it has only acknowledged, if it counts its NACKs alone."""
+    lost = Story().dispatch(1, 2).start(1, 2).requeue(1).requeue(2, reason="lost", attempts=1)
+    assert lost.unsubscribe().found == []
+    counted = Story().dispatch(1).start(1).requeue(1, attempts=1)
+    assert counted.found == [("miscount", 1, "released")]
+
+
 def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused_in_it_and_go_with_it() -> None:
     assert Story().dispatch(1, 2).start(1, 2).unsubscribe().acknowledge(1, 2).found == []
     started_again = Story().dispatch(1).start(1).unsubscribe().start(1)
