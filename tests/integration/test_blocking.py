@@ -862,8 +862,8 @@ def test_iteration_over_a_consumer_ends_when_the_program_closes_what_it_is_part_
     connection = blocking.connect(url(broker))
     session = connection.session()
     consumer = session.consumer(destination)
-    parts = {"consumer": consumer, "session": session, "connection": connection}
-    timer = threading.Timer(0.1, parts[closed].close)
+    close = {"consumer": consumer.close, "session": session.close, "connection": connection.close}[closed]
+    timer = threading.Timer(0.1, close)
     timer.start()
     assert list(consumer) == []
     timer.join()

@@ -3294,7 +3294,7 @@ def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
 def _count_all(session: ConnectionState, names: Iterable[str | None]) -> None:
     """It is forgotten what the BEGIN of these said."""
     for name in names:
-        if name in session.transactions:
+        if name is not None and name in session.transactions:
             session.transactions[name].counts_all = True
 
 

@@ -22,6 +22,7 @@ COMMAND_MODULES = {
     "scheduled": "schedule",
     "send": "messages",
     "serve": "serve_command",
+    "spark": "spark",
     "stages": "stages.group",
     "status": "status",
     "store": "store",

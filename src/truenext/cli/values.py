@@ -47,6 +47,17 @@ class TextParam(click.ParamType[str]):
         return value
 
 
+class QueryIdParam(click.ParamType[str]):
+    """The id of a query of Spark, or how it begins."""
+
+    name = "id"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch("[0-9a-f]{1,16}", value):
+            self.fail(f"{_shortened_repr(value)} is no id, as `truenext spark list` shows it", param, ctx)
+        return value
+
+
 class ServerNameParam(click.ParamType[str]):
     """What a broker calls itself."""
 

@@ -1,0 +1,204 @@
+"""What an operator does with queries whose bundles are in the broker: list, abandon, reject one row.
+
+Each step is one transaction, so that a command that dies leaves every row in one place, and can be said again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from truenext.errors import ConnectionLost, TruenextError
+from truenext.model.destination import dead_letter_name
+from truenext.spark.source.bundle import (
+    BundleHead,
+    bundle_headers,
+    decode_bundle,
+    encode_bundle,
+    parse_bundle_head,
+)
+from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
+from truenext.spark.source.mark import CLOSED_BATCH, close_mark, read_mark
+from truenext.spark.source.options import OWN_QUEUES, PARTITIONS_MAX
+from truenext.wire.stomp.frame import Frame
+
+_PREFIX = f"{OWN_QUEUES}source."
+_NUMBER_MAX = (1 << 63) - 1
+"""The highest number that a producer may have: every later COMMIT of the query is a repeat."""
+
+
+@dataclass
+class QueryStatus:
+    """What the broker has of one query."""
+
+    space: str
+    id: str
+    source: str = ""
+    """The queue or pattern that it reads; empty if it has no bundle now."""
+    batch: int = 0
+    """The last batch that is done, or that has a bundle."""
+    rows: int = 0
+    """In bundles that are not cleared."""
+    bytes: int = 0
+    since_ms: int = 0
+    """When the first of these bundles was written, in milliseconds since the epoch; 0 if there is none."""
+    is_abandoned: bool = False
+    bundle_queues: list[str] = field(default_factory=list)
+
+
+def list_queries(broker: BrokerConnection) -> list[QueryStatus]:
+    """Return all queries of which the broker has something, by space and id.
+
+    Raises: Refused, ConnectionLost
+    """
+    queries: dict[tuple[str, str], QueryStatus] = {}
+    for queue in broker.ask("queues"):
+        name = queue["name"]
+        words = name.removeprefix(_PREFIX).split(".")
+        if not name.startswith(_PREFIX) or len(words) not in (2, 3):
+            continue
+        status = queries.setdefault((words[0], words[1]), QueryStatus(words[0], words[1]))
+        if len(words) == 3 and queue["waiting"]:
+            status.bundle_queues.append(name)
+    for status in queries.values():
+        mark = read_mark(broker, f"{_PREFIX}{status.space}.{status.id}", allow_closed=True)
+        status.is_abandoned = mark == CLOSED_BATCH
+        status.batch = 0 if status.is_abandoned else mark
+        for name in status.bundle_queues:
+            for frame in _browse(broker, name):
+                head = parse_bundle_head(frame.headers)
+                written_ms = int(frame.headers["timestamp"])
+                status.source = frame.headers.get("spark_source", "")
+                status.batch = max(status.batch, head.batch)
+                status.rows += head.rows
+                status.bytes += head.bytes
+                status.since_ms = min(status.since_ms or written_ms, written_ms)
+    return [queries[key] for key in sorted(queries)]
+
+
+def find_query(broker: BrokerConnection, query_id: str) -> QueryStatus:
+    """Raises: TruenextError if there is no such query, or several"""
+    found = [each for each in list_queries(broker) if each.id.startswith(query_id)]
+    if len(found) != 1:
+        known = "there are several" if found else "there is none"
+        raise TruenextError(f"query {query_id!r}: {known}; truenext spark list shows all")
+    return found[0]
+
+
+def abandon(broker: BrokerConnection, status: QueryStatus) -> Iterator[int]:
+    """Close a query for ever, and send the rows of its bundles to their queues again, where they are new arrivals.
+
+    Yields the number of rows after each transaction.
+    Raises: Refused, ConnectionLost
+    """
+    name = f"{_PREFIX}{status.space}.{status.id}"
+    close_mark(broker, name, status.id)
+    for partition in range(PARTITIONS_MAX):
+        # An empty transaction: from now on a task of the query finds that its COMMIT is a repeat, and fails.
+        _commit(
+            broker, [], {"truenext-producer": f"spark/{status.id}/{partition}", "truenext-number": str(_NUMBER_MAX)}
+        )
+    for queue in [f"{name}.{partition}" for partition in range(PARTITIONS_MAX)]:
+        if queue in status.bundle_queues:
+            yield from _return_rows(broker, queue)
+
+
+def _return_rows(broker: BrokerConnection, queue: str) -> Iterator[int]:
+    for frame in _take(broker, queue):
+        rows = decode_bundle(frame.body).to_pylist()
+        frames: list[tuple[str, dict[str, str], bytes]] = [("ACK", {"id": frame.headers["ack"]}, b"")]
+        frames += [("SEND", _send_headers(row, row["queue"]), row["body"]) for row in rows]
+        _commit(broker, frames)
+        yield len(rows)
+
+
+def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
+    """Move one row of a bundle to the dead-letter queue of its queue, and return the name of that.
+
+    Raises: TruenextError if no bundle has it, Refused, ConnectionLost
+    """
+    for queue in status.bundle_queues:
+        for frame in _take(broker, queue):
+            batch = decode_bundle(frame.body)
+            sequences = batch.column("sequence").to_pylist()
+            if sequence not in sequences:
+                continue
+            index = sequences.index(sequence)
+            row = batch.slice(index, 1).to_pylist()[0]
+            remaining = pa.Table.from_batches([batch.slice(0, index), batch.slice(index + 1)]).combine_chunks()
+            rest = remaining.to_batches()[0] if remaining.num_rows else batch.slice(0, 0)
+            head = parse_bundle_head(frame.headers)
+            head = BundleHead(head.batch, head.bundle, head.rows - 1, head.bytes - len(row["body"]), head.is_last)
+            headers = bundle_headers(
+                head, frame.headers["spark_source"], frame.headers["spark_query"], frame.headers["spark_query_batch"]
+            )
+            target = dead_letter_name(row["queue"])
+            _commit(
+                broker,
+                [
+                    ("ACK", {"id": frame.headers["ack"]}, b""),
+                    ("SEND", {"destination": f"/queue/{queue}", "persistent": "true", **headers}, encode_bundle(rest)),
+                    ("SEND", _send_headers(row, target), row["body"]),
+                ],
+            )
+            return target
+    raise TruenextError(f"no bundle of query {status.id} has message {sequence}")
+
+
+def _send_headers(row: dict[str, Any], queue: str) -> dict[str, str]:
+    headers = dict(row["headers"]) | {"destination": f"/queue/{queue}", "priority": str(row["priority"])}
+    headers["persistent"] = "true" if row["persistent"] else "false"
+    for name, header in (
+        ("group", "JMSXGroupID"),
+        ("correlation_id", "correlation-id"),
+        ("reply_to", "reply-to"),
+        ("content_type", "content-type"),
+    ):
+        if row[name] is not None:
+            headers[header] = row[name]
+    if row["expires"] is not None:
+        headers["expires"] = str(int(row["expires"].timestamp() * 1000))
+    return headers
+
+
+def _commit(
+    broker: BrokerConnection,
+    frames: list[tuple[str, dict[str, str], bytes]],
+    commit_headers: dict[str, str] | None = None,
+) -> None:
+    transaction = {"transaction": "step"}
+    broker.post("BEGIN", {**transaction, "truenext-count-attempts": "nacked"})
+    for command, headers, body in frames:
+        broker.post(command, headers | transaction, body)
+    broker.call("COMMIT", transaction | (commit_headers or {}))
+
+
+def _browse(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
+    broker.post("SUBSCRIBE", {"id": "browse", "destination": f"/queue/{queue}", "browser": "true", "ack": "auto"})
+    while (frame := broker.next_message(ANSWER_SECONDS)) is not None:
+        if frame.headers.get("browser") == "end":
+            broker.post("UNSUBSCRIBE", {"id": "browse"})
+            return
+        yield frame
+    raise ConnectionLost(f"the broker does not show {queue} within {ANSWER_SECONDS:g} seconds")
+
+
+def _take(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
+    """Bundles of a queue, one at a time, until none is ready; what is not acknowledged returns in the end."""
+    headers = {"id": "take", "destination": f"/queue/{queue}", "ack": "client-individual", "truenext-pull": "true"}
+    broker.post("SUBSCRIBE", headers)
+    credit = {"destination": "/control/credit", "id": "take", "messages": "1", "wait": "false"}
+    try:
+        while True:
+            broker.post("SEND", credit)
+            frame = broker.next_message(ANSWER_SECONDS)
+            if frame is None:
+                raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+            if "truenext-unused" in frame.headers:
+                return
+            yield frame
+    finally:
+        broker.post("UNSUBSCRIBE", {"id": "take"})

@@ -1,0 +1,191 @@
+"""Bundles: rows of one batch as Arrow, in one message of a task's own queue.
+
+A bundle has every column, with the body as bytes, so that a repeated batch has the same rows with other options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from truenext.errors import RemoteProtocolError, TruenextError
+from truenext.wire.stomp.frame import Frame
+
+BUNDLE_FORMAT = 1
+BUNDLE_BYTES = 1 << 20
+"""Bodies of a bundle, at most, but for its last row."""
+BUNDLE_ROWS = 5_000
+BODY_BYTES_MAX = 15 << 20
+"""Of one message: with its columns a bundle must fit into one message of the broker."""
+
+_TIME = pa.timestamp("us", tz="UTC")
+_HEADERS = pa.map_(pa.string(), pa.string())
+ARROW_SCHEMA = pa.schema(
+    [
+        ("queue", pa.string()),
+        ("sequence", pa.int64()),
+        ("priority", pa.int32()),
+        ("persistent", pa.bool_()),
+        ("group", pa.string()),
+        ("correlation_id", pa.string()),
+        ("reply_to", pa.string()),
+        ("content_type", pa.string()),
+        ("deliveries", pa.int32()),
+        ("attempts", pa.int32()),
+        ("timestamp", _TIME),
+        ("expires", _TIME),
+        ("headers", _HEADERS),
+        ("body", pa.binary()),
+    ]
+)
+_BROKER_HEADERS = frozenset(
+    {
+        *("subscription", "ack", "message-id", "destination", "priority", "persistent", "redelivered", "timestamp"),
+        *("content-length", "content-type", "expires", "reply-to", "correlation-id", "JMSXGroupID"),
+        "JMSXGroupFirstForConsumer",
+    }
+)
+"""Headers that have a column, or that tell of one delivery."""
+
+
+class TooLargeForBundle(TruenextError):
+    """A message has a body for which no bundle has room."""
+
+
+class BundleRows:
+    """Messages that are to become one bundle, in the order of their dispatch."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+        self.bytes = 0
+        """Of the bodies."""
+        self.last_ack = ""
+        """Acknowledges all of them, cumulatively."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        return self.bytes >= BUNDLE_BYTES or len(self._rows) >= BUNDLE_ROWS
+
+    def add(self, frame: Frame) -> None:
+        """Raises: TooLargeForBundle"""
+        if len(frame.body) > BODY_BYTES_MAX:
+            sequence = frame.headers.get("truenext-sequence")
+            raise TooLargeForBundle(
+                f"message {sequence} has a body of {len(frame.body)} bytes, and a source of Spark takes "
+                f"{BODY_BYTES_MAX} at most: take it from the queue by other means, such as "
+                f"truenext move --sequence {sequence}"
+            )
+        self._rows.append(row_of(frame))
+        self.bytes += len(frame.body)
+        self.last_ack = frame.headers["ack"]
+
+    def record_batch(self) -> pa.RecordBatch:
+        return record_batch(self._rows)
+
+
+def record_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+    """Rows, of which `row_of` has made each, as `ARROW_SCHEMA`."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(ARROW_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, ARROW_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
+
+
+def row_of(frame: Frame) -> tuple[Any, ...]:
+    """The columns of a message, in the order of `ARROW_SCHEMA`."""
+    headers = frame.headers
+    get = headers.get
+    timestamp, expires = get("timestamp"), get("expires", "0")
+    return (
+        get("destination", "").removeprefix("/queue/"),
+        int(headers["truenext-sequence"]),
+        int(get("priority", "4")),
+        get("persistent") == "true",
+        get("JMSXGroupID") or None,
+        get("correlation-id"),
+        get("reply-to"),
+        get("content-type"),
+        int(headers["truenext-deliveries"]),
+        int(headers["truenext-attempts"]),
+        None if timestamp is None else int(timestamp) * 1000,
+        None if expires == "0" else int(expires) * 1000,
+        [
+            (name, value)
+            for name, value in headers.items()
+            if name not in _BROKER_HEADERS and not name.startswith("truenext-")
+        ],
+        frame.body,
+    )
+
+
+class BundleHead(NamedTuple):
+    """What the headers of a bundle say."""
+
+    batch: int
+    bundle: int
+    """Its place among those of its task and batch, 0 is the first."""
+    rows: int
+    bytes: int
+    is_last: bool
+    """The task has taken all that this batch gets from it."""
+
+
+def bundle_headers(head: BundleHead, source: str, query: str, query_batch: str) -> dict[str, str]:
+    """`source` is the queue or pattern that was read; `query` and `query_batch` are Spark's ids, by which a sink knows
+    what has been written already."""
+    # Names without hyphens, which a selector can say.
+    return {
+        "spark_format": str(BUNDLE_FORMAT),
+        "spark_batch": str(head.batch),
+        "spark_bundle": str(head.bundle),
+        "spark_rows": str(head.rows),
+        "spark_bytes": str(head.bytes),
+        "spark_last": "true" if head.is_last else "false",
+        "spark_source": source,
+        "spark_query": query,
+        "spark_query_batch": query_batch,
+    }
+
+
+def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
+    """Raises: RemoteProtocolError if a message is no bundle that this truenext can read"""
+    try:
+        if int(headers["spark_format"]) != BUNDLE_FORMAT:
+            raise RemoteProtocolError(
+                f"a bundle has format {headers['spark_format']}, and this truenext reads {BUNDLE_FORMAT}: run the "
+                f"query with the truenext that has written it until its batch is done"
+            )
+        return BundleHead(
+            batch=int(headers["spark_batch"]),
+            bundle=int(headers["spark_bundle"]),
+            rows=int(headers["spark_rows"]),
+            bytes=int(headers["spark_bytes"]),
+            is_last=headers["spark_last"] == "true",
+        )
+    except (KeyError, ValueError) as error:
+        raise RemoteProtocolError(
+            f"a message in a queue of the source is no bundle ({error!r}): nobody else may send there"
+        ) from error
+
+
+def encode_bundle(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def decode_bundle(body: bytes) -> pa.RecordBatch:
+    """Raises: RemoteProtocolError if the body is none that `encode_bundle` has made"""
+    try:
+        with pa.ipc.open_stream(body) as stream:
+            batch: pa.RecordBatch = stream.read_next_batch()
+    except (pa.ArrowInvalid, StopIteration) as error:
+        raise RemoteProtocolError(f"a bundle cannot be read: {error}") from error
+    if batch.schema != ARROW_SCHEMA:
+        raise RemoteProtocolError(f"a bundle has other columns: {batch.schema.names}")
+    return batch

@@ -1,0 +1,170 @@
+"""What the driver asks of the broker: is anything ready, what waits, and how far is the query?"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from truenext.clock import monotonic
+from truenext.errors import ConnectionLost, TruenextError
+from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
+from truenext.spark.source.mark import purge, read_mark, replace_mark
+from truenext.spark.source.offset import Offset
+from truenext.spark.source.options import SourceOptions
+from truenext.spark.source.patience import Patience
+from truenext.spark.source.task import Superseded, check_store
+
+READY_SECONDS = 0.5
+"""How long the question waits for a message, so that an idle query asks twice a second."""
+
+RETURN_SECONDS = 30.0
+"""Until the broker has noticed that a connection without heart-beats has ended, and what it held has returned."""
+
+T = TypeVar("T")
+
+
+class SourceDriver:
+    """Of one run of a query."""
+
+    def __init__(self, options: SourceOptions, connect: Callable[[], BrokerConnection]) -> None:
+        self._options = options
+        self._connect = connect
+        self._broker: BrokerConnection | None = None
+        self._is_probing = False
+        """The connection has a subscription that asks whether a message is ready."""
+
+    def close(self) -> None:
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            broker.__exit__(None)
+
+    def next_end(self, start: Offset | None, rows: int | None, *, waits: bool) -> Offset | None:
+        """The end of the next batch, with `rows` at most, None for all that wait; None if no message is ready.
+
+        The batch that ends with `start` is done: its bundles are cleared first, also if `rows` is 0.
+        Raises: Superseded, TruenextError
+        """
+        return self._patiently(lambda broker: self._next_end(broker, start, rows, waits=waits))
+
+    def check_not_cleared(self, end: Offset) -> None:
+        """Raises: Superseded if the rows of this batch are no longer there, TruenextError"""
+        self._patiently(lambda broker: self._check_not_cleared(broker, end))
+
+    def waiting_count(self) -> int:
+        """Messages that wait in the queue, or in those of the pattern, whatever the selector.
+
+        Raises: TruenextError
+        """
+        return self._patiently(self._waiting_count)
+
+    def _patiently(self, action: Callable[[BrokerConnection], T]) -> T:
+        patience = Patience(self._options.patience_s)
+        while True:
+            try:
+                if self._broker is None:
+                    self._broker = self._connect()
+                    self._is_probing = False
+                return action(self._broker)
+            except TruenextError as error:
+                broker, self._broker = self._broker, None
+                if broker is not None:
+                    broker.close()
+                patience.wait(error)
+
+    def _next_end(
+        self, broker: BrokerConnection, start: Offset | None, rows: int | None, *, waits: bool
+    ) -> Offset | None:
+        if start is not None:
+            check_store(broker, start)
+            if start.queue != self._options.queue:
+                raise Superseded(
+                    f"the checkpoint is of the queue {start.queue}, and option queue is {self._options.queue}: for "
+                    f"another queue use another checkpoint"
+                )
+            self._clear(broker, start)
+        if rows == 0 or not self._is_ready(broker, waits=waits):
+            return None
+        options = self._options
+        return Offset(
+            store=broker.store_id,
+            queue=options.queue,
+            space=options.space if start is None else start.space,
+            id=secrets.token_hex(8) if start is None else start.id,
+            batch=1 if start is None else start.batch + 1,
+            partitions=options.partitions,
+            rows=max(1, self._waiting_count(broker)) if rows is None else rows,
+            bytes=options.bytes_max if rows is not None else 1 << 60,
+        )
+
+    # ---- Is anything ready? ----
+
+    def _is_ready(self, broker: BrokerConnection, *, waits: bool) -> bool:
+        """Pull one message, and give it back. That costs a delivery, and no attempt."""
+        options = self._options
+        if not self._is_probing:
+            headers = {"id": "probe", "destination": options.destination, "ack": "client-individual"}
+            headers["truenext-pull"] = "true"
+            if options.selector is not None:
+                headers["selector"] = options.selector
+            broker.post("SUBSCRIBE", headers)
+            self._is_probing = True
+        credit = {"destination": "/control/credit", "id": "probe"}
+        broker.post("SEND", credit | {"messages": "1", "wait": "true" if waits else "false"})
+        frame = broker.next_message(READY_SECONDS if waits else ANSWER_SECONDS)
+        if frame is None and waits:
+            # Nothing comes behind the answer to this.
+            broker.post("SEND", credit | {"messages": "0"})
+            frame = broker.next_message(ANSWER_SECONDS)
+        if frame is None:
+            raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+        is_message = "truenext-unused" not in frame.headers
+        if is_message and waits and broker.messages:
+            broker.messages.clear()
+        # Suspended, so that no group stays the driver's.
+        body = json.dumps({"subscriptions": ["probe"], "suspend": True}).encode()
+        broker.call("SEND", {"destination": "/control/release"}, body)
+        broker.messages.clear()
+        return is_message
+
+    def _waiting_count(self, broker: BrokerConnection) -> int:
+        queues: list[dict[str, Any]] = broker.ask("queues")
+        return sum(each["waiting"] for each in queues if self._options.is_of(each["name"]))
+
+    # ---- The mark, and what is behind it ----
+
+    def _check_not_cleared(self, broker: BrokerConnection, end: Offset) -> None:
+        check_store(broker, end)
+        mark = read_mark(broker, end.mark_queue)
+        if mark >= end.batch:
+            raise _older_checkpoint(end, mark)
+
+    def _clear(self, broker: BrokerConnection, done: Offset) -> None:
+        """Say that this batch is done, and purge its bundles. Does no harm if it was said before."""
+        mark = read_mark(broker, done.mark_queue)
+        if mark > done.batch:
+            raise _older_checkpoint(done, mark)
+        deadline = monotonic() + RETURN_SECONDS
+        while mark < done.batch - 1 and monotonic() < deadline:
+            # A driver that died meanwhile may still have it in its transaction.
+            time.sleep(0.5)
+            mark = read_mark(broker, done.mark_queue)
+        if mark < done.batch - 1:
+            raise Superseded(
+                f"the broker knows this query up to batch {mark}, and the checkpoint is at batch {done.batch}: was the "
+                f"broker restored from an older copy? What it has lost since, and what it has again, is not known; "
+                f"start the query with a new checkpoint"
+            )
+        if mark < done.batch:
+            replace_mark(broker, done.mark_queue, done.id, done.batch)
+        for partition in range(done.partitions):
+            purge(broker, done.bundle_queue(partition), f"spark_batch <= {done.batch}")
+
+
+def _older_checkpoint(offset: Offset, mark: int) -> Superseded:
+    return Superseded(
+        f"batch {offset.batch} of this query was done and cleared, as all up to {mark}: the checkpoint is older than "
+        f"what the query has done, or two runs use it. Start the query with the newest checkpoint, or with a new one"
+    )

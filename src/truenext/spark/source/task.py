@@ -1,0 +1,247 @@
+"""What one task reads of a batch.
+
+    browse its own queue    bundles of this batch, from an earlier attempt: their rows come first
+    pull                    further messages, up to the task's share, while any is ready
+    one transaction         acknowledges the messages, and sends them as a bundle to the task's own queue
+    receipt                 only then Spark sees the rows
+
+The last bundle of a task says that it is the last; it may be empty. So a repeated batch has the same rows: an attempt
+that finds the last bundle takes nothing more. Of two attempts at once one COMMIT counts. The other is a repeat, by the
+producer's number: that attempt gives back what it has read ahead, and browses again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from truenext.errors import ConnectionLost, TruenextError
+from truenext.spark.source.bundle import (
+    BUNDLE_BYTES,
+    BUNDLE_ROWS,
+    BundleHead,
+    BundleRows,
+    bundle_headers,
+    decode_bundle,
+    encode_bundle,
+    parse_bundle_head,
+)
+from truenext.spark.source.connection import ANSWER_SECONDS, Answer, BrokerConnection
+from truenext.spark.source.offset import Offset
+from truenext.spark.source.options import SourceOptions
+from truenext.spark.source.patience import Patience
+
+_AHEAD_FIRST = 256
+"""Messages asked for before the size of one is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskPlan:
+    """What a task is to read. Spark carries it to an executor."""
+
+    options: SourceOptions
+    end: Offset
+    partition: int
+    query: str = ""
+    query_batch: str = ""
+    """Spark's ids."""
+
+    def with_query(self, query: str, query_batch: str) -> TaskPlan:
+        return replace(self, query=query, query_batch=query_batch)
+
+
+class Superseded(TruenextError):
+    """Another run of the query has gone on meanwhile, with its checkpoint or another one."""
+
+
+def check_store(broker: BrokerConnection, offset: Offset) -> None:
+    """Raises: Superseded if the offset is of another broker's messages"""
+    if broker.store_id != offset.store:
+        raise Superseded(
+            f"the checkpoint is of the store {offset.store}, and this broker has {broker.store_id}: is option url "
+            f"right? For another broker use another checkpoint"
+        )
+
+
+class _Repeated(Exception):
+    """Another attempt has committed this bundle."""
+
+
+def read_task(plan: TaskPlan, connect: Callable[[], BrokerConnection], patience: Patience) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task, as bundles have them. A connection that is lost is made anew.
+
+    Raises: Superseded, TruenextError
+    """
+    task = _Task(plan)
+    while not task.is_done:
+        try:
+            with connect() as broker:
+                check_store(broker, plan.end)
+                for batch in task.read(broker):
+                    patience.on_success()
+                    yield batch
+        except _Repeated:
+            continue
+        except TruenextError as error:
+            patience.wait(error)
+
+
+class _Task:
+    def __init__(self, plan: TaskPlan) -> None:
+        self._plan = plan
+        self._end = plan.end
+        self._queue = f"/queue/{plan.end.bundle_queue(plan.partition)}"
+        self._given = 0
+        """Bundles of which Spark has the rows."""
+        self._repeated = -1
+        """The bundle whose COMMIT was a repeat."""
+        self._rows_left, self._bytes_left = plan.end.share(plan.partition)
+        self.is_done = False
+
+    def read(self, broker: BrokerConnection) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that Spark has not got yet, of bundles that are there and of new ones."""
+        for head, body in self._stored_bundles(broker):
+            yield self._give(head, decode_bundle(body))
+        if self._repeated == self._given and not self.is_done:
+            raise Superseded(
+                f"batch {self._end.batch} was read by another run of this query, which has cleared it: one checkpoint "
+                f"is for one query at a time"
+            )
+        if not self.is_done:
+            yield from self._take(broker)
+
+    def _give(self, head: BundleHead, rows: pa.RecordBatch) -> pa.RecordBatch:
+        self._given = head.bundle + 1
+        self._rows_left -= head.rows
+        self._bytes_left -= head.bytes
+        self.is_done = head.is_last
+        return rows
+
+    def _stored_bundles(self, broker: BrokerConnection) -> Iterator[tuple[BundleHead, bytes]]:
+        """Bundles of this batch from the first on that Spark has not got, one by one.
+
+        Raises: Superseded if one of them is missing
+        """
+        headers = {"id": "bundles", "destination": self._queue, "browser": "true", "ack": "auto"}
+        expected = self._given
+        selector = f"spark_batch = {self._end.batch} AND spark_bundle >= {expected}"
+        broker.post("SUBSCRIBE", headers | {"selector": selector})
+        early: dict[int, tuple[BundleHead, bytes]] = {}
+        """Bundles that came before an earlier one: of which an operator has rejected a row."""
+        while (frame := broker.next_message(ANSWER_SECONDS)) is not None and frame.headers.get("browser") != "end":
+            head = parse_bundle_head(frame.headers)
+            early[head.bundle] = (head, frame.body)
+            while expected in early:
+                yield early.pop(expected)
+                expected += 1
+        if frame is None:
+            raise ConnectionLost(f"the broker does not show {self._queue} within {ANSWER_SECONDS:g} seconds")
+        if early:
+            raise Superseded(
+                f"batch {self._end.batch} lacks bundle {expected} of {self._queue}: another run of this query has "
+                f"cleared it"
+            )
+        broker.post("UNSUBSCRIBE", {"id": "bundles"})
+
+    # ---- New bundles ----
+
+    def _take(self, broker: BrokerConnection) -> Iterator[pa.RecordBatch]:
+        pull = _Pull(broker, self._plan.options, self._rows_left)
+        rows = pull.next_rows(self._bytes_left)
+        while not self.is_done:
+            batch = rows.record_batch()
+            is_last = pull.is_exhausted or rows.bytes >= self._bytes_left or len(rows) >= self._rows_left
+            head = BundleHead(self._end.batch, self._given, len(rows), rows.bytes, is_last)
+            answer = self._write(broker, head, batch, rows.last_ack)
+            # While the broker writes, the next ones come.
+            ahead = None if is_last else pull.next_rows(self._bytes_left - rows.bytes)
+            if broker.wait(answer).headers.get("truenext-repeat") == "true":
+                self._repeated = head.bundle
+                raise _Repeated
+            yield self._give(head, batch)
+            if ahead is not None:
+                rows = ahead
+
+    def _write(self, broker: BrokerConnection, head: BundleHead, batch: pa.RecordBatch, last_ack: str) -> Answer:
+        """Acknowledge rows and send them as a bundle, in one transaction, of which the receipt is still to come."""
+        plan, transaction = self._plan, {"transaction": "bundle"}
+        # However this ends, no message is charged with an attempt.
+        broker.post("BEGIN", {**transaction, "truenext-count-attempts": "nacked"})
+        if last_ack:
+            broker.post("ACK", {"id": last_ack, **transaction})
+        headers = bundle_headers(head, plan.end.queue, plan.query, plan.query_batch)
+        broker.post(
+            "SEND",
+            {"destination": self._queue, "persistent": "true", **transaction, **headers},
+            encode_bundle(batch),
+        )
+        return broker.start_call(
+            "COMMIT",
+            {
+                **transaction,
+                "truenext-producer": self._end.producer(plan.partition),
+                "truenext-number": str(self._end.number(head.bundle)),
+            },
+        )
+
+
+class _Pull:
+    """Asks for messages without waiting for any, about one bundle ahead."""
+
+    def __init__(self, broker: BrokerConnection, options: SourceOptions, rows_max: int) -> None:
+        self._broker = broker
+        self._unrequested = rows_max
+        """Messages that may still be asked for."""
+        self._requested = 0
+        """Messages that were asked for and have not come."""
+        self._request_count = 0
+        self._ahead = _AHEAD_FIRST
+        headers = {"id": "rows", "destination": options.destination, "ack": "client", "truenext-pull": "true"}
+        if options.selector is not None:
+            headers["selector"] = options.selector
+        broker.post("SUBSCRIBE", headers)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Nothing more comes: no message was ready, or all that may be asked for came."""
+        return self._requested == 0 and self._unrequested == 0
+
+    def next_rows(self, bytes_max: int) -> BundleRows:
+        """Messages for one bundle; fewer than it may have if no more are ready.
+
+        Raises: TooLargeForBundle, Refused, ConnectionLost
+        """
+        rows = BundleRows()
+        while not rows.is_full and rows.bytes < bytes_max and not self.is_exhausted:
+            if self._requested <= self._ahead // 2 and self._unrequested:
+                self._request(min(self._ahead, self._unrequested))
+            frame = self._broker.next_message(ANSWER_SECONDS)
+            if frame is None:
+                continue
+            if "truenext-unused" in frame.headers:
+                self._on_unused(frame.headers)
+                continue
+            self._requested -= 1
+            rows.add(frame)
+        if rows:
+            self._ahead = max(1, min(BUNDLE_ROWS, BUNDLE_BYTES // max(1, rows.bytes // len(rows))))
+        return rows
+
+    def _request(self, count: int) -> None:
+        self._request_count += 1
+        self._requested += count
+        self._unrequested -= count
+        headers = {"id": "rows", "messages": str(count), "wait": "false", "correlation-id": str(self._request_count)}
+        self._broker.post("SEND", {"destination": "/control/credit", **headers})
+        self._broker.flush()
+
+    def _on_unused(self, headers: dict[str, str]) -> None:
+        """A request has ended. If others were made behind it, they are still to be answered."""
+        unused = int(headers["truenext-unused"])
+        self._requested -= unused
+        if headers.get("correlation-id") == str(self._request_count):
+            self._unrequested = 0
+        else:
+            self._unrequested += unused
