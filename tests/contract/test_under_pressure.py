@@ -712,7 +712,8 @@ def test_a_spare_that_finds_no_space_is_tried_again(
         raise no_space()
 
     disk = Disk("embedded", tmp_path)
-    disk.apply(puts={key(1): bytes(600_000)})
+    # The second one stays: a segment of which nothing is left would become a spare.
+    disk.apply(puts={key(1): bytes(300_000), key(4): bytes(300_000)})
     until((tmp_path / "journal/spare-0").exists)
     with monkeypatch.context() as patch:
         patch.setattr(journal, "allocate", failing)
@@ -723,7 +724,7 @@ def test_a_spare_that_finds_no_space_is_tried_again(
         with pytest.raises(StoreError, match="the disk is full; make room"):
             disk.apply(puts={key(3): bytes(600_000)})
     disk.crash()
-    assert sequences(disk.store) == [2]
+    assert sequences(disk.store) == [2, 4]
     until(lambda: disk.store.disk_level is DiskLevel.PLENTY and not disk.store._journal.needs_spare)  # type: ignore[attr-defined]
     assert [record.message for record in caplog.records].count(
         "the disk is full: sends are refused until there is free space"
