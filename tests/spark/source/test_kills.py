@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.broker_process import BrokerProcess
+from tests.integration.broker_process import TRUENEXT, BrokerProcess
 from truenext import blocking
 
 KILLS = int(os.environ.get("TRUENEXT_KILLS", "0"))
@@ -59,6 +59,8 @@ def test_each_message_is_in_one_batch_whatever_is_killed(tmp_path: Path) -> None
     assert [number for number, count in numbers.items() if count > 1] == []
     assert len(numbers) == MESSAGES
     assert {row["attempts"] for row in rows} == {0}
+    audit = [TRUENEXT, "audit", str(broker.data), "--master", "local[2]"]
+    assert subprocess.run(audit, capture_output=True, text=True, check=False).returncode == 0
 
 
 def _send(broker: BrokerProcess, dice: random.Random) -> None:

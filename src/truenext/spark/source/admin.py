@@ -49,16 +49,17 @@ class QueryStatus:
     bundle_queues: list[str] = field(default_factory=list)
 
 
-def list_queries(broker: BrokerConnection) -> list[QueryStatus]:
-    """Return all queries of which the broker has something, by space and id.
+def list_queries(broker: BrokerConnection, space: str | None = None, *, with_rows: bool = True) -> list[QueryStatus]:
+    """Return all queries of which the broker has something, by space and id; of one space, if it is named.
 
+    Without `with_rows` only the first bundle of each task is looked at; rows and bytes are then not all.
     Raises: Refused, ConnectionLost
     """
     queries: dict[tuple[str, str], QueryStatus] = {}
     for queue in broker.ask("queues"):
         name = queue["name"]
         words = name.removeprefix(_PREFIX).split(".")
-        if not name.startswith(_PREFIX) or len(words) not in (2, 3):
+        if not name.startswith(_PREFIX) or len(words) not in (2, 3) or space not in (None, words[0]):
             continue
         status = queries.setdefault((words[0], words[1]), QueryStatus(words[0], words[1]))
         if len(words) == 3 and queue["waiting"]:
@@ -68,7 +69,7 @@ def list_queries(broker: BrokerConnection) -> list[QueryStatus]:
         status.is_abandoned = mark == CLOSED_BATCH
         status.batch = 0 if status.is_abandoned else mark
         for name in status.bundle_queues:
-            for frame in _browse(broker, name):
+            for frame in _browse(broker, name, None if with_rows else "spark_bundle = 0"):
                 head = parse_bundle_head(frame.headers)
                 written_ms = int(frame.headers["timestamp"])
                 status.source = frame.headers.get("spark_source", "")
@@ -176,9 +177,12 @@ def _commit(
     broker.call("COMMIT", transaction | (commit_headers or {}))
 
 
-def _browse(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
-    broker.post("SUBSCRIBE", {"id": "browse", "destination": f"/queue/{queue}", "browser": "true", "ack": "auto"})
-    while (frame := broker.next_message(ANSWER_SECONDS)) is not None:
+def _browse(broker: BrokerConnection, queue: str, selector: str | None) -> Iterator[Frame]:
+    headers = {"id": "browse", "destination": f"/queue/{queue}", "browser": "true", "ack": "auto"}
+    if selector is not None:
+        headers["selector"] = selector
+    broker.post("SUBSCRIBE", headers)
+    while (frame := broker.next_message("browse", ANSWER_SECONDS)) is not None:
         if frame.headers.get("browser") == "end":
             broker.post("UNSUBSCRIBE", {"id": "browse"})
             return
@@ -194,7 +198,7 @@ def _take(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
     try:
         while True:
             broker.post("SEND", credit)
-            frame = broker.next_message(ANSWER_SECONDS)
+            frame = broker.next_message("take", ANSWER_SECONDS)
             if frame is None:
                 raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
             if "truenext-unused" in frame.headers:

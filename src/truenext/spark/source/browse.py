@@ -24,7 +24,7 @@ def browse(broker: BrokerConnection, options: SourceOptions) -> Iterator[pa.Reco
     broker.post("SUBSCRIBE", headers)
     rows: list[tuple[Any, ...]] = []
     size = 0
-    while (frame := broker.next_message(ANSWER_SECONDS)) is not None:
+    while (frame := broker.next_message("browse", ANSWER_SECONDS)) is not None:
         if frame.headers.get("browser") == "end":
             if rows:
                 yield record_batch(rows)

@@ -64,7 +64,7 @@ class BrokerConnection:
 
         Raises: NoBroker, Refused
         """
-        self.messages: deque[Frame] = deque()
+        self._messages: deque[Frame] = deque()
         """MESSAGEs that came and were not taken."""
         self._first_refusal: Refused | None = None
         self._write_lock = Lock()
@@ -134,10 +134,10 @@ class BrokerConnection:
         headers = {"destination": f"/control/{verb}", "reply-to": _REPLIES, "correlation-id": number}
         self.post("SEND", headers, json.dumps(question).encode() if question else b"")
         while True:
-            frame = self.next_message(ANSWER_SECONDS)
+            frame = self.next_message("answers", ANSWER_SECONDS)
             if frame is None:
                 raise ConnectionLost(f"the broker does not answer {verb} within {ANSWER_SECONDS:g} seconds")
-            if frame.headers.get("correlation-id") == number and frame.headers["subscription"] == "answers":
+            if frame.headers.get("correlation-id") == number:
                 return json.loads(frame.body)
 
     def flush(self) -> None:
@@ -178,18 +178,26 @@ class BrokerConnection:
         assert answer.receipt is not None, "it is there"
         return answer.receipt
 
-    def next_message(self, seconds: float) -> Frame | None:
-        """Return the next MESSAGE; None if none comes within so many seconds.
+    def next_message(self, subscription: str, seconds: float) -> Frame | None:
+        """Return the next MESSAGE of this subscription; None if none comes within so many seconds. Messages of others
+        are dropped: they are left of what was asked before.
 
         Raises: Refused, ConnectionLost
         """
-        if not self.messages:
-            self.flush()
-            deadline = monotonic() + seconds
-            while not self.messages and self._read(deadline):
-                self._raise_refusal()
-        self._raise_refusal()
-        return self.messages.popleft() if self.messages else None
+        messages = self._messages
+        deadline = 0.0
+        while True:
+            while messages:
+                frame = messages.popleft()
+                if frame.headers.get("subscription") == subscription:
+                    return frame
+            if not deadline:
+                self.flush()
+                deadline = monotonic() + seconds
+            is_over = not self._read(deadline)
+            self._raise_refusal()
+            if is_over:
+                return None
 
     def note_refusal(self, error: Refused) -> None:
         """Of several refusals the first is the cause of the others."""
@@ -226,7 +234,7 @@ class BrokerConnection:
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
-            self.messages.append(frame)
+            self._messages.append(frame)
 
     def _log_in(self) -> None:
         link = self._link

@@ -96,7 +96,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows_left: int | None = None
         """Of AvailableNow: what waited at its start and was not asked for yet."""
         self._is_available_now = False
-        self._lag = 0
+        self._lag: int | None = None
         self._lag_known_until = 0.0
 
     def initialOffset(self) -> dict[str, Any]:
@@ -126,9 +126,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What waits, in the progress of the query."""
         now = monotonic()
         if now >= self._lag_known_until:
-            self._lag = self._source_driver().waiting_count()
+            self._lag = self._source_driver().waiting_count_now()
             self._lag_known_until = now + LAG_SECONDS
-        return {"waiting": self._lag}
+        return None if self._lag is None else {"waiting": self._lag}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         offset = parse_offset(end)

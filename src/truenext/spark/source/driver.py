@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from truenext.clock import monotonic
-from truenext.errors import ConnectionLost, TruenextError
+from truenext.errors import ConnectionLost, Refused, TruenextError
+from truenext.spark.source.admin import list_queries
 from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
 from truenext.spark.source.mark import purge, read_mark, replace_mark
 from truenext.spark.source.offset import Offset
 from truenext.spark.source.options import SourceOptions
 from truenext.spark.source.patience import Patience
 from truenext.spark.source.task import Superseded, check_store
+from truenext.wire.stomp.frame import Frame
+
+_log = logging.getLogger(__name__)
 
 READY_SECONDS = 0.5
 """How long the question waits for a message, so that an idle query asks twice a second."""
@@ -33,8 +38,9 @@ class SourceDriver:
         self._options = options
         self._connect = connect
         self._broker: BrokerConnection | None = None
-        self._is_probing = False
-        """The connection has a subscription that asks whether a message is ready."""
+        self._has_warned = False
+        self._probe_count = 0
+        """Questions whether a message is ready, on this connection: each ends with a release, so this is its round."""
 
     def close(self) -> None:
         broker, self._broker = self._broker, None
@@ -60,13 +66,20 @@ class SourceDriver:
         """
         return self._patiently(self._waiting_count)
 
+    def waiting_count_now(self) -> int | None:
+        """The same, or None if the broker is not there."""
+        try:
+            return None if self._broker is None else self._waiting_count(self._broker)
+        except (ConnectionLost, Refused):
+            return None
+
     def _patiently(self, action: Callable[[BrokerConnection], T]) -> T:
         patience = Patience(self._options.patience_s)
         while True:
             try:
                 if self._broker is None:
                     self._broker = self._connect()
-                    self._is_probing = False
+                    self._probe_count = 0
                 return action(self._broker)
             except TruenextError as error:
                 broker, self._broker = self._broker, None
@@ -77,6 +90,9 @@ class SourceDriver:
     def _next_end(
         self, broker: BrokerConnection, start: Offset | None, rows: int | None, *, waits: bool
     ) -> Offset | None:
+        if start is None and not self._has_warned:
+            self._has_warned = True
+            self._warn_of_others(broker)
         if start is not None:
             check_store(broker, start)
             if start.queue != self._options.queue:
@@ -104,30 +120,47 @@ class SourceDriver:
     def _is_ready(self, broker: BrokerConnection, *, waits: bool) -> bool:
         """Pull one message, and give it back. That costs a delivery, and no attempt."""
         options = self._options
-        if not self._is_probing:
+        if not self._probe_count:
             headers = {"id": "probe", "destination": options.destination, "ack": "client-individual"}
             headers["truenext-pull"] = "true"
             if options.selector is not None:
                 headers["selector"] = options.selector
             broker.post("SUBSCRIBE", headers)
-            self._is_probing = True
-        credit = {"destination": "/control/credit", "id": "probe"}
+        round_ = str(self._probe_count)
+        self._probe_count += 1
+        credit = {"destination": "/control/credit", "id": "probe", "correlation-id": round_}
         broker.post("SEND", credit | {"messages": "1", "wait": "true" if waits else "false"})
-        frame = broker.next_message(READY_SECONDS if waits else ANSWER_SECONDS)
+        frame = self._probe_answer(broker, round_, READY_SECONDS if waits else ANSWER_SECONDS)
         if frame is None and waits:
             # Nothing comes behind the answer to this.
             broker.post("SEND", credit | {"messages": "0"})
-            frame = broker.next_message(ANSWER_SECONDS)
+            frame = self._probe_answer(broker, round_, ANSWER_SECONDS)
         if frame is None:
             raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
-        is_message = "truenext-unused" not in frame.headers
-        if is_message and waits and broker.messages:
-            broker.messages.clear()
         # Suspended, so that no group stays the driver's.
         body = json.dumps({"subscriptions": ["probe"], "suspend": True}).encode()
         broker.call("SEND", {"destination": "/control/release"}, body)
-        broker.messages.clear()
-        return is_message
+        return "truenext-unused" not in frame.headers
+
+    @staticmethod
+    def _probe_answer(broker: BrokerConnection, round_: str, seconds: float) -> Frame | None:
+        """A message of this round, or that there is none; what is left of earlier rounds is passed over."""
+        deadline = monotonic() + seconds
+        while (frame := broker.next_message("probe", deadline - monotonic())) is not None:
+            said = frame.headers.get("correlation-id" if "truenext-unused" in frame.headers else "truenext-round")
+            if said == round_:
+                return frame
+        return None
+
+    def _warn_of_others(self, broker: BrokerConnection) -> None:
+        """Log queries that have rows of the same queue and have not cleared them: one may be this one's predecessor."""
+        for query in list_queries(broker, self._options.space, with_rows=False):
+            if query.source == self._options.queue and not query.is_abandoned:
+                _log.warning(
+                    "another query has rows of this queue that it has not cleared: is it still used? truenext spark "
+                    "abandon returns them",
+                    extra={"query": query.id, "queue": query.source},
+                )
 
     def _waiting_count(self, broker: BrokerConnection) -> int:
         queues: list[dict[str, Any]] = broker.ask("queues")

@@ -26,7 +26,7 @@ def read_mark(broker: BrokerConnection, queue: str, *, allow_closed: bool = Fals
     """
     broker.post("SUBSCRIBE", {"id": "mark", "destination": f"/queue/{queue}", "browser": "true", "ack": "auto"})
     mark = 0
-    while (frame := broker.next_message(ANSWER_SECONDS)) is not None:
+    while (frame := broker.next_message("mark", ANSWER_SECONDS)) is not None:
         if frame.headers.get("browser") == "end":
             broker.post("UNSUBSCRIBE", {"id": "mark"})
             if mark == CLOSED_BATCH and not allow_closed:
@@ -48,7 +48,9 @@ def replace_mark(broker: BrokerConnection, queue: str, query_id: str, batch: int
     credit = {"destination": "/control/credit", "id": "old mark", "messages": "100", "wait": "false"}
     broker.post("SEND", credit)
     last: Frame | None = None
-    while (frame := broker.next_message(ANSWER_SECONDS)) is not None and "truenext-unused" not in frame.headers:
+    while (
+        frame := broker.next_message("old mark", ANSWER_SECONDS)
+    ) is not None and "truenext-unused" not in frame.headers:
         last = frame
         if _batch_of(frame) > batch:
             raise Superseded(

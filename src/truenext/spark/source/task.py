@@ -130,7 +130,7 @@ class _Task:
         broker.post("SUBSCRIBE", headers | {"selector": selector})
         early: dict[int, tuple[BundleHead, bytes]] = {}
         """Bundles that came before an earlier one: of which an operator has rejected a row."""
-        while (frame := broker.next_message(ANSWER_SECONDS)) is not None and frame.headers.get("browser") != "end":
+        while (frame := broker.next_message("bundles", ANSWER_SECONDS)) is not None and "browser" not in frame.headers:
             head = parse_bundle_head(frame.headers)
             early[head.bundle] = (head, frame.body)
             while expected in early:
@@ -217,7 +217,7 @@ class _Pull:
         while not rows.is_full and rows.bytes < bytes_max and not self.is_exhausted:
             if self._requested <= self._ahead // 2 and self._unrequested:
                 self._request(min(self._ahead, self._unrequested))
-            frame = self._broker.next_message(ANSWER_SECONDS)
+            frame = self._broker.next_message("rows", ANSWER_SECONDS)
             if frame is None:
                 continue
             if "truenext-unused" in frame.headers:
