@@ -3298,7 +3298,7 @@ def _count_all(session: ConnectionState, names: Iterable[str | None]) -> None:
             session.transactions[name].counts_all = True
 
 
-@shows_in(ReleasingMachine)
+@shows_in(ReleasingMachine, first=1)
 def an_abort_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, command: Abort) -> None:
         _count_all(session, [command.transaction])
@@ -3308,7 +3308,7 @@ def an_abort_charges_all_though_its_transaction_said_otherwise_when_it_began(pat
     targets.ABORT.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine)
+@shows_in(BrokerMachine, first=8)
 def a_repeated_commit_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         _count_all(session, [command.transaction])
@@ -3328,7 +3328,7 @@ def a_request_to_give_back_charges_all_though_its_transaction_said_otherwise_whe
     targets.RELEASE.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine)
+@shows_in(ReleasingMachine, first=4)
 def a_lost_connection_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, reason: RequeueReason) -> None:
         _count_all(session, session.transactions)
@@ -3349,7 +3349,7 @@ def a_lost_connection_charges_nothing_of_a_transaction_that_said_it_counts_what_
     targets.ABORT_ALL.replace(patch, faulty)
 
 
-@shows_in(ReleasingMachine)
+@shows_in(ReleasingMachine, first=4)
 def a_cut_connection_keeps_a_transaction_of_which_nothing_would_be_charged(patch: Patch) -> None:
     targets.ABORT_UNCOUNTED.replace(patch, lambda transactions, session: None)
 
