@@ -2512,7 +2512,7 @@ def a_queue_that_is_paused_goes(patch: Patch) -> None:
     _change_what_stays(patch, targets.MUST_KEEP, lambda queue: not queue.is_paused and remembers(queue))
 
 
-@shows_in(WildcardMachine, first=1)
+@shows_in(WildcardMachine)
 def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
     _change_what_stays(patch, targets.MUST_KEEP, lambda queue: queue.is_paused or bool(queue.destination.topic))
 
@@ -2545,7 +2545,7 @@ def the_name_of_a_queue_that_has_gone_stays_in_the_store(patch: Patch) -> None:
     targets.FREE_NUMBER.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine, first=4)
+@shows_in(WildcardMachine)
 def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch) -> None:
     free_number = targets.FREE_NUMBER.original
 
@@ -3073,17 +3073,6 @@ def a_wildcard_takes_dead_letters_that_it_does_not_name(patch: Patch) -> None:
     targets.MATCHES_QUEUE.replace(patch, faulty)
 
 
-@shows_in(WildcardMachine)
-def a_wildcard_takes_from_a_queue_of_spark_that_it_does_not_name(patch: Patch) -> None:
-    is_meant = targets.MATCHES_QUEUE.original
-
-    def faulty(wildcard: Wildcard, queue: Queue) -> bool:
-        words = queue.name.split(".")
-        return is_meant(wildcard, queue) or (words[0] == "Spark" and matches(wildcard.pattern_words, words))
-
-    targets.MATCHES_QUEUE.replace(patch, faulty)
-
-
 @shows_in(WildcardMachine, first=2)
 def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
@@ -3294,8 +3283,9 @@ def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
 def _count_all(session: ConnectionState, names: Iterable[str | None]) -> None:
     """It is forgotten what the BEGIN of these said."""
     for name in names:
-        if name is not None and name in session.transactions:
-            session.transactions[name].counts_all = True
+        transaction = session.transactions.get(name or "")
+        if transaction is not None:
+            transaction.counts_all = True
 
 
 @shows_in(ReleasingMachine, first=1)
