@@ -2096,7 +2096,9 @@ class BrokerMachine(RuleBasedStateMachine):
     def _learn_windows(self) -> None:
         """The size of an automatic window is the broker's own affair, within limits."""
         for reader in self.oracle.readers:
-            consumer = self.sessions[reader.peer].consumers[reader.subscription]
+            consumer = self.sessions[reader.peer].consumers.get(reader.subscription)
+            if consumer is None:
+                raise Disagreement(f"the broker has ended {reader}")
             if consumer.auto_window is not None and not reader.is_pulling:
                 reader.window, reader.is_stretched = targets.window_of(consumer), consumer.auto_window.is_stretched
                 if not 1 < reader.window <= 1000:
