@@ -487,7 +487,7 @@ def test_a_full_disk_stops_no_acknowledgement_and_all_goes_on_when_there_is_room
     disk.apply(puts=put(*range(9, 17)))
     until(lambda: full.refused > 2)
     assert not (tmp_path / "ballast").exists()
-    assert disk.store.disk_level is DiskLevel.NONE
+    assert disk.store.disk_level is DiskLevel.FULL
     for n in range(1, 8):
         disk.apply(removes=[key(n)], history=bytes(100))
     assert sequences(disk.store) == list(range(8, 17))
@@ -522,7 +522,7 @@ def test_a_move_that_finds_no_space_succeeds_with_that_of_the_ballast(
     disk.apply(puts=put(*range(9, 17)))
     until(lambda: len(journal_files(tmp_path)) == 1)
     assert full.refused == 1
-    assert disk.store.disk_level is DiskLevel.NONE
+    assert disk.store.disk_level is DiskLevel.FULL
     assert disk.crash().counts == {LANE: 16}
     disk.store.close()
 
@@ -583,7 +583,7 @@ def test_an_unclean_stop_is_recovered_from_with_the_space_of_the_ballast(
     monkeypatch.setattr(folder, "reserve", raise_no_space)
     assert disk.crash().counts == {LANE: 1}
     assert full.refused == 1
-    assert disk.store.disk_level is DiskLevel.NONE
+    assert disk.store.disk_level is DiskLevel.FULL
     disk.store.close()
 
 
@@ -609,7 +609,7 @@ def test_a_segment_that_finds_the_disk_full_is_made_in_the_space_of_the_ballast(
         batch.puts = put(2 * number, 2 * number + 1)
         store.apply(batch)
     assert not ballast.exists()
-    assert store.disk_level is DiskLevel.NONE
+    assert store.disk_level is DiskLevel.FULL
     assert sequences(store) == list(range(2, 20))
     store.close()
 
@@ -635,7 +635,7 @@ def test_a_history_that_finds_the_disk_full_gets_the_space_of_the_ballast(
     with monkeypatch.context() as patch:
         patch.setattr(os, "statvfs", statvfs)
         store.delete_ballast(no_space())
-        assert store.disk_level is DiskLevel.NONE
+        assert store.disk_level is DiskLevel.FULL
         until(lambda: checks > 10)
         assert not ballast.exists()
         disk.apply(removes=[key(1)])
@@ -668,7 +668,7 @@ def test_a_store_that_opens_on_a_nearly_full_disk_leaves_its_last_space_to_other
         until(lambda: checks > 10)
         assert not (tmp_path / "ballast").exists()
         assert not list(tmp_path.glob("journal/spare-*"))
-        assert disk.store.disk_level is DiskLevel.NONE
+        assert disk.store.disk_level is DiskLevel.FULL
     until(lambda: disk.store.disk_level is DiskLevel.PLENTY)
     until((tmp_path / "ballast").exists)
     assert list(tmp_path.glob("journal/spare-*"))
@@ -719,7 +719,7 @@ def test_a_spare_that_finds_no_space_is_tried_again(
         patch.setattr(journal, "allocate", failing)
         disk.apply(puts={key(2): bytes(600_000)})
         until(lambda: attempts > 2)
-        assert disk.store.disk_level is DiskLevel.NONE
+        assert disk.store.disk_level is DiskLevel.FULL
         disk.apply(removes=[key(1)])
         with pytest.raises(StoreError, match="the disk is full; make room"):
             disk.apply(puts={key(3): bytes(600_000)})

@@ -5,12 +5,16 @@ exists, and what was read from the store does not reach the broker while FOLDER/
 much room is left, if it exists. The history finds no space while FOLDER/full exists, which is deleted once the ballast
 is given up. The journal's segments are small, so that whatever a test does, messages move into the checkpoint
 meanwhile.
+
+If FOLDER/limit exists when the broker starts, messages may take so many bytes on disk; if FOLDER/size exists, the disk
+seems to have so many bytes, and nothing but the data folder on it. Then segments have 1 MiB.
 """
 
 import errno
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -21,8 +25,12 @@ from truenext.errors import StoreError
 from truenext.model.batch import Batch
 from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import PAGE_BYTES
+from truenext.store import folder as store_folder
 from truenext.store.embedded import EmbeddedStore
 from truenext.store.store import Page
+
+SEGMENT_BYTES_OF_SMALL_DISK = 1024 * 1024
+SEGMENTS_MAX = 2
 
 
 class HeldStore(EmbeddedStore):
@@ -30,7 +38,14 @@ class HeldStore(EmbeddedStore):
     """From where it is held."""
 
     def __init__(self, path: Path, *, disk_limit: int | None) -> None:
-        super().__init__(path, disk_limit=disk_limit, segment_bytes=64 * 1024, segments_max=2)
+        limit = self.folder / "limit"
+        is_small = limit.exists() or (self.folder / "size").exists()
+        super().__init__(
+            path,
+            disk_limit=int(limit.read_text()) if limit.exists() else disk_limit,
+            segment_bytes=SEGMENT_BYTES_OF_SMALL_DISK if is_small else 64 * 1024,
+            segments_max=SEGMENTS_MAX,
+        )
 
     def apply(self, batch: Batch) -> None:
         while (self.folder / "hold").exists():
@@ -65,6 +80,25 @@ def _write(file: int, content: bytes) -> int:
 _system_write = os.write
 
 
+def _free_bytes(path: Path) -> int:
+    size = HeldStore.folder / "size"
+    if not size.exists():
+        return _system_free_bytes(path)
+    return max(0, int(size.read_text()) - used_bytes(path))
+
+
+_system_free_bytes = store_folder.free_bytes
+
+
+def used_bytes(data: Path) -> int:
+    """What a data folder takes on its disk; files may go meanwhile."""
+    used = 0
+    for path in data.rglob("*"):
+        with suppress(FileNotFoundError):
+            used += path.stat().st_blocks * 512
+    return used
+
+
 def main(arguments: Sequence[str]) -> None:
     """The folder, and a command line of `truenext`."""
     folder, *command = arguments
@@ -73,6 +107,7 @@ def main(arguments: Sequence[str]) -> None:
     with (
         mock.patch.object(serve, "EmbeddedStore", HeldStore),
         mock.patch.object(os, "write", _write),
+        mock.patch.object(store_folder, "free_bytes", _free_bytes),
         mock.patch.object(write_time, "INLINE_SMALL_WRITE_SECONDS_MAX", -1),
     ):
         truenext(command)

@@ -28,7 +28,9 @@ from tests.property.disk import HIDDEN_PREFIX, Disk, Stored
 from tests.property.draws import Draw, Each, Named, OneOf, Several, Some
 from tests.property.memory_audit import miscounted, not_evicted, orphaned_names
 from tests.property.oracle import (
+    MESSAGE_BYTES,
     NO_CAUSES,
+    REFERENCE_BYTES,
     REQUESTED_MAX,
     SOCKETS_BYTES_MIN,
     Disagreement,
@@ -43,6 +45,7 @@ from tests.property.oracle import (
     Reader,
     Retries,
     Seen,
+    Work,
 )
 from tests.property.oracle import (
     SELECTORS as SELECTORS_OF_CONSUMERS,
@@ -84,6 +87,7 @@ from truenext.model.commands import (
     Wake,
 )
 from truenext.model.destination import Destination, DestinationKind, parse_address
+from truenext.model.disk_level import DiskLevel
 from truenext.model.header_lines import decode_header_lines, group_of
 from truenext.model.limits import PRODUCERS_MAX, RESOLVED_MAX
 from truenext.model.message import SentMessage
@@ -336,6 +340,16 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
             "peer_index": PICK,
             "sends": Several(Each(SENT_TO, PRIORITY, YES_OR_NO, EXPIRES_IN, IS_BIG), 3),
             "commits": YES_OR_NO,
+        },
+    ),
+    "send_without_room": (
+        1,
+        {
+            "which": PICK,
+            "queue": OneOf(["a", "Spark.s"]),
+            "persistent": OneOf([True, True, False]),
+            "surplus": OneOf([0, 0, 1, 1, -1, -200, 200, 16_384, -16_384]),
+            "level": OneOf([DiskLevel.NONE] * 8 + [DiskLevel.FULL, DiskLevel.LITTLE]),
         },
     ),
     "commit": (3, {"which": PICK, "has_receipt": YES_OR_NO}),
@@ -718,6 +732,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "pull_and_wait": not self._pulling(),
             "withdraw": not self._pulling(),
             "mark_rollback_only": not self._doomable(),
+            "send_without_room": not self._open_transactions(),
             "commit": not self._open_transactions(),
             "commit_numbered": not self._open_transactions(),
             "repeat_commit": not self._repeatable(),
@@ -1509,6 +1524,80 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"there is no room for {_size(message)} bytes beside {kept}")
         self.oracle.send(peer, queue, parcel, transaction)
         return True
+
+    def send_without_room(self, which: int, queue: str, persistent: bool, surplus: int, level: DiskLevel) -> None:
+        """A SEND that is so many bytes larger than it may be, as far as it can be."""
+        peer, transaction = _one_of(self._open_transactions(), which)
+        peer_index = list(self.sessions).index(peer)
+        session = self.sessions[peer]
+        least, most = self._freed_by(peer.transactions[transaction])
+        parcel = self._parcel(4, persistent, None, False)
+        size = self._largest_size(peer, transaction, queue, parcel, most)
+        parcel = replace(parcel, size=max(0, size + surplus))
+        sends = self._sends_with(peer, transaction, queue, parcel)
+        must, may = (self.oracle.takes_as_much(sends, freed) for freed in (least, most))
+        if level is not DiskLevel.NONE:
+            must = may = level is DiskLevel.LITTLE
+        note(f"engine.commit_state.disk_level = {level}  # {least} to {most} bytes are free")
+        self.engine.commit_state.disk_level = level
+        send = _send(parse_address(_address(queue), session.id), parcel, transaction)
+        if contents := self.engine.contents_to_count(session, send):
+            self.engine.count_contents(session, send, self.disk.content_references(contents))
+        try:
+            if must:
+                self._send_inside(peer_index, queue, parcel, transaction)
+            else:
+                note(f'engine.send({peer.name}, Send({queue}, {parcel}, "{transaction}"))  # {may=}')
+                self.engine.send(session, send)
+        except NoSpaceError:
+            if peer.keeps_open:
+                self._mark_rollback_only(peer, transaction)
+            else:
+                self.disconnect(peer_index, True, 0)
+        else:
+            if not may:
+                raise Disagreement(f"{parcel} is taken, though there is no room, and {transaction} frees {most} bytes")
+            if not must:
+                self.oracle.send(peer, queue, parcel, transaction)
+        finally:
+            self.engine.commit_state.disk_level = DiskLevel.PLENTY
+
+    def _freed_by(self, work: Work) -> tuple[int, int]:
+        """Memory and disk: bytes on the disk that what a transaction acknowledged frees, at least and at most: of what
+        is not there yet nobody can say."""
+        stored, copies = self._stored_letters(), self.disk.copies()
+        freed = unknown = 0
+        shared: dict[int, list[int]] = {}
+        for letter in work.acknowledged:
+            if not letter.persistent:
+                continue
+            if letter not in stored:
+                unknown += BIG
+                continue
+            each = stored[letter]
+            size = _size(each.message) + MESSAGE_BYTES
+            if each.content:
+                freed += REFERENCE_BYTES
+                shared.setdefault(each.content, []).append(size)
+            else:
+                freed += size
+        freed += sum(sizes[0] for number, sizes in shared.items() if copies[number] == len(sizes))
+        return freed, freed + unknown
+
+    def _sends_with(self, peer: Peer, transaction: str, queue: str, parcel: Parcel) -> list[tuple[str, Parcel, int]]:
+        sends = [*peer.transactions[transaction].sends, (queue, parcel)]
+        return [(address, each, _size(_message(each))) for address, each in sends]
+
+    def _largest_size(self, peer: Peer, transaction: str, queue: str, parcel: Parcel, freed: int) -> int:
+        """What a send may have at the most; 0 if it may not be sent."""
+        low, high = 0, 2 * BIG
+        while low < high:
+            size = (low + high + 1) // 2
+            if self.oracle.takes_as_much(self._sends_with(peer, transaction, queue, replace(parcel, size=size)), freed):
+                low = size
+            else:
+                high = size - 1
+        return 0 if low == 2 * BIG else low
 
     def abort(self, which: int, counts_all: bool) -> None:
         peer, transaction = _one_of(self._all_transactions(), which)
@@ -2497,6 +2586,69 @@ class TopicsMachine(BrokerMachine):
     }
 
 
+class NoRoomMachine(TopicsMachine):
+    """Transactions that acknowledge and send while there is no room on the disk; much of it is several queues'."""
+
+    CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
+        "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] + [(ROOMY, NO_LIMIT)] * 3 + [(100_000, NO_LIMIT)]),
+        "retries": OneOf([Retries()]),
+    }
+    WEIGHTS: ClassVar[dict[str, int]] = (
+        dict.fromkeys(ACTIONS, 0)
+        | RELEASE_WEIGHTS
+        | {
+            "subscribe": 4,
+            "unsubscribe": 1,
+            "end_durable": 1,
+            "disconnect": 1,
+            "connect": 1,
+            "send": 10,
+            "send_in_transaction": 1,
+            "send_without_room": 16,
+            "acknowledge": 16,
+            "nack": 1,
+            "nack_acknowledged": 6,
+            "commit": 3,
+            "abort": 1,
+            "turn": 2,
+            "turn_and_send": 10,
+            "take_batch": 2,
+            "batch_is_written": 2,
+            "batch_becomes_durable": 2,
+            "all_becomes_durable": 6,
+            "read_page": 2,
+            "deliver_page": 2,
+            "all_pages_are_there": 5,
+            "squeeze": 4,
+            "crash": 1,
+            "restart": 1,
+        }
+    )
+    ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = TopicsMachine.ARGUMENTS | {
+        "subscribe": {
+            "queue": OneOf(
+                ["a"] * 3
+                + ["b"] * 2
+                + ["Consumer.x.VirtualTopic.t", "Consumer.y.VirtualTopic.t", "/topic/news.eu", "/topic/news.eu#n"]
+            ),
+            "mode": OneOf([AckMode.CLIENT, AckMode.INDIVIDUAL]),
+            "window": OneOf([3, 5, None]),
+        },
+        "send": {
+            "queue": OneOf(["a"] * 2 + ["a,b"] * 3 + ["a,/topic/news.eu", "/topic/VirtualTopic.t"]),
+            "persistent": OneOf([True, True, True, False]),
+            "is_big": YES_OR_NO,
+        },
+        "acknowledge": {"in_transaction": OneOf([True, True, False])},
+        "send_without_room": {"queue": OneOf(["a", "b", "Spark.s", "Spark.s", "a,b", "/topic/VirtualTopic.t"])},
+    }
+    ALL_QUEUES = (*BrokerMachine.ALL_QUEUES, "Spark.s")
+
+    def _parcel(self, priority: int, persistent: bool, expires_in: int | None, is_big: bool) -> Parcel:
+        # Large enough to be stored once.
+        return replace(super()._parcel(priority, persistent, expires_in, False), size=2000 if is_big else 0)
+
+
 class BusyTopicsMachine(TopicsMachine):
     """The same, with scheduled sends, and bulk work on durable subscriptions that may end meanwhile."""
 
@@ -2962,6 +3114,7 @@ MACHINES: list[type[BrokerMachine]] = [
     WildcardGroupsMachine,
     TopicsMachine,
     BusyTopicsMachine,
+    NoRoomMachine,
     SpillingMachine,
     SpillingGroupsMachine,
     BrokerMachine,

@@ -10,6 +10,7 @@ The same for pages of timers.
 """
 
 from collections import Counter, deque
+from collections.abc import Collection
 from functools import lru_cache
 from sys import maxsize
 from typing import NamedTuple
@@ -187,9 +188,13 @@ class Disk:
             each.key: each.mark.attempts
             for each in self._store.read_page(CONTENTS_LANE_KEY, 0, maxsize - 1, maxsize).messages
         }
-        numbers = (each.content for queue in self.queue_names for each in self._contents_of(queue).values())
-        have = Counter(content_key(number) for number in numbers if number)
+        have = Counter({content_key(number): count for number, count in self.copies().items()})
         return {key: (expected.get(key, 0), have[key]) for key in expected | have if expected.get(key, 0) != have[key]}
+
+    def copies(self) -> Counter[int]:
+        """By number of a content, the copies that use it, those included that are on their way out."""
+        numbers = (each.content for queue in self.queue_names for each in self._contents_of(queue).values())
+        return Counter(number for number in numbers if number)
 
     def hidden(self) -> list[SentMessage]:
         """Scheduled sends."""
@@ -216,6 +221,9 @@ class Disk:
                 for each in self._store.read_page(lane_key(queue, rank), 0, maxsize - 1, maxsize).messages
             }
         return self._contents[queue]
+
+    def content_references(self, numbers: Collection[int]) -> dict[int, int]:
+        return self._store.content_references(numbers)
 
     def restart(self) -> Recovered:
         """The broker is gone, with all that was under way; the store opens again."""

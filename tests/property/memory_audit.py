@@ -95,6 +95,8 @@ def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[st
             lane.unread > len(lane.unread_in_memory) or lane.delayed or lane.unloaded for lane in lanes
         )
         is_all_here &= all(entry.message is not None for entry in _all(engine, queue))
+        if is_all_here:
+            books.append((f"spilled sizes of {queue.name}", len(queue.spilled_sizes), 0))
         if is_all_here or not queue.is_subscription:
             books.append((f"spilled of {queue.name}", queue.spilled_bytes, 0))
         elif queue.spilled_bytes < sum(queue.spilled_sizes.values()):

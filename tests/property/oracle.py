@@ -19,6 +19,14 @@ SOCKETS_BYTES_MIN = 4 * 1024 * 1024
 """All sockets together may have so much to take, however little memory there is."""
 
 DEAD_LETTER_PREFIX = "DLQ."
+SPARK_PREFIX = "Spark."
+SPARK_SURPLUS = 16_384
+"""Memory and disk: bytes that a transaction may send there beyond what it frees."""
+CONTENT_BYTES_MIN = 1024
+REFERENCE_BYTES = 34
+"""Topics, and Memory and disk: from so many on several queues share what is stored, and each takes so much."""
+MESSAGE_BYTES = 26
+"""Memory and disk: what a message takes more than its headers and body."""
 TOPIC = "/topic/"
 AT_ONCE = 0
 
@@ -646,6 +654,30 @@ class Oracle:
         if numbered is not None:
             self._use(numbered, is_stored=is_lasting, has_made=len(self.made_in) > made)
         return status
+
+    # Where there is no room -------------------------------------------------------------------------------------------
+
+    def takes_as_much(self, sends: Iterable[tuple[str, Parcel, int]], freed: int) -> bool:
+        """Memory and disk: a transaction that frees so many bytes may send this, each with the bytes of its headers and
+        body."""
+        elsewhere = to_spark = 0
+        for address, parcel, size in sends:
+            if address.startswith(SPARK_PREFIX):
+                to_spark += size + MESSAGE_BYTES
+            else:
+                elsewhere += self._bytes_of_copies(address, parcel, size)
+        return elsewhere <= freed and elsewhere + to_spark <= freed + SPARK_SURPLUS
+
+    def _bytes_of_copies(self, address: str, parcel: Parcel, size: int) -> int:
+        if "," not in address and not address.startswith(TOPIC):
+            return size + MESSAGE_BYTES
+        # Queues that come and go: inside a transaction they are made at COMMIT.
+        queues, made_in = set(self.queues), dict(self.made_in)
+        count = len(self.copied_to(address, parcel))
+        self.queues, self.made_in = queues, made_in
+        if count < 2 or size < CONTENT_BYTES_MIN:
+            return count * (size + MESSAGE_BYTES)
+        return size + MESSAGE_BYTES + count * REFERENCE_BYTES
 
     # Did it happen? ---------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from tests.property.broker_machine import (
     ExpiringMachine,
     FailingMachine,
     GroupsMachine,
+    NoRoomMachine,
     PagingMachine,
     ProducersMachine,
     ReleasingGroupsMachine,
@@ -80,6 +81,7 @@ from truenext.engine.queues.topics import TopicRouter
 from truenext.engine.selecting.groups import GroupOwnership, GroupScanCursor
 from truenext.engine.selecting.scan import QueueScan, ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
+from truenext.engine.state.balance import DiskBalance
 from truenext.engine.state.causes import KnownCauses
 from truenext.engine.state.clients import QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
@@ -87,7 +89,7 @@ from truenext.engine.state.memory import size_of
 from truenext.engine.state.pages import PageMessage, PageResult, StoreRead
 from truenext.engine.state.producer import CommitOutcome, Producer
 from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane, Queue, RequeueReason
-from truenext.engine.state.transaction import OpenTransactions
+from truenext.engine.state.transaction import BrokerTransaction, OpenTransactions
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import Effects, NoWaitPullEnder, StoreResults, Turn
 from truenext.engine.writing.commit_state import CommitState
@@ -110,6 +112,7 @@ from truenext.model.commands import (
     Unsubscribe,
 )
 from truenext.model.destination import Destination, DestinationKind
+from truenext.model.disk_level import DiskLevel
 from truenext.model.limits import SEQUENCE_BLOCK
 from truenext.model.message import SentMessage, with_ttl
 from truenext.model.pattern import matches
@@ -1420,7 +1423,7 @@ def a_transient_leaves_memory_without_being_written(patch: Patch) -> None:
 def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
     disembody = targets.UNLOAD_BODIES.original
 
-    def faulty(eviction: Eviction, entries: list[Entry], needed: int) -> int:
+    def faulty(eviction: Eviction, entries: list[Entry], needed: int, *, are_held: bool = False) -> int:
         used = targets.memory(eviction).message_bytes
         # What is told of these asks their messages.
         targets.events_of(eviction).end_block()
@@ -1428,7 +1431,7 @@ def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
             entries.remove(entry)
             targets.UNLOAD.of(eviction)(entry)
         left = used - targets.memory(eviction).message_bytes
-        return left + disembody(eviction, entries, needed - left)
+        return left + disembody(eviction, entries, needed - left, are_held=are_held)
 
     targets.UNLOAD_BODIES.replace(patch, faulty)
 
@@ -1905,7 +1908,7 @@ def nothing_that_waits_leaves_memory(patch: Patch) -> None:
 
 @shows_in(PagingMachine)
 def bodies_of_held_messages_do_not_leave_memory(patch: Patch) -> None:
-    targets.UNLOAD_BODIES.replace(patch, lambda paging, entries, needed: 0)
+    targets.UNLOAD_BODIES.replace(patch, lambda paging, entries, needed, are_held=False: 0)
 
 
 # Browsing -------------------------------------------------------------------------------------------------------------
@@ -2300,6 +2303,86 @@ def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Pa
 @shows_in(SpillingMachine)
 def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
     targets.COUNT_LOADED_FROM_DISK.replace(patch, targets.COUNT_LOADED.original)
+
+
+# Where there is no room on the disk -----------------------------------------------------------------------------------
+
+
+@shows_in(NoRoomMachine)
+def without_room_what_a_transaction_acknowledges_does_not_count(patch: Patch) -> None:
+    targets.COUNT_ACKNOWLEDGED.replace(patch, lambda balance, entries: None)
+
+
+@shows_in(NoRoomMachine)
+def without_room_transients_that_a_transaction_acknowledges_count(patch: Patch) -> None:
+    def faulty(balance: DiskBalance, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            persistent, entry.persistent = entry.persistent, True
+            store_batch, entry.store_batch = entry.store_batch, 0
+            count(balance, [entry])
+            entry.persistent, entry.store_batch = persistent, store_batch
+
+    count = targets.COUNT_ACKNOWLEDGED.original
+    targets.COUNT_ACKNOWLEDGED.replace(patch, faulty)
+
+
+@shows_in(NoRoomMachine)
+def without_room_what_a_transaction_sent_before_does_not_count(patch: Patch) -> None:
+    targets.COUNT_SENT.replace(patch, lambda balance, send: None)
+
+
+@shows_in(NoRoomMachine)
+def a_transaction_may_send_though_a_write_has_found_no_space(patch: Patch) -> None:
+    def faulty(
+        sending: Sending, session: ConnectionState, send: Send, transaction: BrokerTransaction | None = None
+    ) -> None:
+        state = targets.commit_state_of(sending)
+        if state.disk_level is DiskLevel.FULL:
+            state.disk_level = DiskLevel.NONE
+        check(sending, session, send, transaction)
+
+    check = targets.CHECK_DISK.original
+    targets.CHECK_DISK.replace(patch, faulty)
+
+
+@shows_in(NoRoomMachine)
+def a_content_that_other_copies_use_counts_as_free(patch: Patch) -> None:
+    def faulty(balance: DiskBalance, references: dict[int, int]) -> None:
+        count(balance, {number: len(balance.shared_copies[number]) for number in references})
+
+    count = targets.COUNT_CONTENTS.original
+    targets.COUNT_CONTENTS.replace(patch, faulty)
+
+
+@shows_in(NoRoomMachine)
+def a_content_never_counts_as_free(patch: Patch) -> None:
+    targets.COUNT_CONTENTS.replace(patch, lambda balance, references: None)
+
+
+@shows_in(NoRoomMachine)
+def a_transaction_may_send_a_byte_more_to_spark_without_room(patch: Patch) -> None:
+    targets.SPARK_SURPLUS.replace(patch, targets.SPARK_SURPLUS.original + 1)
+
+
+@shows_in(NoRoomMachine)
+def a_transaction_may_send_as_much_more_elsewhere_as_to_spark(patch: Patch) -> None:
+    targets.IS_OF_SPARK.replace(patch, lambda destination: True)
+
+
+@shows_in(NoRoomMachine)
+def what_a_transaction_refuses_after_all_counts_as_free(patch: Patch) -> None:
+    def faulty(transaction: BrokerTransaction, nack: Nack) -> None:
+        transaction.nacks[nack.sequence] = nack
+
+    targets.NACK_ACKNOWLEDGED.replace(patch, faulty)
+
+
+@shows_in(NoRoomMachine)
+def what_left_memory_while_it_was_held_frees_nothing(patch: Patch) -> None:
+    def faulty(entry: Entry) -> int:
+        return 0 if entry.message is None else targets.STORED_BYTES.original(entry)
+
+    targets.STORED_BYTES.replace(patch, faulty)
 
 
 @shows_in(TopicsMachine)

@@ -83,15 +83,17 @@ from truenext.engine.selecting.keyed import KeyedScans
 from truenext.engine.selecting.scan import ScanCursor
 from truenext.engine.selecting.selecting import QueueSelection
 from truenext.engine.selecting.selections import Selections
+from truenext.engine.state import balance as balance_module
 from truenext.engine.state import consumer as consumer_module
 from truenext.engine.state import producer as producer_module
+from truenext.engine.state.balance import DiskBalance, _stored_bytes, is_of_spark
 from truenext.engine.state.causes import append_cause
 from truenext.engine.state.clients import ClientRegistry, QueueReceivers
 from truenext.engine.state.consumer import BrokerConsumer, Browser, ConnectionState
 from truenext.engine.state.memory import MemoryBudget
 from truenext.engine.state.producer import Producer, check_gap
 from truenext.engine.state.queue import Entry, Lane, Queue, SelectedEntries, is_undeliverable
-from truenext.engine.state.transaction import EntryHolder
+from truenext.engine.state.transaction import BrokerTransaction, EntryHolder
 from truenext.engine.state.wildcard import Wildcard
 from truenext.engine.turn import NoWaitPullEnder, StoreResults, Turn
 from truenext.engine.writing import entries as entries_module
@@ -247,6 +249,14 @@ DISCONNECT = Target(Connecting.disconnect, Connecting)
 ANSWER = Target(CommitState.answer, CommitState)
 SEND = Target(Sending.send, Sending)
 WITH_TTL = Target(Sending.with_ttl, Sending)
+CHECK_DISK = Target(Sending._check_disk, Sending)
+COUNT_ACKNOWLEDGED = Target(DiskBalance.acknowledge, DiskBalance)
+COUNT_CONTENTS = Target(DiskBalance.count_contents, DiskBalance)
+COUNT_SENT = Target(DiskBalance.send, DiskBalance)
+IS_OF_SPARK = Target(is_of_spark, balance_module)
+SPARK_SURPLUS = Attribute("SPARK_SURPLUS_BYTES_MAX", balance_module)
+STORED_BYTES = Target(_stored_bytes, balance_module)
+NACK_ACKNOWLEDGED = Target(BrokerTransaction.nack_acknowledged, BrokerTransaction)
 SUBSCRIBE = Target(Subscribing.subscribe, Subscribing)
 UNSUBSCRIBE = Target(Subscribing.unsubscribe, Subscribing)
 ACKNOWLEDGE = Target(Acknowledging.acknowledge, Acknowledging)

@@ -289,8 +289,10 @@ class Broker:
         commands = iter(commands)
         for command in commands:
             try:
-                if is_disk_short and engine.waits_while_disk_short(session, command):
-                    return PendingCommand(command, needs_disk=True)
+                if is_disk_short:
+                    if engine.waits_while_disk_short(session, command):
+                        return PendingCommand(command, needs_disk=True)
+                    self._count_contents(session, command)
                 actions[type(command)](session, command)
             except RemoteProtocolError as error:
                 if not session.keeps_open or isinstance(command, Login):
@@ -305,6 +307,15 @@ class Broker:
             following = next(commands, None)
             return None if following is None else PendingCommand(following, needs_disk=False)
         return None
+
+    def _count_contents(self, session: ConnectionState, command: Command) -> None:
+        """Tell the engine what it cannot know: how many copies are left of contents that a transaction takes."""
+        contents = self._engine.contents_to_count(session, command)
+        if contents:
+            try:
+                self._engine.count_contents(session, command, self._store.content_references(contents))
+            except StoreError as error:
+                self._on_failed(error)
 
     def _refuse_command(self, session: ConnectionState, command: Command, error: RemoteProtocolError) -> None:
         """A command was refused, and its connection goes on."""
@@ -564,6 +575,12 @@ class Broker:
             logger.warning("there is room for messages again: producers go on", extra=sizes)
         elif level is DiskLevel.LITTLE:
             logger.warning("too little room for messages: those of producers are not taken", extra=short)
+        elif level is DiskLevel.NONE:
+            logger.warning(
+                "no room for messages: sends to queues and topics are refused, but in transactions that take away as "
+                "much",
+                extra=short,
+            )
         else:
             logger.warning("no room for messages: all sends to queues and topics are refused", extra=short)
 

@@ -45,6 +45,8 @@ def _disk_level(facts: dict[str, Any]) -> str:
     if facts["disk_level"] == "little":
         text += ", messages of producers are not taken"
     elif facts["disk_level"] == "none":
+        text += ", sends to queues and topics are refused, but in transactions that take away as much"
+    elif facts["disk_level"] == "full":
         text += ", all sends to queues and topics are refused"
     if "free" in sizes:
         text += f"; {sizes['free']:,} bytes free, {sizes['needed']:,} needed"

@@ -206,6 +206,8 @@ class Engine:
 
         self.send = sending.send
         self.waits_while_disk_short = sending.waits_while_disk_short
+        self.contents_to_count = sending.contents_to_count
+        self.count_contents = sending.count_contents
         self.acknowledge = acknowledging.acknowledge
         self.nack = acknowledging.nack
         self.mark_started = acknowledging.mark_started

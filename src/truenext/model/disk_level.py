@@ -9,7 +9,9 @@ class DiskLevel(IntEnum):
     LITTLE = 1
     """Those who only send have to wait; whoever also takes messages away goes on."""
     NONE = 2
-    """Sends are refused. Acknowledgements never are."""
+    """Sends are refused, but for those of transactions that take as much as they give. Acknowledgements never are."""
+    FULL = 3
+    """A write has found no space: all sends are refused."""
 
 
 DISK_FULL = (

@@ -70,6 +70,10 @@ CONTENT_BYTES_MIN = 1024
 """Bytes of header and body from which on several queues share what is stored. Below, to count references costs more
 time than to write the bytes."""
 
+SPARK_SURPLUS_BYTES_MAX = 16 * 1024
+"""Bytes that one transaction may send to queues of Spark beyond what it frees, where there is no room on the disk: the
+last bundle of a batch may be empty, and frees nothing."""
+
 TRANSACTIONS_MAX = 64
 """Open transactions of one connection, if its setting says nothing else: a session normally has one, a pool of workers
 a few."""

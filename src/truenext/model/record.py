@@ -79,6 +79,9 @@ LANE_KEY_SIZE = _LANE.size
 
 MESSAGE_KEY_SIZE = _KEY.size
 
+RECORD_OVERHEAD_BYTES = _HEADER_AT
+"""What a record takes beside header and body, but for a line that names a redrive queue."""
+
 REFERENCE_SIZE = _HEADER_AT + _NUMBER.size
 
 CONTENTS_LANE_KEY = _LANE.pack(0, 0)

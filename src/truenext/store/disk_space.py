@@ -88,7 +88,7 @@ class DiskSpace:
             found |= {"used": used, "limit": self._limit}
         self._free_level = level_of_free_space(reserve, free, self._free_level)
         self.bytes = found
-        self.level = DiskLevel.NONE if self.is_full else max(self._limit_level, self._free_level)
+        self.level = DiskLevel.FULL if self.is_full else max(self._limit_level, self._free_level)
 
     @property
     def is_spare_due(self) -> bool:

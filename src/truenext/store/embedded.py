@@ -186,6 +186,15 @@ class EmbeddedStore:
 
         return self._page(lambda: self._overlay.view_keys(sorted_keys), checkpoint_messages, len(sorted_keys), size_max)
 
+    def content_references(self, numbers: Collection[int]) -> dict[int, int]:
+        try:
+            with self._lock:
+                mark_of = self._mark_lookup()
+            # A batch that is written meanwhile can only make it fewer.
+            return {number: mark_of(content_key(number)).attempts for number in numbers}
+        except STORAGE_ERRORS as error:
+            raise store_error(f"read the store in {self._path}", error, self._path) from error
+
     def read_timers(self, after: bytes, limit: int) -> TimerPage:
         try:
             with self._lock:
@@ -231,7 +240,7 @@ class EmbeddedStore:
             raise disagreement_error(batch.number, "puts a queue that exists already")
 
     def _mark_lookup(self) -> Callable[[bytes], Mark]:
-        """The marks of messages, as long as no batch is written."""
+        """The marks of messages, as long as no batch is written; under the lock, if one may be."""
         marks = [index.marks for index in reversed(self._overlay.indexes) if index.marks]
         # In this order: what the overlay does not say any more the checkpoint has.
         return lambda key: find_mark(key, marks) or self._checkpoint.mark(key)

@@ -116,6 +116,10 @@ class MemoryStore:
             existing = [key for key in sorted(keys) if key in self._messages or key in self._transients]
             return Page.of(map(self._stored, existing), len(existing), size_max, as_of=self._last_applied)
 
+    def content_references(self, numbers: Collection[int]) -> dict[int, int]:
+        with self._lock:
+            return {number: self._marks.get(content_key(number), NO_MARK).attempts for number in numbers}
+
     def read_timers(self, after: bytes, limit: int) -> TimerPage:
         with self._lock:
             following = islice(self._timers, bisect_right(self._timers, after), None)

@@ -136,6 +136,14 @@ class Store(Protocol):
         Raises: StoreError if it cannot be read.
         """
 
+    def content_references(self, numbers: Collection[int]) -> dict[int, int]:
+        """By the number of each of these persistent contents, how many messages refer to it, as of all batches that
+        apply has returned for, or more than there are; 0 if there is none. May be called on any thread while apply runs
+        on another.
+
+        Raises: StoreError if it cannot be read.
+        """
+
     def read_timers(self, after: bytes, limit: int) -> TimerPage:
         """The next timers (record.py) behind `after`, which need not be one of them: at most `limit`, 1 or more.
 

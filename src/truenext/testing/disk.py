@@ -62,7 +62,7 @@ class FaultyStore:
 
     @property
     def disk_level(self) -> DiskLevel:
-        return DiskLevel.NONE if self._faults.is_disk_full else self._memory_store.disk_level
+        return DiskLevel.FULL if self._faults.is_disk_full else self._memory_store.disk_level
 
     @property
     def disk_level_bytes(self) -> dict[str, int]:
@@ -86,6 +86,9 @@ class FaultyStore:
 
     def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
         return self._memory_store.read_messages(keys, size_max)
+
+    def content_references(self, numbers: Collection[int]) -> dict[int, int]:
+        return self._memory_store.content_references(numbers)
 
     def read_timers(self, after: bytes, limit: int) -> TimerPage:
         return self._memory_store.read_timers(after, limit)

@@ -83,7 +83,7 @@ class BulkPieceExecutor:
             )
         if isinstance(request, bulk.Move) and request.to not in self._queues.by_name:
             self._queues.check_queue_memory()
-        if self._commit_state.disk_level is DiskLevel.NONE:
+        if self._commit_state.disk_level >= DiskLevel.NONE:
             raise NoSpaceError(f"{DISK_FULL}: what is moved is written once more")
         return queue
 

@@ -228,7 +228,7 @@ class ExpiryTask(BackgroundTask):
         if entry is None or entry.message is not None or self._resident.awaits_dead_letter(entry):
             return []
         entry.message = found.message
-        self._resident.count_loaded(entry, found.message)
+        self._resident.count_loaded_from_disk(entry, found.message)
         self._resident.load_causes(entry, found.causes)
         return [entry]
 

@@ -133,7 +133,7 @@ class Scheduler(BackgroundTask):
         if first is None or self._current_read is not None or self._frozen_since_batch is not None:
             return False
         commit_state = self._commit_state
-        if commit_state.is_full or commit_state.disk_level is DiskLevel.NONE:
+        if commit_state.is_full or commit_state.disk_level >= DiskLevel.NONE:
             return False
         due_ms, number, _ = split_scheduled_timer(first)
         if due_ms > commit_state.now_ms:

@@ -78,7 +78,7 @@ class Acknowledging:
             transaction = session.transaction(nack.transaction)
             if transaction.acknowledges(nack.sequence, nack.dispatch):
                 self._add_cause(session, transaction, nack)
-                transaction.nacks[nack.sequence] = nack
+                transaction.nack_acknowledged(nack)
                 return
         consumer = session.consumer_of(nack.subscription, nack.sequence, nack.dispatch)
         self._touch(consumer)

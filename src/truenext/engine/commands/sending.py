@@ -8,6 +8,8 @@ in a transaction      it waits for its COMMIT (transactions.py)
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from msgspec.structs import replace
 
 from truenext.engine.background.scheduled import Scheduler
@@ -15,13 +17,14 @@ from truenext.engine.lifecycle.arrivals import Arrivals
 from truenext.engine.queues.queues import Queues
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.memory import MemoryBudget
-from truenext.engine.state.transaction import TransactionLimits
+from truenext.engine.state.transaction import BrokerTransaction, TransactionLimits
 from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.producers import ProducerRegistry
 from truenext.errors import NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Begin, Command, Commit, Send
-from truenext.model.destination import Destination, DestinationKind
+from truenext.model.destination import SPARK_PREFIX, Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DiskLevel
+from truenext.model.limits import SPARK_SURPLUS_BYTES_MAX
 from truenext.model.message import SentMessage, with_ttl
 from truenext.model.policy import WhenFull
 from truenext.model.schedule import Schedule
@@ -102,9 +105,11 @@ class Sending:
             )
         session.has_sent = True
         if self._commit_state.disk_level is not _DISK_PLENTY:
-            self._check_disk(session, send)
+            self._check_disk(session, send, transaction)
         self._queues.reserve(send, transaction.reserved_queues)
         transaction.sends.append(send)
+        if transaction.balance is not None:
+            transaction.balance.send(send)
         session.transactions.add_usage(transaction, size=size)
         memory.transaction_bytes += size
 
@@ -134,16 +139,38 @@ class Sending:
 
     # ---- Where room is short ----
 
-    def _check_disk(self, session: ConnectionState, send: Send) -> None:
+    def _check_disk(self, session: ConnectionState, send: Send, transaction: BrokerTransaction | None = None) -> None:
         """To be asked where room is short.
 
-        Raises: NoSpaceError if the store has none for what this connection sends.
+        Raises: NoSpaceError if the store has none for what this connection sends, in `transaction` if that is not None.
         """
         if send.destination.kind is DestinationKind.TEMPORARY:
             return
+        level = self._commit_state.disk_level
+        if level is DiskLevel.NONE and transaction is not None:
+            if not transaction.counted_balance().allows(send, self._queues.copy_count):
+                raise _disk_full_error(
+                    "; in a transaction acknowledge first, and at least as many bytes as it sends "
+                    f"(but for {SPARK_SURPLUS_BYTES_MAX} bytes to queues {SPARK_PREFIX}*)"
+                )
+            return
         does_not_wait = session.keeps_open or self._when_full is WhenFull.REFUSE
-        if self._commit_state.disk_level is DiskLevel.NONE or (session.only_sends and does_not_wait):
+        if level >= DiskLevel.NONE or (session.only_sends and does_not_wait):
             raise _disk_full_error()
+
+    def contents_to_count(self, session: ConnectionState, command: Command) -> Collection[int]:
+        """While room is short: numbers of contents of which this send depends on how many copies are left, which only
+        the store knows. To be told by `count_contents` before the send.
+        """
+        if self._commit_state.disk_level is not DiskLevel.NONE or not isinstance(command, Send):
+            return ()
+        transaction = session.transactions.get(command.transaction or "")
+        return () if transaction is None else transaction.counted_balance().shared_copies
+
+    def count_contents(self, session: ConnectionState, command: Command, references: Mapping[int, int]) -> None:
+        """So many copies of contents are left, which `contents_to_count` has named."""
+        assert isinstance(command, Send) and command.transaction is not None, "it has named contents"
+        session.transactions[command.transaction].counted_balance().count_contents(references)
 
     def waits_while_disk_short(self, session: ConnectionState, command: Command) -> bool:
         """While room is short this is for whoever only sends to wait with, and whatever is behind it.
@@ -161,7 +188,7 @@ class Sending:
         return waits
 
 
-def _disk_full_error() -> NoSpaceError:
+def _disk_full_error(advice: str = "") -> NoSpaceError:
     return NoSpaceError(
-        f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed"
+        f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed{advice}"
     )

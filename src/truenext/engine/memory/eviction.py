@@ -117,7 +117,7 @@ class Eviction:
         held = [
             entry for queue in queues for entry in self._clients.held_by_consumers(queue) if _has_evictable_part(entry)
         ]
-        freed = self._unload_bodies(held, needed)
+        freed = self._unload_bodies(held, needed, are_held=True)
         if freed:
             for queue in queues:
                 queue.has_unloaded_held = True
@@ -195,8 +195,10 @@ class Eviction:
             self._memory.pending_free_bytes += size_of(message)
             self._resident.lanes_with_unread_in_memory[lane] = None
 
-    def _unload_bodies(self, entries: list[Entry], needed: int) -> int:
-        """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable."""
+    def _unload_bodies(self, entries: list[Entry], needed: int, *, are_held: bool = False) -> int:
+        """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable.
+        The size of those that consumers hold stays known: a transaction that acknowledges them may be asked for it.
+        """
         freed = 0
         entries.sort(key=_sequence)
         for _, of_message in groupby(entries, key=_message_identity):
@@ -214,7 +216,10 @@ class Eviction:
                     if entry.message is None:
                         self._resident.unload_causes(entry)
                     else:
+                        size = size_of(entry.message)
                         self._resident.unload_to_disk(entry, is_known=True)
+                        if are_held:
+                            entry.lane.queue.spilled_sizes[entry.sequence] = size
             if new and self._commit_state.batch.size < STORE_TRANSACTION_BYTES_MAX:
                 freed += sum(map(_evictable_bytes, new))
                 put_copies(self._commit_state.batch, new)

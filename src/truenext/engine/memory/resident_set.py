@@ -68,7 +68,9 @@ class ResidentSet:
             entry.message = None
         elif entry.lane.queue.spilled_sizes:
             queue = entry.lane.queue
-            queue.spilled_bytes -= queue.spilled_sizes.pop(entry.sequence, 0)
+            size = queue.spilled_sizes.pop(entry.sequence, 0)
+            if queue.is_subscription:
+                queue.spilled_bytes -= size
 
     def unload_to_disk(self, entry: Entry, *, is_known: bool) -> None:
         """A message stays in its queue, and only the store has it from here on, or all of it but its place."""
@@ -86,9 +88,10 @@ class ResidentSet:
     def count_loaded_from_disk(self, entry: Entry, message: SentMessage) -> None:
         """A message that only the store had is in memory again."""
         queue = entry.lane.queue
+        if queue.spilled_sizes:
+            queue.spilled_sizes.pop(entry.sequence, None)
         if queue.is_subscription:
             queue.spilled_bytes -= size_of(message)
-            queue.spilled_sizes.pop(entry.sequence, None)
         self.count_loaded(entry, message)
 
     def add_cause(self, entry: Entry, cause: str) -> None:

@@ -177,6 +177,18 @@ class Queues:
                 queues[queue] = None
         return list(queues)
 
+    def copy_count(self, destination: Destination, message: SentMessage) -> int:
+        """In how many queues a message would be that is sent there now; none is made."""
+        missing: set[str] = set()
+
+        def find(part: Destination) -> Queue | None:
+            queue = self.by_name.get(part.name)
+            if queue is None:
+                missing.add(part.name)
+            return queue
+
+        return len(self.queues_for_copies(destination, message, find)) + len(missing)
+
     def reserve(self, send: Send, reserved: set[str]) -> None:
         """What is sent in a transaction needs queues that need not be there before its COMMIT, which makes them without
         asking: keep the room for them. `reserved` are those of the transaction, which grow.

@@ -565,7 +565,8 @@ class Queue:
         self.spilled_bytes = 0
         """Bytes of messages that have left memory; counted in a subscription that ends with its connection."""
         self.spilled_sizes: dict[int, int] = {}
-        """Of those among them that are known without their bodies, by sequence."""
+        """Of those among them that are known without their bodies, by sequence; in any queue of those whose bodies have
+        left memory while somebody held them."""
         self.resident_count = 0
         """How many messages these are of which `resident_bytes` counts the bytes."""
         self.has_unloaded_held = False

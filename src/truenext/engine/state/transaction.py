@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from truenext.engine.state.balance import DiskBalance
 from truenext.engine.state.queue import Entry, Queue
 from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Nack, Send
@@ -48,7 +49,7 @@ class TransactionLimits:
 
 class BrokerTransaction(EntryHolder):
     __slots__ = (
-        *("counts_all", "held", "is_rollback_only", "message_count"),
+        *("balance", "counts_all", "held", "is_rollback_only", "message_count"),
         *("nacks", "reserved_queues", "sends", "total_bytes"),
     )
 
@@ -68,15 +69,39 @@ class BrokerTransaction(EntryHolder):
         """Bytes of the messages in `sends`, and of what was said of why others failed."""
         self.is_rollback_only = False
         """A frame of it was refused, on a connection that goes on: it can only be aborted."""
+        self.balance: DiskBalance | None = None
+        """What it takes from the disk and gives to it, once that was asked for."""
 
     def acknowledge(self, entries: list[Entry]) -> None:
         for entry in entries:
             self.held[entry.sequence] = entry
+        if self.balance is not None:
+            self.balance.acknowledge(entries)
+
+    def counted_balance(self) -> DiskBalance:
+        """The balance, of all that was said in the transaction so far."""
+        balance = self.balance
+        if balance is None:
+            balance = self.balance = DiskBalance()
+            balance.acknowledge(self.acknowledged())
+            for send in self.sends:
+                balance.send(send)
+        return balance
 
     def nack(self, entries: list[Entry], nack: Nack) -> None:
         for entry in entries:
             self.held[entry.sequence] = entry
             self.nacks[entry.sequence] = nack
+
+    def nack_acknowledged(self, nack: Nack) -> None:
+        """Refuse one message that it has acknowledged."""
+        self.nacks[nack.sequence] = nack
+        # Counted anew, if it is asked for again.
+        self.balance = None
+
+    def drop_queue(self, queue: Queue) -> list[Entry]:
+        self.balance = None
+        return super().drop_queue(queue)
 
     def acknowledges(self, sequence: int, dispatch: int) -> bool:
         """It has acknowledged this message, and not refused it since; of `dispatch` see commands.Nack."""
