@@ -739,6 +739,18 @@ def test_one_batch_may_remove_several_references(disk: Disk, persistent: bool) -
     assert disk.store.read_page(CONTENTS_LANE_KEY, 0, 10).messages == []
 
 
+@pytest.mark.parametrize("end", ["none", "crash", "stop"])
+def test_the_references_of_contents_are_told_as_they_go(disk: Disk, end: str) -> None:
+    copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
+    disk.apply(**share(7, *copies), clean_stop=True)
+    disk.apply(**share(10, key(10), key(11, OTHER_LANE)))
+    for remaining in (2, 1, 0):
+        disk.apply(**unshare(7, copies[remaining]))
+        if end != "none":
+            disk.stop() if end == "stop" else disk.crash()
+        assert disk.store.content_references([7, 10, 12]) == {7: remaining, 10: 2, 12: 0}
+
+
 def test_releasing_a_content_more_often_than_it_has_references_is_refused(disk: Disk) -> None:
     disk.apply(**share(7, key(7), key(8)))
     with pytest.raises(StoreError, match="disagree"):

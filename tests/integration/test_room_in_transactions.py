@@ -205,7 +205,7 @@ def test_a_queue_that_has_filled_the_disk_is_packed_into_another_and_the_folder_
     before = used_bytes(broker.data)
     largest = before
     packed = 0
-    refused_elsewhere = 0
+    without_room = 0
     while packed < count:
         messages = client.messages(min(PER_BUNDLE, count - packed))
         client.begin("t")
@@ -215,10 +215,10 @@ def test_a_queue_that_has_filled_the_disk_is_packed_into_another_and_the_folder_
         client.commit("t")
         packed += len(messages)
         largest = max(largest, used_bytes(broker.data))
-        refused_elsewhere += broker.status()["disk_level"] == "none"
+        without_room += broker.status()["disk_level"] == "none"
     assert broker.queues()["source"].waiting == 0
-    # Nothing was taken away: there was no room all the time, or nearly.
-    assert refused_elsewhere > packed // PER_BUNDLE // 2
+    # At the limit there is room again once the checkpoint has fuller pages than before.
+    assert without_room > 3
     assert largest <= before + OVERSHOOT + BALLAST_SEGMENTS * SEGMENT_BYTES_OF_SMALL_DISK
 
     bundles = b"".join(message.body for message in broker.remaining_messages("Spark.bundles"))

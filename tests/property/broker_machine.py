@@ -343,13 +343,14 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
         },
     ),
     "send_without_room": (
-        1,
+        0,
         {
             "which": PICK,
             "queue": OneOf(["a", "Spark.s"]),
             "persistent": OneOf([True, True, False]),
-            "surplus": OneOf([0, 0, 1, 1, -1, -200, 200, 16_384, -16_384]),
+            "surplus": OneOf([0, 0, 1, 1, -1, -100, -100, -1000, 200, 16_384, -16_384]),
             "level": OneOf([DiskLevel.NONE] * 8 + [DiskLevel.FULL, DiskLevel.LITTLE]),
+            "is_last": OneOf([False, False, True]),
         },
     ),
     "commit": (3, {"which": PICK, "has_receipt": YES_OR_NO}),
@@ -1525,9 +1526,14 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.send(peer, queue, parcel, transaction)
         return True
 
-    def send_without_room(self, which: int, queue: str, persistent: bool, surplus: int, level: DiskLevel) -> None:
-        """A SEND that is so many bytes larger than it may be, as far as it can be."""
+    def send_without_room(
+        self, which: int, queue: str, persistent: bool, surplus: int, level: DiskLevel, is_last: bool
+    ) -> None:
+        """A SEND that is so many bytes larger than it may be, as far as it can be; with `is_last` once other copies of
+        what its transaction has acknowledged have gone."""
         peer, transaction = _one_of(self._open_transactions(), which)
+        if is_last:
+            self._acknowledge_copies(peer.transactions[transaction])
         peer_index = list(self.sessions).index(peer)
         session = self.sessions[peer]
         least, most = self._freed_by(peer.transactions[transaction])
@@ -1561,6 +1567,15 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.oracle.send(peer, queue, parcel, transaction)
         finally:
             self.engine.commit_state.disk_level = DiskLevel.PLENTY
+
+    def _acknowledge_copies(self, work: Work) -> None:
+        """Those that others hold of what a transaction has acknowledged."""
+        copies = {order for letter in work.acknowledged for order in letter.copies}
+        while others := [number for number, each in enumerate(self._answerable()) if each.order in copies]:
+            self.acknowledge(
+                others[0], in_transaction=False, names_subscription=False, has_receipt=False, starts_next=False
+            )
+        self.all_becomes_durable()
 
     def _freed_by(self, work: Work) -> tuple[int, int]:
         """Memory and disk: bytes on the disk that what a transaction acknowledged frees, at least and at most: of what
@@ -2593,37 +2608,33 @@ class NoRoomMachine(TopicsMachine):
         "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)] + [(ROOMY, NO_LIMIT)] * 3 + [(100_000, NO_LIMIT)]),
         "retries": OneOf([Retries()]),
     }
-    WEIGHTS: ClassVar[dict[str, int]] = (
-        dict.fromkeys(ACTIONS, 0)
-        | RELEASE_WEIGHTS
-        | {
-            "subscribe": 4,
-            "unsubscribe": 1,
-            "end_durable": 1,
-            "disconnect": 1,
-            "connect": 1,
-            "send": 10,
-            "send_in_transaction": 1,
-            "send_without_room": 16,
-            "acknowledge": 16,
-            "nack": 1,
-            "nack_acknowledged": 6,
-            "commit": 3,
-            "abort": 1,
-            "turn": 2,
-            "turn_and_send": 10,
-            "take_batch": 2,
-            "batch_is_written": 2,
-            "batch_becomes_durable": 2,
-            "all_becomes_durable": 6,
-            "read_page": 2,
-            "deliver_page": 2,
-            "all_pages_are_there": 5,
-            "squeeze": 4,
-            "crash": 1,
-            "restart": 1,
-        }
-    )
+    WEIGHTS: ClassVar[dict[str, int]] = dict.fromkeys(ACTIONS, 0) | {
+        "subscribe": 4,
+        "unsubscribe": 1,
+        "end_durable": 1,
+        "disconnect": 1,
+        "connect": 1,
+        "send": 10,
+        "send_in_transaction": 1,
+        "send_without_room": 14,
+        "acknowledge": 24,
+        "nack": 1,
+        "nack_acknowledged": 8,
+        "commit": 3,
+        "abort": 1,
+        "turn": 2,
+        "turn_and_send": 10,
+        "take_batch": 2,
+        "batch_is_written": 2,
+        "batch_becomes_durable": 2,
+        "all_becomes_durable": 8,
+        "read_page": 2,
+        "deliver_page": 2,
+        "all_pages_are_there": 5,
+        "squeeze": 4,
+        "crash": 1,
+        "restart": 1,
+    }
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = TopicsMachine.ARGUMENTS | {
         "subscribe": {
             "queue": OneOf(

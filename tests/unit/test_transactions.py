@@ -9,9 +9,10 @@ import pytest
 from truenext.engine.engine import Engine
 from truenext.engine.state.consumer import ConnectionState
 from truenext.engine.state.transaction import TransactionLimits
-from truenext.errors import Code, RemoteProtocolError
+from truenext.errors import Code, NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Abort, Ack, AckMode, Begin, Commit, Nack, Release, Send, Started, Subscribe
 from truenext.model.destination import parse_address
+from truenext.model.disk_level import DISK_FULL, DiskLevel
 from truenext.model.limits import TRANSACTIONS_CEILING
 from truenext.model.message import SentMessage
 
@@ -268,3 +269,79 @@ def test_cut_connection_keeps_the_transactions_that_count_something() -> None:
     assert list(bundle.session.transactions) == ["t"]
     bundle.engine.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 1, 0]
+
+
+# ---- Where there is no room on the disk: any order of events is in tests/property ----
+
+
+def taking(engine: Engine, count: int) -> ConnectionState:
+    """A connection whose transaction t has acknowledged so many messages of 1000 bytes, without room from here on."""
+    session = connected(engine)
+    for _ in range(count):
+        send(engine, session, body=b"a" * 1000)
+    engine.begin(session, Begin("t"))
+    for sequence in dispatched(engine):
+        engine.acknowledge(session, Ack("0", sequence, "t"))
+    engine.commit_state.disk_level = DiskLevel.NONE
+    return session
+
+
+def test_a_send_beyond_what_its_transaction_frees_is_refused_and_says_what_to_do() -> None:
+    engine = started(TransactionLimits())
+    session = taking(engine, 2)
+    send(engine, session, "t", b"b" * 1000)
+    send(engine, session, "t", b"b" * 1000)
+    with pytest.raises(NoSpaceError) as refused:
+        send(engine, session, "t")
+    assert str(refused.value) == (
+        f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed; in a "
+        "transaction acknowledge first, and at least as many bytes as it sends (but for 16384 bytes to queues Spark.*)"
+    )
+
+
+def test_a_send_outside_transactions_and_one_on_a_full_disk_is_refused_whatever_was_taken() -> None:
+    engine = started(TransactionLimits())
+    session = taking(engine, 2)
+    plain = f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed"
+    with pytest.raises(NoSpaceError) as refused:
+        send(engine, session)
+    assert str(refused.value) == plain
+    engine.commit_state.disk_level = DiskLevel.FULL
+    with pytest.raises(NoSpaceError) as refused:
+        send(engine, session, "t")
+    assert str(refused.value) == plain
+
+
+def test_what_a_transaction_refuses_after_it_was_counted_frees_nothing() -> None:
+    engine = started(TransactionLimits())
+    session = taking(engine, 2)
+    send(engine, session, "t", b"b" * 1000)
+    engine.nack(session, Nack("0", 1, "t"))
+    with pytest.raises(NoSpaceError):
+        send(engine, session, "t")
+
+
+def test_what_is_acknowledged_and_sent_after_a_transaction_was_counted_counts_as_well() -> None:
+    engine = started(TransactionLimits())
+    session = taking(engine, 1)
+    send(engine, session, "t", b"b" * 1000)
+    engine.commit_state.disk_level = DiskLevel.PLENTY
+    send(engine, session, body=b"a" * 1000)
+    for sequence in dispatched(engine):
+        engine.acknowledge(session, Ack("0", sequence, "t"))
+    engine.commit_state.disk_level = DiskLevel.NONE
+    send(engine, session, "t", b"b" * 1000)
+    with pytest.raises(NoSpaceError):
+        send(engine, session, "t")
+
+
+def test_a_consumer_may_begin_without_room_and_who_only_sends_may_not() -> None:
+    engine = started(TransactionLimits())
+    consumer, producer = connected(engine), engine.connect("p")
+    producer.keeps_open = consumer.keeps_open = True
+    send(engine, consumer)
+    send(engine, producer)
+    engine.commit_state.disk_level = DiskLevel.NONE
+    assert not engine.waits_while_disk_short(consumer, Begin("t"))
+    with pytest.raises(NoSpaceError):
+        engine.waits_while_disk_short(producer, Begin("t"))

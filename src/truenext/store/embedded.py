@@ -189,9 +189,10 @@ class EmbeddedStore:
     def content_references(self, numbers: Collection[int]) -> dict[int, int]:
         try:
             with self._lock:
-                mark_of = self._mark_lookup()
+                indexes, mark_of = self._overlay.indexes, self._mark_lookup()
             # A batch that is written meanwhile can only make it fewer.
-            return {number: mark_of(content_key(number)).attempts for number in numbers}
+            keys = {number: content_key(number) for number in numbers}
+            return {number: 0 if is_removed(key, indexes) else mark_of(key).attempts for number, key in keys.items()}
         except STORAGE_ERRORS as error:
             raise store_error(f"read the store in {self._path}", error, self._path) from error
 
