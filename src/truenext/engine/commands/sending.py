@@ -22,7 +22,7 @@ from truenext.engine.writing.commit_state import CommitState
 from truenext.engine.writing.producers import ProducerRegistry
 from truenext.errors import NoSpaceError, RemoteProtocolError
 from truenext.model.commands import Begin, Command, Commit, Send
-from truenext.model.destination import SPARK_PREFIX, Destination, DestinationKind
+from truenext.model.destination import Destination, DestinationKind
 from truenext.model.disk_level import DISK_FULL, DiskLevel
 from truenext.model.limits import SPARK_SURPLUS_BYTES_MAX
 from truenext.model.message import SentMessage, with_ttl
@@ -151,7 +151,7 @@ class Sending:
             if not transaction.counted_balance().allows(send, self._queues.copy_count):
                 raise _disk_full_error(
                     "; in a transaction acknowledge first, and at least as many bytes as it sends "
-                    f"(but for {SPARK_SURPLUS_BYTES_MAX} bytes to queues {SPARK_PREFIX}*)"
+                    f"(but for {SPARK_SURPLUS_BYTES_MAX} bytes to queues Spark.*)"
                 )
             return
         does_not_wait = session.keeps_open or self._when_full is WhenFull.REFUSE
