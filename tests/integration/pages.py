@@ -62,9 +62,13 @@ def comparable(text: str) -> str:
 class Folder:
     """Where a reader is: a folder, an interpreter, and a broker whose URL is not the one that the page says."""
 
-    def __init__(self, path: Path, url: str, python: str = sys.executable) -> None:
+    def __init__(
+        self, path: Path, url: str, python: str = sys.executable, *, patience_s: float = PATIENCE_SECONDS
+    ) -> None:
         self.path = path
         self.url = url
+        self.patience_s = patience_s
+        """Longest time that a command may take."""
         self._python = python
         self._programs = path.parent / f"{path.name}.bin"
         path.mkdir()
@@ -112,7 +116,7 @@ class Folder:
             env=self.environment(),
             capture_output=True,
             text=True,
-            timeout=PATIENCE_SECONDS,
+            timeout=self.patience_s,
             check=False,
         )
         assert done.returncode == 0, f"{program}\n{done.stdout}{done.stderr}"
@@ -162,7 +166,7 @@ class Terminal:
     def _wait_for_file_of(self, command: str) -> None:
         """The shell makes it a moment after its prompt; nobody types so fast."""
         _, redirected, file = command.removesuffix("&").rpartition(" >")
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + self._folder.patience_s
         while redirected and command.endswith("&") and not (self._folder.path / file.strip()).exists():
             assert time.monotonic() < deadline, f"{command!r} makes no {file.strip()}"
             time.sleep(0.001)
@@ -173,7 +177,7 @@ class Terminal:
         Raises: AssertionError if nothing comes any more
         """
         read = ""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + self._folder.patience_s
         while (remaining := deadline - time.monotonic()) > 0:
             text = read.replace(_PROMPT, "")
             is_all = expected is None or comparable(text) == comparable(expected)
@@ -183,7 +187,9 @@ class Terminal:
                 chunk = os.read(self._master, 65536).decode().replace("\r\n", "\n")
                 read = self._folder.there(read + chunk)
         description = "a prompt" if expected is None else f"this:\n{expected}"
-        raise AssertionError(f"after {PATIENCE_SECONDS:g} seconds there is only this:\n{read}\nand not {description}")
+        raise AssertionError(
+            f"after {self._folder.patience_s:g} seconds there is only this:\n{read}\nand not {description}"
+        )
 
     def close(self) -> None:
         """What still runs in it is killed with it."""
