@@ -1,0 +1,117 @@
+"""Does docs/spark.md say what the source of Spark does?"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.brokers import free_port
+from tests.integration.environments import make_environment, requirements_of_page
+from tests.integration.pages import Folder, follow
+from tests.unit.test_limits_page import ANYTHING, all_texts
+from truenext.errors import ConfigurationError
+from truenext.spark.source.columns import spark_schema
+from truenext.spark.source.options import parse_options
+
+PAGE = "docs/spark.md"
+TEXT = (Path(__file__).parents[2] / PAGE).read_text()
+REQUIRED = {"url": "stomp://127.0.0.1:61613", "queue": "orders"}
+EXECUTORS = ["truenext", "pyarrow"]
+"""What the page says that the Python of executors needs."""
+
+CONF = """
+spark.sql.shuffle.partitions     2
+spark.sql.codegen.wholeStage     false
+spark.sql.codegen.factoryMode    NO_CODEGEN
+spark.ui.enabled                 false
+spark.driver.host                127.0.0.1
+spark.driver.bindAddress         127.0.0.1
+"""
+"""Besides those of all tests: the tutorial's few rows are not worth what Java would compile for them."""
+
+
+def rows(header: str) -> list[list[str]]:
+    """The cells of the table with this header."""
+    table = TEXT.partition(f"{header}\n")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall("`(.*?)`", text)
+
+
+OPTIONS = {quoted(name)[0]: (default, meaning) for name, default, meaning in rows("| option | default | meaning |")}
+
+
+@pytest.mark.timeout(500)
+def test_tutorial_in_the_environments_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = tmp_path / "conf" / "spark-defaults.conf"
+    conf.parent.mkdir()
+    conf.write_text((Path(__file__).parent / "conf" / conf.name).read_text() + CONF)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(conf.parent))
+    monkeypatch.setenv("PYSPARK_PYTHON", make_environment(tmp_path / "executors", EXECUTORS))
+    python = make_environment(tmp_path / "environment", requirements_of_page(PAGE))
+    # On a busy machine a program in Spark takes a minute.
+    follow(PAGE, Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free_port()}", python, patience_s=150))
+
+
+def test_executors_need_what_the_test_gives_them() -> None:
+    sentence = " and ".join(f"`{name}`" for name in EXECUTORS)
+    assert f"The Python of executors needs {sentence}, and no more." in TEXT
+
+
+def test_table_of_options_has_the_options_that_there_are() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_options({"nonsense": ""})
+    assert sorted(OPTIONS) == sorted(str(refused.value).partition("there are ")[2].split(", "))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_default_of_an_option_is_what_it_is_without_being_said(name: str) -> None:
+    default, _ = OPTIONS[name]
+    if default == "required":
+        with pytest.raises(ConfigurationError, match=f"option {name} is missing"):
+            parse_options({other: value for other, value in REQUIRED.items() if other != name})
+        return
+    said = {} if default == "none" else {name: quoted(default)[0]}
+    assert parse_options(REQUIRED | said) == parse_options(REQUIRED)
+    assert default == "none" or "must be" in refusal(name, "?"), "the code says a default for it"
+
+
+def test_option_without_a_default_changes_what_is_read() -> None:
+    nothing = [name for name, (default, _) in OPTIONS.items() if default == "none"]
+    assert nothing == ["selector"]
+    assert parse_options(REQUIRED).selector is None
+
+
+def test_partitions_have_the_range_that_the_page_says() -> None:
+    least, most = (int(each) for each in quoted(OPTIONS["partitions"][1])[:2])
+    for number in (least, most):
+        assert parse_options(REQUIRED | {"partitions": str(number)}).partitions == number
+    assert refusal("partitions", str(least - 1)) == refusal("partitions", str(most + 1)).replace(
+        str(most + 1), str(least - 1)
+    )
+
+
+def refusal(name: str, value: str) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_options(REQUIRED | {name: value})
+    return str(refused.value)
+
+
+def test_table_of_columns_has_the_columns_that_there_are_with_their_types() -> None:
+    said = {quoted(name)[0]: quoted(kind)[0] for name, kind, _ in rows("| column | type | meaning |")}
+    assert said.pop("error") == "string"
+    schema = spark_schema(parse_options(REQUIRED))
+    assert said == {column.name: column.dataType.simpleString() for column in schema}
+    assert list(said) == schema.names
+    assert spark_schema(parse_options(REQUIRED | {"body": "string"})).names == [*said, "error"]
+    assert "headers" not in spark_schema(parse_options(REQUIRED | {"headers": "false"})).names
+
+
+@pytest.mark.parametrize(
+    "words", [words for cell, _ in rows("| error | what to do |") for words in quoted(cell) if "[" not in words]
+)
+def test_error_that_the_page_explains_is_one_that_the_code_says(words: str) -> None:
+    pattern = re.compile(r"\{[^}]*\}".join(map(re.escape, words.split(ANYTHING))))
+    assert any(pattern.search(text) for text in all_texts()), f"nobody says {words!r}"
