@@ -52,7 +52,12 @@ def test_tutorial_in_the_environments_that_it_names(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PYSPARK_PYTHON", make_environment(tmp_path / "executors", EXECUTORS))
     python = make_environment(tmp_path / "environment", requirements_of_page(PAGE))
     # On a busy machine a program in Spark takes a minute.
-    follow(PAGE, Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free_port()}", python, patience_s=150))
+    folder = Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free_port()}", python, patience_s=150)
+    try:
+        follow(PAGE, folder)
+    finally:
+        log = folder.path / "spark.log"
+        print(log.read_text() if log.exists() else "Spark was not started")
 
 
 def test_executors_need_what_the_test_gives_them() -> None:

@@ -91,7 +91,7 @@ def _connected(url: str) -> Iterator[BrokerConnection]:
     except ModuleNotFoundError as error:
         raise CommandFailure(ConfigurationError(f"this needs {error.name}: pip install 'truenext[spark]'")) from error
     try:
-        with BrokerConnection([parse_url(each) for each in url.split(",")]) as broker:
+        with BrokerConnection([parse_url(url)]) as broker:
             yield broker
     except TruenextError as error:
         raise CommandFailure(error) from error

@@ -78,7 +78,7 @@ class BundleRows:
             raise TooLargeForBundle(
                 f"message {sequence} has a body of {len(frame.body)} bytes, and a source of Spark takes "
                 f"{BODY_BYTES_MAX} at most: take it from the queue by other means, such as "
-                f"truenext move --sequence {sequence}"
+                f"truenext move --id {sequence}"
             )
         self._rows.append(row_of(frame))
         self.bytes += len(frame.body)
