@@ -20,7 +20,9 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
 from bench.brokers import Truenext
@@ -49,12 +51,12 @@ def main() -> None:
         spark.dataSource.register(RowsInMemory)
         url = f"stomp://127.0.0.1:{broker.port}"
         bench = _Bench(broker, spark, url, Path(folder))
-        bench.queue(1000, 0)
+        bench.queue(1000)
         bench.memory(1000)
         rounds = []
         for number in range(1, options.rounds + 1):
             client = bench.client(options.rows)
-            queue = bench.queue(options.rows, number)
+            queue = bench.queue(options.rows)
             memory = bench.memory(options.rows)
             rounds.append((client, queue, memory))
             print(f"round {number}")
@@ -68,7 +70,7 @@ def main() -> None:
             ("of it in the broker", "at most 0.8", [q.broker / c.broker for c, q, _ in rounds]),
         ):
             print(f"  {statistics.median(ratios):.2f} {text} ({aim})")
-        singles = [(bench.queue(1, 1000 + number).seconds, bench.memory(1).seconds) for number in range(5)]
+        singles = [(bench.queue(1).seconds, bench.memory(1).seconds) for _ in range(5)]
         ratio = statistics.median(queue / memory for queue, memory in singles)
         print(f"  {ratio:.2f} of memory's time for a batch of one row (at most 1.3)")
         print(f"  {_largest_worker_mib():,.0f} MiB, the largest Python worker at its peak (at most 256)")
@@ -90,6 +92,7 @@ class _Run:
 class _Bench:
     def __init__(self, broker: Truenext, spark: SparkSession, url: str, folder: Path) -> None:
         self._broker, self._spark, self._url, self._folder = broker, spark, url, folder
+        self._queries = 0
 
     def _fill(self, rows: int) -> None:
         with blocking.connect(self._url) as connection:
@@ -112,26 +115,27 @@ class _Bench:
         seconds = time.perf_counter() - began
         return _Run(rows, seconds, time.process_time() - own, self._broker.processor_seconds() - broker)
 
-    def queue(self, rows: int, number: int) -> _Run:
+    def queue(self, rows: int) -> _Run:
         self._fill(rows)
-        broker, own = self._broker.processor_seconds(), _workers_seconds()
         reader = self._spark.readStream.format("truenext").option("url", self._url).option("queue", "rows")
-        reader = reader.option("partitions", _PARTITIONS).option("maxRowsPerTrigger", _BATCH_ROWS)
-        checkpoint = str(self._folder / f"checkpoint {number}")
+        return self._run(reader.option("partitions", _PARTITIONS).option("maxRowsPerTrigger", _BATCH_ROWS), rows)
+
+    def memory(self, rows: int) -> _Run:
+        return self._run(self._spark.readStream.format("rows-in-memory").option("rows", rows), rows)
+
+    def _run(self, reader: DataStreamReader, rows: int) -> _Run:
+        """Read all into no-op."""
+        broker, own = self._broker.processor_seconds(), _workers_seconds()
+        self._queries += 1
+        checkpoint = str(self._folder / f"checkpoint {self._queries}")
         writer = reader.load().writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination(_QUERY_SECONDS)
         progress = query.recentProgress
         taken = sum(each["numInputRows"] for each in progress)
-        assert taken == rows, f"{taken} rows came, and {rows} were sent"
+        assert taken == rows, f"{taken} rows came, and {rows} were to come"
         seconds = sum(each["durationMs"].get("addBatch", 0) for each in progress) / 1000
         return _Run(rows, seconds, _workers_seconds() - own, self._broker.processor_seconds() - broker)
-
-    def memory(self, rows: int) -> _Run:
-        own, began = _workers_seconds(), time.perf_counter()
-        reader = self._spark.read.format("rows-in-memory").option("rows", rows)
-        reader.load().write.format("noop").mode("overwrite").save()
-        return _Run(rows, time.perf_counter() - began, _workers_seconds() - own, 0.0)
 
 
 class RowsInMemory(DataSource):
@@ -148,17 +152,23 @@ class RowsInMemory(DataSource):
     def schema(self) -> StructType:
         return spark_schema(parse_options({"url": "stomp://127.0.0.1", "queue": "rows"}))
 
-    def reader(self, schema: StructType) -> _MemoryReader:
+    def streamReader(self, schema: StructType) -> _MemoryReader:
         return _MemoryReader(self._rows)
 
 
-class _MemoryReader(DataSourceReader):
+class _MemoryReader(DataSourceStreamReader):
     def __init__(self, rows: int) -> None:
         self._rows = rows
 
-    def partitions(self) -> Sequence[InputPartition]:
-        share = -(-self._rows // _PARTITIONS)
-        return [InputPartition(min(share, self._rows - first)) for first in range(0, self._rows, share)]
+    def initialOffset(self) -> dict[str, int]:
+        return {"rows": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        return {"rows": min(start["rows"] + _BATCH_ROWS, self._rows)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        rows = end["rows"] - start["rows"]
+        return [InputPartition(rows // _PARTITIONS + (each < rows % _PARTITIONS)) for each in range(_PARTITIONS)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         row: tuple[Any, ...] = ("rows", 1, 4, True, None, None, None, None, 1, 0, 0, None, [], _BODY)
@@ -168,15 +178,15 @@ class _MemoryReader(DataSourceReader):
 
 
 def _workers() -> Iterator[Path]:
-    """Spark's Python processes, the driver's among them."""
+    """Python processes that run tasks: a daemon, and what it has forked."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"pyspark" in (folder / "cmdline").read_bytes() and b"java" not in (folder / "cmdline").read_bytes():
+            if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
                 yield folder
 
 
 def _workers_seconds() -> float:
-    """Processor time of Spark's Python workers, those included that have ended."""
+    """Processor time of Spark's Python workers; of those that have ended the daemon has it."""
     ticks = 0
     for folder in _workers():
         with suppress(OSError):
