@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from sys import maxsize
 
 from truenext.broker.broker import Broker
 from truenext.broker.recovery import recover
@@ -19,7 +20,11 @@ from truenext.store.store import Store
 
 @asynccontextmanager
 async def broker_here(
-    data: Path | None = None, *, connections_max: int = CONNECTIONS_MAX, url: str = "stomp://127.0.0.1:0"
+    data: Path | None = None,
+    *,
+    connections_max: int = CONNECTIONS_MAX,
+    memory_limit: int = maxsize,
+    url: str = "stomp://127.0.0.1:0",
 ) -> AsyncIterator[Listener]:
     """A running broker, which is stopped in the end; without a data folder it keeps nothing on disk. Clients that block
     need threads of their own."""
@@ -30,7 +35,7 @@ async def broker_here(
         store = embedded = EmbeddedStore(data)
         history = HistoryWriter(data / "history", on_rotate=lambda: None)
         embedded.sync_history = history.sync
-    engine, recovered = recover(store, Policies(), history=history)
+    engine, recovered = recover(store, Policies(), memory_limit=memory_limit, history=history)
     broker = Broker(engine, store, loop, history=history)
     await broker.start(after_clean_stop=recovered.clean_stop)
     address = parse_url(url)

@@ -60,6 +60,11 @@ class RawClient:
         self._sock.settimeout(RECEIVE_SECONDS)
         self._sock.sendall(data)
 
+    def stop_writing(self) -> None:
+        """Also for a thread that waits to write more."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
     def read(self, seconds: float = RECEIVE_SECONDS) -> bytes:
         """Bytes as they come; empty at the end of the connection. Raises TimeoutError."""
         self._sock.settimeout(max(seconds, 0.0001))

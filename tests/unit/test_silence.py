@@ -69,6 +69,7 @@ class Broker:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
+        self.incomplete_frames = SimpleNamespace(is_full=False)
         self.lost_at: float | None = None
 
     def connect(self, connection: ServerConnection, **__: object) -> SimpleNamespace:
@@ -79,6 +80,9 @@ class Broker:
         for command in commands:
             if isinstance(command, Login):
                 self._connection.send_connected(command, "", is_takeover=False)
+
+    def bytes_to_read(self, *_: object) -> int:
+        return 0
 
     def connection_lost(self, _: object, **__: object) -> None:
         self.lost_at = self._loop.time()
@@ -154,12 +158,17 @@ def test_what_came_while_the_broker_was_away_counts_as_heard(client: Client) -> 
     assert client.broker.lost_at is not None
 
 
-def test_who_is_not_read_is_not_blamed_and_has_as_long_again_afterwards(client: Client) -> None:
-    client.broker.has_capacity = False
+@pytest.mark.parametrize("is_frame", [False, True], ids=["no capacity", "no room for frames"])
+def test_who_is_not_read_is_not_blamed_and_has_as_long_again_afterwards(client: Client, is_frame: bool) -> None:
+    if is_frame:
+        client.broker.incomplete_frames.is_full = True
+    else:
+        client.broker.has_capacity = False
     client.send(b"\n")
     client.loop.run_until(client.loop.time() + 50 * client.interval)
     assert not client.broker.has_lost_client()
     client.broker.has_capacity = True
+    client.broker.incomplete_frames.is_full = False
     client.connection.resume_reading()
     client.send(b"\n")
     last = client.loop.time()

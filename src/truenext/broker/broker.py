@@ -25,6 +25,7 @@ from truenext.broker.committer import Committer
 from truenext.broker.control_only import ControlOnlyConnections
 from truenext.broker.control_requests import AnswerGenerator, ControlRequests
 from truenext.broker.event_loop import Alarm, SlicedWork, Steps
+from truenext.broker.incomplete_frames import IncompleteFrames
 from truenext.broker.pager import Pager
 from truenext.broker.reload import NO_FILE, ReloadResult
 from truenext.broker.takeovers import TakeoverSecrets
@@ -69,7 +70,11 @@ from truenext.model.limits import (
     ANSWER_SECONDS_MAX,
     ANSWER_STALL_SECONDS,
     CAPACITY_CHECK_INTERVAL_S,
+    INCOMPLETE_FRAME_BYTES,
+    INCOMPLETE_FRAME_PROGRESS_BYTES,
+    INCOMPLETE_FRAME_SECONDS,
     LAZY_COMMIT_SECONDS,
+    READ_BYTES,
     REFUSALS_PER_PASS_MAX,
 )
 from truenext.model.policy import Policies
@@ -128,7 +133,7 @@ class Peer(Protocol):
         """There is room again, see `Broker.wait_for_capacity`."""
 
     def end_slow_client(self, reason: str) -> None:
-        """End the connection of a client that does not read what it asks for, so that we keep too much."""
+        """End the connection of a client that reads or sends too slowly, so that we keep too much for it."""
 
     @property
     def bytes_sent(self) -> int:
@@ -182,6 +187,8 @@ class Broker:
         self._peers: dict[ConnectionState, Peer] = {}
         self._takeovers = TakeoverSecrets()
         self._control_only = ControlOnlyConnections(loop.time)
+        self.incomplete_frames = IncompleteFrames(engine.memory)
+        """Counted by `note_incomplete_frame`."""
         self._parked: set[ConnectionState] = set()
         """Connections without a socket, which wait for their clients."""
         self._waiting_for_capacity: dict[ConnectionState, bool] = {}
@@ -404,8 +411,46 @@ class Broker:
         for session in [
             session for session, needs_disk in self._waiting_for_capacity.items() if has_disk_space or not needs_disk
         ]:
-            del self._waiting_for_capacity[session]
-            self._peers[session].resume_reading()
+            # One that was resumed may have ended another, or have taken the room.
+            if session in self._waiting_for_capacity and self.incomplete_frames.may_resume(session):
+                del self._waiting_for_capacity[session]
+                self.incomplete_frames.resume(session)
+                self._peers[session].resume_reading()
+
+    # ---- Frames that are not complete ----
+
+    def bytes_to_read(self, session: ConnectionState, size: int) -> int:
+        """Bytes that may be read of a connection at once; to be asked if its frame counts, or if there is no room.
+
+        `size` bytes of a frame are there. If 0 the connection is not to be read until its peer is told
+        `resume_reading`.
+        """
+        frames = self.incomplete_frames
+        if size >= INCOMPLETE_FRAME_BYTES and self._waits_for_disk(session):
+            # Before the frame is complete: a complete one that waits does not count.
+            frames.suspend(session)
+            self.wait_for_capacity(session, needs_disk=True)
+            return 0
+        if not frames.is_full:
+            return READ_BYTES
+        count = frames.bytes_to_read(session, size)
+        if not count:
+            frames.wait(session)
+            self.wait_for_capacity(session)
+        return count
+
+    def _waits_for_disk(self, session: ConnectionState) -> bool:
+        """The next SEND of the connection would."""
+        return (
+            self._store.disk_level is not DiskLevel.PLENTY
+            and self._engine.waits_with_send(session)
+            and not session.keeps_open
+        )
+
+    def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:
+        """Count an incomplete frame that has `size` bytes after `received` bytes more have come; 0 if it is over."""
+        if self.incomplete_frames.update(session, size, received) and self.incomplete_frames.has_waiting:
+            self._loop.call_soon(self._resume_reading)
 
     @property
     def is_writing(self) -> bool:
@@ -606,6 +651,13 @@ class Broker:
                 f"took next to nothing of the answer to its question for {ANSWER_STALL_SECONDS} seconds, "
                 f"or not all of it for {ANSWER_SECONDS_MAX}, and others wait for theirs: read what comes, and "
                 "acknowledge it"
+            )
+        stalled_sender = self.incomplete_frames.find_stalled(self._waiting_for_capacity)
+        if stalled_sender is not None:
+            self._peers[stalled_sender].end_slow_client(
+                f"sent less than {INCOMPLETE_FRAME_PROGRESS_BYTES} bytes of a large frame in "
+                f"{INCOMPLETE_FRAME_SECONDS} seconds, and others wait for the memory that it takes: send a frame in "
+                "one go, or smaller ones"
             )
         self._schedule_turn()
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)

@@ -184,6 +184,7 @@ def _status(context: QueryContext) -> AnswerGenerator:
                 "leaving": memory.pending_free_bytes,
                 "unsent": memory.unsent_bytes,
                 "open": memory.transaction_bytes,
+                "incomplete": memory.incomplete_bytes,
             },
             "disk_level": engine.commit_state.disk_level.name.lower(),
             "disk_bytes": context.disk_level_bytes,

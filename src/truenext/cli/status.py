@@ -73,7 +73,7 @@ def status(url: str) -> None:
     with connected(url, failure=NoAnswerFailure) as connection:
         facts = send_control_request(connection, "status")
     memory = facts["memory"]
-    usage = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open"))
+    usage = ", ".join(f"{memory[name]:,} {name}" for name in ("leaving", "unsent", "open", "incomplete"))
     of_queues = count_noun(facts["queues"], "queue")
     terminal.echo(f"messages   {facts['waiting']:,} waiting in {of_queues}, {facts['in_memory']:,} in memory")
     subscriptions = facts["subscriptions"]

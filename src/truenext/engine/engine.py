@@ -208,6 +208,7 @@ class Engine:
         self.waits_while_disk_short = sending.waits_while_disk_short
         self.contents_to_count = sending.contents_to_count
         self.count_contents = sending.count_contents
+        self.waits_with_send = sending.waits_with_send
         self.acknowledge = acknowledging.acknowledge
         self.nack = acknowledging.nack
         self.mark_started = acknowledging.mark_started

@@ -139,6 +139,17 @@ UNSENT_ANSWER_BYTES_MAX = 4 * 1024 * 1024
 READ_BYTES = 128 * 1024
 """Bytes taken from a socket in one read: large enough to share a pass among many frames, small enough to be fair."""
 
+INCOMPLETE_FRAME_BYTES = 16 * 1024
+"""Bytes of a frame that is not complete from which on it counts towards its share of the memory: of CONNECTIONS_MAX
+connections less than that is 16 MiB, and most messages are smaller."""
+
+INCOMPLETE_FRAME_SECONDS = 10
+"""Seconds after which a client is ended that sends next to nothing of a frame that counts while others wait for room
+for theirs: longer than a network is normally silent, and short enough to try again after it."""
+
+INCOMPLETE_FRAME_PROGRESS_BYTES = 1024 * 1024
+"""Bytes in that time that are more than next to nothing: the largest frame has room for three minutes at the most."""
+
 GATHERING_BYTES_MAX = 4 * 1024 * 1024
 """Bytes of the batch that gathers while another is made durable, and of the answers that wait for it, roughly; beyond
 it no connection is read."""

@@ -27,6 +27,7 @@ from truenext.model.commands import AckMode, Command, Login
 from truenext.model.limits import (
     CONTROL_ONLY_IDLE_S,
     HEART_BEAT_GRACE_FACTOR,
+    INCOMPLETE_FRAME_BYTES,
     LOGIN_BYTES_MAX,
     LOGIN_SECONDS_MAX,
     READ_BYTES,
@@ -78,6 +79,11 @@ class ServerConnection:
         self._control_only_reason = control_only_reason
         self._stomp = StompSession(session_id=self._session.id, identity=identity, server_name=server_name)
         self._replies = self._stomp.replies
+        self._pending = self._stomp.pending
+        """The beginning of a frame that is not complete."""
+        self._incomplete_frames = broker.incomplete_frames
+        self._has_large_frame = False
+        """The pending frame counts towards the share of incomplete frames."""
         self._is_reading = True
         """What comes is still listened to."""
         self._is_reading_paused = False
@@ -131,8 +137,15 @@ class ServerConnection:
         if self._is_reading and not self._broker.has_capacity:
             self._pause_reading(needs_disk=False)
             return
+        size = READ_BYTES if self._stomp.is_connected else LOGIN_BYTES_MAX
+        if (self._has_large_frame or self._incomplete_frames.is_full) and self._is_reading:
+            size = min(size, self._broker.bytes_to_read(self._session, len(self._pending)))
+            if not size:
+                self._is_reading_paused = True
+                self._loop.remove_reader(self._sock)
+                return
         try:
-            data = self._sock.recv(READ_BYTES if self._stomp.is_connected else LOGIN_BYTES_MAX)
+            data = self._sock.recv(size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -144,6 +157,22 @@ class ServerConnection:
             self._last_received_at = self._loop.time()
             self._needs_socket_check = True
             self._execute(self._stomp.receive(data))
+            if self._has_large_frame or len(self._pending) >= INCOMPLETE_FRAME_BYTES:
+                self._note_incomplete_frame(len(data))
+
+    def _note_incomplete_frame(self, received: int) -> None:
+        """Tell the broker how large the pending frame is after `received` bytes more."""
+        size = len(self._pending)
+        self._has_large_frame = size >= INCOMPLETE_FRAME_BYTES
+        self._broker.note_incomplete_frame(self._session, size, received)
+
+    def _end_reading(self) -> None:
+        """Take note of nothing that still comes, and keep nothing of what has not been carried out."""
+        self._is_reading = False
+        self._waiting = None
+        self._pending.clear()
+        if self._has_large_frame:
+            self._note_incomplete_frame(0)
 
     def check_socket(self) -> None:
         """To be called once a second. uvloop reports a broken socket once, even if there was data to read before the
@@ -162,7 +191,7 @@ class ServerConnection:
             self._close()
         elif self._is_reading and not self._park_for_takeover("no DISCONNECT"):
             logger.info("client lost", extra={"client": self._name, "reason": "no DISCONNECT"})
-            self._is_reading = False
+            self._end_reading()
             self._broker.connection_lost(self._session)
             self._broker.answer(self._session, CloseConnection())
 
@@ -179,6 +208,8 @@ class ServerConnection:
         commands, self._waiting = self._waiting, None
         if commands is not None:
             self._execute(commands)
+            if self._has_large_frame:
+                self._note_incomplete_frame(0)
         if not (self._is_reading_paused or self._is_closed):
             self._watch_socket(self._loop.add_reader, self._on_readable)
 
@@ -205,7 +236,7 @@ class ServerConnection:
             self._waiting = chain([waiting.command], commands)
             self._pause_reading(needs_disk=waiting.needs_disk)
         elif self._stomp.is_closed:
-            self._is_reading = False
+            self._end_reading()
             self._broker.answer(self._session, CloseConnection())
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool) -> None:
@@ -232,7 +263,7 @@ class ServerConnection:
         if self._is_parked:
             self._end_parked(is_exempt=is_exempt)
             return
-        self._is_reading = False
+        self._end_reading()
         self._broker.connection_lost(self._session, is_exempt=is_exempt)
         self._close()
 
@@ -252,7 +283,7 @@ class ServerConnection:
         if not self._is_reading:
             return
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
-        self._is_reading = False
+        self._end_reading()
         self._broker.connection_lost(self._session, is_exempt=is_exempt)
         self._broker.answer(self._session, _make_error_answer(reason, code, receipt))
         self._broker.answer(self._session, CloseConnection())
@@ -260,7 +291,7 @@ class ServerConnection:
     def _refuse_other_protocol(self, error: OtherProtocolError) -> None:
         """Answer a client of another protocol in its own words, and end the connection."""
         self._broker.log_other_protocol(self._name, error.protocol)
-        self._is_reading = False
+        self._end_reading()
         self._broker.connection_lost(self._session)
         if error.answer:
             self._add_frame(error.answer)
@@ -365,7 +396,7 @@ class ServerConnection:
             reason = f"asks for more answers than it reads: {answers} bytes, of {UNSENT_ANSWER_BYTES_MAX} at most"
             logger.warning("client refused", extra={"client": self._name, "reason": reason})
             # It is in the log by now, and is no lost client besides.
-            self._is_reading = False
+            self._end_reading()
             self._end_lost(reason)
 
     def _count_sent(self, sent: int) -> None:
@@ -462,7 +493,7 @@ class ServerConnection:
             return
         if self._is_reading:
             logger.info("client lost", extra={"client": self._name, "reason": reason})
-            self._is_reading = False
+            self._end_reading()
         self._broker.connection_lost(self._session)
         self._close()
 
@@ -477,7 +508,7 @@ class ServerConnection:
         if not self._broker.park_for_takeover(self._session):
             return False
         logger.info("client lost, and may come back", extra={"client": self._name, "reason": reason})
-        self._is_reading = False
+        self._end_reading()
         self._is_parked = True
         self._close_socket()
         self._set_timer(TAKEOVER_GRACE_S, "takeover", self._on_takeover_overdue)
@@ -494,7 +525,7 @@ class ServerConnection:
 
     def stop_reading(self) -> None:
         """The broker stops: nothing more is taken from the client, and no message more is sent to it."""
-        self._is_reading = False
+        self._end_reading()
         self._is_stopping = True
         for timer in self._timers.values():
             timer.cancel()
@@ -538,8 +569,9 @@ class ServerConnection:
         self._refuse_client(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
 
     def _on_control_only_idle(self) -> None:
-        # What it asks may be in the socket, where it waits for the broker to have room.
-        seconds = CONTROL_ONLY_IDLE_S if self._is_reading_paused else self._broker.idle_time_left(self._session)
+        # What it asks may be in the socket, where it waits for the broker to have room; a large frame asks nothing.
+        is_excused = self._is_reading_paused and not self._has_large_frame
+        seconds = CONTROL_ONLY_IDLE_S if is_excused else self._broker.idle_time_left(self._session)
         if seconds > 0:
             self._set_timer(seconds, "control only", self._on_control_only_idle)
         else:

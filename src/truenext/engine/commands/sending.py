@@ -177,7 +177,7 @@ class Sending:
 
         Raises: NoSpaceError if its connection does not wait
         """
-        if self._when_full is not WhenFull.SLOW or not session.only_sends:
+        if not self.waits_with_send(session):
             return False
         # A transaction makes room only if it takes messages away, and none are held here.
         waits = isinstance(command, Begin) or (
@@ -186,6 +186,10 @@ class Sending:
         if waits and session.keeps_open:
             raise _disk_full_error()
         return waits
+
+    def waits_with_send(self, session: ConnectionState) -> bool:
+        """While room is short the next SEND of this connection is to wait."""
+        return self._when_full is WhenFull.SLOW and session.only_sends
 
 
 def _disk_full_error(advice: str = "") -> NoSpaceError:

@@ -82,7 +82,8 @@ UNSENT_THRESHOLD_MIN = 4 * UNSENT_BYTES_MAX
 class MemoryBudget:
     def __init__(self, limit: int = maxsize, queues_limit: int = maxsize) -> None:
         self.limit = limit
-        """Bytes that messages may take before some leave; those of open transactions and sockets count too."""
+        """Bytes that messages may take before some leave; those of open transactions, sockets and incomplete
+        frames count too."""
         self.queues_limit = queues_limit
         """Bytes that queues may take beside that before no more are made."""
         self.queue_bytes = 0
@@ -103,6 +104,8 @@ class MemoryBudget:
         """Bytes that one connection's socket may have waiting before its windows shut."""
         self.transaction_bytes = 0
         """Bytes of sends and causes in open transactions."""
+        self.incomplete_bytes = 0
+        """Bytes of large frames that are not complete yet."""
         self.is_page_space_short = False
         """A page was wanted for which there is hardly room."""
 
@@ -115,6 +118,7 @@ class MemoryBudget:
             - self.pending_free_bytes
             + self.unsent_bytes
             + self.transaction_bytes
+            + self.incomplete_bytes
             - self.limit
         )
 
@@ -147,6 +151,11 @@ class MemoryBudget:
     @property
     def transaction_bytes_max(self) -> int:
         """Bytes that sends in open transactions may take, unless it is one."""
+        return self.limit // 4
+
+    @property
+    def incomplete_bytes_max(self) -> int:
+        """Bytes of incomplete frames from which on only one of them is read on."""
         return self.limit // 4
 
     def has_space_for_send(self, size: int) -> bool:

@@ -57,7 +57,7 @@ class Decoder(Generic[Read]):
             "_misses",
             "_missing_bytes",
         ),
-        *("_pending", "_shapes", "_known_shapes", "has_more", "version"),
+        *("_shapes", "_known_shapes", "has_more", "pending", "version"),
     )
 
     def __init__(
@@ -72,12 +72,12 @@ class Decoder(Generic[Read]):
         self._headers_max = headers_max
         self.version: Version | None = None
         """None until it is agreed, and set by what agrees. Until then a frame may be no larger than a login."""
-        self._pending = bytearray()
-        """The beginning of a frame that is not complete."""
+        self.pending = bytearray()
+        """The beginning of an incomplete frame; always the same object. A caller that stops reading may clear it."""
         self.has_more = False
         """`receive(b"")` is to follow: there may be more, or something is wrong behind what was returned."""
         self._missing_bytes = 0
-        """Bytes that must come before it is worth looking at `_pending` again; 0 if not known."""
+        """Bytes that must come before it is worth looking at `pending` again; 0 if not known."""
         self._awaited_bytes = b""
         """Bytes one of which must come before it is worth looking again, if `_missing_bytes` is not known."""
         self._fault: RemoteProtocolError | None = None
@@ -108,12 +108,12 @@ class Decoder(Generic[Read]):
         return frames
 
     def _decode(self, data: bytes, frames: list[Frame | Read]) -> None:
-        if self._pending:
-            self._pending += data
+        if self.pending:
+            self.pending += data
             if not self._may_be_complete(data):
                 return
-            data = bytes(self._pending)
-            self._pending.clear()
+            data = bytes(self.pending)
+            self.pending.clear()
         self._missing_bytes = 0
         self._awaited_bytes = b""
         version = self.version
@@ -219,14 +219,14 @@ class Decoder(Generic[Read]):
                 frames.append(Frame(command, headers))
             if version is None:
                 # What follows can only be read once this frame has settled the version.
-                self._pending += memoryview(data)[body_end + 1 :]
+                self.pending += memoryview(data)[body_end + 1 :]
                 return
             if is_plain:
                 self._misses = misses = self._misses + 1
                 if misses in _SHAPE_CHECKS_AT or not misses % _SHAPE_CHECK_INTERVAL:
                     self._find_shape(version, command, headers, data, start)
             start = body_end + 1
-        self._pending += memoryview(data)[start:]
+        self.pending += memoryview(data)[start:]
         self._check_pending()
 
     def _read_by_shapes(self, data: bytes, start: int, frames: list[Frame | Read]) -> int:
@@ -311,7 +311,7 @@ class Decoder(Generic[Read]):
             )
 
     def _check_pending(self) -> None:
-        size = len(self._pending)
+        size = len(self.pending)
         self._check_login(size)
         if not self._missing_bytes:
             if self._awaited_bytes == b"\n\0":
@@ -319,7 +319,7 @@ class Decoder(Generic[Read]):
                     raise RemoteProtocolError(
                         f"more than {self._header_bytes_max} bytes of headers in one frame", Code.MALFORMED_FRAME
                     )
-                if self._pending.count(b"\n") > self._headers_max + 1:
+                if self.pending.count(b"\n") > self._headers_max + 1:
                     # Now, and not after having looked at it again with every piece that comes.
                     raise RemoteProtocolError(
                         f"more than {self._headers_max} headers in one frame", Code.MALFORMED_FRAME

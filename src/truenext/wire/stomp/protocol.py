@@ -108,6 +108,11 @@ class StompProtocol(Generic[Read]):
         return self._decoder.receive(data)
 
     @property
+    def pending(self) -> bytearray:
+        """The beginning of a frame that is not complete; always the same object."""
+        return self._decoder.pending
+
+    @property
     def has_more(self) -> bool:
         """What was received last is to be followed by `receive(b"")`."""
         return self._decoder.has_more

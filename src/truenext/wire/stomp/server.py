@@ -37,6 +37,8 @@ class StompSession:
         self.replies = ReplyEncoder(self._protocol, message_id_prefix)
         """To what the client asks for, and its messages."""
         self._interpreter = FrameInterpreter(session_id, message_id_prefix, self.replies)
+        self.pending = self._protocol.pending
+        """The beginning of a frame that is not complete. It is to be cleared when the connection is read no more."""
         self._detector: ProtocolDetector | None = detector_for_client()
         """Has the first bytes of the client until they tell its protocol."""
         self.last_receipt: str | None = None
