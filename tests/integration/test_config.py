@@ -1,5 +1,6 @@
 """Does a real broker do what its configuration file says, and what it says later?"""
 
+import os
 import re
 import signal
 import subprocess
@@ -246,6 +247,32 @@ def test_a_file_that_became_bad_is_refused_and_the_log_says_why(
     assert "WARNING" in line
     assert (f"cannot read {file}" if content is None else f"{file}: {fault}") in line
     assert tries(own_broker, "q") == 3
+
+
+def test_reload_of_a_file_that_became_a_fifo_is_refused_and_the_broker_goes_on(
+    own_broker: BrokerProcess, file: Path
+) -> None:
+    file.unlink()
+    os.mkfifo(file)
+    reason = f"cannot read {file}: it is a FIFO, and a configuration must be a regular file; copy it into one"
+    hang_up_on(own_broker, "configuration not reloaded")
+    assert reason in own_broker.log
+    ended = reload(own_broker)
+    assert (ended.returncode, ended.stderr) == (1, f"truenext: nothing was changed:\n{reason}\n")
+    assert tries(own_broker, "q") == 3
+    own_broker.close_clients()
+    own_broker.stop()
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("serve", "--memory", "--config")], ids=["check", "serve"])
+def test_command_that_is_given_a_fifo_as_configuration_refuses_it(tmp_path: Path, command: tuple[str, ...]) -> None:
+    fifo = tmp_path / "truenext.toml"
+    os.mkfifo(fifo)
+    ended = truenext(*command, fifo)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        f"truenext: cannot read {fifo}: it is a FIFO, and a configuration must be a regular file; copy it into one\n"
+    )
 
 
 def test_the_log_level_changes_unless_the_command_line_says_it(tmp_path: Path, file: Path) -> None:

@@ -1,5 +1,9 @@
 """What does a configuration file say, and what is wrong with it?"""
 
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 from truenext.broker.config import Configuration, configure, format_value, toml_header
 from truenext.broker.settings import BrokerSettings, LogLevel
 from truenext.errors import ConfigurationError, FaultyFileError
+from truenext.model.limits import CONFIGURATION_BYTES_MAX
 from truenext.model.policy import Policies, Policy, WhenFull
 from truenext.model.setting import NO_NONE_VALUE, Setting, settings_of
 
@@ -273,6 +278,68 @@ def test_a_file_that_is_not_there_is_no_faulty_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot read .*nothing: No such file or directory") as raised:
         configure(tmp_path / "nothing")
     assert not isinstance(raised.value, FaultyFileError)
+
+
+@contextmanager
+def released_after_a_while(fifo: Path) -> Iterator[None]:
+    """What waits for a writer goes on with nothing after ten seconds, and the test fails."""
+
+    def release() -> None:
+        with suppress(OSError):
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+    timer = threading.Timer(10, release)
+    timer.start()
+    try:
+        yield
+        assert timer.is_alive(), "the FIFO was waited for"
+    finally:
+        timer.cancel()
+
+
+def test_configuration_file_that_is_a_fifo_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    fifo = tmp_path / "truenext.toml"
+    os.mkfifo(fifo)
+    with released_after_a_while(fifo), pytest.raises(ConfigurationError) as raised:
+        configure(fifo)
+    assert str(raised.value) == (
+        f"cannot read {fifo}: it is a FIFO, and a configuration must be a regular file; copy it into one"
+    )
+    assert not isinstance(raised.value, FaultyFileError)
+
+
+def test_configuration_file_that_becomes_a_fifo_while_it_is_opened_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regular, fifo = tmp_path / "regular", tmp_path / "truenext.toml"
+    regular.touch()
+    os.mkfifo(fifo)
+    status = regular.stat()
+    monkeypatch.setattr(Path, "stat", lambda self, **_: status)
+    with released_after_a_while(fifo), pytest.raises(ConfigurationError, match="it is a FIFO"):
+        configure(fifo)
+
+
+def test_configuration_file_that_is_a_link_to_a_device_is_refused_and_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "truenext.toml"
+    link.symlink_to("/dev/zero")
+    monkeypatch.delattr(os, "open")
+    with pytest.raises(ConfigurationError, match="it is a device, and a configuration must be a regular file"):
+        configure(link)
+
+
+def test_configuration_file_that_is_too_large_is_refused_and_the_largest_is_read(file: Path) -> None:
+    content = "[policy]\nattempts_max = 3\n"
+    file.write_text(content.ljust(CONFIGURATION_BYTES_MAX, "\n"))
+    assert configure(file).policies.default.attempts_max == 3
+    file.write_text(content.ljust(CONFIGURATION_BYTES_MAX + 1, "\n"))
+    with pytest.raises(ConfigurationError) as raised:
+        configure(file)
+    assert str(raised.value) == (
+        f"cannot read {file}: it has more than 1048576 bytes, the most that a configuration file may have"
+    )
 
 
 # ---- Any file ----

@@ -8,6 +8,8 @@ A file is taken as a whole or not at all, and all of its faults are said at once
 it is read from the descriptions of the settings (truenext.model.setting).
 """
 
+import os
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,7 @@ from typing import Any
 from truenext.broker.settings import BrokerSettings, fault_of_server_name
 from truenext.errors import ConfigurationError, FaultyFileError, RemoteProtocolError
 from truenext.model.destination import parse_queue_name
+from truenext.model.limits import CONFIGURATION_BYTES_MAX
 from truenext.model.numerals import format_size, parse_size
 from truenext.model.pattern import fault_of_pattern
 from truenext.model.policy import Policies, Policy
@@ -28,6 +31,13 @@ from truenext.model.url import parse_url
 
 BROKER = "broker"
 POLICY = "policy"
+
+_KINDS_OF_FILES = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +134,7 @@ class _ConfigurationFileReader:
 
     def _parse(self) -> dict[str, Any]:
         try:
-            content = self._file.read_bytes()
+            content = _read_regular_file(self._file)
         except OSError as error:
             raise ConfigurationError(f"cannot read {self._file}: {error.strerror or error}") from error
         try:
@@ -209,6 +219,37 @@ class _ConfigurationFileReader:
         if setting.name == "server_name" and (fault := fault_of_server_name(value)):
             raise ValueError(fault)
         return self._file.parent / value if setting.kind is Path else value
+
+
+def _read_regular_file(file: Path) -> bytes:
+    """Return the content of a file, without ever waiting for another process.
+
+    Raises: OSError, ConfigurationError
+    """
+    # To open a device may do something; what is opened then may be another file than the one that was looked at.
+    _check_regular(file, file.stat())
+    with open(file, "rb", opener=_open_without_waiting) as opened:
+        _check_regular(file, os.fstat(opened.fileno()))
+        content = opened.read(CONFIGURATION_BYTES_MAX + 1)
+    if len(content) > CONFIGURATION_BYTES_MAX:
+        raise ConfigurationError(
+            f"cannot read {file}: it has more than {CONFIGURATION_BYTES_MAX} bytes, the most that a configuration file "
+            "may have"
+        )
+    return content
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _check_regular(file: Path, status: os.stat_result) -> None:
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        # To open a directory is refused by the system.
+        kind = _KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
+        raise ConfigurationError(
+            f"cannot read {file}: it is {kind}, and a configuration must be a regular file; copy it into one"
+        )
 
 
 def _read(setting: Setting, raw: Any) -> Any:

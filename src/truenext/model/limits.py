@@ -245,6 +245,9 @@ SECRETS_MAX = 1000
 BROWSERS_MAX = 100
 """Browsers of one broker that were not shown all yet: each turn looks for the next one that has room."""
 
+CONFIGURATION_BYTES_MAX = 1024 * 1024
+"""Bytes of a configuration file: some ten thousand settings. A running broker reads it in one step."""
+
 MEMORY_LIMIT = 256 * 1024 * 1024
 """Private memory the broker may take, all told: itself, a quarter for messages, the rest for queues."""
 
