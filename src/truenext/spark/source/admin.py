@@ -21,7 +21,7 @@ from truenext.spark.source.bundle import (
     parse_bundle_head,
 )
 from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
-from truenext.spark.source.mark import CLOSED_BATCH, close_mark, read_mark
+from truenext.spark.source.mark import CLOSED_BATCH, close_mark, read_mark, replace_mark
 from truenext.spark.source.options import OWN_QUEUES, PARTITIONS_MAX
 from truenext.wire.stomp.frame import Frame
 
@@ -98,20 +98,20 @@ def abandon(broker: BrokerConnection, status: QueryStatus) -> Iterator[int]:
     name = f"{_PREFIX}{status.space}.{status.id}"
     close_mark(broker, name, status.id)
     for partition in range(PARTITIONS_MAX):
-        # An empty transaction: from now on a task of the query finds that its COMMIT is a repeat, and fails.
-        _commit(
-            broker, [], {"truenext-producer": f"spark/{status.id}/{partition}", "truenext-number": str(_NUMBER_MAX)}
-        )
-    for queue in [f"{name}.{partition}" for partition in range(PARTITIONS_MAX)]:
-        if queue in status.bundle_queues:
-            yield from _return_rows(broker, queue)
+        # From now on a task of the query finds that its COMMIT is a repeat, and fails. In a transaction with something
+        # persistent, or a crash of the broker would forget the number.
+        replace_mark(broker, name, CLOSED_BATCH, f"spark/{status.id}/{partition}", _NUMBER_MAX)
+    # Those that were written until then, too.
+    for queue in broker.ask("queues"):
+        if queue["name"].startswith(f"{name}.") and queue["waiting"]:
+            yield from _return_rows(broker, queue["name"])
 
 
 def _return_rows(broker: BrokerConnection, queue: str) -> Iterator[int]:
     for frame in _take(broker, queue):
         rows = decode_bundle(frame.body).to_pylist()
         frames: list[tuple[str, dict[str, str], bytes]] = [("ACK", {"id": frame.headers["ack"]}, b"")]
-        frames += [("SEND", _send_headers(row, row["queue"]), row["body"]) for row in rows]
+        frames += [("SEND", _send_headers(row), row["body"]) for row in rows]
         _commit(broker, frames)
         yield len(rows)
 
@@ -136,22 +136,24 @@ def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
             headers = bundle_headers(
                 head, frame.headers["spark_source"], frame.headers["spark_query"], frame.headers["spark_query_batch"]
             )
-            target = dead_letter_name(row["queue"])
+            # As the broker makes a dead letter: persistent, and without an end.
+            letter = row | {"queue": dead_letter_name(row["queue"]), "persistent": True, "expires": None}
             _commit(
                 broker,
                 [
                     ("ACK", {"id": frame.headers["ack"]}, b""),
                     ("SEND", {"destination": f"/queue/{queue}", "persistent": "true", **headers}, encode_bundle(rest)),
-                    ("SEND", _send_headers(row, target), row["body"]),
+                    ("SEND", _send_headers(letter), row["body"]),
                 ],
             )
-            return target
+            return str(letter["queue"])
     raise TruenextError(f"no bundle of query {status.id} has message {sequence}")
 
 
-def _send_headers(row: dict[str, Any], queue: str) -> dict[str, str]:
-    headers = dict(row["headers"]) | {"destination": f"/queue/{queue}", "priority": str(row["priority"])}
-    headers["persistent"] = "true" if row["persistent"] else "false"
+def _send_headers(row: dict[str, Any]) -> dict[str, str]:
+    headers = dict(row["headers"]) | {"destination": f"/queue/{row['queue']}", "priority": str(row["priority"])}
+    if row["persistent"]:
+        headers["persistent"] = "true"
     for name, header in (
         ("group", "JMSXGroupID"),
         ("correlation_id", "correlation-id"),
@@ -161,20 +163,16 @@ def _send_headers(row: dict[str, Any], queue: str) -> dict[str, str]:
         if row[name] is not None:
             headers[header] = row[name]
     if row["expires"] is not None:
-        headers["expires"] = str(int(row["expires"].timestamp() * 1000))
+        headers["expires"] = str(round(row["expires"].timestamp() * 1000))
     return headers
 
 
-def _commit(
-    broker: BrokerConnection,
-    frames: list[tuple[str, dict[str, str], bytes]],
-    commit_headers: dict[str, str] | None = None,
-) -> None:
+def _commit(broker: BrokerConnection, frames: list[tuple[str, dict[str, str], bytes]]) -> None:
     transaction = {"transaction": "step"}
     broker.post("BEGIN", {**transaction, "truenext-count-attempts": "nacked"})
     for command, headers, body in frames:
         broker.post(command, headers | transaction, body)
-    broker.call("COMMIT", transaction | (commit_headers or {}))
+    broker.call("COMMIT", transaction)
 
 
 def _browse(broker: BrokerConnection, queue: str, selector: str | None) -> Iterator[Frame]:

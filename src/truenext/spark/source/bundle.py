@@ -19,6 +19,10 @@ BUNDLE_BYTES = 1 << 20
 BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
 """Of one message: with its columns a bundle must fit into one message of the broker."""
+SEVERAL_BYTES_MAX = 3 << 20
+"""Of a bundle of several messages, columns included: even if each character takes four bytes, it fits."""
+EXPIRES_MAX_MS = 253_402_214_400_000
+"""The last day of the year 9999: Python knows no later time, in whatever time zone."""
 
 _TIME = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.string())
@@ -63,6 +67,8 @@ class BundleRows:
         """Of the bodies."""
         self.last_ack = ""
         """Acknowledges all of them, cumulatively."""
+        self._total_bytes = 0
+        """About what they take in the bundle."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -71,8 +77,11 @@ class BundleRows:
     def is_full(self) -> bool:
         return self.bytes >= BUNDLE_BYTES or len(self._rows) >= BUNDLE_ROWS
 
-    def add(self, frame: Frame) -> None:
-        """Raises: TooLargeForBundle"""
+    def add(self, frame: Frame) -> bool:
+        """Take a message; False if it has no room beside the others: it is for the next bundle.
+
+        Raises: TooLargeForBundle
+        """
         if len(frame.body) > BODY_BYTES_MAX:
             sequence = frame.headers.get("truenext-sequence")
             raise TooLargeForBundle(
@@ -80,9 +89,15 @@ class BundleRows:
                 f"{BODY_BYTES_MAX} at most: take it from the queue by other means, such as "
                 f"truenext move --id {sequence}"
             )
+        headers = frame.headers
+        size = len(frame.body) + sum(map(len, headers)) + sum(map(len, headers.values())) + 8 * len(headers)
+        if self._rows and self._total_bytes + size > SEVERAL_BYTES_MAX:
+            return False
+        self._total_bytes += size
         self._rows.append(row_of(frame))
         self.bytes += len(frame.body)
-        self.last_ack = frame.headers["ack"]
+        self.last_ack = headers["ack"]
+        return True
 
     def record_batch(self) -> pa.RecordBatch:
         return record_batch(self._rows)
@@ -112,7 +127,7 @@ def row_of(frame: Frame) -> tuple[Any, ...]:
         int(headers["truenext-deliveries"]),
         int(headers["truenext-attempts"]),
         None if timestamp is None else int(timestamp) * 1000,
-        None if expires == "0" else int(expires) * 1000,
+        None if expires == "0" else min(int(expires), EXPIRES_MAX_MS) * 1000,
         [
             (name, value)
             for name, value in headers.items()

@@ -199,6 +199,10 @@ class BrokerConnection:
             if is_over:
                 return None
 
+    def put_back(self, message: Frame) -> None:
+        """Have `next_message` return it once more."""
+        self._messages.appendleft(message)
+
     def note_refusal(self, error: Refused) -> None:
         """Of several refusals the first is the cause of the others."""
         self._first_refusal = self._first_refusal or error

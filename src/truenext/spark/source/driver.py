@@ -13,7 +13,7 @@ from truenext.clock import monotonic
 from truenext.errors import ConnectionLost, Refused, TruenextError
 from truenext.spark.source.admin import list_queries
 from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
-from truenext.spark.source.mark import purge, read_mark, replace_mark
+from truenext.spark.source.mark import mark_producer, purge, read_mark, replace_mark
 from truenext.spark.source.offset import Offset
 from truenext.spark.source.options import SourceOptions
 from truenext.spark.source.patience import Patience
@@ -69,7 +69,7 @@ class SourceDriver:
     def waiting_count_now(self) -> int | None:
         """The same, or None if the broker is not there."""
         try:
-            return None if self._broker is None else self._waiting_count(self._broker)
+            return self._once(self._waiting_count)
         except (ConnectionLost, Refused):
             return None
 
@@ -77,15 +77,21 @@ class SourceDriver:
         patience = Patience(self._options.patience_s)
         while True:
             try:
-                if self._broker is None:
-                    self._broker = self._connect()
-                    self._probe_count = 0
-                return action(self._broker)
+                return self._once(action)
             except TruenextError as error:
-                broker, self._broker = self._broker, None
-                if broker is not None:
-                    broker.close()
                 patience.wait(error)
+
+    def _once(self, action: Callable[[BrokerConnection], T]) -> T:
+        """With a new connection if there is none; one on which the action fails is given up."""
+        if self._broker is None:
+            self._broker = self._connect()
+            self._probe_count = 0
+        try:
+            return action(self._broker)
+        except TruenextError:
+            self._broker.close()
+            self._broker = None
+            raise
 
     def _next_end(
         self, broker: BrokerConnection, start: Offset | None, rows: int | None, *, waits: bool
@@ -94,12 +100,6 @@ class SourceDriver:
             self._has_warned = True
             self._warn_of_others(broker)
         if start is not None:
-            check_store(broker, start)
-            if start.queue != self._options.queue:
-                raise Superseded(
-                    f"the checkpoint is of the queue {start.queue}, and option queue is {self._options.queue}: for "
-                    f"another queue use another checkpoint"
-                )
             self._clear(broker, start)
         if rows == 0 or not self._is_ready(broker, waits=waits):
             return None
@@ -169,31 +169,42 @@ class SourceDriver:
     # ---- The mark, and what is behind it ----
 
     def _check_not_cleared(self, broker: BrokerConnection, end: Offset) -> None:
-        check_store(broker, end)
-        mark = read_mark(broker, end.mark_queue)
+        mark = self._read_mark(broker, end)
         if mark >= end.batch:
             raise _older_checkpoint(end, mark)
 
     def _clear(self, broker: BrokerConnection, done: Offset) -> None:
         """Say that this batch is done, and purge its bundles. Does no harm if it was said before."""
-        mark = read_mark(broker, done.mark_queue)
+        mark = self._read_mark(broker, done)
         if mark > done.batch:
             raise _older_checkpoint(done, mark)
-        deadline = monotonic() + RETURN_SECONDS
-        while mark < done.batch - 1 and monotonic() < deadline:
-            # A driver that died meanwhile may still have it in its transaction.
-            time.sleep(0.5)
-            mark = read_mark(broker, done.mark_queue)
-        if mark < done.batch - 1:
-            raise Superseded(
-                f"the broker knows this query up to batch {mark}, and the checkpoint is at batch {done.batch}: was the "
-                f"broker restored from an older copy? What it has lost since, and what it has again, is not known; "
-                f"start the query with a new checkpoint"
-            )
         if mark < done.batch:
-            replace_mark(broker, done.mark_queue, done.id, done.batch)
+            replace_mark(broker, done.mark_queue, done.batch, mark_producer(done.id), done.batch)
         for partition in range(done.partitions):
             purge(broker, done.bundle_queue(partition), f"spark_batch <= {done.batch}")
+
+    def _read_mark(self, broker: BrokerConnection, offset: Offset) -> int:
+        """Return the last batch that is done, by the query of this offset: the batch before this one at least.
+
+        Raises: Superseded if the offset is of another queue or broker, or of what this broker was once
+        """
+        check_store(broker, offset)
+        if offset.queue != self._options.queue:
+            raise Superseded(
+                f"the checkpoint is of the queue {offset.queue}, and option queue is {self._options.queue}: for "
+                f"another queue use another checkpoint"
+            )
+        deadline = monotonic() + RETURN_SECONDS
+        while (mark := read_mark(broker, offset.mark_queue)) < offset.batch - 1:
+            # A driver that died meanwhile may still have it in its transaction.
+            if monotonic() >= deadline:
+                raise Superseded(
+                    f"the broker knows this query up to batch {mark}, and the checkpoint is at batch {offset.batch}: "
+                    f"was the broker restored from an older copy? What it has lost since, and what it has again, is "
+                    f"not known; start the query with a new checkpoint"
+                )
+            time.sleep(0.5)
+        return mark
 
 
 def _older_checkpoint(offset: Offset, mark: int) -> Superseded:

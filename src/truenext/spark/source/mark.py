@@ -36,9 +36,9 @@ def read_mark(broker: BrokerConnection, queue: str, *, allow_closed: bool = Fals
     raise ConnectionLost(f"the broker does not show {queue} within {ANSWER_SECONDS:g} seconds")
 
 
-def replace_mark(broker: BrokerConnection, queue: str, query_id: str, batch: int) -> None:
+def replace_mark(broker: BrokerConnection, queue: str, batch: int, producer: str, number: int) -> None:
     """Say that all batches up to this one are done. In one transaction: a crash leaves the old mark or the new one, and
-    of two drivers that do it at once one does.
+    of two that have the same number one does it.
 
     Raises: Superseded if another driver has gone further, Refused, ConnectionLost
     """
@@ -61,15 +61,18 @@ def replace_mark(broker: BrokerConnection, queue: str, query_id: str, batch: int
         broker.post("ACK", {"id": last.headers["ack"], **transaction})
     body = json.dumps({"batch": batch}).encode()
     broker.post("SEND", {"destination": destination, "persistent": "true", **transaction}, body)
-    number = {"truenext-producer": f"spark/{query_id}/mark", "truenext-number": str(batch)}
-    broker.call("COMMIT", transaction | number)
+    broker.call("COMMIT", transaction | {"truenext-producer": producer, "truenext-number": str(number)})
     broker.post("UNSUBSCRIBE", {"id": "old mark"})
+
+
+def mark_producer(query_id: str) -> str:
+    return f"spark/{query_id}/mark"
 
 
 def close_mark(broker: BrokerConnection, queue: str, query_id: str) -> None:
     """Say that no batch of this query is to come. Does no harm if it was said before."""
     if read_mark(broker, queue, allow_closed=True) != CLOSED_BATCH:
-        replace_mark(broker, queue, query_id, CLOSED_BATCH)
+        replace_mark(broker, queue, CLOSED_BATCH, mark_producer(query_id), CLOSED_BATCH)
 
 
 def _batch_of(mark: Frame) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from truenext.errors import ConfigurationError
-from truenext.model.destination import DestinationKind, parse_address
+from truenext.errors import ConfigurationError, RemoteProtocolError
+from truenext.model.destination import DestinationKind, parse_address, virtual_topic
 from truenext.model.pattern import is_pattern, matches
 from truenext.model.url import Address, parse_url
 
@@ -47,7 +47,7 @@ class SourceOptions:
         if not is_pattern(self.queue):
             return queue == self.queue
         # docs/contract.md, "Wildcards": these are meant only by a pattern that begins with the same word.
-        if words[0] in ("DLQ", "Consumer", "Spark") and words[0] != pattern[0]:
+        if is_pattern(pattern[0]) and (words[0] in ("DLQ", "Spark") or virtual_topic(queue)):
             return False
         return "," not in queue and matches(pattern, words)
 
@@ -65,7 +65,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     if unknown:
         raise ConfigurationError(f"option {unknown[0]}: there is none; there are {', '.join(_NAMES.values())}")
     for name in ("url", "queue"):
-        if not given.get(name, "").strip():
+        if not given.get(name, "").strip(", "):
             raise ConfigurationError(f'option {name} is missing: .option("{name}", "{_EXAMPLES[name]}")')
     return SourceOptions(
         addresses=_addresses(given["url"]),
@@ -101,18 +101,17 @@ def _addresses(text: str) -> tuple[Address, ...]:
 
 def _queue(text: str) -> str:
     text = text.strip()
-    address = text if text.startswith("/") else f"/queue/{text}"
     try:
-        destination = parse_address(address, "")
-    except ValueError as error:
+        destination = parse_address(text, "")
+    except RemoteProtocolError as error:
         raise ConfigurationError(f"option queue: {error}") from error
-    if destination.kind is DestinationKind.TOPIC:
-        topic = destination.name
+    if destination.kind in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
+        topic = destination.name.removeprefix("VirtualTopic.")
         raise ConfigurationError(
             f"option queue: {text} is a topic, in which nothing waits. Send to the topic VirtualTopic.{topic}, and "
             f"read the queue Consumer.NAME.VirtualTopic.{topic}, with a NAME of your own"
         )
-    if destination.kind is not DestinationKind.QUEUE:
+    if destination.kind not in (DestinationKind.QUEUE, DestinationKind.QUEUE_PATTERN):
         raise ConfigurationError(f"option queue: {text} is no queue, nor a pattern of queues")
     if destination.name.startswith(OWN_QUEUES):
         raise ConfigurationError(f"option queue: {text} is one of the queues in which sources keep what they have read")

@@ -223,8 +223,10 @@ class _Pull:
             if "truenext-unused" in frame.headers:
                 self._on_unused(frame.headers)
                 continue
+            if not rows.add(frame):
+                self._broker.put_back(frame)
+                break
             self._requested -= 1
-            rows.add(frame)
         if rows:
             self._ahead = max(1, min(BUNDLE_ROWS, BUNDLE_BYTES // max(1, rows.bytes // len(rows))))
         return rows

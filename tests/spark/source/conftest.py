@@ -1,0 +1,34 @@
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.spark.source.small_query import SmallQuery
+from truenext.spark.source import driver
+from truenext.testing import BlockingBroker, blocking_broker
+
+
+@pytest.fixture
+def here() -> Iterator[BlockingBroker]:
+    with blocking_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def new_query(here: BlockingBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SmallQuery]]:
+    """Makes queries that read the queue `orders`, if they are not told otherwise."""
+    monkeypatch.setattr(driver, "READY_SECONDS", 0.05)
+    monkeypatch.setattr(driver, "RETURN_SECONDS", 0.1)
+    made: list[SmallQuery] = []
+
+    def make(**options: str) -> SmallQuery:
+        made.append(SmallQuery(here, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture
+def query(new_query: Callable[..., SmallQuery]) -> SmallQuery:
+    return new_query()

@@ -1,0 +1,134 @@
+"""Is each option read, and each that cannot be refused by its name, with what may be said instead?"""
+
+import pytest
+
+from truenext.errors import ConfigurationError
+from truenext.spark.source.options import SourceOptions, parse_options
+
+URL = "stomp://127.0.0.1:61613"
+
+
+def parsed(**options: str) -> SourceOptions:
+    return parse_options({"url": URL, "queue": "orders", **options})
+
+
+def test_what_is_not_said_has_its_default() -> None:
+    options = parsed()
+    assert [each.url for each in options.addresses] == [URL]
+    assert options.destination == "/queue/orders"
+    assert (options.selector, options.partitions, options.space, options.patience_s) == (None, 2, "main", 600.0)
+    assert (options.rows_max, options.bytes_max) == (100_000, 256 << 20)
+    assert (options.has_text_body, options.has_headers) == (False, True)
+
+
+def test_all_that_is_said_is_read_in_small_and_capital_letters() -> None:
+    options = parse_options(
+        {
+            "URL": f"{URL}, stomp://localhost:1",
+            "Queue": " /queue/orders.> ",
+            "SELECTOR": " colour = 'red' ",
+            "partitions": " 64",
+            "maxrowspertrigger": "7",
+            "maxBytesPerTrigger": "8",
+            "body": "String",
+            "headers": "FALSE",
+            "space": "Team_a-1",
+            "patience": "0",
+        }
+    )
+    assert [each.url for each in options.addresses] == [URL, "stomp://localhost:1"]
+    assert options.queue == "orders.>"
+    assert options.selector == "colour = 'red'"
+    assert (options.partitions, options.rows_max, options.bytes_max) == (64, 7, 8)
+    assert (options.has_text_body, options.has_headers) == (True, False)
+    assert (options.space, options.patience_s) == ("Team_a-1", 0.0)
+
+
+def test_an_empty_selector_is_none() -> None:
+    assert parsed(selector=" ").selector is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"url": ""}, 'option url is missing: .option("url", "stomp://127.0.0.1:61613")'),
+        ({"url": " , "}, 'option url is missing: .option("url", "stomp://127.0.0.1:61613")'),
+        ({"queue": " "}, 'option queue is missing: .option("queue", "orders")'),
+        ({"user": "me"}, "option user: a truenext broker has no users yet; leave it out"),
+        ({"password": "secret"}, "option password: a truenext broker has no users yet; leave it out"),
+        (
+            {"maxRows": "7"},
+            "option maxRows: there is none; there are url, queue, selector, partitions, maxRowsPerTrigger, "
+            "maxBytesPerTrigger, body, headers, space, patience",
+        ),
+        ({"partitions": "0"}, "option partitions is '0', and must be a whole number, 1 to 64"),
+        ({"partitions": "65"}, "option partitions is '65', and must be a whole number, 1 to 64"),
+        (
+            {"maxRowsPerTrigger": "-1"},
+            "option maxRowsPerTrigger is '-1', and must be a whole number, 1 to 1099511627776",
+        ),
+        (
+            {"maxBytesPerTrigger": "1m"},
+            "option maxBytesPerTrigger is '1m', and must be a whole number, 1 to 1125899906842624",
+        ),
+        ({"patience": "1.5"}, "option patience is '1.5', and must be a whole number, 0 to 31536000"),
+        ({"body": "json"}, "option body is 'json', and must be binary or string"),
+        ({"headers": "no"}, "option headers is 'no', and must be true or false"),
+        ({"space": "a.b"}, "option space is 'a.b', and must be a word of letters, digits, _ and -"),
+        ({"space": ""}, "option space is '', and must be a word of letters, digits, _ and -"),
+        (
+            {"queue": "/topic/news"},
+            "option queue: /topic/news is a topic, in which nothing waits. Send to the topic VirtualTopic.news, and "
+            "read the queue Consumer.NAME.VirtualTopic.news, with a NAME of your own",
+        ),
+        (
+            {"queue": "/topic/VirtualTopic.news"},
+            "option queue: /topic/VirtualTopic.news is a topic, in which nothing waits. Send to the topic "
+            "VirtualTopic.news, and read the queue Consumer.NAME.VirtualTopic.news, with a NAME of your own",
+        ),
+        ({"queue": "/topic/news.>"}, "option queue: /topic/news.> is a topic, in which nothing waits. "),
+        ({"queue": "/temp-queue/a"}, "option queue: /temp-queue/a is no queue, nor a pattern of queues"),
+        ({"queue": "/queue/a,/queue/b"}, "option queue: /queue/a,/queue/b is no queue, nor a pattern of queues"),
+        ({"queue": "a,b"}, "option queue: unknown destination 'a'"),
+        ({"queue": "a.>.b"}, "option queue: pattern '/queue/a.>.b': > stands for the rest of a name"),
+        ({"queue": "queue://a"}, "option queue: unknown destination 'queue://a'"),
+        (
+            {"queue": "Spark.source.main.1"},
+            "option queue: Spark.source.main.1 is one of the queues in which sources keep what they have read",
+        ),
+        ({"queue": "Spark.>"}, "option queue: Spark.> is one of the queues in which sources keep what they have read"),
+    ],
+    ids=str,
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(options: dict[str, str], error: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        parsed(**options)
+    assert str(raised.value).startswith(error)
+
+
+def test_an_url_that_is_none_is_refused_by_the_name_of_the_option() -> None:
+    with pytest.raises(ConfigurationError, match=r"^option url: .*http"):
+        parsed(url="http://127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("option", "queue", "is_meant"),
+    [
+        ("orders", "orders", True),
+        ("orders", "orders.new", False),
+        ("orders.>", "orders.new.eu", True),
+        ("orders.*", "orders.new.eu", False),
+        (">", "orders", True),
+        (">", "DLQ.orders", False),
+        ("DLQ.>", "DLQ.orders", True),
+        (">", "Spark.source.main.1", False),
+        ("*.>", "Spark.source.main.1", False),
+        (">", "Consumer.a.VirtualTopic.b", False),
+        ("Consumer.>", "Consumer.a.VirtualTopic.b", True),
+        # It is called so, and is an ordinary one.
+        (">", "Consumer.a", True),
+        (">", "subscription,a,b,c", False),
+    ],
+)
+def test_a_pattern_means_the_queues_that_the_contract_says(option: str, queue: str, is_meant: bool) -> None:
+    assert parsed(queue=option).is_of(queue) is is_meant

@@ -1,0 +1,277 @@
+"""Would the machine notice if the source were wrong?
+
+Each fault is a few characters changed, as somebody might write them. All must be found.
+
+    TRUENEXT_SEED=7 pytest tests/spark/source/test_planted.py      other examples than usual
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.spark.source.machine import Disagreement, Machine
+from tests.unit.mutation import mutated
+from truenext.errors import TruenextError
+from truenext.spark.source import driver, mark, task
+from truenext.spark.source.bundle import BundleRows
+from truenext.spark.source.datasource import QueueStreamReader
+from truenext.spark.source.driver import SourceDriver
+from truenext.spark.source.offset import Offset
+from truenext.spark.source.task import _Pull, _Task
+from truenext.testing import blocking_broker
+
+SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
+EXAMPLES = 1000
+"""At most; most faults show in ten."""
+
+
+class Fault(NamedTuple):
+    name: str
+    owner: Any
+    function: str
+    old: str
+    new: str
+
+
+FAULTS = [
+    Fault(
+        "rows are given before the receipt",
+        _Task,
+        "_take",
+        """if broker.wait(answer).headers.get("truenext-repeat") == "true":
+            self._repeated = head.bundle
+            raise _Repeated
+        yield self._give(head, batch)""",
+        """yield batch
+        if broker.wait(answer).headers.get("truenext-repeat") == "true":
+            self._repeated = head.bundle
+            raise _Repeated
+        self._give(head, batch)""",
+    ),
+    Fault(
+        "there is no last bundle",
+        _Task,
+        "_take",
+        "while not self.is_done:\n",
+        "while not self.is_done:\n        if not rows:\n            self.is_done = True\n            return\n",
+    ),
+    Fault(
+        "a bundle with the last rows does not say so",
+        _Task,
+        "_take",
+        "len(rows), rows.bytes, is_last)",
+        "len(rows), rows.bytes, False)",
+    ),
+    Fault(
+        "a number has no batch",
+        Offset,
+        "number",
+        "self.batch << BUNDLE_BITS | bundle",
+        "bundle",
+    ),
+    Fault(
+        "a number has the batch alone",
+        Offset,
+        "number",
+        "self.batch << BUNDLE_BITS | bundle",
+        "self.batch << BUNDLE_BITS",
+    ),
+    Fault(
+        "a commit has no number",
+        _Task,
+        "_write",
+        """"truenext-producer": self._end.producer(plan.partition),
+            "truenext-number": str(self._end.number(head.bundle)),""",
+        "",
+    ),
+    Fault(
+        "all tasks are one producer",
+        Offset,
+        "producer",
+        "{partition}",
+        "0",
+    ),
+    Fault(
+        "a repeat is not looked up",
+        _Task,
+        "_take",
+        """self._repeated = head.bundle
+            raise _Repeated""",
+        "pass",
+    ),
+    Fault(
+        "what is there from an earlier attempt is not looked for",
+        _Task,
+        "_stored_bundles",
+        "{self._end.batch} AND",
+        "0 AND",
+    ),
+    Fault(
+        "an attempt that finds the last bundle goes on",
+        _Task,
+        "_give",
+        "self.is_done = head.is_last",
+        "self.is_done = False",
+    ),
+    Fault(
+        "bundles of a lost connection are given again",
+        _Task,
+        "_stored_bundles",
+        "expected = self._given",
+        "expected = 0",
+    ),
+    Fault(
+        "a zombie whose batch was cleared goes on",
+        _Task,
+        "read",
+        "self._repeated == self._given and not self.is_done",
+        "False",
+    ),
+    Fault(
+        "a bundle does not acknowledge its last row",
+        BundleRows,
+        "add",
+        'self.last_ack = headers["ack"]',
+        'self.last_ack = self.last_ack or headers["ack"]',
+    ),
+    Fault(
+        "rows are given in reverse order",
+        BundleRows,
+        "record_batch",
+        "self._rows",
+        "self._rows[::-1]",
+    ),
+    Fault(
+        "the bundle is not in the transaction",
+        _Task,
+        "_write",
+        '"persistent": "true", **transaction, **headers}',
+        '"persistent": "true", **headers}',
+    ),
+    Fault(
+        "the messages are not acknowledged in the transaction",
+        _Task,
+        "_write",
+        '{"id": last_ack, **transaction}',
+        '{"id": last_ack}',
+    ),
+    Fault(
+        "a bundle is transient",
+        _Task,
+        "_write",
+        '"persistent": "true"',
+        '"persistent": "false"',
+    ),
+    Fault(
+        "ends count attempts",
+        _Task,
+        "_write",
+        '{**transaction, "truenext-count-attempts": "nacked"}',
+        "transaction",
+    ),
+    Fault(
+        "the end is cleared, and not the start",
+        QueueStreamReader,
+        "partitions",
+        "self._source_driver().check_not_cleared(offset)",
+        "self._source_driver()._patiently(lambda broker: self._source_driver()._clear(broker, offset))",
+    ),
+    Fault(
+        "what is cleared is not marked",
+        SourceDriver,
+        "_clear",
+        "if mark < done.batch:\n",
+        "if False:\n",
+    ),
+    Fault(
+        "the first partition alone is cleared",
+        SourceDriver,
+        "_clear",
+        "range(done.partitions)",
+        "range(1)",
+    ),
+    Fault(
+        "an old mark stays",
+        mark,
+        "replace_mark",
+        "if last is not None:\n",
+        "if False:\n",
+    ),
+    Fault(
+        "partitions are those of the option",
+        QueueStreamReader,
+        "partitions",
+        "range(offset.partitions)",
+        "range(self._options.partitions)",
+    ),
+    Fault(
+        "each run has queues of its own",
+        SourceDriver,
+        "_next_end",
+        "secrets.token_hex(8) if start is None else start.id",
+        "secrets.token_hex(8)",
+    ),
+    Fault(
+        "nothing of the options is applied",
+        QueueStreamReader,
+        "read",
+        "yield apply_options(batch, options)",
+        "yield batch",
+    ),
+    Fault(
+        "the selector is not said",
+        _Pull,
+        "__init__",
+        "if options.selector is not None:\n",
+        "if False:\n",
+    ),
+    Fault(
+        "what has no room in a bundle is left out",
+        _Pull,
+        "next_rows",
+        "self._broker.messages.appendleft(frame)",
+        "self._requested -= 1",
+    ),
+    Fault(
+        "a mark that a dead driver holds is not waited for",
+        SourceDriver,
+        "_read_mark",
+        "monotonic() >= deadline",
+        "True",
+    ),
+    Fault(
+        "what the driver has tried does not go back",
+        SourceDriver,
+        "_is_ready",
+        'broker.call("SEND", {"destination": "/control/release"}, body)',
+        "pass",
+    ),
+]
+
+
+@pytest.mark.drawn
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_machine_notices_a_fault(fault: Fault) -> None:
+    assert examples_until_noticed(fault) is not None, "nobody noticed"
+
+
+def examples_until_noticed(fault: Fault) -> int | None:
+    broken = mutated(getattr(fault.owner, fault.function), fault.old, fault.new)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault.owner, fault.function, broken)
+        # Where it was imported to.
+        for module in (driver, task):
+            if hasattr(module, fault.function):
+                patch.setattr(module, fault.function, broken)
+        for each in range(EXAMPLES):
+            try:
+                with blocking_broker() as here, pytest.MonkeyPatch.context() as others:
+                    Machine(Random(SEED + each), here, others, [], "orders").run()
+            except (Disagreement, TruenextError, AssertionError):
+                return each + 1
+    return None
