@@ -88,11 +88,13 @@ class BrokerConnection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or not issubclass(kind, (ConnectionLost, OSError)):
-            with contextlib.suppress(ConnectionLost, Refused):
-                # With its receipt all has returned that this connection held.
-                self.call("DISCONNECT", {})
-        self.close()
+        try:
+            if kind is None or not issubclass(kind, (ConnectionLost, OSError)):
+                with contextlib.suppress(ConnectionLost, Refused):
+                    # With its receipt all has returned that this connection held.
+                    self.call("DISCONNECT", {})
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End it without a word; the broker counts it as lost."""
@@ -159,6 +161,8 @@ class BrokerConnection:
             try:
                 self._write(HEART_BEAT)
             except ConnectionLost:
+                # If its user has forgotten it, nobody else closes the socket.
+                self.close()
                 return
 
     # ---- In ----
