@@ -92,8 +92,8 @@ FAULTS = [
         "all tasks are one producer",
         Offset,
         "producer",
-        "{partition}",
-        "0",
+        "self.id, partition",
+        "self.id, 0",
     ),
     Fault(
         "a repeat is not looked up",
@@ -226,14 +226,14 @@ FAULTS = [
         "the selector is not said",
         _Pull,
         "__init__",
-        "if options.selector is not None:\n",
-        "if False:\n",
+        "options.selector",
+        "None",
     ),
     Fault(
         "what has no room in a bundle is left out",
         _Pull,
         "next_rows",
-        "self._broker.messages.appendleft(frame)",
+        "self._broker.put_back(frame)",
         "self._requested -= 1",
     ),
     Fault(

@@ -130,19 +130,20 @@ class Content:
         return {
             name: value
             for name, value in self.headers.items()
-            if name not in _STOMP_HEADERS and not name.startswith("truenext-")
+            if name not in STOMP_HEADERS and not name.startswith("truenext-")
         }
 
     def __repr__(self) -> str:
         return f"<message {self.message_id} of {self.destination}, priority {self.priority}>"
 
 
-_STOMP_HEADERS = frozenset(
+STOMP_HEADERS = frozenset(
     {
         *("subscription", "ack", "message-id", "destination", "priority", "persistent", "redelivered", "timestamp"),
         *("content-length", "content-type", "expires", "reply-to", "correlation-id"),
     }
 )
+"""Headers of STOMP and of the broker without a `truenext-` before them."""
 
 
 def make_content(frame: Frame) -> Content:

@@ -22,10 +22,10 @@ from truenext.spark.source.bundle import (
 )
 from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
 from truenext.spark.source.mark import CLOSED_BATCH, close_mark, read_mark, replace_mark
-from truenext.spark.source.options import OWN_QUEUES, PARTITIONS_MAX
+from truenext.spark.source.offset import QUEUES_PREFIX, mark_queue, task_producer
+from truenext.spark.source.options import PARTITIONS_MAX
 from truenext.wire.stomp.frame import Frame
 
-_PREFIX = f"{OWN_QUEUES}source."
 _NUMBER_MAX = (1 << 63) - 1
 """The highest number that a producer may have: every later COMMIT of the query is a repeat."""
 
@@ -58,18 +58,18 @@ def list_queries(broker: BrokerConnection, space: str | None = None, *, with_row
     queries: dict[tuple[str, str], QueryStatus] = {}
     for queue in broker.ask("queues"):
         name = queue["name"]
-        words = name.removeprefix(_PREFIX).split(".")
-        if not name.startswith(_PREFIX) or len(words) not in (2, 3) or space not in (None, words[0]):
+        words = name.removeprefix(QUEUES_PREFIX).split(".")
+        if not name.startswith(QUEUES_PREFIX) or len(words) not in (2, 3) or space not in (None, words[0]):
             continue
         status = queries.setdefault((words[0], words[1]), QueryStatus(words[0], words[1]))
         if len(words) == 3 and queue["waiting"]:
             status.bundle_queues.append(name)
     for status in queries.values():
-        mark = read_mark(broker, f"{_PREFIX}{status.space}.{status.id}", allow_closed=True)
+        mark = read_mark(broker, mark_queue(status.space, status.id), allow_closed=True)
         status.is_abandoned = mark == CLOSED_BATCH
         status.batch = 0 if status.is_abandoned else mark
         for name in status.bundle_queues:
-            for frame in _browse(broker, name, None if with_rows else "spark_bundle = 0"):
+            for frame in broker.browse(f"/queue/{name}", None if with_rows else "spark_bundle = 0"):
                 head = parse_bundle_head(frame.headers)
                 written_ms = int(frame.headers["timestamp"])
                 status.source = frame.headers.get("spark_source", "")
@@ -95,12 +95,12 @@ def abandon(broker: BrokerConnection, status: QueryStatus) -> Iterator[int]:
     Yields the number of rows after each transaction.
     Raises: Refused, ConnectionLost
     """
-    name = f"{_PREFIX}{status.space}.{status.id}"
+    name = mark_queue(status.space, status.id)
     close_mark(broker, name, status.id)
     for partition in range(PARTITIONS_MAX):
         # From now on a task of the query finds that its COMMIT is a repeat, and fails. In a transaction with something
         # persistent, or a crash of the broker would forget the number.
-        replace_mark(broker, name, CLOSED_BATCH, f"spark/{status.id}/{partition}", _NUMBER_MAX)
+        replace_mark(broker, name, CLOSED_BATCH, task_producer(status.id, partition), _NUMBER_MAX)
     # Those that were written until then, too.
     for queue in broker.ask("queues"):
         if queue["name"].startswith(f"{name}.") and queue["waiting"]:
@@ -175,27 +175,12 @@ def _commit(broker: BrokerConnection, frames: list[tuple[str, dict[str, str], by
     broker.call("COMMIT", transaction)
 
 
-def _browse(broker: BrokerConnection, queue: str, selector: str | None) -> Iterator[Frame]:
-    headers = {"id": "browse", "destination": f"/queue/{queue}", "browser": "true", "ack": "auto"}
-    if selector is not None:
-        headers["selector"] = selector
-    broker.post("SUBSCRIBE", headers)
-    while (frame := broker.next_message("browse", ANSWER_SECONDS)) is not None:
-        if frame.headers.get("browser") == "end":
-            broker.post("UNSUBSCRIBE", {"id": "browse"})
-            return
-        yield frame
-    raise ConnectionLost(f"the broker does not show {queue} within {ANSWER_SECONDS:g} seconds")
-
-
 def _take(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
     """Bundles of a queue, one at a time, until none is ready; what is not acknowledged returns in the end."""
-    headers = {"id": "take", "destination": f"/queue/{queue}", "ack": "client-individual", "truenext-pull": "true"}
-    broker.post("SUBSCRIBE", headers)
-    credit = {"destination": "/control/credit", "id": "take", "messages": "1", "wait": "false"}
+    broker.subscribe_to_pull("take", f"/queue/{queue}", "client-individual")
     try:
         while True:
-            broker.post("SEND", credit)
+            broker.pull("take", 1)
             frame = broker.next_message("take", ANSWER_SECONDS)
             if frame is None:
                 raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")

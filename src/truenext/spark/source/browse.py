@@ -7,9 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from truenext.errors import ConnectionLost
 from truenext.spark.source.bundle import BUNDLE_BYTES, BUNDLE_ROWS, record_batch, row_of
-from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
+from truenext.spark.source.connection import BrokerConnection
 from truenext.spark.source.options import SourceOptions
 
 
@@ -18,20 +17,13 @@ def browse(broker: BrokerConnection, options: SourceOptions) -> Iterator[pa.Reco
 
     Raises: Refused, ConnectionLost
     """
-    headers = {"id": "browse", "destination": options.destination, "browser": "true", "ack": "auto"}
-    if options.selector is not None:
-        headers["selector"] = options.selector
-    broker.post("SUBSCRIBE", headers)
     rows: list[tuple[Any, ...]] = []
     size = 0
-    while (frame := broker.next_message("browse", ANSWER_SECONDS)) is not None:
-        if frame.headers.get("browser") == "end":
-            if rows:
-                yield record_batch(rows)
-            return
+    for frame in broker.browse(options.destination, options.selector):
         rows.append(row_of(frame))
         size += len(frame.body)
         if size >= BUNDLE_BYTES or len(rows) >= BUNDLE_ROWS:
             yield record_batch(rows)
             rows, size = [], 0
-    raise ConnectionLost(f"the broker does not show {options.destination} within {ANSWER_SECONDS:g} seconds")
+    if rows:
+        yield record_batch(rows)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from truenext.client.core.message import STOMP_HEADERS
 from truenext.errors import RemoteProtocolError, TruenextError
 from truenext.wire.stomp.frame import Frame
 
@@ -44,13 +45,7 @@ ARROW_SCHEMA = pa.schema(
         ("body", pa.binary()),
     ]
 )
-_BROKER_HEADERS = frozenset(
-    {
-        *("subscription", "ack", "message-id", "destination", "priority", "persistent", "redelivered", "timestamp"),
-        *("content-length", "content-type", "expires", "reply-to", "correlation-id", "JMSXGroupID"),
-        "JMSXGroupFirstForConsumer",
-    }
-)
+_BROKER_HEADERS = STOMP_HEADERS | {"JMSXGroupID", "JMSXGroupFirstForConsumer"}
 """Headers that have a column, or that tell of one delivery."""
 
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import Event, Lock, Thread
 from typing import Any
 
@@ -142,6 +142,38 @@ class BrokerConnection:
             if frame.headers.get("correlation-id") == number:
                 return json.loads(frame.body)
 
+    def browse(self, destination: str, selector: str | None = None) -> Iterator[Frame]:
+        """Yield what waits, in its order; nothing is taken. To be gone through to its end before another browse.
+
+        Raises: Refused, ConnectionLost
+        """
+        headers = {"id": "browse", "destination": destination, "browser": "true", "ack": "auto"}
+        if selector is not None:
+            headers["selector"] = selector
+        self.post("SUBSCRIBE", headers)
+        while (frame := self.next_message("browse", ANSWER_SECONDS)) is not None:
+            if frame.headers.get("browser") == "end":
+                self.post("UNSUBSCRIBE", {"id": "browse"})
+                return
+            yield frame
+        raise ConnectionLost(f"the broker does not show {destination} within {ANSWER_SECONDS:g} seconds")
+
+    def subscribe_to_pull(self, name: str, destination: str, ack: str, selector: str | None = None) -> None:
+        """Begin a subscription of this name, which gets what `pull` asks for."""
+        headers = {"id": name, "destination": destination, "ack": ack, "truenext-pull": "true"}
+        if selector is not None:
+            headers["selector"] = selector
+        self.post("SUBSCRIBE", headers)
+
+    def pull(self, name: str, count: int, *, waits: bool = False, correlation: str = "") -> None:
+        """Ask for so many messages more; with 0 withdraw what was asked for. The notice of what does not come has this
+        correlation id."""
+        headers = {"destination": "/control/credit", "id": name, "messages": str(count)}
+        headers["wait"] = "true" if waits else "false"
+        if correlation:
+            headers["correlation-id"] = correlation
+        self.post("SEND", headers)
+
     def flush(self) -> None:
         """Raises: ConnectionLost"""
         chunks, self._link.out_chunks = self._link.out_chunks, []
@@ -222,23 +254,22 @@ class BrokerConnection:
         Raises: ConnectionLost
         """
         link = self._link
-        while True:
-            now = monotonic()
-            # Behind a long pause of its caller, all that came meanwhile is still to be read.
-            silence_ends = now + link.silence_limit_s if link.silence_limit_s else deadline
-            self._socket.settimeout(max(0.0, min(deadline, silence_ends) - now))
-            try:
-                data = self._socket.recv(READ_BYTES)
-            except (TimeoutError, BlockingIOError):
-                if deadline <= silence_ends:
-                    return False
-                raise ConnectionLost("the broker has sent nothing, not even a heart-beat") from None
-            except OSError as error:
-                raise ConnectionLost(f"the connection was lost: {error}") from error
-            if not data:
-                raise ConnectionLost("the broker has closed the connection")
-            link.receive_data(data, now)
-            return True
+        now = monotonic()
+        # Behind a long pause of its caller, all that came meanwhile is still to be read.
+        silence_ends = now + link.silence_limit_s if link.silence_limit_s else deadline
+        self._socket.settimeout(max(0.0, min(deadline, silence_ends) - now))
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (TimeoutError, BlockingIOError):
+            if deadline <= silence_ends:
+                return False
+            raise ConnectionLost("the broker has sent nothing, not even a heart-beat") from None
+        except OSError as error:
+            raise ConnectionLost(f"the connection was lost: {error}") from error
+        if not data:
+            raise ConnectionLost("the broker has closed the connection")
+        link.receive_data(data, now)
+        return True
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":

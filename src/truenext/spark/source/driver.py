@@ -121,19 +121,14 @@ class SourceDriver:
         """Pull one message, and give it back. That costs a delivery, and no attempt."""
         options = self._options
         if not self._probe_count:
-            headers = {"id": "probe", "destination": options.destination, "ack": "client-individual"}
-            headers["truenext-pull"] = "true"
-            if options.selector is not None:
-                headers["selector"] = options.selector
-            broker.post("SUBSCRIBE", headers)
+            broker.subscribe_to_pull("probe", options.destination, "client-individual", options.selector)
         round_ = str(self._probe_count)
         self._probe_count += 1
-        credit = {"destination": "/control/credit", "id": "probe", "correlation-id": round_}
-        broker.post("SEND", credit | {"messages": "1", "wait": "true" if waits else "false"})
+        broker.pull("probe", 1, waits=waits, correlation=round_)
         frame = self._probe_answer(broker, round_, READY_SECONDS if waits else ANSWER_SECONDS)
         if frame is None and waits:
             # Nothing comes behind the answer to this.
-            broker.post("SEND", credit | {"messages": "0"})
+            broker.pull("probe", 0, correlation=round_)
             frame = self._probe_answer(broker, round_, ANSWER_SECONDS)
         if frame is None:
             raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")

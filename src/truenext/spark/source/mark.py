@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from truenext.errors import Code, ConnectionLost, Refused
+from truenext.errors import Code, Refused
 from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
 from truenext.spark.source.task import Superseded
 from truenext.wire.stomp.frame import Frame
@@ -24,16 +24,10 @@ def read_mark(broker: BrokerConnection, queue: str, *, allow_closed: bool = Fals
 
     Raises: Superseded if the query was abandoned, Refused, ConnectionLost
     """
-    broker.post("SUBSCRIBE", {"id": "mark", "destination": f"/queue/{queue}", "browser": "true", "ack": "auto"})
-    mark = 0
-    while (frame := broker.next_message("mark", ANSWER_SECONDS)) is not None:
-        if frame.headers.get("browser") == "end":
-            broker.post("UNSUBSCRIBE", {"id": "mark"})
-            if mark == CLOSED_BATCH and not allow_closed:
-                raise Superseded(f"{queue} says that this query was abandoned: start it with a new checkpoint")
-            return mark
-        mark = max(mark, _batch_of(frame))
-    raise ConnectionLost(f"the broker does not show {queue} within {ANSWER_SECONDS:g} seconds")
+    mark = max(map(_batch_of, broker.browse(f"/queue/{queue}")), default=0)
+    if mark == CLOSED_BATCH and not allow_closed:
+        raise Superseded(f"{queue} says that this query was abandoned: start it with a new checkpoint")
+    return mark
 
 
 def replace_mark(broker: BrokerConnection, queue: str, batch: int, producer: str, number: int) -> None:
@@ -43,10 +37,8 @@ def replace_mark(broker: BrokerConnection, queue: str, batch: int, producer: str
     Raises: Superseded if another driver has gone further, Refused, ConnectionLost
     """
     destination, transaction = f"/queue/{queue}", {"transaction": "mark"}
-    headers = {"id": "old mark", "destination": destination, "ack": "client", "truenext-pull": "true"}
-    broker.post("SUBSCRIBE", headers)
-    credit = {"destination": "/control/credit", "id": "old mark", "messages": "100", "wait": "false"}
-    broker.post("SEND", credit)
+    broker.subscribe_to_pull("old mark", destination, "client")
+    broker.pull("old mark", 100)
     last: Frame | None = None
     while (
         frame := broker.next_message("old mark", ANSWER_SECONDS)

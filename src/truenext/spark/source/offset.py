@@ -6,11 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from truenext.errors import ConfigurationError
-from truenext.spark.source.options import OWN_QUEUES
+from truenext.model.destination import SPARK_PREFIX
 
 OFFSET_VERSION = 1
 START: dict[str, Any] = {"v": OFFSET_VERSION, "batch": 0}
 """Before the first batch: the same for every query, since Spark asks for it more than once."""
+
+QUEUES_PREFIX = f"{SPARK_PREFIX}source."
+"""How the names of the queues begin in which sources keep marks and bundles; then come space, id and partition."""
 
 BUNDLE_BITS = 20
 """Of a producer's number: bundles of one task in one batch."""
@@ -39,14 +42,14 @@ class Offset:
     @property
     def mark_queue(self) -> str:
         """Where the source keeps how far it has cleared its bundles."""
-        return f"{OWN_QUEUES}source.{self.space}.{self.id}"
+        return mark_queue(self.space, self.id)
 
     def bundle_queue(self, partition: int) -> str:
         return f"{self.mark_queue}.{partition}"
 
     def producer(self, partition: int) -> str:
         """By which the broker knows a repeated COMMIT of a task."""
-        return f"spark/{self.id}/{partition}"
+        return task_producer(self.id, partition)
 
     def number(self, bundle: int) -> int:
         """Of the COMMIT of a bundle, the first is 0; rises from batch to batch.
@@ -61,6 +64,14 @@ class Offset:
         """Rows and bytes at most of one task; together no more rows than the batch may have."""
         rows = self.rows // self.partitions + (partition < self.rows % self.partitions)
         return rows, max(1, self.bytes // self.partitions)
+
+
+def mark_queue(space: str, query_id: str) -> str:
+    return f"{QUEUES_PREFIX}{space}.{query_id}"
+
+
+def task_producer(query_id: str, partition: int) -> str:
+    return f"spark/{query_id}/{partition}"
 
 
 def parse_offset(found: dict[str, Any]) -> Offset | None:

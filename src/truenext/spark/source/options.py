@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from truenext.errors import ConfigurationError, RemoteProtocolError
-from truenext.model.destination import DestinationKind, parse_address, virtual_topic
+from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX, DestinationKind, parse_address, virtual_topic
 from truenext.model.pattern import is_pattern, matches
 from truenext.model.url import Address, parse_url
 
 PARTITIONS_MAX = 64
-OWN_QUEUES = "Spark."
-"""How the names of the queues begin in which sources keep their bundles."""
-
 _SPACE_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -47,7 +44,7 @@ class SourceOptions:
         if not is_pattern(self.queue):
             return queue == self.queue
         # docs/contract.md, "Wildcards": these are meant only by a pattern that begins with the same word.
-        if is_pattern(pattern[0]) and (words[0] in ("DLQ", "Spark") or virtual_topic(queue)):
+        if is_pattern(pattern[0]) and (queue.startswith((DEAD_LETTER_PREFIX, SPARK_PREFIX)) or virtual_topic(queue)):
             return False
         return "," not in queue and matches(pattern, words)
 
@@ -113,7 +110,7 @@ def _queue(text: str) -> str:
         )
     if destination.kind not in (DestinationKind.QUEUE, DestinationKind.QUEUE_PATTERN):
         raise ConfigurationError(f"option queue: {text} is no queue, nor a pattern of queues")
-    if destination.name.startswith(OWN_QUEUES):
+    if destination.name.startswith(SPARK_PREFIX):
         raise ConfigurationError(f"option queue: {text} is one of the queues in which sources keep what they have read")
     return destination.name
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from truenext.errors import ConnectionLost, TruenextError
+from truenext.errors import TruenextError
 from truenext.spark.source.bundle import (
     BUNDLE_BYTES,
     BUNDLE_ROWS,
@@ -124,26 +124,21 @@ class _Task:
 
         Raises: Superseded if one of them is missing
         """
-        headers = {"id": "bundles", "destination": self._queue, "browser": "true", "ack": "auto"}
         expected = self._given
         selector = f"spark_batch = {self._end.batch} AND spark_bundle >= {expected}"
-        broker.post("SUBSCRIBE", headers | {"selector": selector})
         early: dict[int, tuple[BundleHead, bytes]] = {}
         """Bundles that came before an earlier one: of which an operator has rejected a row."""
-        while (frame := broker.next_message("bundles", ANSWER_SECONDS)) is not None and "browser" not in frame.headers:
+        for frame in broker.browse(self._queue, selector):
             head = parse_bundle_head(frame.headers)
             early[head.bundle] = (head, frame.body)
             while expected in early:
                 yield early.pop(expected)
                 expected += 1
-        if frame is None:
-            raise ConnectionLost(f"the broker does not show {self._queue} within {ANSWER_SECONDS:g} seconds")
         if early:
             raise Superseded(
                 f"batch {self._end.batch} lacks bundle {expected} of {self._queue}: another run of this query has "
                 f"cleared it"
             )
-        broker.post("UNSUBSCRIBE", {"id": "bundles"})
 
     # ---- New bundles ----
 
@@ -198,10 +193,7 @@ class _Pull:
         """Messages that were asked for and have not come."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
-        headers = {"id": "rows", "destination": options.destination, "ack": "client", "truenext-pull": "true"}
-        if options.selector is not None:
-            headers["selector"] = options.selector
-        broker.post("SUBSCRIBE", headers)
+        broker.subscribe_to_pull("rows", options.destination, "client", options.selector)
 
     @property
     def is_exhausted(self) -> bool:
@@ -235,8 +227,7 @@ class _Pull:
         self._request_count += 1
         self._requested += count
         self._unrequested -= count
-        headers = {"id": "rows", "messages": str(count), "wait": "false", "correlation-id": str(self._request_count)}
-        self._broker.post("SEND", {"destination": "/control/credit", **headers})
+        self._broker.pull("rows", count, correlation=str(self._request_count))
         self._broker.flush()
 
     def _on_unused(self, headers: dict[str, str]) -> None:
