@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.streaming.readwriter import DataStreamReader
 from pyspark.sql.types import StructType
 
@@ -156,9 +156,12 @@ class RowsInMemory(DataSource):
         return _MemoryReader(self._rows)
 
 
-class _MemoryReader(DataSourceStreamReader):
+class _MemoryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, rows: int) -> None:
         self._rows = rows
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Nothing: there are no more than these rows."""
 
     def initialOffset(self) -> dict[str, int]:
         return {"rows": 0}

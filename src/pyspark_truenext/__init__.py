@@ -1,5 +1,5 @@
 """Registers `format("truenext")` with Spark, which imports every module whose name begins with `pyspark_`."""
 
-from truenext.spark.source.datasource import TruenextDataSource as DefaultSource
+from truenext.spark.datasource import TruenextDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

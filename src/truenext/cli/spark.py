@@ -18,55 +18,90 @@ from truenext.errors import ConfigurationError, TruenextError
 from truenext.model.url import parse_url
 
 if TYPE_CHECKING:
-    from truenext.spark.source.connection import BrokerConnection
+    from truenext.spark.broker.connection import BrokerConnection
+
+_id_argument = click.argument("query_id", metavar="ID", type=QueryIdParam())
 
 
 @click.group()
 def spark() -> None:
-    """Look after what Spark's queries have taken from queues.
+    """Look after what Spark's queries keep in the broker.
 
-    A query keeps the rows of a batch in queues of its own until the batch is done. See docs/spark.md.
+    A query that reads queues keeps the rows of a batch in queues of its own until the batch is done. One that writes to
+    queues keeps there what it is about to publish. See docs/spark.md.
     """
 
 
 @spark.command("list")
 @url_option
 def list_(url: str) -> None:
-    """Show each query: what it reads, its batch, and what it has not cleared."""
+    """Show each query: what it reads, its batch, and what it has not finished."""
     with _connected(url) as broker:
+        from truenext.spark.sink.admin import list_sinks
         from truenext.spark.source.admin import list_queries
 
-        queries = list_queries(broker)
-    table = Table("space", "id", "queue", "batch", "rows", "bytes", "since", box=None)
-    for each in queries:
-        since = datetime.fromtimestamp(each.since_ms / 1000, UTC).isoformat(" ", "seconds") if each.since_ms else ""
-        batch = "abandoned" if each.is_abandoned else f"{each.batch:,}"
-        table.add_row(each.space, each.id, each.source, batch, f"{each.rows:,}", f"{each.bytes:,}", since)
+        sources = list_queries(broker)
+        sinks = list_sinks(broker)
+    table = Table("space", "id", "reads", "batch", "rows", "bytes", "since", box=None)
+    for source in sources:
+        batch = "abandoned" if source.is_abandoned else f"{source.batch:,}"
+        since = _time(source.since_ms)
+        table.add_row(source.space, source.id, source.source, batch, f"{source.rows:,}", f"{source.bytes:,}", since)
     terminal.print_drawn(table)
+    table = Table("space", "id", "writes", "batch", "rows", "bytes", "since", box=None)
+    for sink in sinks:
+        decision = sink.decision
+        batch = "none" if decision is None else "abandoned" if decision.is_closed else f"{decision.batch:,}"
+        state = "to publish" if sink.rows else "drafts" if sink.bytes else ""
+        since = _time(sink.since_ms)
+        table.add_row(sink.queues.space, sink.queues.id, state, batch, f"{sink.rows:,}", f"{sink.bytes:,}", since)
+    if sinks:
+        terminal.print_drawn(table)
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "seconds") if time_ms else ""
 
 
 @spark.command()
-@click.argument("query_id", metavar="ID", type=QueryIdParam())
+@_id_argument
 @url_option
-def abandon(query_id: str, url: str) -> None:
-    """Close the query ID for ever, and return its rows to their queues.
+def publish(query_id: str, url: str) -> None:
+    """Publish what the query ID has decided to, and not published to its end.
 
-    They are new arrivals there. If its last batch was written but not cleared, its rows come twice: see docs/spark.md.
-    A query that still runs fails.
+    The query does the same when it is started again.
     """
     with _connected(url) as broker:
-        from truenext.spark.source.admin import abandon as abandon_query
-        from truenext.spark.source.admin import find_query
+        from truenext.spark.admin import find_sink
+        from truenext.spark.sink.admin import publish_decision
 
-        rows = 0
-        for count in abandon_query(broker, find_query(broker, query_id)):
-            rows += count
-            terminal.echo(f"{rows:,} rows returned", err=True)
-    terminal.echo(f"closed; {rows:,} rows returned")
+        batch = publish_decision(broker, find_sink(broker, query_id).queues)
+    terminal.echo(f"batch {batch} is published")
 
 
 @spark.command()
-@click.argument("query_id", metavar="ID", type=QueryIdParam())
+@_id_argument
+@url_option
+def abandon(query_id: str, url: str) -> None:
+    """Close the query ID for ever, and return the rows that it has read to their queues.
+
+    They are new arrivals there. Where the query writes to queues of the same broker, it is published what was decided,
+    and the rows of such batches are dropped, as their effects are there. Otherwise the rows of its last batch may come
+    twice: see docs/spark.md. A query that still runs fails.
+    """
+    with _connected(url) as broker:
+        from truenext.spark.admin import abandon as abandon_query
+        from truenext.spark.admin import find
+
+        returned = dropped = 0
+        for returned_now, dropped_now in abandon_query(broker, find(broker, query_id)):
+            returned, dropped = returned + returned_now, dropped + dropped_now
+            terminal.echo(f"{returned:,} rows returned", err=True)
+    terminal.echo(f"closed; {returned:,} rows returned, {dropped:,} dropped, whose output is published")
+
+
+@spark.command()
+@_id_argument
 @click.argument("sequence", type=click.IntRange(1, NUMBER_MAX))
 @url_option
 def reject(query_id: str, sequence: int, url: str) -> None:
@@ -75,19 +110,35 @@ def reject(query_id: str, sequence: int, url: str) -> None:
     Stop the query first, and start it again behind this.
     """
     with _connected(url) as broker:
-        from truenext.spark.source.admin import find_query
+        from truenext.spark.admin import find_source
         from truenext.spark.source.admin import reject as reject_row
 
-        target = reject_row(broker, find_query(broker, query_id), sequence)
+        target = reject_row(broker, find_source(broker, query_id), sequence)
     terminal.echo(f"message {sequence} is in {target}")
+
+
+@spark.command()
+@_id_argument
+@url_option
+def forget(query_id: str, url: str) -> None:
+    """Remove what the broker keeps of the query ID, which never runs again.
+
+    If it does run again, it reads and writes as if nothing had been before.
+    """
+    with _connected(url) as broker:
+        from truenext.spark.admin import find
+        from truenext.spark.admin import forget as forget_query
+
+        forget_query(broker, find(broker, query_id))
+    terminal.echo("forgotten")
 
 
 @contextmanager
 def _connected(url: str) -> Iterator[BrokerConnection]:
     """Raises: CommandFailure"""
     try:
-        from truenext.spark.source import admin  # noqa: F401
-        from truenext.spark.source.connection import BrokerConnection
+        from truenext.spark import admin  # noqa: F401
+        from truenext.spark.broker.connection import BrokerConnection
     except ModuleNotFoundError as error:
         raise CommandFailure(ConfigurationError(f"this needs {error.name}: pip install 'truenext[spark]'")) from error
     try:

@@ -53,7 +53,7 @@ class QueryIdParam(click.ParamType[str]):
     name = "id"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch("[0-9a-f]{1,16}", value):
+        if not re.fullmatch("[0-9A-Za-z_-]{1,64}", value):
             self.fail(f"{_shortened_repr(value)} is no id, as `truenext spark list` shows it", param, ctx)
         return value
 

@@ -28,11 +28,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient
-from truenext.spark.source import bundle, connection, datasource, driver, task
-from truenext.spark.source.connection import BrokerConnection
-from truenext.spark.source.datasource import PlannedTask, QueueStreamReader, TruenextDataSource
+from truenext.spark import datasource
+from truenext.spark.broker import connection
+from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.broker.patience import Patience
+from truenext.spark.datasource import PlannedTask, QueueStreamReader, TruenextDataSource
+from truenext.spark.source import bundle, driver, task
 from truenext.spark.source.options import SourceOptions, parse_options
-from truenext.spark.source.patience import Patience
 from truenext.spark.source.task import Superseded
 from truenext.testing import BlockingBroker
 

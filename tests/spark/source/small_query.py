@@ -8,8 +8,8 @@ from typing import Any
 
 from tests.integration.raw_client import RawClient
 from truenext.model.url import parse_url
-from truenext.spark.source.connection import BrokerConnection
-from truenext.spark.source.datasource import PlannedTask, QueueStreamReader, TruenextDataSource
+from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.datasource import PlannedTask, QueueStreamReader, TruenextDataSource
 from truenext.spark.source.offset import Offset, parse_offset
 from truenext.testing import BlockingBroker
 

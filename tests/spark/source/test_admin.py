@@ -10,9 +10,10 @@ import pytest
 
 from tests.spark.source.small_query import SmallQuery, bodies_in, client, connect, send
 from truenext.errors import ConnectionLost, TruenextError
+from truenext.spark.admin import abandon, find_source
+from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.source import admin
-from truenext.spark.source.admin import QueryStatus, abandon, find_query, list_queries, reject
-from truenext.spark.source.connection import BrokerConnection
+from truenext.spark.source.admin import QueryStatus, list_queries, reject
 from truenext.spark.source.mark import close_mark
 from truenext.spark.source.task import Superseded
 from truenext.testing import BlockingBroker
@@ -28,7 +29,7 @@ def listed(here: BlockingBroker) -> list[QueryStatus]:
 def abandoned(here: BlockingBroker, query: SmallQuery) -> int:
     """The number of rows that were returned."""
     with connect(here) as broker:
-        return sum(abandon(broker, find_query(broker, query.end.id)))
+        return sum(returned for returned, _ in abandon(broker, find_source(broker, query.end.id)))
 
 
 def test_a_broker_without_queries_lists_none(here: BlockingBroker) -> None:
@@ -61,11 +62,11 @@ def test_a_query_is_found_by_the_beginning_of_its_id(here: BlockingBroker, new_q
     for each in (first, second):
         each.run_batch(each.reader())
     with connect(here) as broker:
-        assert find_query(broker, first.end.id[:12]).id == first.end.id
+        assert find_source(broker, first.end.id[:12]).id == first.end.id
         with pytest.raises(TruenextError, match=r"^query 'none': there is none; truenext spark list shows all$"):
-            find_query(broker, "none")
+            find_source(broker, "none")
         with pytest.raises(TruenextError, match=r"^query '': there are several; truenext spark list shows all$"):
-            find_query(broker, "")
+            find_source(broker, "")
 
 
 def test_an_abandoned_query_gives_its_rows_back_as_they_were(here: BlockingBroker, query: SmallQuery) -> None:
@@ -166,7 +167,7 @@ def test_a_bundle_that_is_written_while_the_query_is_closed_is_returned(
     with connect(here) as broker:
         query_status = QueryStatus("main", query.end.id)
         monkeypatch.setattr(admin, "close_mark", run_and_close)
-        assert sum(abandon(broker, query_status)) == 3
+        assert list(abandon(broker, query_status)) == [(3, 0)]
     assert bodies_in(here) == ["a", "b", "c"]
 
 
@@ -212,9 +213,9 @@ def test_a_rejected_row_is_in_the_dead_letter_queue_and_the_others_are_read(
     rows = [row for each in planned for batch in reader.read(each) for row in batch.to_pylist()]
     (sequence,) = (row["sequence"] for row in rows if row["body"] == b"b")
     with connect(here) as broker:
-        assert reject(broker, find_query(broker, query.end.id), sequence) == "DLQ.orders"
+        assert reject(broker, find_source(broker, query.end.id), sequence) == "DLQ.orders"
         with pytest.raises(TruenextError, match=f"^no bundle of query {query.end.id} has message {sequence}$"):
-            reject(broker, find_query(broker, query.end.id), sequence)
+            reject(broker, find_source(broker, query.end.id), sequence)
     # In the order in which they were taken, though a bundle was written anew.
     assert query.finish(query.reader(), query.replan(query.reader())) == [*"acdefg"]
     here.crash()
@@ -228,7 +229,7 @@ def test_the_only_row_of_a_query_can_be_rejected(here: BlockingBroker, query: Sm
     reader = query.reader()
     query.run_batch(reader)
     with connect(here) as broker:
-        reject(broker, find_query(broker, query.end.id), 1)
+        reject(broker, find_source(broker, query.end.id), 1)
     assert query.finish(reader, query.replan(reader)) == []
     assert query.run_to_end(reader) == []
     assert bodies_in(here, "DLQ.orders") == ["a"]
@@ -239,7 +240,7 @@ def test_all_that_an_operator_held_is_there_without_an_attempt(here: BlockingBro
     reader = query.reader()
     query.run_batch(reader)
     with connect(here) as broker:
-        status = find_query(broker, query.end.id)
+        status = find_source(broker, query.end.id)
         with pytest.raises(TruenextError):
             reject(broker, status, 99)
         lost = abandon(broker, status)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.spark.source.small_query import SmallQuery, bodies_in, client, connect, forget_numbers, send
 from truenext.model.url import parse_url
-from truenext.spark.source.datasource import QueueStreamReader
+from truenext.spark.datasource import QueueStreamReader
 from truenext.spark.source.mark import read_mark
 from truenext.spark.source.task import Superseded
 from truenext.testing import BlockingBroker, blocking_broker

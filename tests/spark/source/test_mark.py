@@ -3,7 +3,8 @@
 import pytest
 
 from tests.spark.source.small_query import client, connect, send
-from truenext.spark.source.mark import CLOSED_BATCH, close_mark, mark_producer, purge, read_mark, replace_mark
+from truenext.spark.broker.latest import CLOSED_BATCH, purge
+from truenext.spark.source.mark import close_mark, mark_producer, read_mark, replace_mark
 from truenext.spark.source.task import Superseded
 from truenext.testing import BlockingBroker
 
@@ -23,7 +24,7 @@ def test_the_mark_is_the_last_one_and_alone(here: BlockingBroker) -> None:
             assert read_mark(broker, QUEUE) == batch
     here.crash()
     (mark,) = here.queue(QUEUE).messages
-    assert (mark.body, mark.headers["truenext-attempts"]) == (b'{"batch": 7}', "0")
+    assert (mark.body, mark.headers["truenext-attempts"]) == (b'{"batch":7}', "0")
 
 
 def test_a_mark_is_not_put_back(here: BlockingBroker) -> None:
@@ -40,12 +41,12 @@ def test_a_driver_that_comes_late_with_the_same_batch_changes_nothing(here: Bloc
     """By its number, though it has seen an older mark."""
     late = client(here)
     late.begin("late")
-    late.send(QUEUE, b'{"batch": 2}', persistent=True, transaction="late")
+    late.send(QUEUE, b'{"batch":2}', persistent=True, transaction="late")
     with connect(here) as broker:
         replace_mark(broker, QUEUE, 2, mark_producer("q"), 2)
     late.commit("late", headers={"truenext-producer": "spark/q/mark", "truenext-number": "2"})
     late.disconnect()
-    assert here.queue(QUEUE).bodies == [b'{"batch": 2}']
+    assert here.queue(QUEUE).bodies == [b'{"batch":2}']
 
 
 def test_of_two_marks_the_higher_one_counts_and_the_next_replaces_both(here: BlockingBroker) -> None:
@@ -63,7 +64,7 @@ def test_of_two_marks_the_higher_one_counts_and_the_next_replaces_both(here: Blo
         assert read_mark(broker, QUEUE) == 2
         assert here.queue(QUEUE).waiting == 2
         replace_mark(broker, QUEUE, 3, mark_producer("q"), 3)
-    assert here.queue(QUEUE).bodies == [b'{"batch": 3}']
+    assert here.queue(QUEUE).bodies == [b'{"batch":3}']
 
 
 def test_a_closed_query_has_no_batch_more(here: BlockingBroker) -> None:

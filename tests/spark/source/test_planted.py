@@ -16,9 +16,9 @@ import pytest
 from tests.spark.source.machine import Disagreement, Machine
 from tests.unit.mutation import mutated
 from truenext.errors import TruenextError
+from truenext.spark.datasource import QueueStreamReader
 from truenext.spark.source import driver, mark, task
 from truenext.spark.source.bundle import BundleRows
-from truenext.spark.source.datasource import QueueStreamReader
 from truenext.spark.source.driver import SourceDriver
 from truenext.spark.source.offset import Offset
 from truenext.spark.source.task import _Pull, _Task

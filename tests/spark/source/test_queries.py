@@ -1,6 +1,5 @@
 """Do queues come into Spark as docs/spark.md says? Short queries in the suite's session, against a real broker."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,39 +9,16 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.integration.broker_process import BrokerProcess
+from tests.spark.queues import QUERY_SECONDS, queues_with_messages, run_to_end, send, serving, url, waiting
 from truenext import blocking
-
-QUERY_SECONDS = 120
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    broker = BrokerProcess(tmp_path)
-    broker.start()
-    try:
-        yield broker
-        broker.stop()
-    finally:
-        broker.clean_up()
-
-
-def url(broker: BrokerProcess) -> str:
-    return f"stomp://127.0.0.1:{broker.port}"
-
-
-def send(broker: BrokerProcess, numbers: range, **options: Any) -> None:
-    with blocking.connect(url(broker)) as connection:
-        for number in numbers:
-            headers = {"number": str(number)}
-            connection.send_nowait("/queue/orders", str(number), priority=number % 10, headers=headers, **options)
-
-
-def waiting(broker: BrokerProcess, queue: str) -> int:
-    with blocking.connect(url(broker)) as connection:
-        return sum(1 for _ in connection.browse(f"/queue/{queue}"))
+    with serving(tmp_path) as process:
+        yield process
 
 
 def stream(spark: SparkSession, broker: BrokerProcess, **options: object) -> DataFrame:
@@ -50,10 +26,6 @@ def stream(spark: SparkSession, broker: BrokerProcess, **options: object) -> Dat
     for name, value in options.items():
         reader = reader.option(name, str(value))
     return reader.load()
-
-
-def run_to_end(query: StreamingQuery) -> None:
-    assert query.awaitTermination(QUERY_SECONDS)
 
 
 def test_a_batch_read_shows_what_waits_in_order_with_all_columns_and_takes_nothing(
@@ -117,8 +89,7 @@ def test_a_stream_takes_each_message_once_over_restarts_of_the_query_and_of_the_
     assert Counter(int(row["headers"]["number"]) for row in found) == Counter(range(120))
     assert {row["attempts"] for row in found} == {0}
     # With what it has read cleared.
-    names = [each["name"] for each in json.loads(_control(broker, "queues")) if each["waiting"]]
-    assert [name.count(".") for name in names] == [3]
+    assert [name.count(".") for name in queues_with_messages(broker)] == [3]
 
 
 def test_both_actions_of_one_batch_see_the_same_rows(
@@ -171,8 +142,3 @@ def test_a_checkpoint_of_another_queue_ends_the_query_by_name(
             with pytest.raises(PySparkException, match="the checkpoint is of the queue orders"):
                 query.awaitTermination(QUERY_SECONDS)
     assert waiting(broker, "others") == 2
-
-
-def _control(broker: BrokerProcess, verb: str) -> bytes:
-    with blocking.connect(url(broker)) as connection:
-        return connection.control_request(verb)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.spark.source.small_query import SmallQuery, bodies_in, client, connecting, forget_numbers, send
 from truenext.errors import ConnectionLost, TruenextError
+from truenext.spark.broker.patience import Patience
+from truenext.spark.datasource import PlannedTask
 from truenext.spark.source.bundle import decode_bundle
-from truenext.spark.source.datasource import PlannedTask
-from truenext.spark.source.patience import Patience
 from truenext.spark.source.task import Superseded, read_task
 from truenext.testing import BlockingBroker
 
@@ -210,7 +210,7 @@ def test_what_waits_is_reported_now_and_then(
     here: BlockingBroker, new_query: NewQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("truenext.spark.source.datasource.monotonic", lambda: now[0])
+    monkeypatch.setattr("truenext.spark.datasource.monotonic", lambda: now[0])
     send(here, *"ab", queue="orders.a")
     send(here, *"cde", queue="orders.b")
     send(here, "f", queue="DLQ.orders.b")

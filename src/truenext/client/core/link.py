@@ -141,6 +141,13 @@ class Link:
         self.unanswered[number] = handler
         return number
 
+    def write_all_tracked(self, data: bytes, count: int, handler: AnswerHandler) -> None:
+        """Write so many frames, and tell `handler` what became of each."""
+        first = self.frame_count + 1
+        self.out_chunks.append(data)
+        self.frame_count += count
+        self.unanswered.update(dict.fromkeys(range(first, first + count), handler))
+
     def request_receipt(self, handler: AnswerHandler) -> None:
         """Of all that was written: by a transaction in which nothing is done."""
         self.write_tracked(frames.encode_frame("BEGIN", {"transaction": _EMPTY_TRANSACTION_NAME}), NullAnswerHandler())

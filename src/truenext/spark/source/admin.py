@@ -5,14 +5,16 @@ Each step is one transaction, so that a command that dies leaves every row in on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
-from truenext.errors import ConnectionLost, TruenextError
+from truenext.errors import TruenextError
 from truenext.model.destination import dead_letter_name
+from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.broker.latest import CLOSED_BATCH
 from truenext.spark.source.bundle import (
     BundleHead,
     bundle_headers,
@@ -20,8 +22,7 @@ from truenext.spark.source.bundle import (
     encode_bundle,
     parse_bundle_head,
 )
-from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
-from truenext.spark.source.mark import CLOSED_BATCH, close_mark, read_mark, replace_mark
+from truenext.spark.source.mark import close_mark, read_mark, replace_mark
 from truenext.spark.source.offset import QUEUES_PREFIX, mark_queue, task_producer
 from truenext.spark.source.options import PARTITIONS_MAX
 from truenext.wire.stomp.frame import Frame
@@ -80,19 +81,10 @@ def list_queries(broker: BrokerConnection, space: str | None = None, *, with_row
     return [queries[key] for key in sorted(queries)]
 
 
-def find_query(broker: BrokerConnection, query_id: str) -> QueryStatus:
-    """Raises: TruenextError if there is no such query, or several"""
-    found = [each for each in list_queries(broker) if each.id.startswith(query_id)]
-    if len(found) != 1:
-        known = "there are several" if found else "there is none"
-        raise TruenextError(f"query {query_id!r}: {known}; truenext spark list shows all")
-    return found[0]
+def close_source(broker: BrokerConnection, status: QueryStatus) -> list[str]:
+    """See that the query takes nothing more, and return the queues in which it has bundles.
 
-
-def abandon(broker: BrokerConnection, status: QueryStatus) -> Iterator[int]:
-    """Close a query for ever, and send the rows of its bundles to their queues again, where they are new arrivals.
-
-    Yields the number of rows after each transaction.
+    Does no harm if it was done before.
     Raises: Refused, ConnectionLost
     """
     name = mark_queue(status.space, status.id)
@@ -102,18 +94,44 @@ def abandon(broker: BrokerConnection, status: QueryStatus) -> Iterator[int]:
         # persistent, or a crash of the broker would forget the number.
         replace_mark(broker, name, CLOSED_BATCH, task_producer(status.id, partition), _NUMBER_MAX)
     # Those that were written until then, too.
-    for queue in broker.ask("queues"):
-        if queue["name"].startswith(f"{name}.") and queue["waiting"]:
-            yield from _return_rows(broker, queue["name"])
+    return [
+        queue["name"] for queue in broker.ask("queues") if queue["name"].startswith(f"{name}.") and queue["waiting"]
+    ]
 
 
-def _return_rows(broker: BrokerConnection, queue: str) -> Iterator[int]:
-    for frame in _take(broker, queue):
-        rows = decode_bundle(frame.body).to_pylist()
-        frames: list[tuple[str, dict[str, str], bytes]] = [("ACK", {"id": frame.headers["ack"]}, b"")]
-        frames += [("SEND", _send_headers(row), row["body"]) for row in rows]
-        _commit(broker, frames)
-        yield len(rows)
+def outputs_of(broker: BrokerConnection, bundle_queues: list[str]) -> set[str]:
+    """Return Spark's ids of the queries that have written these bundles.
+
+    Raises: Refused, ConnectionLost
+    """
+    return {
+        frame.headers["spark_query"]
+        for name in bundle_queues
+        for frame in broker.browse(f"/queue/{name}")
+        if frame.headers.get("spark_query")
+    }
+
+
+def return_rows(
+    broker: BrokerConnection, bundle_queues: list[str], published: Mapping[str, int]
+) -> Iterator[tuple[int, int]]:
+    """Send the rows of bundles to their queues again, where they are new arrivals; drop those of which the output is
+    published, by the last batch of each of Spark's queries.
+
+    Yields how many rows were returned and dropped, after each transaction.
+    Raises: Refused, ConnectionLost
+    """
+    for queue in bundle_queues:
+        for frame in _take(broker, queue):
+            headers = frame.headers
+            rows = decode_bundle(frame.body).to_pylist()
+            frames: list[tuple[str, dict[str, str], bytes]] = [("ACK", {"id": headers["ack"]}, b"")]
+            batch = headers.get("spark_query_batch") or ""
+            is_published = batch.isdecimal() and int(batch) <= published.get(headers.get("spark_query", ""), -1)
+            if not is_published:
+                frames += [("SEND", _send_headers(row), row["body"]) for row in rows]
+            _commit(broker, frames)
+            yield (0, len(rows)) if is_published else (len(rows), 0)
 
 
 def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
@@ -181,9 +199,7 @@ def _take(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
     try:
         while True:
             broker.pull("take", 1)
-            frame = broker.next_message("take", ANSWER_SECONDS)
-            if frame is None:
-                raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+            frame = broker.answer("take")
             if "truenext-unused" in frame.headers:
                 return
             yield frame

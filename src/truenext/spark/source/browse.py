@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.source.bundle import BUNDLE_BYTES, BUNDLE_ROWS, record_batch, row_of
-from truenext.spark.source.connection import BrokerConnection
 from truenext.spark.source.options import SourceOptions
 
 

@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 from truenext.clock import monotonic
 from truenext.errors import ConnectionLost, Refused, TruenextError
+from truenext.spark.broker.connection import ANSWER_SECONDS, BrokerConnection
+from truenext.spark.broker.latest import purge
+from truenext.spark.broker.patience import Patience
 from truenext.spark.source.admin import list_queries
-from truenext.spark.source.connection import ANSWER_SECONDS, BrokerConnection
-from truenext.spark.source.mark import mark_producer, purge, read_mark, replace_mark
+from truenext.spark.source.mark import mark_producer, read_mark, replace_mark
 from truenext.spark.source.offset import Offset
 from truenext.spark.source.options import SourceOptions
-from truenext.spark.source.patience import Patience
 from truenext.spark.source.task import Superseded, check_store
 from truenext.wire.stomp.frame import Frame
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import DEAD_LETTER_PREFIX, SPARK_PREFIX, DestinationKind, parse_address, virtual_topic
 from truenext.model.pattern import is_pattern, matches
-from truenext.model.url import Address, parse_url
+from truenext.model.url import Address
+from truenext.spark.broker.options import DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
 
 PARTITIONS_MAX = 64
-_SPACE_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class SourceOptions:
     has_text_body: bool = False
     """The body is text; null where the bytes are no UTF-8."""
     has_headers: bool = True
-    space: str = "main"
+    space: str = DEFAULT_SPACE
     """A word in the names of the source's own queues."""
-    patience_s: float = 600.0
+    patience_s: float = DEFAULT_PATIENCE_S
     """How long a task or the driver does without a broker, or without room in the broker."""
 
     @property
@@ -54,46 +54,26 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
     Raises: ConfigurationError that names the option, and what may be said instead
     """
-    given = {name.lower(): value for name, value in options.items()}
-    for name in ("user", "password"):
-        if name in given:
-            raise ConfigurationError(f"option {name}: a truenext broker has no users yet; leave it out")
-    unknown = sorted(name for name in options if name.lower() not in _NAMES)
-    if unknown:
-        raise ConfigurationError(f"option {unknown[0]}: there is none; there are {', '.join(_NAMES.values())}")
-    for name in ("url", "queue"):
-        if not given.get(name, "").strip(", "):
-            raise ConfigurationError(f'option {name} is missing: .option("{name}", "{_EXAMPLES[name]}")')
+    given = GivenOptions(options, _NAMES)
+    given.require("url", "queue")
     return SourceOptions(
-        addresses=_addresses(given["url"]),
-        queue=_queue(given["queue"]),
-        selector=given.get("selector", "").strip() or None,
-        partitions=_number(given, "partitions", 1, PARTITIONS_MAX, SourceOptions.partitions),
-        rows_max=_number(given, "maxrowspertrigger", 1, 1 << 40, SourceOptions.rows_max),
-        bytes_max=_number(given, "maxbytespertrigger", 1, 1 << 50, SourceOptions.bytes_max),
-        has_text_body=_choice(given, "body", ("binary", "string")) == "string",
-        has_headers=_choice(given, "headers", ("true", "false")) == "true",
-        space=_space(given.get("space", SourceOptions.space)),
-        patience_s=float(_number(given, "patience", 0, 365 * 86_400, int(SourceOptions.patience_s))),
+        addresses=given.addresses(),
+        queue=_queue(given.get("queue") or ""),
+        selector=(given.get("selector") or "").strip() or None,
+        partitions=given.number("partitions", 1, PARTITIONS_MAX, SourceOptions.partitions),
+        rows_max=given.number("maxRowsPerTrigger", 1, 1 << 40, SourceOptions.rows_max),
+        bytes_max=given.number("maxBytesPerTrigger", 1, 1 << 50, SourceOptions.bytes_max),
+        has_text_body=given.choice("body", ("binary", "string")) == "string",
+        has_headers=given.choice("headers", ("true", "false")) == "true",
+        space=given.word("space") or DEFAULT_SPACE,
+        patience_s=given.patience_s(),
     )
 
 
-_NAMES = {
-    name.lower(): name
-    for name in (
-        *("url", "queue", "selector", "partitions", "maxRowsPerTrigger", "maxBytesPerTrigger", "body", "headers"),
-        *("space", "patience"),
-    )
-}
-"""As a user writes them, by their names in small letters."""
-_EXAMPLES = {"url": "stomp://127.0.0.1:61613", "queue": "orders"}
-
-
-def _addresses(text: str) -> tuple[Address, ...]:
-    try:
-        return tuple(parse_url(url.strip()) for url in text.split(",") if url.strip())
-    except ConfigurationError as error:
-        raise ConfigurationError(f"option url: {error}") from error
+_NAMES = (
+    *("url", "queue", "selector", "partitions", "maxRowsPerTrigger", "maxBytesPerTrigger", "body", "headers"),
+    *("space", "patience"),
+)
 
 
 def _queue(text: str) -> str:
@@ -113,26 +93,3 @@ def _queue(text: str) -> str:
     if destination.name.startswith(SPARK_PREFIX):
         raise ConfigurationError(f"option queue: {text} is one of the queues in which sources keep what they have read")
     return destination.name
-
-
-def _number(given: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
-    text = given.get(name)
-    if text is None:
-        return default
-    if not text.strip().isdecimal() or not least <= int(text) <= most:
-        raise ConfigurationError(f"option {_NAMES[name]} is {text!r}, and must be a whole number, {least} to {most}")
-    return int(text)
-
-
-def _choice(given: Mapping[str, str], name: str, choices: tuple[str, str]) -> str:
-    """The first of `choices` is the default."""
-    text = given.get(name, choices[0]).strip().lower()
-    if text not in choices:
-        raise ConfigurationError(f"option {_NAMES[name]} is {text!r}, and must be {choices[0]} or {choices[1]}")
-    return text
-
-
-def _space(text: str) -> str:
-    if not 0 < len(text) <= 64 or not _SPACE_CHARACTERS.issuperset(text):
-        raise ConfigurationError(f"option space is {text!r}, and must be a word of letters, digits, _ and -")
-    return text

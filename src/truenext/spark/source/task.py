@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from truenext.errors import TruenextError
+from truenext.spark.broker.connection import ANSWER_SECONDS, Answer, BrokerConnection
+from truenext.spark.broker.patience import Patience
 from truenext.spark.source.bundle import (
     BUNDLE_BYTES,
     BUNDLE_ROWS,
@@ -28,10 +30,8 @@ from truenext.spark.source.bundle import (
     encode_bundle,
     parse_bundle_head,
 )
-from truenext.spark.source.connection import ANSWER_SECONDS, Answer, BrokerConnection
 from truenext.spark.source.offset import Offset
 from truenext.spark.source.options import SourceOptions
-from truenext.spark.source.patience import Patience
 
 _AHEAD_FIRST = 256
 """Messages asked for before the size of one is known."""

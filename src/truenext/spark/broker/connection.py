@@ -109,6 +109,10 @@ class BrokerConnection:
         """Write a frame of which no receipt is asked for. A refusal is raised by the next `wait`."""
         self._link.write_tracked(encode(Frame(command, dict(headers), body), Version.V1_2), Answer(self))
 
+    def post_all(self, frames: bytes, count: int) -> None:
+        """Write so many frames that are encoded already, as `post` does."""
+        self._link.write_all_tracked(frames, count, Answer(self))
+
     def start_call(self, command: str, headers: Mapping[str, str], body: bytes = b"") -> Answer:
         """Write a frame, and ask for its receipt."""
         answer = Answer(self)
@@ -234,6 +238,16 @@ class BrokerConnection:
             self._raise_refusal()
             if is_over:
                 return None
+
+    def answer(self, subscription: str) -> Frame:
+        """Return the next MESSAGE of a subscription that has pulled without waiting: a message, or that none is ready.
+
+        Raises: Refused, ConnectionLost
+        """
+        frame = self.next_message(subscription, ANSWER_SECONDS)
+        if frame is None:
+            raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
+        return frame
 
     def put_back(self, message: Frame) -> None:
         """Have `next_message` return it once more."""

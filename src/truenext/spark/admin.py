@@ -1,0 +1,80 @@
+"""What an operator does with queries that have something in the broker, whether they read queues or write to them.
+
+Each step is one transaction, so that a command that dies can be said again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from truenext.errors import TruenextError
+from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.broker.latest import purge
+from truenext.spark.sink.admin import SinkStatus, close_sink, forget_sink, list_sinks, sinks_of
+from truenext.spark.source.admin import QueryStatus, close_source, list_queries, outputs_of, return_rows
+from truenext.spark.source.offset import mark_queue
+
+T = TypeVar("T")
+
+
+def find_source(broker: BrokerConnection, query_id: str) -> QueryStatus:
+    """Return the query that reads queues under this id, or an id that begins so.
+
+    Raises: TruenextError if there is no such query, or several
+    """
+    return _only(query_id, [each for each in list_queries(broker) if each.id.startswith(query_id)])
+
+
+def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
+    """Return the query, or batch write, that writes to queues under this id, or an id that begins so.
+
+    Raises: TruenextError if there is none, or several
+    """
+    return _only(query_id, [each for each in list_sinks(broker) if each.queues.id.startswith(query_id)])
+
+
+def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
+    """Raises: TruenextError"""
+    found: list[QueryStatus | SinkStatus] = []
+    found += [each for each in list_queries(broker) if each.id.startswith(query_id)]
+    found += [each for each in list_sinks(broker) if each.queues.id.startswith(query_id)]
+    return _only(query_id, found)
+
+
+def _only(query_id: str, found: list[T]) -> T:
+    if len(found) != 1:
+        known = "there are several" if found else "there is none"
+        raise TruenextError(f"query {query_id!r}: {known}; truenext spark list shows all")
+    return found[0]
+
+
+def abandon(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> Iterator[tuple[int, int]]:
+    """Close a query for ever. Of one that reads, return the rows of its bundles to their queues; those of batches whose
+    output is published by a sink of the same broker are dropped.
+
+    Yields how many rows were returned and dropped, after each transaction.
+    Raises: TruenextError
+    """
+    if isinstance(status, SinkStatus):
+        close_sink(broker, status.queues)
+        return
+    bundle_queues = close_source(broker, status)
+    published = {
+        query: max(close_sink(broker, queues) for queues in sinks_of(broker, query, status.space))
+        for query in outputs_of(broker, bundle_queues)
+    }
+    yield from return_rows(broker, bundle_queues, published)
+
+
+def forget(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> None:
+    """Remove what the broker keeps of a query that never runs again.
+
+    Raises: TruenextError if it has rows yet, Refused, ConnectionLost
+    """
+    if isinstance(status, SinkStatus):
+        forget_sink(broker, status)
+        return
+    if status.rows:
+        raise TruenextError(f"query {status.id} has {status.rows} rows in bundles: truenext spark abandon first")
+    purge(broker, mark_queue(status.space, status.id))

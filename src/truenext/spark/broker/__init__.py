@@ -1,0 +1,1 @@
+"""How a job of Spark speaks to the broker; source and sink stand on this."""

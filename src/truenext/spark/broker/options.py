@@ -1,0 +1,70 @@
+"""The options that a user says of a source or a sink, and what each error says instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from truenext.errors import ConfigurationError
+from truenext.model.url import Address, parse_url
+
+DEFAULT_SPACE = "main"
+DEFAULT_PATIENCE_S = 600.0
+EXAMPLES = {"url": "stomp://127.0.0.1:61613", "queue": "orders", "txnVersion": "42"}
+_WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+class GivenOptions:
+    """Names in any case, as Spark hands them on."""
+
+    def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
+        """Raises: ConfigurationError if one has another name than these"""
+        names = tuple(names)
+        self._given = {name.lower(): value for name, value in options.items()}
+        known = {name.lower() for name in names}
+        for name in ("user", "password"):
+            if name in self._given:
+                raise ConfigurationError(f"option {name}: a truenext broker has no users yet; leave it out")
+        unknown = sorted(name for name in options if name.lower() not in known)
+        if unknown:
+            raise ConfigurationError(f"option {unknown[0]}: there is none; there are {', '.join(names)}")
+
+    def get(self, name: str) -> str | None:
+        return self._given.get(name.lower())
+
+    def require(self, *names: str) -> None:
+        """Raises: ConfigurationError that names the first of these that is missing"""
+        for name in names:
+            if not (self.get(name) or "").strip(", "):
+                raise ConfigurationError(f'option {name} is missing: .option("{name}", "{EXAMPLES[name]}")')
+
+    def addresses(self) -> tuple[Address, ...]:
+        """Return what option `url` names."""
+        try:
+            return tuple(parse_url(url.strip()) for url in (self.get("url") or "").split(",") if url.strip())
+        except ConfigurationError as error:
+            raise ConfigurationError(f"option url: {error}") from error
+
+    def number(self, name: str, least: int, most: int, default: int) -> int:
+        text = self.get(name)
+        if text is None:
+            return default
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            raise ConfigurationError(f"option {name} is {text!r}, and must be a whole number, {least} to {most}")
+        return int(text)
+
+    def choice(self, name: str, choices: tuple[str, str]) -> str:
+        """The first of `choices` is the default."""
+        text = (self.get(name) or choices[0]).strip().lower()
+        if text not in choices:
+            raise ConfigurationError(f"option {name} is {text!r}, and must be {choices[0]} or {choices[1]}")
+        return text
+
+    def word(self, name: str) -> str | None:
+        """Return what may be a part of a queue's name."""
+        text = self.get(name)
+        if text is not None and (not 0 < len(text) <= 64 or not _WORD_CHARACTERS.issuperset(text)):
+            raise ConfigurationError(f"option {name} is {text!r}, and must be a word of letters, digits, _ and -")
+        return text
+
+    def patience_s(self) -> float:
+        return float(self.number("patience", 0, 365 * 86_400, int(DEFAULT_PATIENCE_S)))

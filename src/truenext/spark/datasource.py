@@ -1,0 +1,263 @@
+"""What Spark calls: `format("truenext")` as a Python data source, batch and streaming, source and sink.
+
+Driver and tasks are different processes. The driver has one reader for the whole run of a query; each task unpickles
+one of its own, and uses nothing of it but `read`. A writer is unpickled for each task and each commit.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from truenext.clock import monotonic
+from truenext.errors import ConfigurationError
+from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.broker.latest import purge
+from truenext.spark.broker.patience import Patience
+from truenext.spark.sink.decision import SinkQueues
+from truenext.spark.sink.draft import WrittenDrafts, write_drafts
+from truenext.spark.sink.driver import commit_batch, with_broker
+from truenext.spark.sink.options import SinkOptions
+from truenext.spark.sink.options import parse_options as parse_sink_options
+from truenext.spark.sink.rows import bundles, check_columns, encode_rows
+from truenext.spark.source.browse import browse
+from truenext.spark.source.columns import apply_options, spark_schema
+from truenext.spark.source.driver import SourceDriver
+from truenext.spark.source.offset import START, parse_offset
+from truenext.spark.source.options import SourceOptions
+from truenext.spark.source.options import parse_options as parse_source_options
+from truenext.spark.source.task import TaskPlan, read_task
+
+LAG_SECONDS = 10.0
+"""Between two questions of what waits."""
+
+
+class TruenextDataSource(DataSource):
+    """Queues of a truenext broker. Options: see docs/spark.md; a wrong one raises ConfigurationError."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "truenext"
+
+    def schema(self) -> StructType:
+        return spark_schema(parse_source_options(self.options))
+
+    def reader(self, schema: StructType) -> BrowsingReader:
+        return BrowsingReader(self._source_options(schema))
+
+    def streamReader(self, schema: StructType) -> QueueStreamReader:
+        return QueueStreamReader(self._source_options(schema))
+
+    def _source_options(self, schema: StructType) -> SourceOptions:
+        options = parse_source_options(self.options)
+        if schema.names != spark_schema(options).names:
+            raise ConfigurationError("the columns are given: leave .schema(...) out, and select what you need")
+        return options
+
+    def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
+        options = self._sink_options(schema, overwrite, is_streaming=False)
+        # Without a name the write is one of its own, each time.
+        return QueueWriter(options, SinkQueues(options.space, options.app or secrets.token_hex(8)))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> QueueStreamWriter:
+        return QueueStreamWriter(self._sink_options(schema, overwrite, is_streaming=True))
+
+    def _sink_options(self, schema: StructType, overwrite: bool, *, is_streaming: bool) -> SinkOptions:
+        if overwrite:
+            raise ConfigurationError("a queue can only be appended to: mode append, output mode append")
+        options = parse_sink_options(self.options, is_streaming=is_streaming)
+        check_columns(schema, options)
+        return options
+
+
+class BrowsingReader(DataSourceReader):
+    """Shows what waits, and takes nothing."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        # One, as a queue has one order.
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        with BrokerConnection(options.addresses) as broker:
+            for batch in browse(broker, options):
+                yield apply_options(batch, options)
+
+
+class PlannedTask(InputPartition):
+    def __init__(self, plan: TaskPlan) -> None:
+        super().__init__(plan.partition)
+        self.plan = plan
+
+
+class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Takes what waits, each message once."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._driver: SourceDriver | None = None
+        self._rows_left: int | None = None
+        """Of AvailableNow: what waited at its start and was not asked for yet."""
+        self._is_available_now = False
+        self._lag: int | None = None
+        self._lag_known_until = 0.0
+
+    def initialOffset(self) -> dict[str, Any]:
+        return START
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._is_available_now = True
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        driver = self._source_driver()
+        if self._is_available_now and self._rows_left is None:
+            self._rows_left = driver.waiting_count()
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        if self._rows_left is not None and rows is not None:
+            rows = min(rows, self._rows_left)
+        end = driver.next_end(parse_offset(start), rows, waits=not self._is_available_now)
+        if end is None:
+            return start
+        if self._rows_left is not None:
+            self._rows_left -= end.rows
+        return end.as_dict()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What waits, in the progress of the query."""
+        now = monotonic()
+        if now >= self._lag_known_until:
+            self._lag = self._source_driver().waiting_count_now()
+            self._lag_known_until = now + LAG_SECONDS
+        return None if self._lag is None else {"waiting": self._lag}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        offset = parse_offset(end)
+        if offset is None or start == end:
+            return []
+        self._source_driver().check_not_cleared(offset)
+        return [
+            PlannedTask(TaskPlan(options=self._options, end=offset, partition=partition))
+            for partition in range(offset.partitions)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, PlannedTask)
+        plan, options = partition.plan, partition.plan.options
+        context = TaskContext.get()
+        if context is not None:
+            plan = plan.with_query(
+                context.getLocalProperty("sql.streaming.queryId") or "",
+                context.getLocalProperty("streaming.sql.batchId") or "",
+            )
+        connect = partial(BrokerConnection, options.addresses)
+        for batch in read_task(plan, connect, Patience(options.patience_s)):
+            yield apply_options(batch, options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: Spark does not call this after the last batch of a run. The next `latestOffset` clears."""
+
+    def stop(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+
+    def _source_driver(self) -> SourceDriver:
+        if self._driver is None:
+            self._driver = SourceDriver(self._options, partial(BrokerConnection, self._options.addresses))
+        return self._driver
+
+
+class QueueStreamWriter(DataSourceStreamArrowWriter):
+    """Publishes each batch once."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        query = context.getLocalProperty("sql.streaming.queryId") or ""
+        batch = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+        return _write(self._options, SinkQueues(self._options.space, query), batch, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        written = [each for each in messages if isinstance(each, WrittenDrafts)]
+        if written:
+            _commit(self._options, SinkQueues(self._options.space, written[0].id), batchId, written)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: Spark calls this also when `commit` has raised, and then rows may be decided and not published."""
+
+
+class QueueWriter(DataSourceArrowWriter):
+    """Publishes the rows of one write once, or once for each txnVersion."""
+
+    def __init__(self, options: SinkOptions, queues: SinkQueues) -> None:
+        self._options = options
+        self._queues = queues
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return _write(self._options, self._queues, self._options.version, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        options, queues = self._options, self._queues
+        written = [each for each in messages if isinstance(each, WrittenDrafts)]
+        _commit(options, queues, options.version, written)
+        if options.app is None:
+            # Nobody asks for its decision again.
+            with_broker(
+                lambda broker: purge(broker, queues.decisions),
+                partial(BrokerConnection, options.addresses),
+                Patience(options.patience_s),
+            )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing, as of QueueStreamWriter."""
+
+
+def _write(options: SinkOptions, queues: SinkQueues, batch: int, batches: Iterator[pa.RecordBatch]) -> WrittenDrafts:
+    context = TaskContext.get()
+    return write_drafts(
+        bundles(chain.from_iterable(encode_rows(each, options.destination) for each in batches)),
+        queues,
+        batch,
+        0 if context is None else context.partitionId(),
+        partial(BrokerConnection, options.addresses),
+        Patience(options.patience_s),
+    )
+
+
+def _commit(options: SinkOptions, queues: SinkQueues, batch: int, written: list[WrittenDrafts]) -> None:
+    commit_batch(
+        queues,
+        batch,
+        tuple(draft for each in written for draft in each.drafts),
+        partial(BrokerConnection, options.addresses),
+        Patience(options.patience_s),
+    )

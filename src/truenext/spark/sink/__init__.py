@@ -1,0 +1,1 @@
+"""Queues as a sink of Spark: `writeStream.format("truenext")`. docs/spark.md shows how it is used."""

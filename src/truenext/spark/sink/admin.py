@@ -1,0 +1,104 @@
+"""What an operator does with the decisions and drafts of sinks: list, publish, close, forget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from truenext.errors import TruenextError
+from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.broker.latest import CLOSED_BATCH, purge
+from truenext.spark.broker.patience import Patience
+from truenext.spark.sink.decision import QUEUES_PREFIX, Decision, SinkQueues, decide, read_decision
+from truenext.spark.sink.driver import drop_drafts, finish_decision
+
+_IMPATIENT = Patience(0)
+
+
+@dataclass
+class SinkStatus:
+    """What the broker has of one query's sink, or of a batch write."""
+
+    queues: SinkQueues
+    decision: Decision | None = None
+    rows: int = 0
+    """Decided and not published."""
+    bytes: int = 0
+    """Of all drafts, decided or not."""
+    since_ms: int = 0
+    """When the first of these was written, in milliseconds since the epoch; 0 if there is none."""
+    draft_queues: list[str] = field(default_factory=list)
+
+
+def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
+    """Return all sinks of which the broker has something, by space and id.
+
+    Raises: Refused, ConnectionLost
+    """
+    sinks: dict[tuple[str, str], SinkStatus] = {}
+    for queue in broker.ask("queues"):
+        name = queue["name"]
+        words = name.removeprefix(QUEUES_PREFIX).split(".")
+        if not name.startswith(QUEUES_PREFIX) or len(words) not in (2, 3):
+            continue
+        status = sinks.setdefault((words[0], words[1]), SinkStatus(SinkQueues(words[0], words[1])))
+        if len(words) == 3 and queue["waiting"]:
+            status.draft_queues.append(name)
+    for status in sinks.values():
+        status.decision = read_decision(broker, status.queues)
+        drafts = {each.name: each.bundles for each in status.decision.drafts} if status.decision else {}
+        for name in status.draft_queues:
+            for frame in broker.browse(f"/queue/{name}"):
+                headers = frame.headers
+                if int(headers["spark_bundle"]) < drafts.get(headers["spark_draft"], 0):
+                    status.rows += int(headers["spark_rows"])
+                status.bytes += len(frame.body)
+                written_ms = int(headers["timestamp"])
+                status.since_ms = min(status.since_ms or written_ms, written_ms)
+    # A queue that is empty and unused goes after a while.
+    return [sinks[key] for key in sorted(sinks) if sinks[key].decision or sinks[key].draft_queues]
+
+
+def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:
+    """Publish what is left of the last decision, and return the batch of that.
+
+    Raises: TruenextError if nothing was decided, HeldByAnother, Refused, ConnectionLost
+    """
+    decision = finish_decision(broker, queues, _IMPATIENT)
+    if decision is None:
+        raise TruenextError(f"{queues.id} has decided nothing: its job has not come so far, and writes it all again")
+    return decision.published_batch
+
+
+def close_sink(broker: BrokerConnection, queues: SinkQueues) -> int:
+    """Publish what was decided, see that nothing more is, and return the last batch that is published; -1 if none is.
+
+    Does no harm if it was done before.
+    Raises: HeldByAnother, Refused, ConnectionLost
+    """
+    while (last := finish_decision(broker, queues, _IMPATIENT)) is None or not last.is_closed:
+        published = -1 if last is None else last.published_batch
+        decide(broker, queues, Decision(CLOSED_BATCH, last_batch=published), last)
+    drop_drafts(broker, queues, CLOSED_BATCH)
+    return last.published_batch
+
+
+def sinks_of(broker: BrokerConnection, query: str, space: str) -> list[SinkQueues]:
+    """Return the sinks of a query, in whatever space; that of this space if it has none yet.
+
+    Raises: Refused, ConnectionLost
+    """
+    found = {status.queues for status in list_sinks(broker) if status.queues.id == query}
+    return sorted(found, key=lambda queues: queues.space) or [SinkQueues(space, query)]
+
+
+def forget_sink(broker: BrokerConnection, status: SinkStatus) -> None:
+    """Remove the decision and the drafts of a query that never runs again.
+
+    Raises: TruenextError if rows are decided and not published, Refused, ConnectionLost
+    """
+    if status.rows:
+        raise TruenextError(
+            f"{status.rows} rows of {status.queues.id} are decided and not published: truenext spark publish first"
+        )
+    drop_drafts(broker, status.queues, CLOSED_BATCH)
+    purge(broker, status.queues.decisions)

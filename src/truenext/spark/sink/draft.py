@@ -1,0 +1,115 @@
+"""What one task writes: its rows as bundles, in a queue of its partition. Nothing of it is published yet.
+
+A draft has a random name, and ends with the connection. The bundles behind the last one that was confirmed may be there
+or not. So after a lost connection they are sent again under a new name, and what is there of them is never published.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from truenext.errors import TruenextError
+from truenext.spark.broker.connection import Answer, BrokerConnection
+from truenext.spark.broker.patience import Patience
+from truenext.spark.sink.decision import Draft, SinkQueues
+from truenext.spark.sink.rows import SinkBundle
+
+DRAFT_FORMAT = 1
+_UNCONFIRMED_MAX = 2
+"""Bundles on their way: one is written to disk while the next one is made."""
+
+
+@dataclass
+class WrittenDrafts(WriterCommitMessage):
+    """What a task tells the driver, also if it had no rows."""
+
+    id: str
+    """Of the query; see SinkQueues."""
+    drafts: tuple[Draft, ...]
+
+
+def write_drafts(
+    bundles: Iterator[SinkBundle],
+    queues: SinkQueues,
+    batch: int,
+    partition: int,
+    connect: Callable[[], BrokerConnection],
+    patience: Patience,
+) -> WrittenDrafts:
+    """Send the bundles, and return their drafts when all are on disk. A connection that is lost is made anew.
+
+    Raises: UnsendableRow, TruenextError
+    """
+    writer = _DraftWriter(bundles, queues, batch, partition, patience)
+    while writer.has_more:
+        try:
+            with connect() as broker:
+                writer.write(broker)
+        except TruenextError as error:
+            patience.wait(error)
+    return WrittenDrafts(queues.id, tuple(writer.drafts))
+
+
+class _DraftWriter:
+    def __init__(
+        self, bundles: Iterator[SinkBundle], queues: SinkQueues, batch: int, partition: int, patience: Patience
+    ) -> None:
+        self.drafts: list[Draft] = []
+        self._bundles = bundles
+        self._queues = queues
+        self._batch = batch
+        self._partition = partition
+        self._patience = patience
+        self._unconfirmed: deque[SinkBundle] = deque()
+
+    @property
+    def has_more(self) -> bool:
+        if not self._unconfirmed:
+            self._make_next()
+        return bool(self._unconfirmed)
+
+    def _make_next(self) -> SinkBundle | None:
+        bundle = next(self._bundles, None)
+        if bundle is not None:
+            self._unconfirmed.append(bundle)
+        return bundle
+
+    def write(self, broker: BrokerConnection) -> None:
+        """Send what is unconfirmed and all that comes, under a name of its own."""
+        draft = Draft(self._partition, secrets.token_hex(6), 0, 0)
+        self.drafts.append(draft)
+        answers: deque[Answer] = deque()
+        again = deque(self._unconfirmed)
+        number = 0
+        while (bundle := again.popleft() if again else self._make_next()) is not None:
+            answers.append(self._send(broker, draft.name, number, bundle))
+            number += 1
+            if len(answers) == _UNCONFIRMED_MAX:
+                self._confirm(broker, answers)
+        while answers:
+            self._confirm(broker, answers)
+
+    def _send(self, broker: BrokerConnection, name: str, number: int, bundle: SinkBundle) -> Answer:
+        headers = {
+            "destination": f"/queue/{self._queues.drafts(self._partition)}",
+            "persistent": "true",
+            # Names without hyphens, which a selector can say.
+            "spark_format": str(DRAFT_FORMAT),
+            "spark_batch": str(self._batch),
+            "spark_draft": name,
+            "spark_bundle": str(number),
+            "spark_rows": str(bundle.rows),
+        }
+        return broker.start_call("SEND", headers, bundle.frames)
+
+    def _confirm(self, broker: BrokerConnection, answers: deque[Answer]) -> None:
+        broker.wait(answers.popleft())
+        rows = self._unconfirmed.popleft().rows
+        draft = self.drafts[-1]
+        self.drafts[-1] = Draft(draft.partition, draft.name, draft.bundles + 1, draft.rows + rows)
+        self._patience.on_success()

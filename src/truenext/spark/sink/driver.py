@@ -1,0 +1,117 @@
+"""What the driver does when the tasks of a batch have written their drafts: decide, then publish.
+
+The last decision of the query says what a batch that comes may do:
+
+    none, or of a lower batch    finish that one, decide, publish
+    of this batch                publish what is left of it; what was drafted anew is dropped, whatever its rows are
+    of a higher batch, closed    an error: the checkpoint is older than what was published, or the query was abandoned
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from truenext.clock import monotonic
+from truenext.errors import TruenextError
+from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.broker.latest import count, purge
+from truenext.spark.broker.patience import Patience
+from truenext.spark.sink.decision import Decision, Draft, SinkQueues, decide, read_decision
+from truenext.spark.sink.publish import HELD_SECONDS, HeldByAnother, publish
+
+_log = logging.getLogger(__name__)
+
+_HELD_LOOK_SECONDS = 0.2
+
+
+class OutdatedBatch(TruenextError):
+    """A batch of which another run of the query has published the output, and that of later ones."""
+
+
+def commit_batch(
+    queues: SinkQueues,
+    batch: int,
+    drafts: tuple[Draft, ...],
+    connect: Callable[[], BrokerConnection],
+    patience: Patience,
+) -> None:
+    """Decide that these drafts are the output of the batch, and publish them; or what was decided before.
+
+    Raises: OutdatedBatch, HeldByAnother, TruenextError
+    """
+    drafts = tuple(sorted((each for each in drafts if each.bundles), key=lambda draft: draft.partition))
+    with_broker(lambda broker: _commit_batch(broker, queues, Decision(batch, drafts), patience), connect, patience)
+
+
+def with_broker(
+    action: Callable[[BrokerConnection], object], connect: Callable[[], BrokerConnection], patience: Patience
+) -> None:
+    """Carry out an action that may be repeated, until it succeeds. A connection that is lost is made anew."""
+    while True:
+        try:
+            with connect() as broker:
+                action(broker)
+                return
+        except TruenextError as error:
+            patience.wait(error)
+
+
+def _commit_batch(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:
+    deadline = monotonic() + HELD_SECONDS
+    while (last := finish_decision(broker, queues, patience)) is None or last.batch < decision.batch:
+        if not decision.drafts:
+            # A batch without rows needs no decision of its own.
+            return
+        if decide(broker, queues, decision, last):
+            publish(broker, queues, decision, patience)
+            break
+        if monotonic() >= deadline:
+            raise HeldByAnother(f"another run of this query decides batch {decision.batch}: end one of the two")
+        time.sleep(_HELD_LOOK_SECONDS)
+    else:
+        _check_not_later(last, decision.batch)
+    drop_drafts(broker, queues, decision.batch)
+
+
+def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Patience) -> Decision | None:
+    """Publish what is left of the last decision, and return that; None if nothing was ever decided.
+
+    Raises: HeldByAnother, Refused, ConnectionLost
+    """
+    deadline = monotonic() + HELD_SECONDS
+    while (decision := read_decision(broker, queues)) is None and any(count(broker, queues.decisions)):
+        # A driver that died, or is about to, still has it in its transaction.
+        if monotonic() >= deadline:
+            raise HeldByAnother(
+                f"another connection has had the message of {queues.decisions} for {HELD_SECONDS:g} s: does a second "
+                f"run of this query decide? End one of the two"
+            )
+        time.sleep(_HELD_LOOK_SECONDS)
+    if decision is not None:
+        publish(broker, queues, decision, patience)
+    return decision
+
+
+def _check_not_later(last: Decision, batch: int) -> None:
+    """Raises: OutdatedBatch"""
+    if last.is_closed:
+        raise OutdatedBatch(f"this query was abandoned, after batch {last.last_batch}: start it with a new checkpoint")
+    if last.batch > batch:
+        raise OutdatedBatch(
+            f"batch {batch} comes behind batch {last.batch}, which is published: the checkpoint is older than what the "
+            f"query has written, or two runs use it. Start the query with the newest checkpoint, or with a new one; in "
+            f"a batch write say a higher txnVersion"
+        )
+    _log.info("the output of this batch was decided before, and is published", extra={"batch": batch})
+
+
+def drop_drafts(broker: BrokerConnection, queues: SinkQueues, batch: int) -> None:
+    """Purge drafts of attempts that failed, up to this batch: none of them can be decided any more.
+
+    Raises: Refused, ConnectionLost
+    """
+    for queue in broker.ask("queues"):
+        if queue["name"].startswith(f"{queues.decisions}.") and queue["waiting"]:
+            purge(broker, queue["name"], f"spark_batch <= {batch}")

@@ -1,0 +1,78 @@
+"""What a user may say of a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from truenext.errors import ConfigurationError, RemoteProtocolError
+from truenext.model.destination import SPARK_PREFIX, DestinationKind, parse_address
+from truenext.model.url import Address
+from truenext.spark.broker.options import DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
+
+TXN_VERSION_MAX = (1 << 43) - 2
+_NAMES = ("url", "queue", "space", "patience")
+_BATCH_NAMES = ("txnAppId", "txnVersion")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    addresses: tuple[Address, ...]
+    destination: str | None = None
+    """Of all rows; None if the column `queue` says it."""
+    space: str = DEFAULT_SPACE
+    """A word in the names of the sink's own queues."""
+    patience_s: float = DEFAULT_PATIENCE_S
+    """How long a task or the driver does without a broker, or without room in the broker."""
+    app: str | None = None
+    """Of a batch write: what is the same each time this job runs."""
+    version: int = 0
+    """Of a batch write: what is higher each time this job has something new."""
+
+
+def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOptions:
+    """Read the options of `format("truenext")`; names in any case.
+
+    Raises: ConfigurationError that names the option, and what may be said instead
+    """
+    # Spark hands on those of its own.
+    names = (*_NAMES, "checkpointLocation") if is_streaming else (*_NAMES, *_BATCH_NAMES)
+    given = GivenOptions(options, names)
+    given.require("url")
+    queue = (given.get("queue") or "").strip()
+    try:
+        destination = sink_destination(queue) if queue else None
+    except ValueError as error:
+        raise ConfigurationError(f"option queue: {error}") from error
+    if not is_streaming and (given.get("txnAppId") is None) != (given.get("txnVersion") is None):
+        raise ConfigurationError(
+            "options txnAppId and txnVersion are said together: a name of the job, and a number that is higher each "
+            "time the job has something new to write"
+        )
+    return SinkOptions(
+        addresses=given.addresses(),
+        destination=destination,
+        space=given.word("space") or DEFAULT_SPACE,
+        patience_s=given.patience_s(),
+        app=None if is_streaming else given.word("txnAppId"),
+        version=0 if is_streaming else given.number("txnVersion", 0, TXN_VERSION_MAX, 0),
+    )
+
+
+@lru_cache(maxsize=1000)
+def sink_destination(text: str) -> str:
+    """Return the address of a queue, a topic, or several of them with commas between.
+
+    Raises: ValueError if a job of Spark may not send there
+    """
+    try:
+        destination = parse_address(text, "")
+    except RemoteProtocolError as error:
+        raise ValueError(str(error)) from error
+    for part in destination.parts or (destination,):
+        if part.kind not in (DestinationKind.QUEUE, DestinationKind.TOPIC) or part.session:
+            raise ValueError(f"{text} is no queue, nor a topic")
+        if part.kind is DestinationKind.QUEUE and part.name.startswith(SPARK_PREFIX):
+            raise ValueError(f"{text}: queues {SPARK_PREFIX}* are those in which sources and sinks keep what they need")
+    return destination.address

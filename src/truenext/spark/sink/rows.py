@@ -1,0 +1,172 @@
+"""Rows as the SEND frames that are going to publish them.
+
+A bundle of the sink has these frames one behind the other. The driver writes them as they are, in a transaction of the
+name that they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from truenext.client.core.send_options import SendOptions, encode_send
+from truenext.errors import ConfigurationError, TruenextError
+from truenext.spark.sink.options import SinkOptions, sink_destination
+
+TRANSACTION = "publish"
+"""In which the frames of a bundle are sent."""
+BUNDLE_BYTES = 1 << 20
+"""Of a bundle, at most, but for its last row."""
+BUNDLE_ROWS = 5_000
+BODY_BYTES_MAX = 15 << 20
+"""With its headers a row must fit into one message of the broker."""
+
+_WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
+_TYPES: dict[str, tuple[type[DataType], ...]] = {
+    "body": (StringType, BinaryType),
+    "queue": (StringType,),
+    "priority": _WHOLE_NUMBER,
+    "persistent": (BooleanType,),
+    "group": (StringType,),
+    "correlation_id": (StringType,),
+    "reply_to": (StringType,),
+    "content_type": (StringType,),
+    "expires": (TimestampType,),
+    "ttl_ms": _WHOLE_NUMBER,
+    "delay_ms": _WHOLE_NUMBER,
+    "headers": (MapType,),
+}
+_HEADERS = "map<string,string>"
+_PASSED_OVER = frozenset({"sequence", "deliveries", "attempts", "timestamp", "error"})
+"""Columns of the source that tell of the message that was read."""
+
+
+class UnsendableRow(TruenextError):
+    """A row that can be no message."""
+
+
+def check_columns(schema: StructType, options: SinkOptions) -> None:
+    """Raises: ConfigurationError if the sink cannot make messages of these columns"""
+    names = [field.name.lower() for field in schema.fields]
+    for name, field in zip(names, schema.fields, strict=True):
+        if name in _PASSED_OVER:
+            continue
+        if name not in _TYPES:
+            raise ConfigurationError(
+                f"column {field.name}: a message has none; it has {', '.join(_TYPES)}. Put the columns into the body, "
+                f"for example to_json(struct(*)) AS body"
+            )
+        if names.count(name) > 1:
+            raise ConfigurationError(f"column {name} is there more than once")
+        if not isinstance(field.dataType, _TYPES[name]) or (
+            name == "headers" and field.dataType.simpleString() != _HEADERS
+        ):
+            wanted = _HEADERS if name == "headers" else " or ".join(t().simpleString() for t in _TYPES[name])
+            raise ConfigurationError(f"column {name} is {field.dataType.simpleString()}, and must be {wanted}")
+    if "body" not in names:
+        raise ConfigurationError("there is no column body: for example to_json(struct(*)) AS body")
+    if "queue" not in names and options.destination is None:
+        raise ConfigurationError('say where messages go: .option("queue", "billed"), or a column queue')
+    if "queue" in names and options.destination is not None:
+        raise ConfigurationError("there are both an option queue and a column queue: leave one of them out")
+    if "ttl_ms" in names and "expires" in names:
+        raise ConfigurationError("columns ttl_ms and expires say the same: leave one of them out")
+
+
+def encode_rows(batch: pa.RecordBatch, destination: str | None) -> Iterator[bytes]:
+    """Yield the frame of each row.
+
+    Raises: UnsendableRow that names column and value
+    """
+    names = [name.lower() for name in batch.schema.names]
+    columns = {name: column for name, column in zip(names, batch.columns, strict=True) if name in _TYPES}
+    if "expires" in columns:
+        columns["expires"] = columns["expires"].cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+    lists = {name: column.to_pylist() for name, column in columns.items()}
+    bodies = lists.pop("body")
+    others = list(zip(*lists.values(), strict=True)) if lists else [()] * len(bodies)
+    for body, values in zip(bodies, others, strict=True):
+        yield _encode_row(body, dict(zip(lists, values, strict=True)), destination)
+
+
+def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str | None) -> bytes:
+    if body is None:
+        raise UnsendableRow(f"column body is null in a row with {row}: a message has a body, which may be empty")
+    if isinstance(body, str):
+        body = body.encode()
+    if len(body) > BODY_BYTES_MAX:
+        raise UnsendableRow(f"column body has {len(body)} bytes, and a message from Spark has {BODY_BYTES_MAX} at most")
+    options: SendOptions = {}
+    headers = {}
+    try:
+        if destination is None:
+            if row["queue"] is None:
+                raise ValueError("column queue is null")
+            destination = sink_destination(row["queue"])
+        for name, value in row.items():
+            if value is None or name == "queue":
+                continue
+            if name == "headers":
+                headers = _headers(value)
+            elif name == "delay_ms":
+                options["delay"] = value / 1000
+            elif name == "ttl_ms":
+                options["ttl"] = value / 1000
+            elif name != "expires":
+                options[name] = value  # type: ignore[literal-required]
+        expires = row.get("expires")
+        if expires is not None:
+            headers["expires"] = str(expires)
+        if headers:
+            options["headers"] = headers
+        head = encode_send(destination, options).head
+    except (ValueError, TypeError) as error:
+        raise UnsendableRow(f"a row can be no message: {error}; it has {row}") from error
+    ttl = f"truenext-ttl:{row['ttl_ms']}\n" if row.get("ttl_ms") is not None else ""
+    return b"".join((head, f"{ttl}transaction:{TRANSACTION}\ncontent-length:{len(body)}\n\n".encode(), body, b"\0"))
+
+
+def _headers(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    """Raises: ValueError"""
+    headers = {}
+    for name, value in pairs:
+        if value is None:
+            raise ValueError(f"header {name} is null")
+        headers[name] = value
+    return headers
+
+
+@dataclass(slots=True)
+class SinkBundle:
+    frames: bytes
+    rows: int
+
+
+def bundles(frames: Iterable[bytes]) -> Iterator[SinkBundle]:
+    """Yield frames in bundles, in their order."""
+    gathered: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if gathered and (size + len(frame) > BUNDLE_BYTES or len(gathered) >= BUNDLE_ROWS):
+            yield SinkBundle(b"".join(gathered), len(gathered))
+            gathered, size = [], 0
+        gathered.append(frame)
+        size += len(frame)
+    if gathered:
+        yield SinkBundle(b"".join(gathered), len(gathered))

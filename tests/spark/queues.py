@@ -1,0 +1,50 @@
+"""A broker for queries of Spark, and what waits in it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.integration.broker_process import BrokerProcess
+from truenext import blocking
+
+QUERY_SECONDS = 120
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[BrokerProcess]:
+    broker = BrokerProcess(folder)
+    broker.start()
+    try:
+        yield broker
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def url(broker: BrokerProcess) -> str:
+    return f"stomp://127.0.0.1:{broker.port}"
+
+
+def send(broker: BrokerProcess, numbers: range, **options: Any) -> None:
+    with blocking.connect(url(broker)) as connection:
+        for number in numbers:
+            headers = {"number": str(number)}
+            connection.send_nowait("/queue/orders", str(number), priority=number % 10, headers=headers, **options)
+
+
+def waiting(broker: BrokerProcess, queue: str) -> int:
+    with blocking.connect(url(broker)) as connection:
+        return sum(1 for _ in connection.browse(f"/queue/{queue}"))
+
+
+def queues_with_messages(broker: BrokerProcess) -> list[str]:
+    with blocking.connect(url(broker)) as connection:
+        return [each["name"] for each in json.loads(connection.control_request("queues")) if each["waiting"]]
+
+
+def run_to_end(query: StreamingQuery) -> None:
+    assert query.awaitTermination(QUERY_SECONDS)

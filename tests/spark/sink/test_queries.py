@@ -1,0 +1,103 @@
+"""Does Spark write queues as docs/spark.md says? Short queries in the suite's session, against a real broker."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.integration.broker_process import BrokerProcess
+from tests.spark.queues import queues_with_messages, run_to_end, send, serving, url, waiting
+from truenext import blocking
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with serving(tmp_path) as process:
+        yield process
+
+
+def run_queue_to_queue(spark: SparkSession, broker: BrokerProcess, checkpoint: Path, **options: str) -> None:
+    rows = spark.readStream.format("truenext").option("url", url(broker)).option("queue", "orders")
+    bills = rows.options(**options).load().selectExpr("'bills' AS queue", "body", "priority", "headers")
+    writer = bills.writeStream.format("truenext").option("url", url(broker))
+    run_to_end(writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start())
+
+
+def numbers_in(broker: BrokerProcess, queue: str) -> list[int]:
+    with blocking.connect(url(broker)) as connection:
+        return [int(message.text) for message in connection.browse(f"/queue/{queue}")]
+
+
+def test_each_message_goes_from_queue_to_queue_once_though_the_last_batch_is_repeated(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    for round_ in range(3):
+        send(broker, range(40 * round_, 40 * (round_ + 1)))
+        run_queue_to_queue(spark, broker, checkpoint, maxRowsPerTrigger="25", partitions=str(round_ + 1))
+        # As if the driver had been killed before it noted the last batch.
+        last = max(int(each.name) for each in (checkpoint / "commits").glob("[0-9]*"))
+        for each in (checkpoint / "commits").glob(f"*{last}*"):
+            each.unlink()
+        if round_ == 1:
+            broker.kill()
+            broker.start(broker.port)
+    assert Counter(numbers_in(broker, "bills")) == Counter(range(120))
+    assert waiting(broker, "orders") == 0
+    # The mark of the source, and the decision of the sink.
+    kept = [name for name in queues_with_messages(broker) if name != "bills"]
+    assert sorted(name.rpartition(".")[0] for name in kept)[-2:] == ["Spark.sink.main", "Spark.source.main"]
+
+
+def test_a_batch_write_with_a_version_is_written_once(
+    spark: SparkSession, broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(*bodies: str, version: int) -> None:
+        rows = spark.createDataFrame([(body,) for body in bodies], "body string")
+        writer = rows.write.format("truenext").option("url", url(broker)).option("queue", "nightly")
+        writer.option("txnAppId", "report").option("txnVersion", version).mode("append").save()
+
+    write("1", "2", "3", version=1)
+    write("1", "2", "4", version=1)
+    write("5", version=2)
+    with pytest.raises(PySparkException, match="batch 1 comes behind batch 2, which is published"):
+        write("6", version=1)
+    assert sorted(numbers_in(broker, "nightly")) == [1, 2, 3, 5]
+
+
+def test_a_batch_write_without_a_version_is_written_each_time_and_leaves_nothing(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
+    rows = spark.range(10).selectExpr("string(id) AS body", "'/queue/a,/queue/b' AS queue")
+    for _ in range(2):
+        rows.write.format("truenext").option("url", url(broker)).mode("append").save()
+    for queue in ("a", "b"):
+        assert Counter(numbers_in(broker, queue)) == Counter([*range(10), *range(10)])
+    assert queues_with_messages(broker) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("select", "options", "mode", "message"),
+    [
+        (["body", "1 AS colour"], {"queue": "q"}, "append", "column colour: a message has none"),
+        (["body"], {}, "append", "say where messages go"),
+        (["body"], {"queue": "q", "topic": "x"}, "append", "option topic: there is none"),
+        (["body"], {"queue": "q"}, "overwrite", "a queue can only be appended to"),
+        (["body", "10 AS priority"], {"queue": "q"}, "append", "priority is 0 to 9, not 10"),
+    ],
+)
+def test_what_no_message_can_be_made_of_is_refused_and_nothing_is_written(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    select: list[str],
+    options: dict[str, str],
+    mode: str,
+    message: str,
+) -> None:
+    rows: DataFrame = spark.range(1).selectExpr("string(id) AS body").selectExpr(*select)
+    with pytest.raises(PySparkException, match=message):
+        rows.write.format("truenext").option("url", url(broker)).options(**options).mode(mode).save()
+    assert queues_with_messages(broker) == []

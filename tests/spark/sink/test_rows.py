@@ -1,0 +1,197 @@
+"""Does each row become the SEND frame that its columns say, and is each other row refused?"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from truenext.errors import ConfigurationError
+from truenext.spark.sink import rows
+from truenext.spark.sink.options import SinkOptions, parse_options
+from truenext.spark.sink.rows import UnsendableRow, bundles, check_columns, encode_rows
+from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.protocol import Side, StompProtocol
+from truenext.wire.stomp.shapes import FRAME_SHAPES
+
+URL = "stomp://127.0.0.1:61613"
+
+
+def frames_of(data: bytes) -> list[Frame]:
+    stomp: StompProtocol[Frame] = StompProtocol(Side.CLIENT, FRAME_SHAPES)
+    stomp.set_version(Version.V1_2)
+    return list(stomp.receive(data))
+
+
+def encode(destination: str | None = "/queue/out", **columns: Any) -> Frame:
+    """One row, as the broker reads it."""
+    batch = pa.RecordBatch.from_pydict(columns)
+    (frame,) = frames_of(b"".join(encode_rows(batch, destination)))
+    return frame
+
+
+def options(**given: str) -> SinkOptions:
+    return parse_options({"url": URL, **given}, is_streaming=True)
+
+
+def check(ddl: str, **given: str) -> None:
+    schema = StructType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    check_columns(schema, options(**given))
+
+
+def test_a_row_with_a_body_alone_is_a_persistent_message_of_priority_4() -> None:
+    frame = encode(body=[b"a\0b"])
+    assert frame.command == "SEND"
+    assert frame.body == b"a\0b"
+    assert frame.headers == {
+        "destination": "/queue/out",
+        "persistent": "true",
+        "transaction": "publish",
+        "content-length": "3",
+    }
+
+
+def test_a_row_with_all_columns_has_all_headers() -> None:
+    frame = encode(
+        None,
+        body=["grün"],
+        queue=["orders"],
+        priority=[9],
+        persistent=[False],
+        group=["g:1"],
+        correlation_id=["c"],
+        reply_to=["/queue/answers"],
+        content_type=["text/plain"],
+        expires=pa.array([datetime(2030, 1, 2, 3, 4, 5, 678_900, tzinfo=UTC)], pa.timestamp("us", tz="UTC")),
+        delay_ms=[1500],
+        headers=pa.array([[("colour", "a\nb")]], pa.map_(pa.string(), pa.string())),
+        sequence=[17],
+        attempts=[2],
+        error=["none"],
+    )
+    assert frame.body == "grün".encode()
+    assert frame.headers == {
+        "destination": "/queue/orders",
+        "priority": "9",
+        "JMSXGroupID": "g:1",
+        "correlation-id": "c",
+        "reply-to": "/queue/answers",
+        "content-type": "text/plain",
+        "expires": "1893553445678",
+        "AMQ_SCHEDULED_DELAY": "1500",
+        "colour": "a\nb",
+        "transaction": "publish",
+        "content-length": "5",
+    }
+
+
+def test_a_time_to_live_is_counted_from_the_publication() -> None:
+    assert encode(body=[b""], ttl_ms=[250]).headers["truenext-ttl"] == "250"
+
+
+def test_columns_that_are_null_are_left_out() -> None:
+    names = ("group", "correlation_id", "reply_to", "content_type")
+    columns: dict[str, Any] = {name: pa.array([None], pa.string()) for name in names}
+    columns |= {name: pa.array([None], pa.int64()) for name in ("priority", "ttl_ms", "delay_ms")}
+    columns |= {"persistent": pa.array([None], pa.bool_()), "expires": pa.array([None], pa.timestamp("us", tz="UTC"))}
+    columns["headers"] = pa.array([None], pa.map_(pa.string(), pa.string()))
+    assert encode(body=[b""], **columns).headers == encode(body=[b""]).headers
+
+
+@pytest.mark.parametrize(
+    ("queue", "address"),
+    [
+        ("a", "/queue/a"),
+        ("/queue/a", "/queue/a"),
+        ("/topic/news", "/topic/news"),
+        ("/queue/a,/topic/b", "/queue/a,/topic/b"),
+    ],
+)
+def test_a_row_goes_to_what_its_column_says(queue: str, address: str) -> None:
+    assert encode(None, body=[b""], queue=[queue]).headers["destination"] == address
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"body": pa.array([None], pa.string())}, "column body is null"),
+        ({"priority": [10]}, "priority is 0 to 9, not 10; it has .*'priority': 10"),
+        ({"priority": [-1]}, "priority is 0 to 9"),
+        ({"ttl_ms": [0]}, "ttl is 0.001 to"),
+        ({"delay_ms": [-5]}, "delay is 0.001 to"),
+        ({"group": ["a\0"]}, "no NUL in it"),
+        ({"queue": [None]}, "column queue is null"),
+        ({"queue": [""]}, "row can be no message"),
+        ({"queue": ["orders.*"]}, "row can be no message"),
+        ({"queue": ["/temp-queue/a"]}, "/temp-queue/a is no queue, nor a topic"),
+        ({"queue": ["/control/purge"]}, "/control/purge is no queue, nor a topic"),
+        ({"queue": ["Spark.source.main.1"]}, r"queues Spark\.\* are those"),
+        ({"queue": ["/queue/a,/queue/Spark.x"]}, r"queues Spark\.\* are those"),
+    ],
+)
+def test_a_row_that_can_be_no_message_is_refused_by_column_and_value(columns: dict[str, Any], message: str) -> None:
+    columns = {"body": [b"x"], **columns}
+    if columns.get("queue") == [None]:
+        columns["queue"] = pa.array([None], pa.string())
+    with pytest.raises(UnsendableRow, match=message):
+        encode(None if "queue" in columns else "/queue/out", **columns)
+
+
+@pytest.mark.parametrize("name", ["receipt", "transaction", "truenext-ttl", "message-id", "content-length", ""])
+def test_a_header_of_stomp_or_the_broker_is_refused(name: str) -> None:
+    headers = pa.array([[(name, "x")]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(UnsendableRow, match="row can be no message"):
+        encode(body=[b""], headers=headers)
+
+
+def test_a_header_without_a_value_is_refused() -> None:
+    headers = pa.array([[("colour", None)]], pa.map_(pa.string(), pa.string()))
+    with pytest.raises(UnsendableRow, match="header colour is null"):
+        encode(body=[b""], headers=headers)
+
+
+def test_a_body_that_no_message_has_room_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "BODY_BYTES_MAX", 3)
+    assert encode(body=[b"abc"]).body == b"abc"
+    with pytest.raises(UnsendableRow, match="column body has 4 bytes, and a message from Spark has 3 at most"):
+        encode(body=[b"abcd"])
+
+
+@pytest.mark.parametrize(
+    ("ddl", "given", "message"),
+    [
+        ("body string, colour string", {"queue": "q"}, "column colour: a message has none; .*to_json"),
+        ("priority int", {"queue": "q"}, "there is no column body"),
+        ("body string", {}, r'say where messages go: \.option\("queue"'),
+        ("body string, queue string", {"queue": "q"}, "both an option queue and a column queue"),
+        ("body int", {"queue": "q"}, "column body is int, and must be string or binary"),
+        ("body string, priority string", {"queue": "q"}, "column priority is string, and must be tinyint or"),
+        ("body string, headers map<string,int>", {"queue": "q"}, "must be map<string,string>"),
+        ("body string, expires date", {"queue": "q"}, "column expires is date, and must be timestamp"),
+        ("body string, ttl_ms int, expires timestamp", {"queue": "q"}, "columns ttl_ms and expires say the same"),
+    ],
+)
+def test_columns_that_are_none_of_a_message_are_refused(ddl: str, given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        check(ddl, **given)
+
+
+def test_columns_of_the_source_and_names_in_any_case_are_taken() -> None:
+    check("Body binary, QUEUE string, sequence bigint, deliveries int, attempts int, timestamp timestamp, error string")
+    check("body string, headers map<string,string> not null, priority tinyint, ttl_ms bigint", queue="q")
+
+
+def test_bundles_have_their_rows_in_order_and_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "BUNDLE_BYTES", 10)
+    monkeypatch.setattr(rows, "BUNDLE_ROWS", 3)
+    made = list(bundles([b"12345", b"67890", b"a", b"b", b"c", b"d", b"x" * 20, b"e"]))
+    assert [(each.frames, each.rows) for each in made] == [
+        (b"1234567890", 2),
+        (b"abc", 3),
+        (b"d", 1),
+        (b"x" * 20, 1),
+        (b"e", 1),
+    ]
+    assert list(bundles([])) == []
