@@ -1,15 +1,18 @@
-"""Does docs/spark.md say what the source of Spark does?"""
+"""Does docs/spark.md say what source and sink of Spark do?"""
 
 import re
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import StructType
 
 from bench.brokers import free_port
 from tests.integration.environments import make_environment, requirements_of_page
 from tests.integration.pages import Folder, follow
 from tests.unit.test_limits_page import ANYTHING, all_texts
 from truenext.errors import ConfigurationError
+from truenext.spark.sink.options import parse_options as sink_options
+from truenext.spark.sink.rows import check_columns
 from truenext.spark.source.columns import spark_schema
 from truenext.spark.source.options import parse_options
 
@@ -30,9 +33,9 @@ spark.driver.bindAddress         127.0.0.1
 """Besides those of all tests: the tutorial's few rows are not worth what Java would compile for them."""
 
 
-def rows(header: str) -> list[list[str]]:
-    """The cells of the table with this header."""
-    table = TEXT.partition(f"{header}\n")[2].partition("\n\n")[0]
+def rows(header: str, which: int = 0) -> list[list[str]]:
+    """The cells of a table with this header: of the first one, or of a later one."""
+    table = TEXT.split(f"{header}\n")[1 + which].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
 
 
@@ -114,8 +117,34 @@ def test_table_of_columns_has_the_columns_that_there_are_with_their_types() -> N
     assert "headers" not in spark_schema(parse_options(REQUIRED | {"headers": "false"})).names
 
 
+def test_table_of_the_sinks_options_has_the_options_that_there_are() -> None:
+    said = [name for row in rows("| option | default | meaning |", which=1) for name in quoted(row[0])]
+    with pytest.raises(ConfigurationError) as refused:
+        sink_options({"nonsense": ""}, is_streaming=False)
+    assert said == str(refused.value).partition("there are ")[2].split(", ")
+    for name, default in (("space", "main"), ("patience", "600")):
+        url = {"url": REQUIRED["url"]}
+        assert sink_options({**url, name: default}, is_streaming=True) == sink_options(url, is_streaming=True)
+        assert f"| `{name}` | `{default}` |" in TEXT
+
+
+def test_table_of_the_sinks_columns_has_the_columns_that_there_are() -> None:
+    said = [name for row in rows("| column | type | default | meaning |") for name in quoted(row[0])]
+    with pytest.raises(ConfigurationError) as refused:
+        check_columns(StructType().add("nonsense", "string"), sink_options(REQUIRED, is_streaming=True))
+    known = str(refused.value).partition("a message has none; it has ")[2].partition(". ")[0]
+    assert sorted(said) == sorted(known.split(", "))
+
+
 @pytest.mark.parametrize(
-    "words", [words for cell, _ in rows("| error | what to do |") for words in quoted(cell) if "[" not in words]
+    "words",
+    [
+        words
+        for which in (0, 1)
+        for cell, _ in rows("| error | what to do |", which)
+        for words in quoted(cell)
+        if "[" not in words
+    ],
 )
 def test_error_that_the_page_explains_is_one_that_the_code_says(words: str) -> None:
     pattern = re.compile(r"\{[^}]*\}".join(map(re.escape, words.split(ANYTHING))))

@@ -85,7 +85,7 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
     SelectorParam: lambda kind: ["", "a =", "\x1b", LONG, NO_UTF_8, "a = 'x"],
     HeaderParam: lambda kind: ["", "a", "=", "=b", "priority=4", NO_UTF_8, f"a={NO_UTF_8}", LONG],
     TextParam: lambda kind: NO_TEXTS,
-    QueryIdParam: lambda kind: [*NO_TEXTS, LONG, "xyz", "AB"],
+    QueryIdParam: lambda kind: [*NO_TEXTS, LONG, "x.y", "a b"],
     ServerNameParam: lambda kind: [*NO_TEXTS, LONG, " a", "a "],
     SparkMasterParam: lambda kind: [*NO_NUMBERS, LONG, "local[x]", "local[0]", "spark:// ", "http://h"],
     ServiceImportParam: lambda kind: [*NO_TEXTS, "shop", "shop:", ":app", "shop.py:app:x", "shop:a-b", "a/b:c", LONG],
