@@ -37,6 +37,8 @@ _BODY = b"x" * 1024
 _PARTITIONS = 2
 _BATCH_ROWS = 100_000
 _QUERY_SECONDS = 1800
+_SETTLE_SECONDS = 5.0
+_IDLE_SECONDS = 20.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -73,6 +75,9 @@ def main() -> None:
         singles = [(bench.queue(1).seconds, bench.memory(1).seconds) for _ in range(5)]
         ratio = statistics.median(queue / memory for queue, memory in singles)
         print(f"  {ratio:.2f} of memory's time for a batch of one row (at most 1.3)")
+        broker_share, driver_share = bench.idle()
+        print(f"  {broker_share:.1%} of a processor in the broker while a query is idle (at most 1 %)")
+        print(f"  {driver_share:.1%} of it in Python (at most 1 %)")
         print(f"  {_largest_worker_mib():,.0f} MiB, the largest Python worker at its peak (at most 256)")
         spark.stop()
 
@@ -122,6 +127,18 @@ class _Bench:
 
     def memory(self, rows: int) -> _Run:
         return self._run(self._spark.readStream.format("rows-in-memory").option("rows", rows), rows)
+
+    def idle(self) -> tuple[float, float]:
+        """Shares of a processor that the broker and Spark's Python take while a query has nothing to read."""
+        reader = self._spark.readStream.format("truenext").option("url", self._url).option("queue", "rows")
+        writer = reader.load().writeStream.format("noop").option("checkpointLocation", str(self._folder / "idle"))
+        query = writer.start()
+        time.sleep(_SETTLE_SECONDS)
+        broker, own = self._broker.processor_seconds(), _workers_seconds()
+        time.sleep(_IDLE_SECONDS)
+        broker, own = self._broker.processor_seconds() - broker, _workers_seconds() - own
+        query.stop()
+        return broker / _IDLE_SECONDS, own / _IDLE_SECONDS
 
     def _run(self, reader: DataStreamReader, rows: int) -> _Run:
         """Read all into no-op."""
