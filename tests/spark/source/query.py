@@ -1,6 +1,7 @@
-"""A query in a process of its own, to be killed: a queue to Parquet, until nothing is left.
+"""A query in a process of its own, to be killed: a queue to Parquet, or through a shuffle to another queue, until
+nothing is left.
 
-python -m tests.spark.source.query URL QUEUE FOLDER [MASTER]
+python -m tests.spark.source.query URL QUEUE FOLDER [MASTER [TARGET]]
 """
 
 import sys
@@ -9,7 +10,8 @@ from pathlib import Path
 from truenext.spark.session import start
 
 
-def main(url: str, queue: str, folder: str, master: str = "local[2]") -> None:
+def main(url: str, queue: str, folder: str, master: str = "local[2]", target: str = "") -> None:
+    """Without a target the rows go to Parquet."""
     spark = start(master)
     rows = (
         spark.readStream.format("truenext")
@@ -19,14 +21,13 @@ def main(url: str, queue: str, folder: str, master: str = "local[2]") -> None:
         .option("patience", 60)
         .load()
     )
-    query = (
-        rows.writeStream.format("parquet")
-        .option("path", str(Path(folder) / "rows"))
-        .option("checkpointLocation", str(Path(folder) / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    if target:
+        copies = rows.select("body", "priority", "group", "headers").repartition(3)
+        writer = copies.writeStream.format("truenext").options(url=url, queue=target, patience="60")
+    else:
+        writer = rows.writeStream.format("parquet").option("path", str(Path(folder) / "rows"))
+    writer = writer.option("checkpointLocation", str(Path(folder) / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 if __name__ == "__main__":

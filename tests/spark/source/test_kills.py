@@ -1,7 +1,7 @@
 """Does each message come once, whatever is killed?
 
 `kill -9` of the driver, of Java, of Python workers and of the broker, at random, until all that was sent
-is in Parquet.
+is in Parquet, or in another queue.
 
     TRUENEXT_KILLS=100 TRUENEXT_SEED=7 pytest -s tests/spark/source/test_kills.py
 """
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,7 @@ RUN_SECONDS = 15.0
 COMMANDS = {
     "java": "org.apache.spark.deploy.SparkSubmit",
     "source": "pyspark.sql.streaming.python_streaming_source_runner",
+    "sink": "pyspark.sql.worker.python_streaming_sink_runner",
     "worker": "pyspark.daemon pyspark.worker",
 }
 """Words in the command of each kind of process that can be killed; `source` has the driver's part of the source."""
@@ -44,12 +46,15 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("master", "victims"),
+    ("master", "target", "victims"),
     [
-        ("local[2]", ("driver", "java", "source", "worker", "broker")),
+        ("local[2]", "", ("driver", "java", "source", "worker", "broker")),
+        ("local[2]", "copies", ("driver", "java", "source", "sink", "worker", "broker")),
     ],
 )
-def test_each_message_is_in_one_batch_whatever_is_killed(master: str, victims: tuple[str, ...], tmp_path: Path) -> None:
+def test_each_message_has_its_effect_once_whatever_is_killed(
+    master: str, target: str, victims: tuple[str, ...], tmp_path: Path
+) -> None:
     print(f"TRUENEXT_SEED={SEED} TRUENEXT_KILLS={KILLS}")
     dice = random.Random(SEED)
     drawn = _draw(victims, dice)
@@ -63,7 +68,7 @@ def test_each_message_is_in_one_batch_whatever_is_killed(master: str, victims: t
             if killed.total() < KILLS:
                 _send(broker, range(sent, sent + MESSAGES), dice)
                 sent += MESSAGES
-            with _start(broker, tmp_path, master) as query:
+            with _start(broker, tmp_path, master, target) as query:
                 is_killed = killed.total() < KILLS and _kill(victim, broker, query, dice)
                 status = query.wait()
                 print(victim if is_killed else "nothing", "is killed; the query ends with", status)
@@ -73,13 +78,14 @@ def test_each_message_is_in_one_batch_whatever_is_killed(master: str, victims: t
                 killed[victim] += 1
                 victim = next(drawn)
         # The last batch may be written and not committed.
-        with _start(broker, tmp_path, master) as last:
+        with _start(broker, tmp_path, master, target) as last:
             assert last.wait() == 0, last.log
+        rows = _rows_in(broker, target) if target else written_rows(tmp_path / "rows")
         broker.stop()
     finally:
         broker.clean_up()
     print(master, dict(killed))
-    check_each_once(written_rows(tmp_path / "rows"), sent)
+    check_each_once(rows, sent)
     audit = [TRUENEXT, "audit", str(broker.data), "--master", "local[2]"]
     assert subprocess.run(audit, capture_output=True, text=True, check=False).returncode == 0
 
@@ -105,8 +111,17 @@ def _send(broker: BrokerProcess, numbers: range, dice: random.Random) -> None:
                 connection.flush()
 
 
-def _start(broker: BrokerProcess, folder: Path, master: str) -> QueryProcess:
-    return QueryProcess(folder, "query", url(broker), "rows", str(folder), master)
+def _rows_in(broker: BrokerProcess, queue: str) -> list[dict[str, Any]]:
+    """Return the rows of a queue, as `written_rows` does."""
+    with blocking.connect(url(broker)) as connection:
+        return [
+            {"attempts": message.attempts, "headers": {"number": message.headers["number"]}}
+            for message in connection.browse(f"/queue/{queue}")
+        ]
+
+
+def _start(broker: BrokerProcess, folder: Path, master: str, target: str) -> QueryProcess:
+    return QueryProcess(folder, "query", url(broker), "rows", str(folder), master, target)
 
 
 def _kill(victim: str, broker: BrokerProcess, query: QueryProcess, dice: random.Random) -> bool:
