@@ -1,6 +1,6 @@
-"""What an operator does with queries that have something in the broker, whether they read queues or write to them.
+"""Operator commands for queries that read queues or write to them.
 
-Each step is one transaction, so that a command that dies can be said again.
+Each step is one transaction, so an interrupted command can be repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
 
 
 def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
-    """Raises: TruenextError"""
+    """Return the source or sink with this id, or an id that starts with it.
+
+    Raises: TruenextError if there is none, or several
+    """
     found: list[QueryStatus | SinkStatus] = []
     found += [each for each in list_queries(broker) if each.id.startswith(query_id)]
     found += [each for each in list_sinks(broker) if each.queues.id.startswith(query_id)]
@@ -50,10 +53,10 @@ def _only(query_id: str, found: list[T]) -> T:
 
 
 def abandon(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> Iterator[tuple[int, int]]:
-    """Close a query for ever. Of one that reads, return the rows of its bundles to their queues; those of batches whose
-    output is published by a sink of the same broker are dropped.
+    """Close a query for ever, and return the rows of its bundles to their queues. Rows of batches whose output a
+    sink of the same broker has published are dropped.
 
-    Yields how many rows were returned and dropped, after each transaction.
+    Yields the numbers of rows returned and dropped, after each transaction.
     Raises: TruenextError
     """
     if isinstance(status, SinkStatus):
@@ -70,7 +73,7 @@ def abandon(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> Itera
 def forget(broker: BrokerConnection, status: QueryStatus | SinkStatus) -> None:
     """Remove what the broker keeps of a query that never runs again.
 
-    Raises: TruenextError if it has rows yet, Refused, ConnectionLost
+    Raises: TruenextError if it still has rows, Refused, ConnectionLost
     """
     if isinstance(status, SinkStatus):
         forget_sink(broker, status)

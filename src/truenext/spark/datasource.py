@@ -1,7 +1,7 @@
-"""What Spark calls: `format("truenext")` as a Python data source, batch and streaming, source and sink.
+"""Python data source `format("truenext")` with the methods that Spark calls: batch and streaming, source and sink.
 
-Driver and tasks are different processes. The driver has one reader for the whole run of a query; each task unpickles
-one of its own, and uses nothing of it but `read`. A writer is unpickled for each task and each commit.
+Driver and tasks are different processes. The driver keeps one reader for a run of a query; each task unpickles its
+own, and calls only `read`. A writer is unpickled for each task and each commit.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from truenext.spark.source.options import parse_options as parse_source_options
 from truenext.spark.source.task import TaskPlan, read_task
 
 LAG_SECONDS = 10.0
-"""Between two questions of what waits."""
+"""Time between two requests for the number of waiting messages."""
 
 
 class TruenextDataSource(DataSource):
-    """Queues of a truenext broker. Options: see docs/spark.md; a wrong one raises ConfigurationError."""
+    """Queues of a truenext broker. Options are in docs/spark.md; a wrong one raises ConfigurationError."""
 
     @classmethod
     def name(cls) -> str:
@@ -77,7 +77,7 @@ class TruenextDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> QueueWriter:
         options = self._sink_options(schema, overwrite, is_streaming=False)
-        # Without a name the write is one of its own, each time.
+        # Without txnAppId each write is independent.
         return QueueWriter(options, SinkQueues(options.space, options.app or secrets.token_hex(8)))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> QueueStreamWriter:
@@ -92,13 +92,13 @@ class TruenextDataSource(DataSource):
 
 
 class BrowsingReader(DataSourceReader):
-    """Shows what waits, and takes nothing."""
+    """Reads waiting messages without taking them."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        # One, as a queue has one order.
+        # A queue has one order.
         return [InputPartition(0)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -115,13 +115,13 @@ class PlannedTask(InputPartition):
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Takes what waits, each message once."""
+    """Takes waiting messages, each once."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._driver: SourceDriver | None = None
         self._rows_left: int | None = None
-        """Of AvailableNow: what waited at its start and was not asked for yet."""
+        """With AvailableNow: messages that waited at the start and belong to no batch yet."""
         self._is_available_now = False
         self._lag: int | None = None
         self._lag_known_until = 0.0
@@ -150,7 +150,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.as_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What waits, in the progress of the query."""
+        """Return the number of waiting messages for the query's progress."""
         now = monotonic()
         if now >= self._lag_known_until:
             self._lag = self._source_driver().waiting_count_now()
@@ -181,7 +181,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield apply_options(batch, options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: Spark does not call this after the last batch of a run. The next `latestOffset` clears."""
+        """Do nothing: Spark does not call this after the last batch of a run. The next `latestOffset` clears."""
 
     def stop(self) -> None:
         if self._driver is not None:
@@ -212,11 +212,11 @@ class QueueStreamWriter(DataSourceStreamArrowWriter):
             _commit(self._options, SinkQueues(self._options.space, written[0].id), batchId, written)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: Spark calls this also when `commit` has raised, and then rows may be decided and not published."""
+        """Do nothing: Spark calls this also after a failed `commit`, when rows may be decided and not published."""
 
 
 class QueueWriter(DataSourceArrowWriter):
-    """Publishes the rows of one write once, or once for each txnVersion."""
+    """Publishes a batch write once, or once for each txnVersion."""
 
     def __init__(self, options: SinkOptions, queues: SinkQueues) -> None:
         self._options = options
@@ -230,7 +230,7 @@ class QueueWriter(DataSourceArrowWriter):
         written = [each for each in messages if isinstance(each, WrittenDrafts)]
         _commit(options, queues, options.version, written)
         if options.app is None:
-            # Nobody asks for its decision again.
+            # No later write has this id.
             with_broker(
                 lambda broker: purge(broker, queues.decisions),
                 partial(BrokerConnection, options.addresses),
@@ -238,7 +238,7 @@ class QueueWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nothing, as of QueueStreamWriter."""
+        """Do nothing, as in QueueStreamWriter."""
 
 
 def _write(options: SinkOptions, queues: SinkQueues, batch: int, batches: Iterator[pa.RecordBatch]) -> WrittenDrafts:

@@ -60,8 +60,9 @@ def audit(
     """Prove from `events` (docs/history.md) whether docs/contract.md held.
 
     `since` leaves out what happened before, `queue` all other queues. `stages` is what services of stages wrote down
-    (docs/stages-events.md). Raises: ConfigurationError if nothing is left, or `stages` is of a newer format;
-    HistoryError if `events` are of another history version.
+    (docs/stages-events.md).
+    Raises: ConfigurationError if nothing is left, or `stages` is of a newer format; HistoryError if `events` are of
+    another history version.
     """
     with _timed(progress, "runs and gaps"):
         if since is not None:

@@ -1,1 +1,1 @@
-"""How a job of Spark speaks to the broker; source and sink stand on this."""
+"""Connections from a Spark job to the broker, shared by source and sink."""

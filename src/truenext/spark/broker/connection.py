@@ -1,7 +1,7 @@
-"""A blocking connection of a task, or of the driver: frames out, messages and receipts in.
+"""Blocking connection of a task or of the driver: frames out, messages and receipts in.
 
-A task that Spark does not ask for rows says nothing to the broker, for as long as whatever reads the rows takes. So a
-thread sends the heart-beats. Everything else is done by the caller's thread.
+Spark may leave a task alone for as long as the rows take to process. So a thread sends the heart-beats; the caller's
+thread does everything else.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from truenext.model.url import Address
 from truenext.wire.stomp.frame import Frame, Version, encode
 
 CONNECT_SECONDS = 10.0
-"""Until an address has taken a connection, and then until the broker has said CONNECTED."""
+"""Longest time until an address accepts a connection, and again until the broker answers CONNECT."""
 ANSWER_SECONDS = 60.0
-"""Until the broker has answered a frame, while it still sends heart-beats."""
+"""Longest time until the broker answers a frame, while it still sends heart-beats."""
 HEART_BEAT_SECONDS = 10.0
 _REPLIES = "/temp-queue/answers"
 
 
 class Answer:
-    """What the broker says to one frame."""
+    """The broker's answer to one frame: its receipt, or an error."""
 
     __slots__ = ("_connection", "error", "receipt")
 
@@ -57,7 +57,7 @@ class Answer:
 
 
 class BrokerConnection:
-    """A context manager; its end says DISCONNECT, and then what it holds returns without an attempt."""
+    """A context manager. At its end it sends DISCONNECT, so that messages it holds return without an attempt."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         """Connect to the first address that has a broker.
@@ -65,7 +65,7 @@ class BrokerConnection:
         Raises: NoBroker, Refused
         """
         self._messages: deque[Frame] = deque()
-        """MESSAGEs that came and were not taken."""
+        """MESSAGE frames that were received and not returned by `next_message` yet."""
         self._first_refusal: Refused | None = None
         self._write_lock = Lock()
         self._has_ended = Event()
@@ -91,13 +91,13 @@ class BrokerConnection:
         try:
             if kind is None or not issubclass(kind, (ConnectionLost, OSError)):
                 with contextlib.suppress(ConnectionLost, Refused):
-                    # With its receipt all has returned that this connection held.
+                    # After its receipt all messages have returned that this connection held.
                     self.call("DISCONNECT", {})
         finally:
             self.close()
 
     def close(self) -> None:
-        """End it without a word; the broker counts it as lost."""
+        """Close the socket without DISCONNECT; to the broker the connection is lost."""
         self._has_ended.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -106,11 +106,11 @@ class BrokerConnection:
     # ---- Out ----
 
     def post(self, command: str, headers: Mapping[str, str], body: bytes = b"") -> None:
-        """Write a frame of which no receipt is asked for. A refusal is raised by the next `wait`."""
+        """Write a frame without asking for a receipt. The next `wait` raises a refusal."""
         self._link.write_tracked(encode(Frame(command, dict(headers), body), Version.V1_2), Answer(self))
 
     def post_all(self, frames: bytes, count: int) -> None:
-        """Write so many frames that are encoded already, as `post` does."""
+        """Write `count` frames that are encoded already, as `post` does."""
         self._link.write_all_tracked(frames, count, Answer(self))
 
     def start_call(self, command: str, headers: Mapping[str, str], body: bytes = b"") -> Answer:
@@ -129,7 +129,7 @@ class BrokerConnection:
         return self.wait(self.start_call(command, headers, body))
 
     def ask(self, verb: str, question: Mapping[str, Any] | None = None) -> Any:
-        """Return what the broker answers to a question of docs/control.md.
+        """Send a control request, and return the decoded reply. Source: docs/control.md
 
         Raises: Refused, ConnectionLost
         """
@@ -147,7 +147,7 @@ class BrokerConnection:
                 return json.loads(frame.body)
 
     def browse(self, destination: str, selector: str | None = None) -> Iterator[Frame]:
-        """Yield what waits, in its order; nothing is taken. To be gone through to its end before another browse.
+        """Yield the waiting messages in queue order, without taking them. Exhaust it before the next browse.
 
         Raises: Refused, ConnectionLost
         """
@@ -163,14 +163,14 @@ class BrokerConnection:
         raise ConnectionLost(f"the broker does not show {destination} within {ANSWER_SECONDS:g} seconds")
 
     def subscribe_to_pull(self, name: str, destination: str, ack: str, selector: str | None = None) -> None:
-        """Begin a subscription of this name, which gets what `pull` asks for."""
+        """Subscribe under this name, for `pull`."""
         headers = {"id": name, "destination": destination, "ack": ack, "truenext-pull": "true"}
         if selector is not None:
             headers["selector"] = selector
         self.post("SUBSCRIBE", headers)
 
     def pull(self, name: str, count: int, *, waits: bool = False, correlation: str = "") -> None:
-        """Ask for so many messages more; with 0 withdraw what was asked for. The notice of what does not come has this
+        """Request `count` more messages; 0 withdraws earlier requests. The notice of unused requests carries this
         correlation id."""
         headers = {"destination": "/control/credit", "id": name, "messages": str(count)}
         headers["wait"] = "true" if waits else "false"
@@ -197,7 +197,7 @@ class BrokerConnection:
             try:
                 self._write(HEART_BEAT)
             except ConnectionLost:
-                # If its user has forgotten it, nobody else closes the socket.
+                # A connection that its owner has dropped without closing.
                 self.close()
                 return
 
@@ -219,8 +219,8 @@ class BrokerConnection:
         return answer.receipt
 
     def next_message(self, subscription: str, seconds: float) -> Frame | None:
-        """Return the next MESSAGE of this subscription; None if none comes within so many seconds. Messages of others
-        are dropped: they are left of what was asked before.
+        """Return the next MESSAGE of this subscription; None if none arrives within `seconds`. Messages of other
+        subscriptions are left over from earlier requests, and dropped.
 
         Raises: Refused, ConnectionLost
         """
@@ -240,7 +240,7 @@ class BrokerConnection:
                 return None
 
     def answer(self, subscription: str) -> Frame:
-        """Return the next MESSAGE of a subscription that has pulled without waiting: a message, or that none is ready.
+        """Return the answer to a pull that does not wait: a message, or the notice that none is ready.
 
         Raises: Refused, ConnectionLost
         """
@@ -250,11 +250,11 @@ class BrokerConnection:
         return frame
 
     def put_back(self, message: Frame) -> None:
-        """Have `next_message` return it once more."""
+        """Make `next_message` return this message again."""
         self._messages.appendleft(message)
 
     def note_refusal(self, error: Refused) -> None:
-        """Of several refusals the first is the cause of the others."""
+        """Remember the first refusal: it is the cause of later ones."""
         self._first_refusal = self._first_refusal or error
 
     def _raise_refusal(self) -> None:
@@ -269,7 +269,7 @@ class BrokerConnection:
         """
         link = self._link
         now = monotonic()
-        # Behind a long pause of its caller, all that came meanwhile is still to be read.
+        # After a long pause of the caller, everything received meanwhile is still unread.
         silence_ends = now + link.silence_limit_s if link.silence_limit_s else deadline
         self._socket.settimeout(max(0.0, min(deadline, silence_ends) - now))
         try:

@@ -1,6 +1,7 @@
-"""A queue with one message, which says how far a query is. A transaction acknowledges the last one and sends the next.
+"""A queue with one message that says how far a query is. One transaction acknowledges the old message and sends the
+new.
 
-The broker forgets the numbers of producers after a week; it does not forget this message.
+The broker forgets producer numbers after a week, but never this message.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from truenext.errors import Code, Refused
 from truenext.spark.broker.connection import BrokerConnection
 
 Latest = dict[str, Any]
-"""What the message says. Has at least `batch`, a number that rises."""
+"""Content of the message. It has at least `batch`, a number that only rises."""
 
 CLOSED_BATCH = (1 << 43) - 1
-"""The batch of a query that was abandoned: no batch has this number, and none a higher one."""
+"""Batch of an abandoned query, higher than any real batch."""
 
 _PULL_MAX = 100
-"""More messages than the queue ever has."""
+"""More than the queue ever holds."""
 
 
 def read_latest(broker: BrokerConnection, queue: str) -> Latest | None:
-    """Return the message with the highest batch; None if none waits. One that another connection holds is not seen.
+    """Return the waiting message with the highest batch; None if none waits. A message held by another connection is
+    not seen.
 
     Raises: Refused, ConnectionLost
     """
@@ -40,11 +42,11 @@ def replace_latest(
     *,
     replaces: Callable[[int | None], bool],
 ) -> bool:
-    """Put `latest` in the place of what is there, in one transaction: a crash leaves the old message or the new one.
+    """Replace the message in one transaction: after a crash either the old message is there or the new one.
 
-    `replaces` says whether it may, by the highest batch that is there; None if no message is ready. Returns False, and
-    changes nothing, if it may not, or if the number is a repeat: of two connections that commit the same number one
-    does it.
+    `replaces` gets the highest batch found, None if no message is ready, and decides whether to go on. Returns False
+    and changes nothing if it declines, or if the number is a repeat: of two connections with one number the first
+    COMMIT wins.
     Raises: Refused, ConnectionLost
     """
     broker.subscribe_to_pull("latest", f"/queue/{queue}", "client")
@@ -65,13 +67,13 @@ def replace_latest(
         broker.post("SEND", {"destination": f"/queue/{queue}", "persistent": "true", **transaction}, body)
         receipt = broker.call("COMMIT", {**transaction, "truenext-producer": producer, "truenext-number": str(number)})
         is_replaced = receipt.headers.get("truenext-repeat") != "true"
-    # What was pulled and not acknowledged returns.
+    # Pulled messages that were not acknowledged return.
     broker.post("UNSUBSCRIBE", {"id": "latest"})
     return is_replaced
 
 
 def purge(broker: BrokerConnection, queue: str, selector: str | None = None) -> int:
-    """Remove what a selector matches in a queue, and return how many messages that were; 0 if there is no such queue.
+    """Remove the messages of a queue that match a selector, and return their number; 0 if the queue does not exist.
 
     Raises: Refused, ConnectionLost
     """
@@ -79,8 +81,8 @@ def purge(broker: BrokerConnection, queue: str, selector: str | None = None) -> 
 
 
 def count(broker: BrokerConnection, queue: str, selector: str | None = None) -> tuple[int, int]:
-    """Return how many messages of a queue match a selector: those that wait, and those that other connections hold or
-    have acknowledged in an open transaction. The second may be too high, never too low.
+    """Return the numbers of matching messages that wait, and that other connections hold or have acknowledged in an
+    open transaction. The second may be too high, never too low.
 
     Raises: Refused, ConnectionLost
     """

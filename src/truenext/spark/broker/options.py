@@ -1,4 +1,4 @@
-"""The options that a user says of a source or a sink, and what each error says instead."""
+"""Parsing of the options that a user gives to a source or a sink."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWX
 
 
 class GivenOptions:
-    """Names in any case, as Spark hands them on."""
+    """Options by name, in any case, as Spark passes them."""
 
     def __init__(self, options: Mapping[str, str], names: Iterable[str]) -> None:
-        """Raises: ConfigurationError if one has another name than these"""
+        """Raises: ConfigurationError if an option is not among `names`"""
         names = tuple(names)
         self._given = {name.lower(): value for name, value in options.items()}
         known = {name.lower() for name in names}
@@ -32,13 +32,13 @@ class GivenOptions:
         return self._given.get(name.lower())
 
     def require(self, *names: str) -> None:
-        """Raises: ConfigurationError that names the first of these that is missing"""
+        """Raises: ConfigurationError for the first of these options that is missing"""
         for name in names:
             if not (self.get(name) or "").strip(", "):
                 raise ConfigurationError(f'option {name} is missing: .option("{name}", "{EXAMPLES[name]}")')
 
     def addresses(self) -> tuple[Address, ...]:
-        """Return what option `url` names."""
+        """Return the addresses in option `url`."""
         try:
             return tuple(parse_url(url.strip()) for url in (self.get("url") or "").split(",") if url.strip())
         except ConfigurationError as error:
@@ -53,14 +53,14 @@ class GivenOptions:
         return int(text)
 
     def choice(self, name: str, choices: tuple[str, str]) -> str:
-        """The first of `choices` is the default."""
+        """Return one of `choices`; the first is the default."""
         text = (self.get(name) or choices[0]).strip().lower()
         if text not in choices:
             raise ConfigurationError(f"option {name} is {text!r}, and must be {choices[0]} or {choices[1]}")
         return text
 
     def word(self, name: str) -> str | None:
-        """Return what may be a part of a queue's name."""
+        """Return an option that becomes part of a queue name; None if it is not given."""
         text = self.get(name)
         if text is not None and (not 0 < len(text) <= 64 or not _WORD_CHARACTERS.issuperset(text)):
             raise ConfigurationError(f"option {name} is {text!r}, and must be a word of letters, digits, _ and -")

@@ -1,4 +1,4 @@
-"""How long a task or the driver does without a broker, or without room in it."""
+"""Retries of a task or of the driver while the broker is away, or has no room."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _DELAY_FIRST_S = 0.05
 _DELAY_MAX_S = 2.0
 
 PASSING_CODES = frozenset({Code.NO_SPACE, Code.LIMIT, Code.TOO_SLOW, Code.STALE})
-"""Refusals that end by themselves: room on the disk, in memory for transactions, among connections and browsers."""
+"""Codes of refusals that pass: no room on disk, for transactions, for connections or for browsers."""
 
 
 class Patience:
-    """Counts from the last success on."""
+    """Limits the time of failed attempts since the last success."""
 
     def __init__(self, seconds: float, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self._seconds = seconds
@@ -30,9 +30,9 @@ class Patience:
         self._failures = 0
 
     def wait(self, error: Exception) -> None:
-        """Sleep until the next try.
+        """Sleep until the next attempt.
 
-        Raises: `error` if trying again does not help; TruenextError with it as the cause when patience ends
+        Raises: `error` if another attempt cannot help; TruenextError, caused by it, when patience ends
         """
         if not isinstance(error, (ConnectionLost, Refused)) or (
             isinstance(error, Refused) and error.code not in PASSING_CODES

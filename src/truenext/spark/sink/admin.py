@@ -1,4 +1,4 @@
-"""What an operator does with the decisions and drafts of sinks: list, publish, close, forget."""
+"""Operator commands for decisions and drafts of sinks: list, publish, close, forget."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _IMPATIENT = Patience(0)
 
 @dataclass
 class SinkStatus:
-    """What the broker has of one query's sink, or of a batch write."""
+    """Decision and drafts of one query's sink, or of a batch write."""
 
     queues: SinkQueues
     decision: Decision | None = None
     rows: int = 0
-    """Decided and not published."""
+    """Rows that are decided and not published."""
     bytes: int = 0
-    """Of all drafts, decided or not."""
+    """Bytes of all drafts, decided or not."""
     since_ms: int = 0
-    """When the first of these was written, in milliseconds since the epoch; 0 if there is none."""
+    """Time of the first draft, in milliseconds since the epoch; 0 without drafts."""
     draft_queues: list[str] = field(default_factory=list)
 
 
 def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
-    """Return all sinks of which the broker has something, by space and id.
+    """Return all sinks that have a decision or drafts, by space and id.
 
     Raises: Refused, ConnectionLost
     """
@@ -54,14 +54,14 @@ def list_sinks(broker: BrokerConnection) -> list[SinkStatus]:
                 status.bytes += len(frame.body)
                 written_ms = int(headers["timestamp"])
                 status.since_ms = min(status.since_ms or written_ms, written_ms)
-    # A queue that is empty and unused goes after a while.
+    # The broker removes empty queues only after a while.
     return [sinks[key] for key in sorted(sinks) if sinks[key].decision or sinks[key].draft_queues]
 
 
 def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:
-    """Publish what is left of the last decision, and return the batch of that.
+    """Publish the rest of the last decision, and return its batch.
 
-    Raises: TruenextError if nothing was decided, HeldByAnother, Refused, ConnectionLost
+    Raises: TruenextError without a decision, HeldByAnother, Refused, ConnectionLost
     """
     decision = finish_decision(broker, queues, _IMPATIENT)
     if decision is None:
@@ -70,9 +70,9 @@ def publish_decision(broker: BrokerConnection, queues: SinkQueues) -> int:
 
 
 def close_sink(broker: BrokerConnection, queues: SinkQueues) -> int:
-    """Publish what was decided, see that nothing more is, and return the last batch that is published; -1 if none is.
+    """Publish the last decision, prevent any further one, and return the last published batch; -1 if there is none.
 
-    Does no harm if it was done before.
+    Idempotent.
     Raises: HeldByAnother, Refused, ConnectionLost
     """
     while (last := finish_decision(broker, queues, _IMPATIENT)) is None or not last.is_closed:
@@ -83,7 +83,7 @@ def close_sink(broker: BrokerConnection, queues: SinkQueues) -> int:
 
 
 def sinks_of(broker: BrokerConnection, query: str, space: str) -> list[SinkQueues]:
-    """Return the sinks of a query, in whatever space; that of this space if it has none yet.
+    """Return the sinks of a query in all spaces; without any, the one that it would have in this space.
 
     Raises: Refused, ConnectionLost
     """

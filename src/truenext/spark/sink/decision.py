@@ -1,8 +1,8 @@
-"""What a batch publishes, and where drafts and decisions are kept.
+"""Decisions: which drafts are the output of a batch.
 
-The **decision** is the one message of a query's own queue. It names the drafts that are the output of a batch. The
-COMMIT that puts it there, with a producer's number, is the point of no return: from then on these rows are published,
-each once, and no others of this batch.
+A **decision** is the only message in the query's own queue. It names the drafts that are the output of a batch. The
+numbered COMMIT that puts it there is the point of no return: from then on these rows are published, each once, and
+no other rows of this batch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import CLOSED_BATCH, Latest, read_latest, replace_latest
 
 QUEUES_PREFIX = f"{SPARK_PREFIX}sink."
-"""How the names of the queues begin in which sinks keep decisions and drafts; then come space, id and partition."""
+"""Prefix of the queues with decisions and drafts, before space, id and partition."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Bundles of one partition that are confirmed: those of this name whose number is below `bundles`."""
+    """Confirmed bundles of one partition: those with this name and a number below `bundles`."""
 
     partition: int
     name: str
@@ -29,13 +29,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class Decision:
-    """The output of a batch."""
+    """Output of a batch."""
 
     batch: int
-    """CLOSED_BATCH if the query was abandoned: it publishes nothing more."""
+    """CLOSED_BATCH if the query was abandoned and publishes nothing more."""
     drafts: tuple[Draft, ...] = ()
     last_batch: int = -1
-    """Of a query that is closed: the last batch whose output was published."""
+    """Last published batch of a closed query; -1 if there is none."""
 
     @property
     def is_closed(self) -> bool:
@@ -43,17 +43,17 @@ class Decision:
 
     @property
     def published_batch(self) -> int:
-        """The last batch whose output counts; -1 if none does."""
+        """Last batch whose output counts; -1 if there is none."""
         return self.last_batch if self.is_closed else self.batch
 
 
 @dataclass(frozen=True)
 class SinkQueues:
-    """The names of one query's queues."""
+    """Names of one query's queues."""
 
     space: str
     id: str
-    """Spark's id of a query; of a batch write its txnAppId, or a random word."""
+    """Query id of Spark; for a batch write txnAppId, or a random word."""
 
     @property
     def decisions(self) -> str:
@@ -68,7 +68,7 @@ class SinkQueues:
 
 
 def read_decision(broker: BrokerConnection, queues: SinkQueues) -> Decision | None:
-    """Return the last decision; None if none waits. One that another connection holds is not seen.
+    """Return the last decision; None if none waits. A decision held by another connection is not seen.
 
     Raises: Refused, ConnectionLost
     """
@@ -77,7 +77,7 @@ def read_decision(broker: BrokerConnection, queues: SinkQueues) -> Decision | No
 
 
 def decide(broker: BrokerConnection, queues: SinkQueues, decision: Decision, last: Decision | None) -> bool:
-    """Put this decision in the place of `last`, which is published; False if another driver has decided meanwhile.
+    """Replace `last`, which is published, by this decision; False if another driver was first.
 
     Raises: Refused, ConnectionLost
     """

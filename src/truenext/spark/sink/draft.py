@@ -1,7 +1,8 @@
-"""What one task writes: its rows as bundles, in a queue of its partition. Nothing of it is published yet.
+"""Drafts: the rows of one task as bundles in a queue of its partition, not published yet.
 
-A draft has a random name, and ends with the connection. The bundles behind the last one that was confirmed may be there
-or not. So after a lost connection they are sent again under a new name, and what is there of them is never published.
+A draft has a random name, and ends with its connection. Bundles after the last confirmed one may or may not be in
+the queue. So after a lost connection the task sends them again under a new name, and the old ones are never
+published.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from truenext.spark.sink.rows import SinkBundle
 
 DRAFT_FORMAT = 1
 _UNCONFIRMED_MAX = 2
-"""Bundles on their way: one is written to disk while the next one is made."""
+"""Bundles sent and not confirmed: the broker writes one while the task makes the next."""
 
 
 @dataclass
 class WrittenDrafts(WriterCommitMessage):
-    """What a task tells the driver, also if it had no rows."""
+    """Message from a task to the driver, also for a task without rows."""
 
     id: str
-    """Of the query; see SinkQueues."""
+    """`SinkQueues.id` of the query."""
     drafts: tuple[Draft, ...]
 
 
@@ -41,7 +42,7 @@ def write_drafts(
     connect: Callable[[], BrokerConnection],
     patience: Patience,
 ) -> WrittenDrafts:
-    """Send the bundles, and return their drafts when all are on disk. A connection that is lost is made anew.
+    """Send the bundles, and return their drafts when all are durable. Reconnects after a lost connection.
 
     Raises: UnsendableRow, TruenextError
     """
@@ -80,7 +81,7 @@ class _DraftWriter:
         return bundle
 
     def write(self, broker: BrokerConnection) -> None:
-        """Send what is unconfirmed and all that comes, under a name of its own."""
+        """Send unconfirmed bundles and all further ones as a new draft."""
         draft = Draft(self._partition, secrets.token_hex(6), 0, 0)
         self.drafts.append(draft)
         answers: deque[Answer] = deque()
@@ -98,7 +99,7 @@ class _DraftWriter:
         headers = {
             "destination": f"/queue/{self._queues.drafts(self._partition)}",
             "persistent": "true",
-            # Names without hyphens, which a selector can say.
+            # Selectors cannot name headers with hyphens.
             "spark_format": str(DRAFT_FORMAT),
             "spark_batch": str(self._batch),
             "spark_draft": name,

@@ -1,10 +1,10 @@
-"""What the driver does when the tasks of a batch have written their drafts: decide, then publish.
+"""Commit of a batch by the driver: decide, then publish.
 
-The last decision of the query says what a batch that comes may do:
+The last decision of the query determines what a batch does:
 
-    none, or of a lower batch    finish that one, decide, publish
-    of this batch                publish what is left of it; what was drafted anew is dropped, whatever its rows are
-    of a higher batch, closed    an error: the checkpoint is older than what was published, or the query was abandoned
+    none, or of a lower batch    finish it, decide, publish
+    of this batch                publish the rest of it, and drop the new drafts, whatever their rows are
+    of a higher batch, closed    fail: the checkpoint is older than the output, or the query was abandoned
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HELD_LOOK_SECONDS = 0.2
 
 
 class OutdatedBatch(TruenextError):
-    """A batch of which another run of the query has published the output, and that of later ones."""
+    """Another run of the query has published this batch and later ones, or the query was abandoned."""
 
 
 def commit_batch(
@@ -37,7 +37,7 @@ def commit_batch(
     connect: Callable[[], BrokerConnection],
     patience: Patience,
 ) -> None:
-    """Decide that these drafts are the output of the batch, and publish them; or what was decided before.
+    """Make these drafts the output of the batch, and publish them; or publish an earlier decision of this batch.
 
     Raises: OutdatedBatch, HeldByAnother, TruenextError
     """
@@ -48,7 +48,7 @@ def commit_batch(
 def with_broker(
     action: Callable[[BrokerConnection], object], connect: Callable[[], BrokerConnection], patience: Patience
 ) -> None:
-    """Carry out an action that may be repeated, until it succeeds. A connection that is lost is made anew."""
+    """Repeat an idempotent action, on a new connection each time, until it succeeds or patience ends."""
     while True:
         try:
             with connect() as broker:
@@ -76,13 +76,13 @@ def _commit_batch(broker: BrokerConnection, queues: SinkQueues, decision: Decisi
 
 
 def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Patience) -> Decision | None:
-    """Publish what is left of the last decision, and return that; None if nothing was ever decided.
+    """Publish the rest of the last decision, and return it; None if there is none.
 
     Raises: HeldByAnother, Refused, ConnectionLost
     """
     deadline = monotonic() + HELD_SECONDS
     while (decision := read_decision(broker, queues)) is None and any(count(broker, queues.decisions)):
-        # A driver that died, or is about to, still has it in its transaction.
+        # A dying driver may still hold it in a transaction.
         if monotonic() >= deadline:
             raise HeldByAnother(
                 f"another connection has had the message of {queues.decisions} for {HELD_SECONDS:g} s: does a second "
@@ -108,7 +108,7 @@ def _check_not_later(last: Decision, batch: int) -> None:
 
 
 def drop_drafts(broker: BrokerConnection, queues: SinkQueues, batch: int) -> None:
-    """Purge drafts of attempts that failed, up to this batch: none of them can be decided any more.
+    """Purge drafts of failed attempts up to this batch, which no decision can name any more.
 
     Raises: Refused, ConnectionLost
     """

@@ -1,4 +1,4 @@
-"""What a user may say of a sink."""
+"""Options of a sink."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _BATCH_NAMES = ("txnAppId", "txnVersion")
 class SinkOptions:
     addresses: tuple[Address, ...]
     destination: str | None = None
-    """Of all rows; None if the column `queue` says it."""
+    """Address for all rows; None if column `queue` has it."""
     space: str = DEFAULT_SPACE
     """A word in the names of the sink's own queues."""
     patience_s: float = DEFAULT_PATIENCE_S
-    """How long a task or the driver does without a broker, or without room in the broker."""
+    """Longest time without a broker, or without room in it, for a task or the driver."""
     app: str | None = None
-    """Of a batch write: what is the same each time this job runs."""
+    """Name of a batch job, the same in each run."""
     version: int = 0
-    """Of a batch write: what is higher each time this job has something new."""
+    """Number of the job's output; a run with new output has a higher one."""
 
 
 def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOptions:
-    """Read the options of `format("truenext")`; names in any case.
+    """Parse the options of `format("truenext")`; names in any case.
 
-    Raises: ConfigurationError that names the option, and what may be said instead
+    Raises: ConfigurationError that names the option and its valid values
     """
-    # Spark hands on those of its own.
+    # Spark passes this option of its own.
     names = (*_NAMES, "checkpointLocation") if is_streaming else (*_NAMES, *_BATCH_NAMES)
     given = GivenOptions(options, names)
     given.require("url")
@@ -62,9 +62,9 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOpti
 
 @lru_cache(maxsize=1000)
 def sink_destination(text: str) -> str:
-    """Return the address of a queue, a topic, or several of them with commas between.
+    """Return the address of a queue, of a topic, or of several separated by commas.
 
-    Raises: ValueError if a job of Spark may not send there
+    Raises: ValueError if a Spark job may not send there
     """
     try:
         destination = parse_address(text, "")

@@ -1,7 +1,7 @@
-"""Publishes what a decision names: bundle after bundle, in its order.
+"""Publication of a decision, bundle after bundle in its order.
 
-One transaction acknowledges a bundle and sends its rows. So a bundle is there, or its rows are, whatever is killed, and
-of two drivers that publish the same decision each bundle goes to one.
+One transaction acknowledges a bundle and sends its rows. So after any crash either the bundle is there or its rows
+are, and if two drivers publish the same decision, each bundle goes to one of them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from truenext.spark.sink.rows import TRANSACTION
 from truenext.wire.stomp.frame import Frame
 
 HELD_SECONDS = 30.0
-"""For which another driver may hold what is to be published without publishing anything: longer than the broker needs
-to notice that a connection without heart-beats has ended."""
+"""Longest wait for bundles that another connection holds, without progress. The broker drops a dead connection
+sooner."""
 _HELD_LOOK_SECONDS = 0.2
 
 
 class HeldByAnother(TruenextError):
-    """Another run holds what this one is to publish."""
+    """Another connection holds what this run must publish or replace."""
 
 
 def publish(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:
-    """Publish all that is left of a decision.
+    """Publish the rest of a decision.
 
     Raises: HeldByAnother, Refused, ConnectionLost
     """
@@ -42,7 +42,7 @@ def _publish_draft(broker: BrokerConnection, queue: str, draft: Draft, patience:
     published = _publish_ready(broker, queue, selector, patience)
     deadline = monotonic() + HELD_SECONDS
     while published < draft.bundles:
-        # Another run has published the others, at an earlier time, or has them now.
+        # Another run has published the missing bundles, or holds them.
         waiting, held = count(broker, queue, selector)
         if not waiting and not held:
             return
@@ -59,14 +59,14 @@ def _publish_draft(broker: BrokerConnection, queue: str, draft: Draft, patience:
 
 
 def _publish_ready(broker: BrokerConnection, queue: str, selector: str, patience: Patience) -> int:
-    """Publish the bundles that are ready, and return how many that were."""
+    """Publish the bundles that are ready, and return their number."""
     broker.subscribe_to_pull("drafts", f"/queue/{queue}", "client-individual", selector)
     published = 0
     broker.pull("drafts", 1)
     frame = broker.answer("drafts")
     while "truenext-unused" not in frame.headers:
         answer = _commit_bundle(broker, frame)
-        # While the broker writes, the next one comes.
+        # The next bundle arrives while the broker writes this one.
         broker.pull("drafts", 1)
         frame = broker.answer("drafts")
         broker.wait(answer)
@@ -83,7 +83,7 @@ def _commit_bundle(broker: BrokerConnection, bundle: Frame) -> Answer:
             f"publish it with the truenext that wrote it"
         )
     transaction = {"transaction": TRANSACTION}
-    # However this ends, the bundle is charged with no attempt.
+    # No outcome counts an attempt for the bundle.
     broker.post("BEGIN", {**transaction, "truenext-count-attempts": "nacked"})
     broker.post("ACK", {"id": bundle.headers["ack"], **transaction})
     broker.post_all(bundle.body, int(bundle.headers["spark_rows"]))

@@ -1,7 +1,7 @@
-"""Rows as the SEND frames that are going to publish them.
+"""Rows as SEND frames, ready to be published.
 
-A bundle of the sink has these frames one behind the other. The driver writes them as they are, in a transaction of the
-name that they say.
+A bundle of the sink is a concatenation of such frames. The driver writes them unchanged, in the transaction that
+they name.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from truenext.errors import ConfigurationError, TruenextError
 from truenext.spark.sink.options import SinkOptions, sink_destination
 
 TRANSACTION = "publish"
-"""In which the frames of a bundle are sent."""
+"""Transaction in the frames of a bundle."""
 BUNDLE_BYTES = 1 << 20
-"""Of a bundle, at most, but for its last row."""
+"""Size limit of a bundle; a single larger row is a bundle of its own."""
 BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
-"""With its headers a row must fit into one message of the broker."""
+"""With its headers, such a row still fits into one message of the broker."""
 
 _WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -54,15 +54,15 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
 }
 _HEADERS = "map<string,string>"
 _PASSED_OVER = frozenset({"sequence", "deliveries", "attempts", "timestamp", "error"})
-"""Columns of the source that tell of the message that was read."""
+"""Columns of the source that describe the message read, and are ignored."""
 
 
 class UnsendableRow(TruenextError):
-    """A row that can be no message."""
+    """A row that cannot become a message."""
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Raises: ConfigurationError if the sink cannot make messages of these columns"""
+    """Raises: ConfigurationError if the sink cannot make messages from these columns"""
     names = [field.name.lower() for field in schema.fields]
     for name, field in zip(names, schema.fields, strict=True):
         if name in _PASSED_OVER:
@@ -92,7 +92,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 def encode_rows(batch: pa.RecordBatch, destination: str | None) -> Iterator[bytes]:
     """Yield the frame of each row.
 
-    Raises: UnsendableRow that names column and value
+    Raises: UnsendableRow with the column and its value
     """
     names = [name.lower() for name in batch.schema.names]
     columns = {name: column for name, column in zip(names, batch.columns, strict=True) if name in _TYPES}
@@ -159,7 +159,7 @@ class SinkBundle:
 
 
 def bundles(frames: Iterable[bytes]) -> Iterator[SinkBundle]:
-    """Yield frames in bundles, in their order."""
+    """Join frames to bundles, in their order."""
     gathered: list[bytes] = []
     size = 0
     for frame in frames:

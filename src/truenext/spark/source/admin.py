@@ -1,6 +1,6 @@
-"""What an operator does with queries whose bundles are in the broker: list, abandon, reject one row.
+"""Operator commands for queries with bundles in the broker: list, close, return or reject rows.
 
-Each step is one transaction, so that a command that dies leaves every row in one place, and can be said again.
+Each step is one transaction: an interrupted command leaves every row in one place, and can be repeated.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from truenext.spark.source.options import PARTITIONS_MAX
 from truenext.wire.stomp.frame import Frame
 
 _NUMBER_MAX = (1 << 63) - 1
-"""The highest number that a producer may have: every later COMMIT of the query is a repeat."""
+"""Highest producer number: after it, every COMMIT of the query is a repeat."""
 
 
 @dataclass
 class QueryStatus:
-    """What the broker has of one query."""
+    """State of one query in the broker."""
 
     space: str
     id: str
     source: str = ""
-    """The queue or pattern that it reads; empty if it has no bundle now."""
+    """Queue or pattern that it reads; empty without a bundle."""
     batch: int = 0
-    """The last batch that is done, or that has a bundle."""
+    """Last batch that is done or has a bundle."""
     rows: int = 0
-    """In bundles that are not cleared."""
+    """Rows in bundles that are not cleared."""
     bytes: int = 0
     since_ms: int = 0
-    """When the first of these bundles was written, in milliseconds since the epoch; 0 if there is none."""
+    """Time of the first such bundle, in milliseconds since the epoch; 0 without one."""
     is_abandoned: bool = False
     bundle_queues: list[str] = field(default_factory=list)
 
 
 def list_queries(broker: BrokerConnection, space: str | None = None, *, with_rows: bool = True) -> list[QueryStatus]:
-    """Return all queries of which the broker has something, by space and id; of one space, if it is named.
+    """Return all queries known to the broker, by space and id; only those of `space`, if given.
 
-    Without `with_rows` only the first bundle of each task is looked at; rows and bytes are then not all.
+    Without `with_rows` it reads only the first bundle of each task, so rows and bytes are incomplete.
     Raises: Refused, ConnectionLost
     """
     queries: dict[tuple[str, str], QueryStatus] = {}
@@ -82,25 +82,24 @@ def list_queries(broker: BrokerConnection, space: str | None = None, *, with_row
 
 
 def close_source(broker: BrokerConnection, status: QueryStatus) -> list[str]:
-    """See that the query takes nothing more, and return the queues in which it has bundles.
+    """Prevent the query from taking more messages, and return the queues with its bundles. Idempotent.
 
-    Does no harm if it was done before.
     Raises: Refused, ConnectionLost
     """
     name = mark_queue(status.space, status.id)
     close_mark(broker, name, status.id)
     for partition in range(PARTITIONS_MAX):
-        # From now on a task of the query finds that its COMMIT is a repeat, and fails. In a transaction with something
-        # persistent, or a crash of the broker would forget the number.
+        # After this, a COMMIT of a task is a repeat, and the task fails. The transaction has something persistent, so
+        # that the number survives a crash of the broker.
         replace_mark(broker, name, CLOSED_BATCH, task_producer(status.id, partition), _NUMBER_MAX)
-    # Those that were written until then, too.
+    # Includes bundles written until then.
     return [
         queue["name"] for queue in broker.ask("queues") if queue["name"].startswith(f"{name}.") and queue["waiting"]
     ]
 
 
 def outputs_of(broker: BrokerConnection, bundle_queues: list[str]) -> set[str]:
-    """Return Spark's ids of the queries that have written these bundles.
+    """Return the Spark query ids in these bundles.
 
     Raises: Refused, ConnectionLost
     """
@@ -115,10 +114,10 @@ def outputs_of(broker: BrokerConnection, bundle_queues: list[str]) -> set[str]:
 def return_rows(
     broker: BrokerConnection, bundle_queues: list[str], published: Mapping[str, int]
 ) -> Iterator[tuple[int, int]]:
-    """Send the rows of bundles to their queues again, where they are new arrivals; drop those of which the output is
-    published, by the last batch of each of Spark's queries.
+    """Send the rows of bundles to their queues again, as new arrivals. Drop rows whose batch is published, according
+    to `published`: the last published batch of each Spark query.
 
-    Yields how many rows were returned and dropped, after each transaction.
+    Yields the numbers of rows returned and dropped, after each transaction.
     Raises: Refused, ConnectionLost
     """
     for queue in bundle_queues:
@@ -135,9 +134,9 @@ def return_rows(
 
 
 def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
-    """Move one row of a bundle to the dead-letter queue of its queue, and return the name of that.
+    """Move one row of a bundle to its dead-letter queue, and return the name of that queue.
 
-    Raises: TruenextError if no bundle has it, Refused, ConnectionLost
+    Raises: TruenextError if no bundle has the row, Refused, ConnectionLost
     """
     for queue in status.bundle_queues:
         for frame in _take(broker, queue):
@@ -154,7 +153,7 @@ def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
             headers = bundle_headers(
                 head, frame.headers["spark_source"], frame.headers["spark_query"], frame.headers["spark_query_batch"]
             )
-            # As the broker makes a dead letter: persistent, and without an end.
+            # Like dead letters of the broker: persistent, without expiry.
             letter = row | {"queue": dead_letter_name(row["queue"]), "persistent": True, "expires": None}
             _commit(
                 broker,
@@ -194,7 +193,8 @@ def _commit(broker: BrokerConnection, frames: list[tuple[str, dict[str, str], by
 
 
 def _take(broker: BrokerConnection, queue: str) -> Iterator[Frame]:
-    """Bundles of a queue, one at a time, until none is ready; what is not acknowledged returns in the end."""
+    """Yield bundles of a queue one at a time, until none is ready. Bundles that are not acknowledged return at the
+    end."""
     broker.subscribe_to_pull("take", f"/queue/{queue}", "client-individual")
     try:
         while True:

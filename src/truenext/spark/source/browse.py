@@ -1,4 +1,4 @@
-"""What waits in a queue, for `spark.read`: nothing is taken."""
+"""Browsing of a queue, for `spark.read`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from truenext.spark.source.options import SourceOptions
 
 
 def browse(broker: BrokerConnection, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """Yield what waits, in the queue's order.
+    """Yield the waiting messages in queue order.
 
     Raises: Refused, ConnectionLost
     """

@@ -1,6 +1,6 @@
 """Bundles: rows of one batch as Arrow, in one message of a task's own queue.
 
-A bundle has every column, with the body as bytes, so that a repeated batch has the same rows with other options.
+A bundle has every column, and bodies as bytes, so that a repeated batch has the same rows even with other options.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from truenext.wire.stomp.frame import Frame
 
 BUNDLE_FORMAT = 1
 BUNDLE_BYTES = 1 << 20
-"""Bodies of a bundle, at most, but for its last row."""
+"""Size limit of the bodies in a bundle; its last row may exceed it."""
 BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
-"""Of one message: with its columns a bundle must fit into one message of the broker."""
+"""Size limit of one body: with its columns a bundle must fit into one message of the broker."""
 SEVERAL_BYTES_MAX = 3 << 20
-"""Of a bundle of several messages, columns included: even if each character takes four bytes, it fits."""
+"""Size limit of a bundle with several messages, columns included: it fits even if each character takes four bytes."""
 EXPIRES_MAX_MS = 253_402_214_400_000
-"""The last day of the year 9999: Python knows no later time, in whatever time zone."""
+"""Last day of the year 9999: in any time zone, Python has no later time."""
 
 _TIME = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.string())
@@ -46,24 +46,24 @@ ARROW_SCHEMA = pa.schema(
     ]
 )
 _BROKER_HEADERS = STOMP_HEADERS | {"JMSXGroupID", "JMSXGroupFirstForConsumer"}
-"""Headers that have a column, or that tell of one delivery."""
+"""Headers that have a column of their own, or describe one delivery."""
 
 
 class TooLargeForBundle(TruenextError):
-    """A message has a body for which no bundle has room."""
+    """A message whose body exceeds the limit of a bundle."""
 
 
 class BundleRows:
-    """Messages that are to become one bundle, in the order of their dispatch."""
+    """Messages for one bundle, in dispatch order."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
         self.bytes = 0
-        """Of the bodies."""
+        """Size of the bodies."""
         self.last_ack = ""
-        """Acknowledges all of them, cumulatively."""
+        """Ack id of the last message; acknowledges all of them cumulatively."""
         self._total_bytes = 0
-        """About what they take in the bundle."""
+        """Approximate size in the bundle."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -73,7 +73,7 @@ class BundleRows:
         return self.bytes >= BUNDLE_BYTES or len(self._rows) >= BUNDLE_ROWS
 
     def add(self, frame: Frame) -> bool:
-        """Take a message; False if it has no room beside the others: it is for the next bundle.
+        """Add a message; False if it does not fit with the others and belongs into the next bundle.
 
         Raises: TooLargeForBundle
         """
@@ -99,14 +99,14 @@ class BundleRows:
 
 
 def record_batch(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
-    """Rows, of which `row_of` has made each, as `ARROW_SCHEMA`."""
+    """Return rows of `row_of` in `ARROW_SCHEMA`."""
     columns = list(zip(*rows, strict=True)) or [()] * len(ARROW_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, ARROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
 
 
 def row_of(frame: Frame) -> tuple[Any, ...]:
-    """The columns of a message, in the order of `ARROW_SCHEMA`."""
+    """Return the columns of a message in the order of `ARROW_SCHEMA`."""
     headers = frame.headers
     get = headers.get
     timestamp, expires = get("timestamp"), get("expires", "0")
@@ -133,21 +133,21 @@ def row_of(frame: Frame) -> tuple[Any, ...]:
 
 
 class BundleHead(NamedTuple):
-    """What the headers of a bundle say."""
+    """Headers of a bundle."""
 
     batch: int
     bundle: int
-    """Its place among those of its task and batch, 0 is the first."""
+    """Number of the bundle within its task and batch, from 0."""
     rows: int
     bytes: int
     is_last: bool
-    """The task has taken all that this batch gets from it."""
+    """The task takes nothing more in this batch."""
 
 
 def bundle_headers(head: BundleHead, source: str, query: str, query_batch: str) -> dict[str, str]:
-    """`source` is the queue or pattern that was read; `query` and `query_batch` are Spark's ids, by which a sink knows
-    what has been written already."""
-    # Names without hyphens, which a selector can say.
+    """`source` is the queue or pattern read; `query` and `query_batch` are Spark's ids, from which an operator knows
+    whether a sink has published the rows."""
+    # Selectors cannot name headers with hyphens.
     return {
         "spark_format": str(BUNDLE_FORMAT),
         "spark_batch": str(head.batch),
@@ -162,7 +162,7 @@ def bundle_headers(head: BundleHead, source: str, query: str, query_batch: str) 
 
 
 def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
-    """Raises: RemoteProtocolError if a message is no bundle that this truenext can read"""
+    """Raises: RemoteProtocolError if a message is not a bundle of a known format"""
     try:
         if int(headers["spark_format"]) != BUNDLE_FORMAT:
             raise RemoteProtocolError(
@@ -190,7 +190,7 @@ def encode_bundle(batch: pa.RecordBatch) -> bytes:
 
 
 def decode_bundle(body: bytes) -> pa.RecordBatch:
-    """Raises: RemoteProtocolError if the body is none that `encode_bundle` has made"""
+    """Raises: RemoteProtocolError if the body does not come from `encode_bundle`"""
     try:
         with pa.ipc.open_stream(body) as stream:
             batch: pa.RecordBatch = stream.read_next_batch()

@@ -1,4 +1,4 @@
-"""The columns that Spark sees, by the options of a source."""
+"""Columns of a source in Spark, depending on its options."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def spark_schema(options: SourceOptions) -> StructType:
 
 
 def apply_options(batch: pa.RecordBatch, options: SourceOptions) -> pa.RecordBatch:
-    """The rows of a bundle as `spark_schema` says."""
+    """Return the rows of a bundle in `spark_schema`."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     if not options.has_headers:
         del columns["headers"]
@@ -54,7 +54,7 @@ def apply_options(batch: pa.RecordBatch, options: SourceOptions) -> pa.RecordBat
 
 
 def _decode(bodies: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Texts, and why one of them is null."""
+    """Return the bodies as text, and for each null the reason."""
     try:
         return bodies.cast(pa.string()), pa.nulls(len(bodies), pa.string())
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""What the driver asks of the broker: is anything ready, what waits, and how far is the query?"""
+"""Driver of a query: asks the broker whether a message is ready, and clears batches that are done."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from truenext.wire.stomp.frame import Frame
 _log = logging.getLogger(__name__)
 
 READY_SECONDS = 0.5
-"""How long the question waits for a message, so that an idle query asks twice a second."""
+"""Time for which the probe waits for a message: an idle query asks twice a second."""
 
 RETURN_SECONDS = 30.0
-"""Until the broker has noticed that a connection without heart-beats has ended, and what it held has returned."""
+"""Longest time until the broker notices a connection without heart-beats, and requeues its messages."""
 
 T = TypeVar("T")
 
 
 class SourceDriver:
-    """Of one run of a query."""
+    """Driver of one run of a query."""
 
     def __init__(self, options: SourceOptions, connect: Callable[[], BrokerConnection]) -> None:
         self._options = options
@@ -41,7 +41,7 @@ class SourceDriver:
         self._broker: BrokerConnection | None = None
         self._has_warned = False
         self._probe_count = 0
-        """Questions whether a message is ready, on this connection: each ends with a release, so this is its round."""
+        """Probes on this connection. Each ends with a release, so this is the round of the next one."""
 
     def close(self) -> None:
         broker, self._broker = self._broker, None
@@ -49,26 +49,28 @@ class SourceDriver:
             broker.__exit__(None)
 
     def next_end(self, start: Offset | None, rows: int | None, *, waits: bool) -> Offset | None:
-        """The end of the next batch, with `rows` at most, None for all that wait; None if no message is ready.
+        """Return the end of the next batch, with at most `rows` rows, None for all waiting ones; None if no message
+        is ready.
 
-        The batch that ends with `start` is done: its bundles are cleared first, also if `rows` is 0.
+        The batch that ends with `start` is done: its bundles are cleared first, even if `rows` is 0.
         Raises: Superseded, TruenextError
         """
         return self._patiently(lambda broker: self._next_end(broker, start, rows, waits=waits))
 
     def check_not_cleared(self, end: Offset) -> None:
-        """Raises: Superseded if the rows of this batch are no longer there, TruenextError"""
+        """Raises: Superseded if the bundles of this batch are cleared already, TruenextError"""
         self._patiently(lambda broker: self._check_not_cleared(broker, end))
 
     def waiting_count(self) -> int:
-        """Messages that wait in the queue, or in those of the pattern, whatever the selector.
+        """Return the number of waiting messages in the queue, or in those of the pattern, regardless of the
+        selector.
 
         Raises: TruenextError
         """
         return self._patiently(self._waiting_count)
 
     def waiting_count_now(self) -> int | None:
-        """The same, or None if the broker is not there."""
+        """Return `waiting_count`, or None if the broker is away."""
         try:
             return self._once(self._waiting_count)
         except (ConnectionLost, Refused):
@@ -83,7 +85,7 @@ class SourceDriver:
                 patience.wait(error)
 
     def _once(self, action: Callable[[BrokerConnection], T]) -> T:
-        """With a new connection if there is none; one on which the action fails is given up."""
+        """Run an action on the connection, which is made if there is none, and dropped if the action fails."""
         if self._broker is None:
             self._broker = self._connect()
             self._probe_count = 0
@@ -119,7 +121,7 @@ class SourceDriver:
     # ---- Is anything ready? ----
 
     def _is_ready(self, broker: BrokerConnection, *, waits: bool) -> bool:
-        """Pull one message, and give it back. That costs a delivery, and no attempt."""
+        """Pull one message and release it. This costs a delivery, but no attempt."""
         options = self._options
         if not self._probe_count:
             broker.subscribe_to_pull("probe", options.destination, "client-individual", options.selector)
@@ -128,19 +130,19 @@ class SourceDriver:
         broker.pull("probe", 1, waits=waits, correlation=round_)
         frame = self._probe_answer(broker, round_, READY_SECONDS if waits else ANSWER_SECONDS)
         if frame is None and waits:
-            # Nothing comes behind the answer to this.
+            # No message follows the answer to this.
             broker.pull("probe", 0, correlation=round_)
             frame = self._probe_answer(broker, round_, ANSWER_SECONDS)
         if frame is None:
             raise ConnectionLost(f"the broker does not answer within {ANSWER_SECONDS:g} seconds")
-        # Suspended, so that no group stays the driver's.
+        # Suspended, so that the driver owns no group.
         body = json.dumps({"subscriptions": ["probe"], "suspend": True}).encode()
         broker.call("SEND", {"destination": "/control/release"}, body)
         return "truenext-unused" not in frame.headers
 
     @staticmethod
     def _probe_answer(broker: BrokerConnection, round_: str, seconds: float) -> Frame | None:
-        """A message of this round, or that there is none; what is left of earlier rounds is passed over."""
+        """Return the message of this round, or its notice; skip leftovers of earlier rounds."""
         deadline = monotonic() + seconds
         while (frame := broker.next_message("probe", deadline - monotonic())) is not None:
             said = frame.headers.get("correlation-id" if "truenext-unused" in frame.headers else "truenext-round")
@@ -149,7 +151,7 @@ class SourceDriver:
         return None
 
     def _warn_of_others(self, broker: BrokerConnection) -> None:
-        """Log queries that have rows of the same queue and have not cleared them: one may be this one's predecessor."""
+        """Log queries with uncleared rows of the same queue: one may be the predecessor of this query."""
         for query in list_queries(broker, self._options.space, with_rows=False):
             if query.source == self._options.queue and not query.is_abandoned:
                 _log.warning(
@@ -170,7 +172,7 @@ class SourceDriver:
             raise _older_checkpoint(end, mark)
 
     def _clear(self, broker: BrokerConnection, done: Offset) -> None:
-        """Say that this batch is done, and purge its bundles. Does no harm if it was said before."""
+        """Mark this batch as done, and purge its bundles. Idempotent."""
         mark = self._read_mark(broker, done)
         if mark > done.batch:
             raise _older_checkpoint(done, mark)
@@ -180,9 +182,9 @@ class SourceDriver:
             purge(broker, done.bundle_queue(partition), f"spark_batch <= {done.batch}")
 
     def _read_mark(self, broker: BrokerConnection, offset: Offset) -> int:
-        """Return the last batch that is done, by the query of this offset: the batch before this one at least.
+        """Return the last done batch of the query: at least the one before this offset.
 
-        Raises: Superseded if the offset is of another queue or broker, or of what this broker was once
+        Raises: Superseded if the offset belongs to another queue or broker, or to a lost state of this broker
         """
         check_store(broker, offset)
         if offset.queue != self._options.queue:
@@ -192,7 +194,7 @@ class SourceDriver:
             )
         deadline = monotonic() + RETURN_SECONDS
         while (mark := read_mark(broker, offset.mark_queue)) < offset.batch - 1:
-            # A driver that died meanwhile may still have it in its transaction.
+            # A dead driver may still hold it in a transaction.
             if monotonic() >= deadline:
                 raise Superseded(
                     f"the broker knows this query up to batch {mark}, and the checkpoint is at batch {offset.batch}: "

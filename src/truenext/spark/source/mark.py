@@ -1,8 +1,8 @@
-"""How far a query is, as the broker keeps it.
+"""Mark: how far a query is, as the broker keeps it.
 
-The **mark** is one small message in the query's own queue that says which batch is done. It is replaced in one
-transaction before the bundles of that batch are purged. So a checkpoint that is older than the mark is known to be, and
-so is a broker that was restored from an older copy.
+The **mark** is one small message in the query's own queue that says which batch is done. One transaction replaces it
+before the bundles of that batch are purged. So an outdated checkpoint is detected, and a broker restored from an
+older copy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from truenext.spark.source.task import Superseded
 
 
 def read_mark(broker: BrokerConnection, queue: str, *, allow_closed: bool = False) -> int:
-    """Return the last batch that is done; 0 if none is, CLOSED_BATCH if the query was abandoned and that is allowed.
+    """Return the last done batch; 0 if there is none, CLOSED_BATCH if the query was abandoned and `allow_closed` is
+    set.
 
     Raises: Superseded if the query was abandoned, Refused, ConnectionLost
     """
@@ -25,7 +26,7 @@ def read_mark(broker: BrokerConnection, queue: str, *, allow_closed: bool = Fals
 
 
 def replace_mark(broker: BrokerConnection, queue: str, batch: int, producer: str, number: int) -> None:
-    """Say that all batches up to this one are done. Of two connections that say the same number one does it.
+    """Mark all batches up to this one as done. Of two connections with one number the first COMMIT wins.
 
     Raises: Superseded if another driver has gone further, Refused, ConnectionLost
     """
@@ -41,6 +42,6 @@ def mark_producer(query_id: str) -> str:
 
 
 def close_mark(broker: BrokerConnection, queue: str, query_id: str) -> None:
-    """Say that no batch of this query is to come. Does no harm if it was said before."""
+    """Prevent any further batch of this query. Idempotent."""
     if read_mark(broker, queue, allow_closed=True) != CLOSED_BATCH:
         replace_mark(broker, queue, CLOSED_BATCH, mark_producer(query_id), CLOSED_BATCH)

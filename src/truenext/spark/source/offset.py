@@ -1,4 +1,4 @@
-"""How far a query is: the number of its last batch, and how much that batch may be."""
+"""Offset of a query: number and limits of its last batch."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from truenext.model.destination import SPARK_PREFIX
 
 OFFSET_VERSION = 1
 START: dict[str, Any] = {"v": OFFSET_VERSION, "batch": 0}
-"""Before the first batch: the same for every query, since Spark asks for it more than once."""
+"""Offset before the first batch. It is constant, because Spark asks for it more than once."""
 
 QUEUES_PREFIX = f"{SPARK_PREFIX}source."
-"""How the names of the queues begin in which sources keep marks and bundles; then come space, id and partition."""
+"""Prefix of the queues with marks and bundles, before space, id and partition."""
 
 BUNDLE_BITS = 20
-"""Of a producer's number: bundles of one task in one batch."""
+"""Bits for the number of a bundle, within a producer number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offset:
-    """The end of a batch. Which messages are in it is settled by its tasks, and kept by the broker as bundles."""
+    """End of a batch. Its tasks determine its messages; the broker keeps them as bundles."""
 
     store: str
-    """The broker's store, as CONNECTED names it."""
+    """Id of the broker's store, from CONNECTED."""
     queue: str
     space: str
     id: str
-    """Of the query's own queues, random; made with the first batch."""
+    """Random id in the names of the query's queues, made with the first batch."""
     batch: int
-    """1 is the first."""
+    """Number of the batch, from 1."""
     partitions: int
     rows: int
-    """At most, over all partitions."""
+    """Limit over all partitions."""
     bytes: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -41,18 +41,18 @@ class Offset:
 
     @property
     def mark_queue(self) -> str:
-        """Where the source keeps how far it has cleared its bundles."""
+        """Name of the queue with the mark."""
         return mark_queue(self.space, self.id)
 
     def bundle_queue(self, partition: int) -> str:
         return f"{self.mark_queue}.{partition}"
 
     def producer(self, partition: int) -> str:
-        """By which the broker knows a repeated COMMIT of a task."""
+        """Producer name by which the broker detects a repeated COMMIT of a task."""
         return task_producer(self.id, partition)
 
     def number(self, bundle: int) -> int:
-        """Of the COMMIT of a bundle, the first is 0; rises from batch to batch.
+        """Return the producer number for the COMMIT of a bundle, counted from 0; it rises from batch to batch.
 
         Raises: OverflowError if a task has made too many bundles
         """
@@ -61,7 +61,7 @@ class Offset:
         return self.batch << BUNDLE_BITS | bundle
 
     def share(self, partition: int) -> tuple[int, int]:
-        """Rows and bytes at most of one task; together no more rows than the batch may have."""
+        """Return the limits of rows and bytes for one task; over all tasks, rows add up to those of the batch."""
         rows = self.rows // self.partitions + (partition < self.rows % self.partitions)
         return rows, max(1, self.bytes // self.partitions)
 
@@ -75,9 +75,9 @@ def task_producer(query_id: str, partition: int) -> str:
 
 
 def parse_offset(found: dict[str, Any]) -> Offset | None:
-    """Read what the checkpoint says; None is the start.
+    """Parse an offset of the checkpoint; None is the start.
 
-    Raises: ConfigurationError if another version of truenext has written it
+    Raises: ConfigurationError if another version of truenext wrote it
     """
     if found.get("v") != OFFSET_VERSION:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What a user may say of a source, and what each error says instead."""
+"""Options of a source."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ PARTITIONS_MAX = 64
 class SourceOptions:
     addresses: tuple[Address, ...]
     queue: str
-    """A queue, or a pattern of queues, without `/queue/`."""
+    """Name of a queue or pattern, without `/queue/`."""
     selector: str | None = None
     partitions: int = 2
-    """Tasks of a batch, each with a share of the rows."""
+    """Number of tasks in a batch, each with a share of the rows."""
     rows_max: int = 100_000
-    """Rows of a batch."""
+    """Limit of rows in a batch."""
     bytes_max: int = 256 * 1024 * 1024
-    """Bytes of bodies of a batch, exceeded by one message of each task at most."""
+    """Limit of body bytes in a batch; each task may exceed its share by one message."""
     has_text_body: bool = False
-    """The body is text; null where the bytes are no UTF-8."""
+    """Bodies are decoded as UTF-8; null where that fails."""
     has_headers: bool = True
     space: str = DEFAULT_SPACE
     """A word in the names of the source's own queues."""
     patience_s: float = DEFAULT_PATIENCE_S
-    """How long a task or the driver does without a broker, or without room in the broker."""
+    """Longest time without a broker, or without room in it, for a task or the driver."""
 
     @property
     def destination(self) -> str:
         return f"/queue/{self.queue}"
 
     def is_of(self, queue: str) -> bool:
-        """Messages of this queue come to the source."""
+        """Whether the source reads this queue."""
         pattern, words = self.queue.split("."), queue.split(".")
         if not is_pattern(self.queue):
             return queue == self.queue
@@ -50,9 +50,9 @@ class SourceOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    """Read the options of `format("truenext")`; names in any case.
+    """Parse the options of `format("truenext")`; names in any case.
 
-    Raises: ConfigurationError that names the option, and what may be said instead
+    Raises: ConfigurationError that names the option and its valid values
     """
     given = GivenOptions(options, _NAMES)
     given.require("url", "queue")

@@ -1,13 +1,13 @@
-"""What one task reads of a batch.
+"""Task: reads its part of a batch.
 
-    browse its own queue    bundles of this batch, from an earlier attempt: their rows come first
-    pull                    further messages, up to the task's share, while any is ready
+    browse its own queue    bundles of this batch from an earlier attempt; their rows come first
+    pull                    further messages up to the task's share, while any is ready
     one transaction         acknowledges the messages, and sends them as a bundle to the task's own queue
-    receipt                 only then Spark sees the rows
+    receipt                 only then does Spark see the rows
 
-The last bundle of a task says that it is the last; it may be empty. So a repeated batch has the same rows: an attempt
-that finds the last bundle takes nothing more. Of two attempts at once one COMMIT counts. The other is a repeat, by the
-producer's number: that attempt gives back what it has read ahead, and browses again.
+The last bundle of a task is marked as the last, and may be empty. An attempt that finds it takes nothing more, so a
+repeated batch has the same rows. Of two concurrent attempts one COMMIT counts. The other is a repeat, by its
+producer number: that attempt releases the messages it has pulled, and browses again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from truenext.spark.source.offset import Offset
 from truenext.spark.source.options import SourceOptions
 
 _AHEAD_FIRST = 256
-"""Messages asked for before the size of one is known."""
+"""Messages requested before the size of one is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskPlan:
-    """What a task is to read. Spark carries it to an executor."""
+    """Work of one task. Spark sends it to an executor."""
 
     options: SourceOptions
     end: Offset
@@ -53,11 +53,11 @@ class TaskPlan:
 
 
 class Superseded(TruenextError):
-    """Another run of the query has gone on meanwhile, with its checkpoint or another one."""
+    """Another run of the query has gone on, with this checkpoint or another one."""
 
 
 def check_store(broker: BrokerConnection, offset: Offset) -> None:
-    """Raises: Superseded if the offset is of another broker's messages"""
+    """Raises: Superseded if the offset belongs to another broker"""
     if broker.store_id != offset.store:
         raise Superseded(
             f"the checkpoint is of the store {offset.store}, and this broker has {broker.store_id}: is option url "
@@ -70,7 +70,7 @@ class _Repeated(Exception):
 
 
 def read_task(plan: TaskPlan, connect: Callable[[], BrokerConnection], patience: Patience) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task, as bundles have them. A connection that is lost is made anew.
+    """Yield the rows of a task, bundle by bundle. Reconnects after a lost connection.
 
     Raises: Superseded, TruenextError
     """
@@ -94,14 +94,14 @@ class _Task:
         self._end = plan.end
         self._queue = f"/queue/{plan.end.bundle_queue(plan.partition)}"
         self._given = 0
-        """Bundles of which Spark has the rows."""
+        """Number of bundles yielded to Spark."""
         self._repeated = -1
-        """The bundle whose COMMIT was a repeat."""
+        """Number of the bundle whose COMMIT was a repeat; -1 if there is none."""
         self._rows_left, self._bytes_left = plan.end.share(plan.partition)
         self.is_done = False
 
     def read(self, broker: BrokerConnection) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that Spark has not got yet, of bundles that are there and of new ones."""
+        """Yield the rows that Spark has not seen, first of stored bundles, then of new ones."""
         for head, body in self._stored_bundles(broker):
             yield self._give(head, decode_bundle(body))
         if self._repeated == self._given and not self.is_done:
@@ -120,14 +120,15 @@ class _Task:
         return rows
 
     def _stored_bundles(self, broker: BrokerConnection) -> Iterator[tuple[BundleHead, bytes]]:
-        """Bundles of this batch from the first on that Spark has not got, one by one.
+        """Yield the stored bundles of this batch that Spark has not seen, in their order.
 
         Raises: Superseded if one of them is missing
         """
         expected = self._given
         selector = f"spark_batch = {self._end.batch} AND spark_bundle >= {expected}"
         early: dict[int, tuple[BundleHead, bytes]] = {}
-        """Bundles that came before an earlier one: of which an operator has rejected a row."""
+        """Bundles that came before an earlier one: an operator has rejected one of its rows, and sent the rest
+        again."""
         for frame in broker.browse(self._queue, selector):
             head = parse_bundle_head(frame.headers)
             early[head.bundle] = (head, frame.body)
@@ -150,7 +151,7 @@ class _Task:
             is_last = pull.is_exhausted or rows.bytes >= self._bytes_left or len(rows) >= self._rows_left
             head = BundleHead(self._end.batch, self._given, len(rows), rows.bytes, is_last)
             answer = self._write(broker, head, batch, rows.last_ack)
-            # While the broker writes, the next ones come.
+            # The next messages arrive while the broker writes this bundle.
             ahead = None if is_last else pull.next_rows(self._bytes_left - rows.bytes)
             if broker.wait(answer).headers.get("truenext-repeat") == "true":
                 self._repeated = head.bundle
@@ -160,9 +161,9 @@ class _Task:
                 rows = ahead
 
     def _write(self, broker: BrokerConnection, head: BundleHead, batch: pa.RecordBatch, last_ack: str) -> Answer:
-        """Acknowledge rows and send them as a bundle, in one transaction, of which the receipt is still to come."""
+        """Send the transaction that acknowledges rows and stores them as a bundle; its receipt is still to come."""
         plan, transaction = self._plan, {"transaction": "bundle"}
-        # However this ends, no message is charged with an attempt.
+        # No outcome counts an attempt for a message.
         broker.post("BEGIN", {**transaction, "truenext-count-attempts": "nacked"})
         if last_ack:
             broker.post("ACK", {"id": last_ack, **transaction})
@@ -183,25 +184,25 @@ class _Task:
 
 
 class _Pull:
-    """Asks for messages without waiting for any, about one bundle ahead."""
+    """Pull requests that do not wait, about one bundle ahead."""
 
     def __init__(self, broker: BrokerConnection, options: SourceOptions, rows_max: int) -> None:
         self._broker = broker
         self._unrequested = rows_max
-        """Messages that may still be asked for."""
+        """Messages that may still be requested."""
         self._requested = 0
-        """Messages that were asked for and have not come."""
+        """Messages requested and not received."""
         self._request_count = 0
         self._ahead = _AHEAD_FIRST
         broker.subscribe_to_pull("rows", options.destination, "client", options.selector)
 
     @property
     def is_exhausted(self) -> bool:
-        """Nothing more comes: no message was ready, or all that may be asked for came."""
+        """Nothing more comes: no message was ready, or all that may be requested have come."""
         return self._requested == 0 and self._unrequested == 0
 
     def next_rows(self, bytes_max: int) -> BundleRows:
-        """Messages for one bundle; fewer than it may have if no more are ready.
+        """Return messages for one bundle, fewer if no more are ready.
 
         Raises: TooLargeForBundle, Refused, ConnectionLost
         """
@@ -231,7 +232,7 @@ class _Pull:
         self._broker.flush()
 
     def _on_unused(self, headers: dict[str, str]) -> None:
-        """A request has ended. If others were made behind it, they are still to be answered."""
+        """Handle the end of a request. Later requests are still to be answered."""
         unused = int(headers["truenext-unused"])
         self._requested -= unused
         if headers.get("correlation-id") == str(self._request_count):
