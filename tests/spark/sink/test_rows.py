@@ -5,7 +5,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from truenext.errors import ConfigurationError
 from truenext.spark.sink import rows
@@ -35,9 +46,26 @@ def options(**given: str) -> SinkOptions:
     return parse_options({"url": URL, **given}, is_streaming=True)
 
 
-def check(ddl: str, **given: str) -> None:
-    schema = StructType.fromDDL(ddl)
-    assert isinstance(schema, StructType)
+TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "tinyint": ByteType(),
+    "bigint": LongType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "map<string,int>": MapType(StringType(), IntegerType()),
+    "map<string,string>": MapType(StringType(), StringType()),
+    "map<string,string> without nulls": MapType(StringType(), StringType(), valueContainsNull=False),
+}
+
+
+def check(columns: str, **given: str) -> None:
+    """Check columns such as `body string, priority int`."""
+    schema = StructType()
+    for column in columns.split(", "):
+        name, _, kind = column.partition(" ")
+        schema.add(name, TYPES[kind])
     check_columns(schema, options(**given))
 
 
@@ -160,7 +188,7 @@ def test_a_body_that_no_message_has_room_for_is_refused(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("ddl", "given", "message"),
+    ("columns", "given", "message"),
     [
         ("body string, colour string", {"queue": "q"}, "column colour: a message has none; .*to_json"),
         ("priority int", {"queue": "q"}, "there is no column body"),
@@ -173,14 +201,14 @@ def test_a_body_that_no_message_has_room_for_is_refused(monkeypatch: pytest.Monk
         ("body string, ttl_ms int, expires timestamp", {"queue": "q"}, "columns ttl_ms and expires say the same"),
     ],
 )
-def test_columns_that_are_none_of_a_message_are_refused(ddl: str, given: dict[str, str], message: str) -> None:
+def test_columns_that_are_none_of_a_message_are_refused(columns: str, given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        check(ddl, **given)
+        check(columns, **given)
 
 
 def test_columns_of_the_source_and_names_in_any_case_are_taken() -> None:
     check("Body binary, QUEUE string, sequence bigint, deliveries int, attempts int, timestamp timestamp, error string")
-    check("body string, headers map<string,string> not null, priority tinyint, ttl_ms bigint", queue="q")
+    check("body string, headers map<string,string> without nulls, priority tinyint, ttl_ms bigint", queue="q")
 
 
 def test_bundles_have_their_rows_in_order_and_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
