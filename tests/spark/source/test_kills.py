@@ -1,6 +1,6 @@
 """Does each message come once, whatever is killed?
 
-`kill -9` of the driver, of Java, of Python workers and of the broker, at random, until all that was sent
+`kill -9` of the driver, of Java, of executors, of Python workers and of the broker, at random, until all that was sent
 is in Parquet, or in another queue.
 
     TRUENEXT_KILLS=100 TRUENEXT_SEED=7 pytest -s tests/spark/source/test_kills.py
@@ -34,10 +34,12 @@ COMMANDS = {
     "source": "pyspark.sql.streaming.python_streaming_source_runner",
     "sink": "pyspark.sql.worker.python_streaming_sink_runner",
     "worker": "pyspark.daemon pyspark.worker",
+    "executor": "CoarseGrainedExecutorBackend",
 }
-"""Words in the command of each kind of process that can be killed; `source` has the driver's part of the source."""
-SURVIVED = {"broker"}
-"""After its death the query goes on by itself."""
+"""Words in the command of each kind of process that can be killed; `source` and `sink` have the driver's part of
+these."""
+SURVIVED = {"broker", "executor"}
+"""After the death of one of these the query goes on by itself."""
 
 pytestmark = [
     pytest.mark.skipif(not KILLS, reason="takes minutes: make spark"),
@@ -49,7 +51,9 @@ pytestmark = [
     ("master", "target", "victims"),
     [
         ("local[2]", "", ("driver", "java", "source", "worker", "broker")),
+        ("local-cluster[2,1,1024]", "", ("executor", "worker", "broker")),
         ("local[2]", "copies", ("driver", "java", "source", "sink", "worker", "broker")),
+        ("local-cluster[2,1,1024]", "copies", ("executor", "sink", "worker", "broker")),
     ],
 )
 def test_each_message_has_its_effect_once_whatever_is_killed(
