@@ -44,7 +44,7 @@ from truenext.spark.sink.rows import bundles, check_columns, encode_rows
 from truenext.spark.source.browse import browse
 from truenext.spark.source.columns import apply_options, spark_schema
 from truenext.spark.source.driver import SourceDriver
-from truenext.spark.source.offset import START, parse_offset
+from truenext.spark.source.offset import START, Offset, parse_offset
 from truenext.spark.source.options import SourceOptions
 from truenext.spark.source.options import parse_options as parse_source_options
 from truenext.spark.source.task import TaskPlan, read_task
@@ -122,6 +122,8 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver: SourceDriver | None = None
         self._rows_left: int | None = None
         """With AvailableNow: messages that waited at the start and belong to no batch yet."""
+        self._planned: Offset | None = None
+        """With AvailableNow: end of the batch that this run has planned last."""
         self._is_available_now = False
         self._lag: int | None = None
         self._lag_known_until = 0.0
@@ -139,14 +141,18 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         driver = self._source_driver()
         if self._is_available_now and self._rows_left is None:
             self._rows_left = driver.waiting_count()
+        if self._planned is not None and start == self._planned.as_dict():
+            # A batch has fewer rows than it may if bytes limit it, or others have taken them.
+            self._rows_left = max(0, (self._rows_left or 0) - driver.rows_read(self._planned))
+        self._planned = None
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         if self._rows_left is not None and rows is not None:
             rows = min(rows, self._rows_left)
         end = driver.next_end(parse_offset(start), rows, waits=not self._is_available_now)
         if end is None:
             return start
-        if self._rows_left is not None:
-            self._rows_left -= end.rows
+        if self._is_available_now:
+            self._planned = end
         return end.as_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

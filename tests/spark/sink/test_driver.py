@@ -23,7 +23,7 @@ from truenext.errors import ConnectionLost, TruenextError
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink import publish
-from truenext.spark.sink.decision import Decision, decide
+from truenext.spark.sink.decision import Decision, SinkQueues, decide
 from truenext.spark.sink.draft import write_drafts
 from truenext.spark.sink.driver import OutdatedBatch, commit_batch
 from truenext.spark.sink.publish import HeldByAnother
@@ -270,6 +270,15 @@ def test_a_driver_that_was_overtaken_before_its_decision_publishes_nothing(here:
     with pytest.raises(OutdatedBatch):
         commit(here, 0, drafts)
     assert bodies_in(here) == ["new", "next"]
+
+
+def test_the_same_id_in_another_space_is_another_query(here: BlockingBroker) -> None:
+    """Fixed: numbers were those of the id, so that a second space could decide nothing."""
+    write_batch(here, 1, "a")
+    other = SinkQueues("other", QUEUES.id)
+    drafts = write_drafts(bundles_of("b"), other, 1, 0, connecting(here), Patience(0)).drafts
+    commit_batch(other, 1, drafts, connecting(here), Patience(0))
+    assert bodies_in(here) == ["a", "b"]
 
 
 def test_nothing_that_a_job_dies_of_counts_as_an_attempt(here: BlockingBroker) -> None:

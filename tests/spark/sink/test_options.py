@@ -36,7 +36,7 @@ def test_the_checkpoint_of_a_query_is_no_option_of_the_sink() -> None:
         ({"url": URL, "checkpointLocation": "x"}, False, "^option checkpointLocation: there is none"),
         ({"url": URL, "password": "x"}, True, "^option password: a truenext broker has no users yet"),
         ({"url": URL, "queue": "orders.*"}, True, "^option queue: "),
-        ({"url": URL, "queue": "Spark.sink.a"}, True, r"^option queue: .*queues Spark\.\* are those"),
+        ({"url": URL, "queue": "Spark.sink.a"}, True, r"^option queue: .*keep in queues Spark\.\* what they need"),
         ({"url": URL, "txnAppId": "a"}, False, "^options txnAppId and txnVersion are said together"),
         ({"url": URL, "txnVersion": "1"}, False, "^options txnAppId and txnVersion are said together"),
         ({"url": URL, "txnAppId": "a.b", "txnVersion": "1"}, False, "^option txnAppId is 'a.b', and must be a word"),

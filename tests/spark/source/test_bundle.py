@@ -28,7 +28,7 @@ from truenext.spark.source.bundle import (
 from truenext.testing import BlockingBroker
 from truenext.wire.stomp.frame import Frame
 
-HEAD = BundleHead(batch=3, bundle=0, rows=7, bytes=1000, is_last=True)
+HEAD = BundleHead(batch=3, bundle=0, rows=7, bytes=1000, is_last=True, task_rows=7)
 PLAIN = {
     "destination": "/queue/orders",
     "ack": "1",

@@ -74,8 +74,8 @@ def test_an_empty_selector_is_none() -> None:
         ({"patience": "1.5"}, "option patience is '1.5', and must be a whole number, 0 to 31536000"),
         ({"body": "json"}, "option body is 'json', and must be binary or string"),
         ({"headers": "no"}, "option headers is 'no', and must be true or false"),
-        ({"space": "a.b"}, "option space is 'a.b', and must be a word of letters, digits, _ and -"),
-        ({"space": ""}, "option space is '', and must be a word of letters, digits, _ and -"),
+        ({"space": "a.b"}, "option space is 'a.b', and must be a word of 1 to 64 letters, digits, _ and -"),
+        ({"space": ""}, "option space is '', and must be a word of 1 to 64 letters, digits, _ and -"),
         (
             {"queue": "/topic/news"},
             "option queue: /topic/news is a topic, in which nothing waits. Send to the topic VirtualTopic.news, and "

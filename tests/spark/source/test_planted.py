@@ -63,8 +63,8 @@ FAULTS = [
         "a bundle with the last rows does not say so",
         _Task,
         "_take",
-        "len(rows), rows.bytes, is_last)",
-        "len(rows), rows.bytes, False)",
+        "len(rows), rows.bytes, is_last, task_rows)",
+        "len(rows), rows.bytes, False, task_rows)",
     ),
     Fault(
         "a number has no batch",

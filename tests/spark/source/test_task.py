@@ -222,3 +222,37 @@ def test_what_waits_is_reported_now_and_then(
     assert reader.reportLatestOffset() == {"waiting": 5}
     now[0] += 1.0
     assert reader.reportLatestOffset() == {"waiting": 6}
+
+
+def test_available_now_reads_all_that_waited_though_bytes_limit_its_batches(
+    here: BlockingBroker, new_query: Callable[..., SmallQuery]
+) -> None:
+    """Fixed: rows were taken off that a batch might have had, so the run ended while messages waited."""
+    for partitions in ("1", "2"):
+        send(here, *"abcdefghij")
+        query = new_query(maxBytesPerTrigger="1", partitions=partitions)
+        reader = query.reader()
+        reader.prepareForTriggerAvailableNow()
+        send_later = ["late"] if partitions == "2" else []
+        rows = query.run_batch(reader)
+        send(here, *send_later)
+        rows += query.run_to_end(reader)
+        assert len(rows) == 10
+        assert len(bodies_in(here)) == len(send_later)
+
+
+def test_the_first_run_creates_the_queue_of_a_virtual_topic_though_nothing_waits(
+    here: BlockingBroker, new_query: Callable[..., SmallQuery]
+) -> None:
+    """Fixed: a run with availableNow asked nothing of a queue in which nothing waited."""
+    query = new_query(queue="Consumer.A.VirtualTopic.news")
+    reader = query.reader()
+    reader.prepareForTriggerAvailableNow()
+    assert query.run_to_end(reader) == []
+    producer = client(here)
+    headers = {"destination": "/topic/VirtualTopic.news", "persistent": "true"}
+    producer.send_frame("SEND", headers, b"a", confirmed=True)
+    producer.disconnect()
+    second = query.reader()
+    second.prepareForTriggerAvailableNow()
+    assert query.run_to_end(second) == ["a"]

@@ -10,6 +10,7 @@ from truenext.model.url import Address, parse_url
 DEFAULT_SPACE = "main"
 DEFAULT_PATIENCE_S = 600.0
 EXAMPLES = {"url": "stomp://127.0.0.1:61613", "queue": "orders", "txnVersion": "42"}
+WORD_LENGTH_MAX = 64
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 
 
@@ -62,8 +63,10 @@ class GivenOptions:
     def word(self, name: str) -> str | None:
         """Return an option that becomes part of a queue name; None if it is not given."""
         text = self.get(name)
-        if text is not None and (not 0 < len(text) <= 64 or not _WORD_CHARACTERS.issuperset(text)):
-            raise ConfigurationError(f"option {name} is {text!r}, and must be a word of letters, digits, _ and -")
+        if text is not None and (not 0 < len(text) <= WORD_LENGTH_MAX or not _WORD_CHARACTERS.issuperset(text)):
+            raise ConfigurationError(
+                f"option {name} is {text!r}, and must be a word of 1 to {WORD_LENGTH_MAX} letters, digits, _ and -"
+            )
         return text
 
     def patience_s(self) -> float:

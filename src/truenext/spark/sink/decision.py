@@ -64,7 +64,7 @@ class SinkQueues:
 
     @property
     def producer(self) -> str:
-        return f"spark/{self.id}"
+        return f"spark/{self.space}/{self.id}"
 
 
 def read_decision(broker: BrokerConnection, queues: SinkQueues) -> Decision | None:

@@ -67,12 +67,15 @@ def sink_destination(text: str) -> str:
     Raises: ValueError if a Spark job may not send there
     """
     try:
-        destination = parse_address(text, "")
+        parts = [parse_address(part.strip(), "") for part in text.split(",")]
+        address = ",".join(part.address for part in parts)
+        for part in parts:
+            if part.kind not in (DestinationKind.QUEUE, DestinationKind.TOPIC) or part.session:
+                raise ValueError(f"{text} is no queue, nor a topic")
+            if part.kind is DestinationKind.QUEUE and part.name.startswith(SPARK_PREFIX):
+                raise ValueError(f"{text}: sources and sinks keep in queues {SPARK_PREFIX}* what they need")
+        # There may be too many.
+        parse_address(address, "")
     except RemoteProtocolError as error:
         raise ValueError(str(error)) from error
-    for part in destination.parts or (destination,):
-        if part.kind not in (DestinationKind.QUEUE, DestinationKind.TOPIC) or part.session:
-            raise ValueError(f"{text} is no queue, nor a topic")
-        if part.kind is DestinationKind.QUEUE and part.name.startswith(SPARK_PREFIX):
-            raise ValueError(f"{text}: queues {SPARK_PREFIX}* are those in which sources and sinks keep what they need")
-    return destination.address
+    return address

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -26,8 +27,14 @@ from pyspark.sql.types import (
 )
 
 from truenext.client.core.send_options import SendOptions, encode_send
-from truenext.errors import ConfigurationError, TruenextError
+from truenext.errors import ConfigurationError, RemoteProtocolError, TruenextError
 from truenext.spark.sink.options import SinkOptions, sink_destination
+from truenext.wire.stomp.frame import Frame, Version
+from truenext.wire.stomp.protocol import Side, StompProtocol
+from truenext.wire.stomp.replies import ReplyEncoder
+from truenext.wire.stomp.request_shapes import REQUEST_SHAPES
+from truenext.wire.stomp.requests import FRAME_INTERPRETERS, FrameInterpreter
+from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 TRANSACTION = "publish"
 """Transaction in the frames of a bundle."""
@@ -36,6 +43,10 @@ BUNDLE_BYTES = 1 << 20
 BUNDLE_ROWS = 5_000
 BODY_BYTES_MAX = 15 << 20
 """With its headers, such a row still fits into one message of the broker."""
+
+_TRANSACTION_LINE = f"transaction:{TRANSACTION}\n".encode()
+_INTERPRETER = FrameInterpreter("", "", ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), ""))
+"""Of a connection without subscriptions, as the driver's is."""
 
 _WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -124,10 +135,10 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
                 continue
             if name == "headers":
                 headers = _headers(value)
-            elif name == "delay_ms":
-                options["delay"] = value / 1000
-            elif name == "ttl_ms":
-                options["ttl"] = value / 1000
+            elif name in ("delay_ms", "ttl_ms"):
+                if value < 1:
+                    raise ValueError(f"column {name} is {value}, and must be 1 or more")
+                options["delay" if name == "delay_ms" else "ttl"] = value / 1000
             elif name != "expires":
                 options[name] = value  # type: ignore[literal-required]
         expires = row.get("expires")
@@ -136,10 +147,25 @@ def _encode_row(body: bytes | str | None, row: dict[str, Any], destination: str 
         if headers:
             options["headers"] = headers
         head = encode_send(destination, options).head
-    except (ValueError, TypeError) as error:
+        if row.get("ttl_ms") is not None:
+            head += f"truenext-ttl:{row['ttl_ms']}\n".encode()
+        head += _TRANSACTION_LINE
+        _check_send(head)
+    except (ValueError, TypeError, RemoteProtocolError) as error:
         raise UnsendableRow(f"a row can be no message: {error}; it has {row}") from error
-    ttl = f"truenext-ttl:{row['ttl_ms']}\n" if row.get("ttl_ms") is not None else ""
-    return b"".join((head, f"{ttl}transaction:{TRANSACTION}\ncontent-length:{len(body)}\n\n".encode(), body, b"\0"))
+    return b"".join((head, f"content-length:{len(body)}\n\n".encode(), body, b"\0"))
+
+
+@lru_cache(maxsize=1000)
+def _check_send(head: bytes) -> None:
+    """Parse a SEND as the broker does: after the decision a refusal would be too late.
+
+    Raises: RemoteProtocolError
+    """
+    stomp: StompProtocol[Frame] = StompProtocol(Side.SERVER, FRAME_SHAPES)
+    stomp.set_version(Version.V1_2)
+    (frame,) = stomp.receive(head + b"content-length:0\n\n\0")
+    FRAME_INTERPRETERS["SEND"](_INTERPRETER, frame)
 
 
 def _headers(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:

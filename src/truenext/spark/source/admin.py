@@ -16,7 +16,6 @@ from truenext.model.destination import dead_letter_name
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import CLOSED_BATCH
 from truenext.spark.source.bundle import (
-    BundleHead,
     bundle_headers,
     decode_bundle,
     encode_bundle,
@@ -149,7 +148,7 @@ def reject(broker: BrokerConnection, status: QueryStatus, sequence: int) -> str:
             remaining = pa.Table.from_batches([batch.slice(0, index), batch.slice(index + 1)]).combine_chunks()
             rest = remaining.to_batches()[0] if remaining.num_rows else batch.slice(0, 0)
             head = parse_bundle_head(frame.headers)
-            head = BundleHead(head.batch, head.bundle, head.rows - 1, head.bytes - len(row["body"]), head.is_last)
+            head = head._replace(rows=head.rows - 1, bytes=head.bytes - len(row["body"]))
             headers = bundle_headers(
                 head, frame.headers["spark_source"], frame.headers["spark_query"], frame.headers["spark_query_batch"]
             )

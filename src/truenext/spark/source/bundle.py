@@ -142,6 +142,8 @@ class BundleHead(NamedTuple):
     bytes: int
     is_last: bool
     """The task takes nothing more in this batch."""
+    task_rows: int
+    """Rows of the task up to and including this bundle."""
 
 
 def bundle_headers(head: BundleHead, source: str, query: str, query_batch: str) -> dict[str, str]:
@@ -155,6 +157,7 @@ def bundle_headers(head: BundleHead, source: str, query: str, query_batch: str) 
         "spark_rows": str(head.rows),
         "spark_bytes": str(head.bytes),
         "spark_last": "true" if head.is_last else "false",
+        "spark_task_rows": str(head.task_rows),
         "spark_source": source,
         "spark_query": query,
         "spark_query_batch": query_batch,
@@ -175,6 +178,7 @@ def parse_bundle_head(headers: Mapping[str, str]) -> BundleHead:
             rows=int(headers["spark_rows"]),
             bytes=int(headers["spark_bytes"]),
             is_last=headers["spark_last"] == "true",
+            task_rows=int(headers["spark_task_rows"]),
         )
     except (KeyError, ValueError) as error:
         raise RemoteProtocolError(

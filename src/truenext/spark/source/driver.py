@@ -15,6 +15,7 @@ from truenext.spark.broker.connection import ANSWER_SECONDS, BrokerConnection
 from truenext.spark.broker.latest import purge
 from truenext.spark.broker.patience import Patience
 from truenext.spark.source.admin import list_queries
+from truenext.spark.source.bundle import parse_bundle_head
 from truenext.spark.source.mark import mark_producer, read_mark, replace_mark
 from truenext.spark.source.offset import Offset
 from truenext.spark.source.options import SourceOptions
@@ -56,6 +57,13 @@ class SourceDriver:
         Raises: Superseded, TruenextError
         """
         return self._patiently(lambda broker: self._next_end(broker, start, rows, waits=waits))
+
+    def rows_read(self, end: Offset) -> int:
+        """Return the number of rows in a batch that is not cleared; for a task that was not read to its end, its share.
+
+        Raises: TruenextError
+        """
+        return self._patiently(lambda broker: self._rows_read(broker, end))
 
     def check_not_cleared(self, end: Offset) -> None:
         """Raises: Superseded if the bundles of this batch are cleared already, TruenextError"""
@@ -104,7 +112,8 @@ class SourceDriver:
             self._warn_of_others(broker)
         if start is not None:
             self._clear(broker, start)
-        if rows == 0 or not self._is_ready(broker, waits=waits):
+        # The first probe also creates the queue of a virtual topic, which gets copies only from then on.
+        if (rows == 0 and start is not None) or not self._is_ready(broker, waits=waits) or rows == 0:
             return None
         options = self._options
         return Offset(
@@ -163,6 +172,15 @@ class SourceDriver:
     def _waiting_count(self, broker: BrokerConnection) -> int:
         queues: list[dict[str, Any]] = broker.ask("queues")
         return sum(each["waiting"] for each in queues if self._options.is_of(each["name"]))
+
+    @staticmethod
+    def _rows_read(broker: BrokerConnection, end: Offset) -> int:
+        rows = 0
+        selector = f"spark_batch = {end.batch} AND spark_last = 'true'"
+        for partition in range(end.partitions):
+            last = list(broker.browse(f"/queue/{end.bundle_queue(partition)}", selector))
+            rows += parse_bundle_head(last[0].headers).task_rows if last else end.share(partition)[0]
+        return rows
 
     # ---- The mark, and what is behind it ----
 

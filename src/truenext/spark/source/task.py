@@ -97,7 +97,8 @@ class _Task:
         """Number of bundles yielded to Spark."""
         self._repeated = -1
         """Number of the bundle whose COMMIT was a repeat; -1 if there is none."""
-        self._rows_left, self._bytes_left = plan.end.share(plan.partition)
+        self._rows_max, self._bytes_left = plan.end.share(plan.partition)
+        self._rows_left = self._rows_max
         self.is_done = False
 
     def read(self, broker: BrokerConnection) -> Iterator[pa.RecordBatch]:
@@ -149,7 +150,8 @@ class _Task:
         while not self.is_done:
             batch = rows.record_batch()
             is_last = pull.is_exhausted or rows.bytes >= self._bytes_left or len(rows) >= self._rows_left
-            head = BundleHead(self._end.batch, self._given, len(rows), rows.bytes, is_last)
+            task_rows = self._rows_max - self._rows_left + len(rows)
+            head = BundleHead(self._end.batch, self._given, len(rows), rows.bytes, is_last, task_rows)
             answer = self._write(broker, head, batch, rows.last_ack)
             # The next messages arrive while the broker writes this bundle.
             ahead = None if is_last else pull.next_rows(self._bytes_left - rows.bytes)
