@@ -1,0 +1,208 @@
+"""Is each row in the sink once, with no attempt, when a query or its broker is in trouble? With a real Spark.
+
+TRUENEXT_KILLS=1 pytest -s tests/spark/source/test_trouble.py
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.integration.broker_process import BrokerProcess, dying_with_us
+from tests.integration.raw_client import UnexpectedError
+from tests.spark.queues import queues_with_messages, serving, url, waiting
+from tests.spark.source.query_process import QueryProcess, check_each_once, written_rows
+from truenext import blocking
+from truenext.spark.java import find_java
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="takes minutes: make spark"),
+    pytest.mark.timeout(600),
+]
+
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with serving(tmp_path) as process:
+        yield process
+
+
+def send(broker: BrokerProcess, numbers: range, size: int) -> None:
+    with blocking.connect(url(broker)) as connection:
+        for number in numbers:
+            connection.send_nowait("/queue/orders", bytes(size), headers={"number": str(number)})
+            if number % 1000 == 999:
+                connection.flush()
+
+
+def await_that(holds: Callable[[], object], query: QueryProcess) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert query.is_running, query.log
+        assert time.monotonic() < deadline, query.log
+        time.sleep(0.05)
+
+
+def running(trouble: str, broker: BrokerProcess, folder: Path, master: str) -> QueryProcess:
+    return QueryProcess(folder, "troubled_query", trouble, url(broker), str(folder), master)
+
+
+def test_a_task_that_fails_twice_reads_the_same_rows_in_its_third_attempt(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    send(broker, range(4000), 3000)
+    with running("failing-twice", broker, tmp_path, "local[2,3]") as query:
+        assert query.wait() == 0, query.log
+    assert attempts(tmp_path) == {"0-0-0", "0-0-1", "0-0-2", "0-1-0", "0-1-1", "0-1-2"}
+    check_each_once(written_rows(tmp_path / "rows"), 4000)
+
+
+def test_two_speculative_attempts_of_one_task_give_each_row_once(broker: BrokerProcess, tmp_path: Path) -> None:
+    send(broker, range(8000), 3000)
+    with cluster(tmp_path) as master, running("hanging-first", broker, tmp_path, master) as query:
+        assert query.wait() == 0, query.log
+    assert {"0-0-0", "0-0-1"} <= attempts(tmp_path)
+    check_each_once(written_rows(tmp_path / "rows"), 8000)
+
+
+def test_a_driver_that_was_stopped_does_no_harm_when_it_goes_on_behind_a_second_run(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    send(broker, range(8000), 3000)
+    with running("slow", broker, tmp_path, "local[2]") as old:
+        await_that(lambda: len(attempts(tmp_path)) > 2, old)
+        time.sleep(1.0)
+        old.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        with running("slow", broker, tmp_path, "local[2]") as new:
+            assert new.wait() == 0, new.log
+        # Longer than the broker waits for heart-beats.
+        time.sleep(max(0.0, 30.0 - (time.monotonic() - stopped_at)))
+        old.send_signal(signal.SIGCONT)
+        status = old.wait()
+        print(
+            f"the old run ends with {status}:", *(line for line in old.log.splitlines() if "rror: " in line), sep="\n"
+        )
+    with running("slow", broker, tmp_path, "local[2]") as last:
+        assert last.wait() == 0, last.log
+    check_each_once(written_rows(tmp_path / "rows"), 8000)
+    assert waiting(broker, "orders") == 0
+    assert bundle_queues(broker) == []
+
+
+def bundle_queues(broker: BrokerProcess) -> list[str]:
+    """Return the queues with bundles, `Spark.source.SPACE.ID.PARTITION`."""
+    return [name for name in queues_with_messages(broker) if name.count(".") == 4]
+
+
+def attempts(folder: Path) -> set[str]:
+    """Return batch, partition and number of each attempt that has got rows."""
+    return {file.name for file in (folder / "attempts").glob("*")}
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """Run a cluster of two hosts, as Spark begins no speculative attempt on the host of the first one."""
+    folder = folder / "cluster"
+    folder.mkdir()
+    home = Path(pyspark.__file__).parent
+    environment = os.environ | {
+        "SPARK_HOME": str(home),
+        "JAVA_HOME": str(find_java()),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_WORKER_DIR": str(folder),
+        "SPARK_DAEMON_MEMORY": "512m",
+    }
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(*arguments: str) -> Path:
+        log = folder / f"{len(started)}.log"
+        command = dying_with_us([str(home / "bin" / "spark-class"), *arguments])
+        with log.open("wb") as file:
+            started.append(subprocess.Popen(command, stdout=file, stderr=file, env=environment))
+        return log
+
+    try:
+        log = run("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        master = _said(log, "Starting Spark master at ")
+        for host in ("127.0.0.2", "127.0.0.3"):
+            options = ("--host", host, "--webui-port", "0", "--cores", "1", "--memory", "1g")
+            log = run("org.apache.spark.deploy.worker.Worker", *options, master)
+            _said(log, "Successfully registered with master ")
+        yield master
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _said(log: Path, words: str) -> str:
+    """Wait until a log has these words; what comes behind them."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while words not in (text := log.read_text()):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)
+    return text.partition(words)[2].split()[0]
+
+
+# ---- The broker has no room ----
+
+
+@pytest.mark.parametrize("size", [100_000])
+def test_a_queue_that_fills_the_disk_limit_is_read_to_its_end(size: int, tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path, ["--disk-limit", "1GiB"])
+    _read_full_queue(broker, size, tmp_path)
+
+
+def test_a_queue_that_fills_the_disk_is_read_to_its_end(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path)
+    broker.data.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1g", "tmpfs", str(broker.data)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"needs a disk of 1 GiB, and may not mount one: {mounted.stderr.strip()}")
+    try:
+        _read_full_queue(broker, 100_000, tmp_path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(broker.data)], check=True)
+
+
+def _read_full_queue(broker: BrokerProcess, size: int, folder: Path) -> None:
+    broker.start()
+    try:
+        if size < 1000:
+            # Few of them: messages of another queue, which stay, take the room.
+            count = 20_000
+            send(broker, range(count), size)
+            fill(broker, "others", 100_000)
+        else:
+            count = fill(broker, "orders", size)
+        print(f"{count} rows of {size} bytes")
+        with QueryProcess(folder, "query", url(broker), "orders", str(folder)) as query:
+            assert query.wait() == 0, query.log
+        assert broker.queues()["orders"].waiting == 0
+        check_each_once(written_rows(folder / "rows"), count)
+        broker.stop()
+    finally:
+        broker.clean_up()
+
+
+def fill(broker: BrokerProcess, queue: str, size: int) -> int:
+    """Send numbered messages until the broker refuses one for lack of room; how many it has taken."""
+    client = broker.connect()
+    # A client that only sends would wait for room.
+    client.subscribe("nothing")
+    with pytest.raises(UnexpectedError, match="as full as it may be"):
+        for number in range(10_000_000):
+            client.send(queue, bytes(size), persistent=True, headers={"number": str(number)}, confirmed=True)
+    client.close()
+    return broker.queues()[queue].waiting
