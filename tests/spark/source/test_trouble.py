@@ -4,6 +4,8 @@ TRUENEXT_KILLS=1 pytest -s tests/spark/source/test_trouble.py
 """
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.integration.broker_process import BrokerProcess, dying_with_us
 from tests.integration.raw_client import UnexpectedError
-from tests.spark.queues import queues_with_messages, serving, url, waiting
+from tests.spark.queues import queues_with_messages, run_to_end, serving, url, waiting
 from tests.spark.source.query_process import QueryProcess, check_each_once, written_rows
 from truenext import blocking
 from truenext.spark.java import find_java
@@ -157,7 +162,7 @@ def _said(log: Path, words: str) -> str:
 # ---- The broker has no room ----
 
 
-@pytest.mark.parametrize("size", [100_000])
+@pytest.mark.parametrize("size", [100_000, 10])
 def test_a_queue_that_fills_the_disk_limit_is_read_to_its_end(size: int, tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, ["--disk-limit", "1GiB"])
     _read_full_queue(broker, size, tmp_path)
@@ -206,3 +211,85 @@ def fill(broker: BrokerProcess, queue: str, size: int) -> int:
             client.send(queue, bytes(size), persistent=True, headers={"number": str(number)}, confirmed=True)
     client.close()
     return broker.queues()[queue].waiting
+
+
+# ---- The checkpoint ----
+
+
+def test_a_checkpoint_that_is_deleted_leaves_rows_that_abandon_returns(broker: BrokerProcess, tmp_path: Path) -> None:
+    send(broker, range(3000), 3000)
+    with running("slow", broker, tmp_path, "local[2]") as first:
+        await_that(lambda: bundle_queues(broker), first)
+    shutil.rmtree(tmp_path / "checkpoint")
+    with QueryProcess(tmp_path, "query", url(broker), "orders", str(tmp_path)) as second:
+        assert second.wait() == 0, second.log
+        assert "another query has rows of this queue that it has not cleared" in second.log
+    (abandoned,) = {name.split(".")[3] for name in bundle_queues(broker)}
+    assert re.search(r"closed; [1-9][\d,]* rows returned, 0 dropped", broker.output_of("spark", "abandon", abandoned))
+    with QueryProcess(tmp_path, "query", url(broker), "orders", str(tmp_path)) as third:
+        assert third.wait() == 0, third.log
+    check_each_once(written_rows(tmp_path / "rows"), 3000)
+
+
+def test_a_checkpoint_that_is_older_fails_by_name(broker: BrokerProcess, tmp_path: Path) -> None:
+    copy = tmp_path / "older"
+    for round_ in range(2):
+        send(broker, range(3000 * round_, 3000 * (round_ + 1)), 10)
+        with QueryProcess(tmp_path, "query", url(broker), "orders", str(tmp_path)) as query:
+            assert query.wait() == 0, query.log
+        if round_ == 0:
+            shutil.copytree(tmp_path / "checkpoint", copy)
+    shutil.rmtree(tmp_path / "checkpoint")
+    copy.rename(tmp_path / "checkpoint")
+    with QueryProcess(tmp_path, "query", url(broker), "orders", str(tmp_path)) as restored:
+        assert restored.wait() != 0
+        assert "the checkpoint is older than what the query has done" in restored.log
+    check_each_once(written_rows(tmp_path / "rows"), 6000)
+
+
+# ---- foreachBatch that looks at a part of its batch ----
+
+
+def test_foreach_batch_that_takes_one_row_first_writes_each_row_once(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    send(broker, range(1000), 10_000)
+
+    def process(batch: DataFrame, number: int) -> None:
+        assert len(batch.take(1)) == 1
+        batch.write.parquet(str(tmp_path / "rows" / str(number)))
+
+    run_to_end(
+        stream(spark, broker, 400, 2)
+        .foreachBatch(process)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    check_each_once(pq.read_table(tmp_path / "rows").to_pylist(), 1000)
+
+
+def test_foreach_batch_that_takes_one_row_only_ends_its_batch_and_loses_what_tasks_have_read(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    send(broker, range(100), 10)
+    seen: list[int] = []
+
+    def process(batch: DataFrame, _number: int) -> None:
+        seen.extend(row["sequence"] for row in batch.take(1))
+
+    run_to_end(
+        stream(spark, broker, 20, 2)
+        .foreachBatch(process)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    # One of two tasks reads its half of each batch, and gives one row of that. What no task has read stays.
+    assert len(set(seen)) == 5
+    assert waiting(broker, "orders") == 50
+    assert bundle_queues(broker) == []
+
+
+def stream(spark: SparkSession, broker: BrokerProcess, rows: int, partitions: int) -> DataStreamWriter:
+    reader = spark.readStream.format("truenext").option("url", url(broker)).option("queue", "orders")
+    frame = reader.option("maxRowsPerTrigger", rows).option("partitions", partitions).load()
+    return frame.writeStream.trigger(availableNow=True)
