@@ -23,7 +23,7 @@ def find_source(broker: BrokerConnection, query_id: str) -> QueryStatus:
 
     Raises: TruenextError if there is no such query, or several
     """
-    return _only(query_id, [each for each in list_queries(broker) if each.id.startswith(query_id)])
+    return _only(query_id, [each for each in list_queries(broker) if each.id.startswith(query_id)], " that reads")
 
 
 def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
@@ -31,7 +31,7 @@ def find_sink(broker: BrokerConnection, query_id: str) -> SinkStatus:
 
     Raises: TruenextError if there is none, or several
     """
-    return _only(query_id, [each for each in list_sinks(broker) if each.queues.id.startswith(query_id)])
+    return _only(query_id, [each for each in list_sinks(broker) if each.queues.id.startswith(query_id)], " that writes")
 
 
 def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
@@ -45,10 +45,10 @@ def find(broker: BrokerConnection, query_id: str) -> QueryStatus | SinkStatus:
     return _only(query_id, found)
 
 
-def _only(query_id: str, found: list[T]) -> T:
+def _only(query_id: str, found: list[T], kind: str = "") -> T:
     if len(found) != 1:
         known = "there are several" if found else "there is none"
-        raise TruenextError(f"query {query_id!r}: {known}; truenext spark list shows all")
+        raise TruenextError(f"query {query_id!r}{kind}: {known}; truenext spark list shows all")
     return found[0]
 
 
