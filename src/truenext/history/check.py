@@ -1,6 +1,5 @@
-"""Whether the files of a history hold what was written into them. The Parquet files made from them have checksums of
-their own, which whoever reads them looks at.
-"""
+"""Check of history files: whether they hold what was written. Parquet files made from them have checksums of their
+own, which are verified when they are read."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from truenext.model.events import CHUNK, FILE, FROM_BATCH
 
 
 def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
-    """Run and first event of the last chunk of a batch in the newest file that can be read, which the store must have;
-    None if nothing tells of one.
+    """Return run and first event of the last chunk of a batch in the newest readable file, None if there is none.
+    The store must have that batch.
 
     Raises: OSError if the folder cannot be read
     """
@@ -32,7 +31,7 @@ def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
 
 
 def find_damage(folder: Path) -> Iterator[tuple[str, str]]:
-    """Names of files, and what is wrong with them. Raises: OSError"""
+    """Yield the name of each damaged file with a description. Raises: OSError"""
     paths = history_files(folder)
     for path in paths:
         end = FILE.size
@@ -50,6 +49,6 @@ def find_damage(folder: Path) -> Iterator[tuple[str, str]]:
             yield path.name, str(error)
             continue
         size = path.stat().st_size
-        # Of the last file a crash may have torn the end.
+        # A crash may have torn the end of the last file.
         if end < size and path != paths[-1]:
             yield path.name, f"bytes {end} to {size - 1} cannot be read"

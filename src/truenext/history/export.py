@@ -1,8 +1,8 @@
-"""History as Parquet files, one row per event, and how long it is kept.
+"""Export of history as Parquet files, one row per event, and deletion of old history.
 
-    history/events/date=2026-11-21/0000000000000001.parquet     made from 0000000000000001.history, which then goes
+    history/events/date=2026-11-21/0000000000000001.parquet     made from 0000000000000001.history, then deleted
 
-A Parquet file is written under another name, synced, and renamed: whoever reads the folder sees all of it or nothing. A
+A Parquet file is written under another name, synced, and renamed: readers of the folder see all of it or nothing. A
 crash before the `.history` file is deleted only means that the same files are written once more.
 
 A broker that has numpy and pyarrow runs `python -m truenext.history.export FOLDER BYTES DAYS` as a process of the
@@ -35,7 +35,7 @@ EVENTS_FOLDER = "events"
 """Folder of the Parquet files."""
 
 INSTALL_HINT = "pip install 'truenext[spark]'"
-"""What brings numpy and pyarrow."""
+"""Command that installs numpy and pyarrow."""
 
 
 def can_write_parquet() -> bool:
@@ -44,7 +44,7 @@ def can_write_parquet() -> bool:
 
 
 def export_closed_files(folder: Path) -> Iterator[Path]:
-    """Turn every file that will not grow any more into Parquet; yields each when that is done.
+    """Turn every file that will not grow any more into Parquet; yield the path of each once that is done.
 
     Raises: HistoryError if a file is no history, or numpy or pyarrow are missing; OSError
     """
@@ -52,7 +52,7 @@ def export_closed_files(folder: Path) -> Iterator[Path]:
         try:
             table = _read_table(path)
         except FileNotFoundError:
-            # Of two at once the other was quicker.
+            # Another process was quicker.
             continue
         write_by_date(table, folder / EVENTS_FOLDER, path.stem)
         path.unlink(missing_ok=True)
@@ -60,8 +60,8 @@ def export_closed_files(folder: Path) -> Iterator[Path]:
 
 
 def export_all(folder: Path, target: Path) -> list[Path]:
-    """Parquet files that together have every event once: those that are there, and for what is not Parquet yet new ones
-    in a folder of the caller's; nothing else is changed.
+    """Return Parquet files that together have every event once: existing ones, and new ones in the folder `target`
+    for history that is not Parquet yet. Nothing else is changed.
 
     May be called while the broker runs and exports. Raises: as `export_closed_files`
     """
@@ -70,7 +70,7 @@ def export_all(folder: Path, target: Path) -> list[Path]:
     for file in (folder / EVENTS_FOLDER).glob("date=*/*.parquet"):
         files.setdefault(file.stem, []).append(file)
     for path in paths:
-        # One that the broker exported since it was listed is among the Parquet files, or gone from here.
+        # A file that the broker exported since the listing is among the Parquet files, or no longer here.
         if path.stem not in files:
             source = folder / EVENTS_FOLDER
             with suppress(FileNotFoundError):
@@ -81,7 +81,7 @@ def export_all(folder: Path, target: Path) -> list[Path]:
 
 
 def write_by_date(table: pa.Table, folder: Path, stem: str) -> list[Path]:
-    """One Parquet file for each day in the table, each appearing as a whole."""
+    """Write one Parquet file for each day in the table, each appearing as a whole; return their paths."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -102,7 +102,7 @@ def write_by_date(table: pa.Table, folder: Path, stem: str) -> list[Path]:
 def delete_old_files(
     folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX
 ) -> list[Path]:
-    """Delete what is too old or too much, oldest first, but never the file that still grows; says what went.
+    """Delete history that is too old or too much, oldest first, never the file that still grows; return the paths.
 
     The age of a file that is not Parquet is that of its last event.
     """
@@ -126,7 +126,7 @@ def delete_old_files(
 
 
 def try_to_delete_old_files(folder: Path, bytes_max: int, days_max: int) -> None:
-    """As `delete_old_files`; a disk that does not let it is a line of the log."""
+    """Delete as `delete_old_files` does; log an error of the disk."""
     try:
         delete_old_files(folder, bytes_max=bytes_max, days_max=days_max)
     except OSError as error:
@@ -154,6 +154,6 @@ def main(folder: Path, bytes_max: int, days_max: int) -> None:
 
 
 if __name__ == "__main__":
-    # It writes to the standard error of the broker: as the lines of the broker's log read.
+    # This process writes to the broker's standard error, so it logs in the broker's format.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s error=%(error)r")
     main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

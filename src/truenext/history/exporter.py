@@ -1,8 +1,8 @@
-"""The process beside a broker that turns ended history files into Parquet.
+"""HistoryExporter: runs a process that turns ended history files into Parquet.
 
-It has the lowest priority, so that it works when the broker leaves processor time over, and it is a process, so that
-it never takes the interpreter from the event loop. It lags behind a busy broker by files, never by data: what is not
-exported yet is read from the broker's own files.
+The process has the lowest priority, so that it works when the broker leaves processor time over. As a process it
+never takes the interpreter from the event loop. It lags behind a busy broker by files, never by data: files that are
+not exported yet can be read as they are.
 
 Without numpy and pyarrow there is no such process: a thread of the broker deletes old files, some hundred at most.
 """
@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class HistoryExporter:
-    """`start` is for any thread."""
+    """Export of one history folder. `start` may be called on any thread."""
 
     def __init__(self, folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX) -> None:
-        """What is kept of history is `delete_old_files`'s."""
+        """`bytes_max` and `days_max` are those of `delete_old_files`."""
         self._folder = folder
         self._retention = (bytes_max, days_max)
         self._can_export = can_write_parquet()
@@ -44,20 +44,18 @@ class HistoryExporter:
         return (process is not None and process.poll() is None) or (thread is not None and thread.is_alive())
 
     def set_retention(self, *, bytes_max: int, days_max: int) -> None:
-        """From here on so much history is kept. What is too much goes at once, or, if a run is under way, the next
-        time."""
+        """Change how much history is kept. The excess is deleted at once, or, during a run, by the next one."""
         if self._retention != (bytes_max, days_max):
             self._retention = (bytes_max, days_max)
             self.start()
 
     def start(self) -> None:
-        """Export the closed files and delete old ones. While a run is under way nothing is started; the next run sees
-        to what it misses."""
+        """Export the closed files and delete old ones. Does nothing during a run; the next run exports the rest."""
         with self._start_lock:
             if self.is_running:
                 return
             if not self._can_export:
-                # An event loop has no time for the disk.
+                # The event loop must not wait for the disk.
                 self._thread = Thread(
                     target=try_to_delete_old_files, args=(self._folder, *self._retention), daemon=True
                 )
@@ -72,7 +70,7 @@ class HistoryExporter:
             )
 
     def close(self) -> None:
-        """Leave no process and no thread behind; what a process does not finish is done the next time."""
+        """Stop process and thread. Unfinished work of the process is done by the next run."""
         with self._start_lock:
             if self._process is not None and self._process.poll() is None:
                 self._process.terminate()

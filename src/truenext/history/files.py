@@ -1,4 +1,4 @@
-"""What is in the files of a history folder, chunk by chunk."""
+"""Reading of the files of a history folder, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from truenext.model.events import BLOCK, CHECKSUM, CHUNK, FILE, HISTORY_VERSION,
 SUFFIX = ".history"
 
 SEARCH_BYTES_MAX = 1 << 32
-"""Bytes, some of them many times, whose checksum is computed to find a good chunk behind a damaged one."""
+"""Bytes, repetitions included, whose checksum is computed to find a good chunk after a damaged one."""
 
 _RUN_AT = 8
-"""In a chunk."""
+"""Offset of the run in a chunk."""
 
 
 class HistoryChunk(NamedTuple):
@@ -25,7 +25,7 @@ class HistoryChunk(NamedTuple):
     first_event: int
     blocks: memoryview
     end: int
-    """Where it ends in what was read."""
+    """Offset of the chunk's end in the bytes read."""
 
 
 class EventBlock(NamedTuple):
@@ -39,9 +39,9 @@ class EventBlock(NamedTuple):
 
 
 def history_files(folder: Path) -> list[Path]:
-    """Oldest first; the last may still grow. None if there is no such folder. Raises: OSError"""
+    """Return the files, oldest first; the last may still grow. Empty if there is no such folder. Raises: OSError"""
     try:
-        # A glob would be silent about a folder that cannot be read.
+        # A glob would silently skip a folder that cannot be read.
         return sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
     except FileNotFoundError:
         return []
@@ -52,7 +52,7 @@ def file_path(folder: Path, first_event: int) -> Path:
 
 
 def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
-    """The whole chunks of a file. What is between them is damaged, what stands behind them was cut off by a crash.
+    """Yield the whole chunks of a file. Bytes between them are damaged; bytes after them were cut off by a crash.
 
     Raises: HistoryError if it is no history of this truenext, OSError
     """
@@ -79,7 +79,7 @@ def chunks_of_file(path: Path) -> Iterator[HistoryChunk]:
 
 
 def chunk_at(content: memoryview, at: int) -> HistoryChunk | None:
-    """The chunk that begins at `at`, None if there is no whole one."""
+    """Return the chunk that starts at `at`, None if there is no whole one."""
     if at + CHUNK.size > len(content):
         return None
     checksum, size, run, flags, first_event = CHUNK.unpack_from(content, at)
@@ -90,7 +90,7 @@ def chunk_at(content: memoryview, at: int) -> HistoryChunk | None:
 
 
 def next_chunk(content: bytes, at: int) -> int | None:
-    """Where the first whole chunk behind `at` begins, of the run of the file that has this content."""
+    """Return the offset of the first whole chunk after `at`, of the run of this file, which is `content`; or None."""
     whole = memoryview(content)
     needle = FILE.unpack_from(content)[2].to_bytes(4, "little")
     budget = SEARCH_BYTES_MAX

@@ -1,9 +1,9 @@
-"""Where the events of stages are, and how long they are kept. docs/stages-events.md
+"""Files with the events of stages: their names, and how long they are kept. docs/stages-events.md
 
     FOLDER/019a3c5e7f20a1b2c3d4-000001.jsonl     the first file of one process
 
-The first part of a name is the process, and begins with the time at which that began; the second part counts its files.
-Any number of processes may write into one folder, on one machine or on several.
+The first part of a name is the process, and starts with the time of its start; the second part counts its files. Any
+number of processes may write into one folder, on one machine or on several.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from truenext.model.limits import HISTORY_BYTES_MAX, HISTORY_DAYS_MAX
 
 FORMAT = 2
-"""Of the records. An audit refuses files of another format, lower ones too."""
+"""Version of the records. An audit rejects files of another version, lower ones too."""
 SUFFIX = ".jsonl"
 FILE_BYTES_MAX = 16 * 1024 * 1024
-"""A new file begins after so much."""
+"""Size after which a new file is started."""
 FILE_SECONDS_MAX = 24 * 3600
-"""And after so long, so that a file is never much older than the day on which it ends."""
+"""Age after which a new file is started, so that a file is never much older than the day on which it ends."""
 
 
 def stage_file(folder: Path, process: str, number: int) -> Path:
@@ -29,23 +29,23 @@ def stage_file(folder: Path, process: str, number: int) -> Path:
 
 
 def stage_files(folder: Path) -> list[Path]:
-    """By process, the oldest first, and in its order."""
+    """Return the files process by process, the oldest process first, each in the order of its files."""
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
 def delete_old_files(
     folder: Path, *, bytes_max: int = HISTORY_BYTES_MAX, days_max: int = HISTORY_DAYS_MAX
 ) -> list[Path]:
-    """Delete what is too old or too much of all files, as of the history; what has not grown for longest goes first.
-    Says what went.
+    """Delete files that are too old or too much, as with the history, but never the newest: those that have not
+    grown for longest first. Return the deleted files.
 
-    It may be a file that another process still has open, which begins another one then.
+    Another process may still have such a file open, and then starts another one.
     """
     files = sorted(_with_times(folder))
     oldest = time.time() - days_max * 24 * 3600
     too_much = sum(size for _, _, size in files) - bytes_max
     deleted = []
-    # Whoever calls this has just begun the newest.
+    # The caller has just started the newest.
     for changed, path, size in files[:-1]:
         if changed >= oldest and too_much <= 0:
             break

@@ -1,4 +1,4 @@
-"""History as columns: what docs/history.md describes, made from the broker's own files.
+"""History as an Arrow table, made from the broker's own files; docs/history.md describes its columns.
 
 Needs numpy and pyarrow (`pip install 'truenext[spark]'`), which a broker does not.
 """
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 _KINDS = [kind.label for kind in EventKind]
 _SUBSCRIBED = (EventKind.SUBSCRIBED, EventKind.SUBSCRIBED_EXCLUSIVE)
 _CONSUMER_KINDS = (*_SUBSCRIBED, EventKind.UNSUBSCRIBED, EventKind.WINDOW, EventKind.REQUESTED)
-"""Whose blocks say the consumer."""
+"""Kinds whose blocks name the consumer."""
 _WITH_CAUSE = (EventKind.RETURNED, EventKind.DEAD_LETTERED)
 _NUMPY: dict[str, np.dtype[Any]] = {
     "Q": np.dtype("<u8"),
@@ -55,7 +55,7 @@ _Array = np.ndarray[Any, Any]
 
 
 def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
-    """One row per event, in order. The chunks are those of one file, from its beginning: it names its queues."""
+    """Return a table with one row per event, in order. `chunks` are all of one file, which names its queues."""
     names: dict[int, str] = {}
     blocks: list[EventBlock] = []
     first_events: list[int] = []
@@ -82,7 +82,7 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
     total = int(counts.sum())
 
     def repeat(values: list[int], dtype: str = "i8") -> _Array:
-        """What a block says once, for each of its events."""
+        """Repeat the value of each block for each of its events."""
         repeated: _Array = np.repeat(np.array(values, dtype=dtype), counts)
         return repeated
 
@@ -133,7 +133,7 @@ def arrow_table_of(chunks: Iterable[HistoryChunk]) -> pa.Table:
 
 
 def _own_columns(blocks: list[EventBlock], starts: _Array, total: int) -> dict[str, _Array]:
-    """By name, what events have of their own; 0 where they have nothing."""
+    """Return the events' own columns by name, with 0 for events without that column."""
     columns = {name: np.zeros(total, _NUMPY[type_]) for kind in EventKind for name, type_ in COLUMNS[kind]}
     for block, start in zip(blocks, starts.tolist(), strict=True):
         at = 0
@@ -145,7 +145,7 @@ def _own_columns(blocks: list[EventBlock], starts: _Array, total: int) -> dict[s
 
 
 class _QueueNames:
-    """Queue numbers to names; no number and one that nobody named are null."""
+    """Map from queue numbers to names; 0 and numbers without a name become null."""
 
     def __init__(self, names: dict[int, str]) -> None:
         self._numbers = np.array(sorted(names), dtype="i8")
@@ -160,13 +160,13 @@ class _QueueNames:
 
 
 class _CauseTexts:
-    """What consumers said; 0 is nothing. Each chunk counts its own from 1 on."""
+    """Texts of causes; 0 is none. Each chunk numbers its own, from 1 on."""
 
     def __init__(self) -> None:
         self._texts = [""]
         self._chunk_indices: dict[int, int] = {}
         self.by_block: list[int] = []
-        """Of each block, where its cause stands."""
+        """Index of each block's cause in the texts."""
 
     def start_chunk(self) -> None:
         self._chunk_indices = {0: 0}

@@ -1,8 +1,8 @@
-"""Where history is written down: a file that grows chunk by chunk, and from time to time a new one.
+"""HistoryWriter: writes history to a file that grows chunk by chunk, and from time to time to a new one.
 
     history/0000000000000001.history     named by its first event; events.py has its bytes
 
-What is appended is safe from a crash of the broker once it is flushed, and from one of the machine once it is synced.
+Appended chunks survive a crash of the broker once they are flushed, and one of the machine once they are synced.
 Until then the store's journal has what must not be lost; `restore` brings it back.
 """
 
@@ -19,11 +19,11 @@ from truenext.history.files import HistoryChunk, chunk_at, chunks_of_file, count
 from truenext.model.events import FILE, FROM_BATCH, GAP_EVENTS, HISTORY_VERSION, MAGIC, STARTS_FILE
 
 UNWRITTEN_BYTES_MAX = 64 * 1024
-"""What is appended is written when it is so much, without `flush`."""
+"""Bytes of appended chunks that are written without `flush`."""
 
 
 class HistoryWriter:
-    """`append` is for one thread, `flush` and `sync` for any."""
+    """Writer of one history folder. `append` is for one thread, `flush` and `sync` for any."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class HistoryWriter:
         on_rotate: Callable[[], None] | None = None,
         on_write_error: Callable[[OSError], None] | None = None,
     ) -> None:
-        """`on_rotate` is told, on the thread that appends, of every file that will not grow any more. `on_write_error`
-        is asked for space, on any thread, after a write that found none, and that is then repeated once; it raises what
-        it is given if that says anything else.
+        """`on_rotate` is called, on the thread that appends, for every file that will not grow any more.
+        `on_write_error` is called, on any thread, after a failed write, to free disk space; the write is then
+        repeated once. It raises the error that it gets if that is no lack of space.
 
         Raises: HistoryError if the folder cannot be used.
         """
@@ -49,8 +49,8 @@ class HistoryWriter:
         self._next_event = 1
         self._last_run = 0
         self.last_batch_chunk: tuple[int, int] | None = None
-        """Run and first event of the last chunk of a batch in the newest file, which the store must have; None if that
-        has none."""
+        """Run and first event of the last chunk of a batch in the newest file, None if it has none. The store must
+        have that batch."""
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             files = history_files(folder)
@@ -60,7 +60,7 @@ class HistoryWriter:
             raise HistoryError(f"cannot open the history in {folder}: {error}; check the disk") from error
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Append what the store has and the files have not: they were not synced before the machine went down.
+        """Append chunks that the store has and the files lack: they were not synced before the machine went down.
 
         Raises: HistoryError
         """
@@ -71,15 +71,14 @@ class HistoryWriter:
                 self._note_chunk(chunk)
 
     def start_run(self, *, after_clean_stop: bool) -> tuple[int, int]:
-        """Numbers of the run that begins and of its first event. After an unclean stop numbers are left out, so that
-        none that got lost is used again, and a reader sees the gap.
-        """
+        """Return the numbers of the new run and of its first event. After an unclean stop numbers are left out, so
+        that no lost number is used again, and a reader sees the gap."""
         if self._last_run and not after_clean_stop:
             self._next_event += GAP_EVENTS
         return self._last_run + 1, self._next_event
 
     def append(self, chunk: bytes) -> None:
-        """Take what `Account.take` gave; it is in the file after `flush`, and durable after `sync`.
+        """Append a chunk of `EventLog.close_chunk`. It is in the file after `flush`, and durable after `sync`.
 
         Raises: HistoryError
         """
@@ -99,7 +98,7 @@ class HistoryWriter:
             raise self._failure(error) from error
 
     def flush(self) -> None:
-        """All that was appended before can be read in the file when this returns. Raises: HistoryError"""
+        """Write everything appended before to the file, where it can then be read. Raises: HistoryError"""
         try:
             with self._append_lock:
                 self._write()
@@ -107,16 +106,16 @@ class HistoryWriter:
             raise self._failure(error) from error
 
     def sync(self) -> None:
-        """All that was appended before is durable when this returns. Raises: OSError"""
+        """Make everything appended before durable. Raises: OSError"""
         with self._append_lock:
             self._write()
-        # Whoever appends does not have to wait for the disk.
+        # The thread that appends does not have to wait for the disk.
         with self._file_lock:
             if self._file >= 0:
                 os.fdatasync(self._file)
 
     def close(self) -> None:
-        """Raises: OSError"""
+        """Write, sync and close the file. Raises: OSError"""
         with self._append_lock, self._file_lock:
             self._write()
             if self._file >= 0:
@@ -134,7 +133,7 @@ class HistoryWriter:
     def _write_to(self, file: int, content: bytes) -> None:
         written = 0
         while written < len(content):
-            # What a full disk has taken of it is not written again.
+            # Bytes that a full disk has taken are not written again.
             rest = content[written:] if written else content
             written += self._with_retry(partial(os.write, file, rest))
 
@@ -154,13 +153,13 @@ class HistoryWriter:
         )
 
     def _continue_file(self, path: Path) -> None:
-        """Cut what a crash left of a chunk, and go on behind it."""
+        """Cut off what a crash left of a chunk, and continue the file."""
         end = FILE.size
         for chunk in chunks_of_file(path):
             self._note_chunk(chunk)
             end = chunk.end
         if end == FILE.size:
-            # Not even the first chunk is whole: the file before it is the last one.
+            # Not even the first chunk is whole: the file before this one is the last.
             path.unlink()
             files = history_files(self._folder)
             if files:
