@@ -1,6 +1,6 @@
-"""Whether a data folder holds what was written into it, to be asked while no broker has it.
+"""Check of a data folder that no broker uses: whether it holds what was written into it.
 
-Everything that can be wrong is found in salvage/; here it is only looked at, and counted.
+All damage is found in salvage/; this file reads everything and counts.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from truenext.store.salvage.folder import Salvage, open_salvage
 
 
 class QueueSummary(msgspec.Struct):
-    """What is there of one queue."""
+    """Counts of one queue."""
 
     persistent: int = 0
     transient: int = 0
     size: int = 0
     """Bytes of records."""
     damaged: int = 0
-    """Messages of which something is there, but not what was written."""
+    """Messages that exist in part, or not as written."""
 
 
 class SalvageSummary(msgspec.Struct):
-    """What is there of all queues."""
+    """Counts of all queues."""
 
     queues: dict[int, QueueSummary]
     names: dict[int, str]
     timers: int = 0
     contents: int = 0
-    """What several messages share."""
+    """Contents, each shared by several messages."""
     contents_size: int = 0
     """Bytes of their records."""
     damage_count: int = 0
     notes_besides_damage: list[str] = []
-    """What is no damage, but may be asked about."""
+    """Notes on things that are not damage but may raise questions."""
 
     def count(self, message: SalvagedMessage) -> None:
         if message.key.startswith(CONTENTS_LANE_KEY):
@@ -60,7 +60,7 @@ class SalvageSummary(msgspec.Struct):
             queue.persistent += 1
 
     def finish(self, salvage: Salvage) -> None:
-        """Take over what is known once all messages were read."""
+        """Copy the values that are known once all messages were read."""
         self.damage_count = salvage.damage_count
         self.notes_besides_damage = salvage.notes_besides_damage
         if salvage.undeleted_transients:
@@ -76,10 +76,10 @@ def check(
     *,
     last_history_chunk: tuple[int, int] | None = None,
 ) -> SalvageSummary:
-    """Look at every bit that a broker would believe. `on_damage` is told of all damage, `on_progress` how many
-    bytes of how many were looked at; `last_history_chunk` is that of salvage/folder.py.
+    """Verify every bit that a broker would believe. `on_damage` gets all damage, `on_progress` the bytes verified
+    and their total; `last_history_chunk` is that of salvage/folder.py.
 
-    Raises: StoreInUseError, StoreError if it cannot be looked at
+    Raises: StoreInUseError, StoreError if the folder cannot be read
     """
     with open_salvage(data, on_damage, on_progress, last_history_chunk) as salvage:
         summary = SalvageSummary(queues={}, names=salvage.recovered.queues)

@@ -1,9 +1,8 @@
-"""How does what can be read of a damaged data folder become a new one?
+"""Export of a damaged data folder: writes the readable part into a new folder.
 
-The new folder has a checkpoint and no journal. Its messages stand under the keys that they had, with their attempts,
-deliveries and due times; queues, producers and timers are those that were there; no sequence that was ever given out is
-given again. If anything was damaged, what was acknowledged may be among the messages: all of them count as dispatched
-before.
+The new folder has a checkpoint and no journal. Messages keep their keys, attempts, deliveries and due times; queues,
+producers and timers are kept; no sequence that was ever given out is given again. If anything was damaged,
+acknowledged messages may be exported as well: all messages then count as dispatched before.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from truenext.store.salvage.references import ReferenceCounts
 from truenext.store.store_errors import STORAGE_ERRORS, store_error
 
 PIECE_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of records in one transaction, or one message."""
+"""Bytes of records in one transaction, unless one message is larger."""
 
 PIECE_KEYS_MAX = 10_000
 """Messages or timers in one transaction."""
 
 UNFINISHED = "unfinished"
-"""Where the checkpoint is made, so that no broker takes a part of it for the whole."""
+"""Folder in which the checkpoint is made, so that no broker takes a part of it for the whole."""
 
 
 def export(
@@ -46,11 +45,11 @@ def export(
     *,
     last_history_chunk: tuple[int, int] | None = None,
 ) -> SalvageSummary:
-    """Write what can be read of the folder `data` into `new`, which must be empty or not exist. `on_damage` is told of
-    all that cannot, `on_progress` how many bytes of how many were read; `last_history_chunk` is that of
-    salvage/folder.py. It is durable when this returns.
+    """Write what can be read of the folder `data` into `new`, which must be empty or not exist; durable on return.
+    `on_damage` gets all damage, `on_progress` the bytes read and their total. For `last_history_chunk` see
+    salvage/folder.py.
 
-    Raises: StoreInUseError, StoreError if `data` cannot be read at all, or `new` not be written; nothing is left then
+    Raises: StoreInUseError, StoreError if `data` cannot be read or `new` cannot be written; `new` is then left empty
     """
     if new.exists() and (not new.is_dir() or any(new.iterdir())):
         raise StoreError(f"{new} is not empty: name a folder that does not exist yet")
@@ -104,9 +103,9 @@ class _CheckpointWriter:
         self._size = 0
         self.timers = 0
         self._references = ReferenceCounts()
-        """With the references that were written."""
+        """Counts the references that were written."""
         self._highest_keys = {False: b"", True: b""}
-        """The highest key of each kind that was written: what stands behind it was not written yet."""
+        """Highest key written of each kind. Higher keys were not written yet."""
 
     def add(self, message: SalvagedMessage) -> None:
         size = len(message.record) + sum(map(len, message.causes))
@@ -148,7 +147,8 @@ class _CheckpointWriter:
                 assert has_content, "a reference comes behind its content"
 
     def correct_references(self) -> None:
-        """See that contents go with what refers to them now. What damage has taken need not be all that it named."""
+        """Set each content's count to the references that were written, and delete contents without any: damage may
+        have taken references."""
         wrong = self._references.mismatches()
         while piece := list(islice(wrong, PIECE_KEYS_MAX)):
             self._checkpoint.put_marks(
@@ -159,7 +159,7 @@ class _CheckpointWriter:
 
 
 def _replacement_names(salvage: Salvage) -> dict[int, str]:
-    """What queues are called whose names were lost."""
+    """Return new names for queues whose names were lost."""
     used = set(salvage.recovered.queues.values())
     names = {}
     for number in sorted(salvage.unnamed_queues):
@@ -171,7 +171,7 @@ def _replacement_names(salvage: Salvage) -> dict[int, str]:
 
 
 def _segment_index(salvage: Salvage, names: dict[int, str]) -> SegmentIndex:
-    """Everything but the messages."""
+    """Return an index with everything but the messages."""
     recovered = salvage.recovered
     index = SegmentIndex(0)
     index.queues = names
@@ -180,10 +180,10 @@ def _segment_index(salvage: Salvage, names: dict[int, str]) -> SegmentIndex:
     index.sequence_limit = max(recovered.sequence_limit, salvage.highest_sequence + 1)
     index.redelivered_below = recovered.redelivered_below
     if salvage.damage_count:
-        # What was lost may have had later ones.
+        # Lost messages may have had higher sequences.
         index.sequence_limit += SEQUENCE_BLOCK
     if salvage.damage_count or not recovered.clean_stop:
         index.redelivered_below = index.sequence_limit
-    # Transients that are here are to stay.
+    # So that the next start keeps the exported transients.
     index.clean_stop = True
     return index

@@ -1,16 +1,16 @@
-"""What stands in LMDB's file? It is read without LMDB: each page is looked at before it is believed.
+"""Reader of LMDB's file without LMDB: each page is verified before it is believed.
 
-LMDB believes its pages. A damaged one makes it show something else, or ends the process by a signal; and it tells
-nobody which pages are in use and which are free. This reader tells, reads what is left, and changes nothing. It reads
+LMDB believes its pages. A damaged one makes it show something else, or ends the process by a signal; and it does not
+tell which pages are in use and which are free. This reader does, reads what is left, and changes nothing. It reads
 with `pread`: a disk that cannot read a page costs that page.
 
-The file of LMDB 0.9, little-endian, in pages of one size (4096 bytes mostly):
+The file of LMDB 0.9 is little-endian, in pages of one size (mostly 4096 bytes):
 
-    page        number u64, pad u16, flags u16, lower u16, upper u16; then one u16 for each node: where it is.
+    page        number u64, pad u16, flags u16, lower u16, upper u16; then one u16 for each node: its offset.
                 The nodes fill the page from `upper` to its end.
     node        two u16, flags u16, size of the key u16, key; in a leaf the first four bytes are the size of the value,
                 which follows, in a branch the first six are the number of a page
-    overflow    number u64, pad u16, flags u16, pages u32; then a value that has no place in a leaf
+    overflow    number u64, pad u16, flags u16, pages u32; then a value that does not fit into a leaf
     meta        pages 0 and 1, written in turns: `LmdbMeta`
     tree        48 bytes: `LmdbTree`
 """
@@ -36,16 +36,16 @@ TREE_BYTES = _TREE.size
 
 _BRANCH, _LEAF, _OVERFLOW, _META_FLAG = 1, 2, 4, 8
 _IN_OVERFLOW, _IS_TREE = 1, 2
-"""Flags of a node: the value is on pages of its own, or a tree."""
+"""Flags of a node: its value is on pages of its own, or is a tree."""
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
 _NO_PAGE = 2**64 - 1
 _PAGE_SIZES = [1 << bits for bits in range(9, 17)]
 _FIRST_PAGE = 2
-"""The first page that is no meta page."""
+"""First page that is not a meta page."""
 
 _FREE, _USED = 1, 2
-"""What is known of a page."""
+"""Known states of a page."""
 
 _INTEGER_KEYS = 8
 _NO_SUBDIR = 0x4000
@@ -53,7 +53,7 @@ _NO_SUBDIR = 0x4000
 
 
 class LmdbTree(NamedTuple):
-    """Where a database is, and how large."""
+    """Position and size of a database."""
 
     pad: int
     flags: int
@@ -66,7 +66,7 @@ class LmdbTree(NamedTuple):
 
     @classmethod
     def of(cls, value: bytes) -> Self:
-        """Raises: struct.error"""
+        """Decode a tree. Raises: struct.error"""
         return cls(*_TREE.unpack(value))
 
 
@@ -81,7 +81,7 @@ class LmdbMeta(NamedTuple):
 
 
 class LmdbEntry(NamedTuple):
-    """One entry of a database."""
+    """Entry of a database."""
 
     key: bytes
     value: bytes
@@ -92,18 +92,18 @@ class _Node(NamedTuple):
     key: bytes
     flags: int
     child: int
-    """The page below, in a branch."""
+    """Number of the child page, in a branch."""
     at: int
-    """Where the value is, in a leaf."""
+    """Offset of the value, in a leaf."""
     size: int
 
 
 def read_metas(path: Path) -> tuple[list[LmdbMeta], str]:
-    """The meta pages that can be read, the one that counts first, and what is wrong with them, if anything.
+    """Return the readable meta pages, the current one first, and what is wrong with them, empty if nothing is.
 
-    The page with the greater transaction counts, so a flipped bit in the other's can bring back a state that is over.
-    But page 0 has the even transactions, page 1 the odd ones, and one follows the other. One bit can still bring back
-    the last state but one, over which the journal can be laid as well, or a segment of it is missing.
+    The page with the greater transaction is current, so a flipped bit in the other's can bring back an old state.
+    But page 0 has the even transactions, page 1 the odd ones, and one follows the other. One bit can still bring
+    back the last state but one. Then the journal can be laid over that state as well, or a segment is missing.
 
     Raises: OSError
     """
@@ -126,7 +126,7 @@ def read_metas(path: Path) -> tuple[list[LmdbMeta], str]:
 
 
 def is_uninitialized(path: Path) -> bool:
-    """It is empty or all zeros, or a part of what LMDB begins with, as a power cut leaves it while LMDB makes it.
+    """Return whether the file is empty, all zeros, or a part of LMDB's first pages, as a power cut may leave it.
 
     Raises: OSError
     """
@@ -149,16 +149,16 @@ def _read_meta(content: bytes, at: int) -> LmdbMeta | None:
 
 
 class RawLmdbReader:
-    """One state of the file. Keeps one byte of memory for each page."""
+    """Reader of one state of the file. Takes one byte of memory for each page."""
 
     def __init__(self, path: Path, meta: LmdbMeta, on_damage: Callable[[str], None]) -> None:
-        """`on_damage` is told of everything that is wrong. Raises: OSError"""
+        """Open the file. `on_damage` gets every problem found. Raises: OSError"""
         self.on_damage = on_damage
         self.meta = meta
         self.pages_seen = 0
-        """Pages that are known to be free, or in use."""
+        """Number of pages known to be free or in use."""
         self.is_free_list_complete = False
-        """No page is free without being known to be."""
+        """True if all free pages are known."""
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         pages_available = os.fstat(self._file).st_size // meta.page_size
         self.pages = min(meta.last_page + 1, pages_available)
@@ -172,7 +172,7 @@ class RawLmdbReader:
     # ---- Free pages ----
 
     def read_free_pages(self) -> None:
-        """Find out which pages are free, before anything else. LMDB writes over those, whatever is on them."""
+        """Read which pages are free; call it first. LMDB writes over free pages, whatever is on them."""
         walk = _TreeWalk(self, self.meta.free, "list of free pages")
         for entry in walk.entries():
             if not self._mark_free(entry.value):
@@ -197,15 +197,13 @@ class RawLmdbReader:
     # ---- Databases ----
 
     def walk(self, tree: LmdbTree, name: str) -> Iterator[LmdbEntry]:
-        """All entries of a database in the order of their keys, as far as they can be reached. A damaged page gives all
-        that may be an entry: checksums must tell.
-        """
+        """Return all entries of a database that can be reached, in key order. A damaged page gives everything that
+        may be an entry: checksums must tell."""
         return _TreeWalk(self, tree, name).entries()
 
     def unreached(self) -> Iterator[LmdbEntry]:
-        """Entries on pages that are not free and that nothing leads to, of whatever database, as often as it is asked;
-        once all databases were walked, and if it is known what is free. A page that led there is damaged.
-        """
+        """Yield entries of any database on pages that are not free and not reached: a page that led there is
+        damaged. Call it once all databases were walked, if the free pages are known; it may be repeated."""
         number = _FIRST_PAGE
         while number < self.pages:
             page = None if self._page_use[number] else self.read(number, 1)
@@ -216,7 +214,7 @@ class RawLmdbReader:
             if own != number - 1:
                 continue
             if flags == _OVERFLOW:
-                # What stands behind it on its further pages may look like a page.
+                # The further pages of the value may look like pages of their own.
                 number += max(0, _PAGES.unpack_from(page, _PAGES_AT)[0] - 1)
             elif flags == _LEAF:
                 walk = _TreeWalk(self, _EMPTY_TREE, "")
@@ -225,13 +223,13 @@ class RawLmdbReader:
 
     @property
     def unreached_pages(self) -> int:
-        """Pages that are not free and that nothing leads to."""
+        """Number of pages that are not free and not reached."""
         return self._page_use.count(0, _FIRST_PAGE)
 
     # ---- Pages ----
 
     def mark_pages_used(self, first_page: int, page_count: int) -> str:
-        """Pages are in use; what is wrong with that."""
+        """Mark pages as used. Return what is wrong with that, empty if nothing is."""
         if first_page < _FIRST_PAGE or first_page + page_count > self.pages:
             return "is not in the file"
         use = self._page_use[first_page : first_page + page_count]
@@ -245,7 +243,7 @@ class RawLmdbReader:
         return number < self.pages and self._page_use[number] == _FREE
 
     def read(self, number: int, count: int) -> bytes | None:
-        """None if the disk does not give them."""
+        """Return the bytes of `count` pages, None if the disk cannot read them."""
         size = count * self.meta.page_size
         try:
             content = os.pread(self._file, size, number * self.meta.page_size)
@@ -255,7 +253,7 @@ class RawLmdbReader:
 
 
 class _TreeWalk:
-    """Through one database."""
+    """Walk through one database."""
 
     def __init__(self, file: RawLmdbReader, tree: LmdbTree, name: str) -> None:
         self._file = file
@@ -272,7 +270,7 @@ class _TreeWalk:
     def entries(self) -> Iterator[LmdbEntry]:
         tree = self._tree
         has_integers = tree is self._file.meta.free
-        # LMDB notes there for good that the file was made without a folder of its own.
+        # LMDB records here for good that the file was made without a folder of its own.
         if tree.flags & ~_NO_SUBDIR != (_INTEGER_KEYS if has_integers else 0):
             self.report(f"it has flags {tree.flags:#x}")
         if tree.pad and not has_integers:
@@ -291,7 +289,7 @@ class _TreeWalk:
             nodes, problem = read_nodes(page, is_leaf=is_leaf)
             keys = [node.key[::-1] if has_integers else node.key for node in nodes]
             if not is_leaf:
-                # What it says of the first page below is never looked at.
+                # LMDB never reads the key of the first child.
                 keys[:1] = [low] if nodes else []
             if not problem and not _are_in_order(low, keys, high):
                 problem = "has keys that are not in order"
@@ -319,7 +317,7 @@ class _TreeWalk:
 
     def _page(self, number: int, *, is_trusted: bool) -> bytes | None:
         if not is_trusted and self._file.is_free(number):
-            # What was damaged leads there, and what was on it is over.
+            # A damaged page leads here, and the content of a free page is obsolete.
             return None
         problem = self._file.mark_pages_used(number, 1)
         page = None
@@ -343,7 +341,7 @@ class _TreeWalk:
         return is_leaf
 
     def value(self, page: bytes, node: _Node) -> bytes:
-        """As it should be a whole one, whatever is there."""
+        """Return the bytes where the whole value should be; report it if they are not a sound value."""
         if not node.flags & _IN_OVERFLOW:
             return page[node.at : node.at + node.size]
         size = len(page)
@@ -366,7 +364,8 @@ class _TreeWalk:
 
 
 def read_nodes(page: bytes, *, is_leaf: bool) -> tuple[list[_Node], str]:
-    """The nodes of a page, and what is wrong with them, if anything. Of a damaged leaf all that may be one."""
+    """Return the nodes of a page, and what is wrong with them, empty if nothing is. A damaged leaf gives everything
+    that may be a node."""
     _, _, _, lower, upper = _HEAD.unpack_from(page)
     size = len(page)
     if _HEAD.size <= lower <= upper <= size and lower % 2 == 0:
@@ -383,7 +382,7 @@ def read_nodes(page: bytes, *, is_leaf: bool) -> tuple[list[_Node], str]:
 
 
 def _read_nodes_at(page: bytes, count: int, upper: int, *, is_leaf: bool) -> tuple[list[_Node], int]:
-    """Of the first `count` places those where a node can be, and the bytes that these take."""
+    """Return the nodes that the first `count` offsets can point to, and the bytes that these take."""
     size = len(page)
     nodes = []
     used_bytes = 0

@@ -1,7 +1,7 @@
-"""What can be read of a checkpoint, whatever is damaged in it?
+"""Salvage of a checkpoint: what can be read of it, whatever is damaged.
 
-It is read page by page (lmdb_file.py). Entries on pages that a damaged page led to are found as well, if it is known
-which pages are free; their checksums tell what they are.
+It is read page by page (lmdb_file.py). If the free pages are known, entries on pages that only a damaged page led to
+are found as well; their checksums tell what they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNMATCHED_MARKS_MAX = 100_000
 """Marks kept for messages that may still be found."""
 
 UNREACHED_TIMERS_MAX = 1_000_000
-"""Timers kept that damaged pages led to."""
+"""Timers kept from pages that a damaged page led to."""
 
 CHECKPOINT = f"lmdb/{DATA_FILE}"
 
@@ -52,14 +52,14 @@ _META_DEFAULTS = {
     b"redelivered below": NUMBER.pack(0),
     b"paused": b"",
 }
-"""What stands in for what meta does not have any more."""
+"""Values used for keys that are missing in meta."""
 
 
 TABLE_NAMES = (PERSISTENT_TABLES, TRANSIENT_TABLES)
 
 
 class CheckpointEntry(NamedTuple):
-    """A message as the checkpoint has it."""
+    """Message as stored in the checkpoint."""
 
     key: bytes
     record: bytes
@@ -68,20 +68,20 @@ class CheckpointEntry(NamedTuple):
 
 
 class SalvagedCheckpoint:
-    """`timers`, then `messages` of each kind, are to be read to their ends, once; then what was not reached."""
+    """Readable part of a checkpoint. Read `timers`, `messages` of each kind, then `unreached`, once and to the end."""
 
     def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress, *, may_be_new: bool) -> None:
-        """Raises: StoreError if it holds nothing and may be new, or if another truenext wrote it; OSError"""
+        """Read the small values. Raises: StoreError if it is empty and may be new, or of another truenext; OSError"""
         self._data = data
         self._damage_report = damage_report
         self._progress = progress
         self._trees: dict[bytes, LmdbTree] = {}
         self._unmatched_marks: dict[bytes, bytes] = {}
-        """Of messages that were not found."""
+        """Marks whose messages were not found."""
         self.unreached_timers: set[bytes] = set()
-        """Timers on pages that a damaged page led to, once these were looked at."""
+        """Timers on pages that a damaged page led to; `unreached` adds them."""
         self.undeleted_transients = 0
-        """Transients that unclean stops dropped and that are not deleted yet."""
+        """Number of transients that unclean stops dropped and that are not deleted yet."""
         self._file = self._open(may_be_new=may_be_new)
         try:
             self._read_values()
@@ -132,11 +132,11 @@ class SalvagedCheckpoint:
         self.recovered = decode_recovered(
             _META_DEFAULTS | meta, values[b"queues"].items(), values[b"producers"].items()
         )
-        """Without counts; what is damaged is as in a new store that was not stopped."""
+        """State without counts. Damaged values are as in a new store that did not stop cleanly."""
         self.position: CheckpointPosition | None = (
             decode_position(meta) if all(name in meta for name in POSITION_KEYS) else None
         )
-        """How far into the journal it reaches; None if nobody knows."""
+        """Position in the journal that it reaches; None if it is lost."""
         self.salt: int | None = SALT.unpack(meta[b"salt"])[0] if b"salt" in meta else None
         self.segment_bytes: int = NUMBER.unpack(meta.get(b"segment bytes", NUMBER.pack(0)))[0]
         self._generation = meta.get(b"generation")
@@ -166,7 +166,7 @@ class SalvagedCheckpoint:
                 self._report(f"page {leaf.page}: {error}")
 
     def _unreached_values(self, file: RawLmdbReader) -> dict[bytes, dict[bytes, bytes]]:
-        """Small values that a damaged page led to, by database. Walks through the whole checkpoint for that."""
+        """Return small values on pages that a damaged page led to, by database. Walks through the whole checkpoint."""
         values: dict[bytes, dict[bytes, bytes]] = {name: {} for name in _VALUE_DATABASES}
         reader = RawLmdbReader(self._data / CHECKPOINT, file.meta, _ignore)
         try:
@@ -185,7 +185,7 @@ class SalvagedCheckpoint:
     # ---- Timers and messages ----
 
     def timers(self) -> Iterator[bytes]:
-        """As they stand there: only a damaged checkpoint has one twice, or out of order."""
+        """Yield the stored timers. Only a damaged checkpoint has one twice, or out of order."""
         for timer, _ in self._checksummed_values(b"timers"):
             if len(timer) == TIMER_SIZE:
                 yield timer
@@ -193,7 +193,7 @@ class SalvagedCheckpoint:
                 self._report(f"{timer.hex()} is not a timer")
 
     def messages(self, kind: MessageTableNames, queues: Mapping[int, str]) -> Iterator[CheckpointEntry]:
-        """Those of one kind, held against what the checkpoint says of them; `queues` has names by number."""
+        """Yield the messages of one kind; report contradictions with marks and counts. `queues`: names by number."""
         found: Counter[bytes] = Counter()
         marks = self._checksummed_values(kind.marks)
         mark = next(marks, None)
@@ -224,7 +224,7 @@ class SalvagedCheckpoint:
                 self._report(f"{describe_lane(lane, queues)}: {problem}")
 
     def unreached(self, is_known_timer: Callable[[bytes], bool]) -> Iterator[CheckpointEntry]:
-        """Messages on pages that a damaged page led to. Timers there become `unreached_timers`, but for those known."""
+        """Yield messages on pages that a damaged page led to. Add timers there, if not known, to `unreached_timers`."""
         file = self._file
         if file is None:
             return
@@ -234,7 +234,7 @@ class SalvagedCheckpoint:
                     f"{file.unreached_pages} pages of {CHECKPOINT} were not read: whether they are free is not known"
                 )
             return
-        # Marks before their messages, wherever these stand.
+        # Marks before their messages, on whatever pages they are.
         for leaf in file.unreached():
             for kind in TABLE_NAMES:
                 with suppress(DamagedValue):
@@ -253,11 +253,11 @@ class SalvagedCheckpoint:
                 yield CheckpointEntry(key, leaf.value, self._unmatched_marks.pop(leaf.key, None), kind.is_transient)
 
     def unmatched_marks(self) -> Iterator[bytes]:
-        """Keys of messages that have a mark, and were not found; once all others were."""
+        """Return keys of messages that have a mark and were not found, once all others were read."""
         return (key[-MESSAGE_KEY_SIZE:] for key in self._unmatched_marks)
 
     def _is_current(self, key: bytes, kind: MessageTableNames) -> bool:
-        """A transient is of the generation that counts. Where nobody knows which that is, all are kept."""
+        """Return whether an entry is persistent or of the current generation. If that is lost, all are kept."""
         return not kind.is_transient or self._generation is None or key[: GENERATION.size] == self._generation
 
     def _add_unmatched_mark(self, key: bytes, mark: bytes, kind: MessageTableNames) -> None:

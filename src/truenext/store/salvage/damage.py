@@ -1,4 +1,4 @@
-"""What does a salvage tell: what is damaged, what is worth a note, which messages are there, and how far it is?"""
+"""Results of a salvage: damage, notes, messages and progress."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from truenext.model.record import (
 
 
 class Damage(NamedTuple):
-    """Something that is not what was written."""
+    """Part of a file that is not as written."""
 
     file: str
-    """In the data folder."""
+    """Path in the data folder."""
     problem: str
 
     def __str__(self) -> str:
@@ -31,15 +31,14 @@ class Damage(NamedTuple):
 
 
 class DamageReport:
-    """What was found so far."""
+    """Damage and notes so far."""
 
     def __init__(self, on_damage: Callable[[Damage], None]) -> None:
-        """`on_damage` is told of each finding at once: there may be very many."""
+        """`on_damage` gets each damage at once: there may be very many."""
         self._on_damage = on_damage
         self.damage_count = 0
-        """How many there were."""
         self.notes_besides_damage: list[str] = []
-        """What is no damage, but may be asked about."""
+        """Notes on things that are not damage but may raise questions."""
 
     def add_damage(self, file: str, problem: str) -> None:
         self.damage_count += 1
@@ -47,15 +46,15 @@ class DamageReport:
 
 
 class SalvageProgress:
-    """How much of the journal and of the checkpoint was looked at."""
+    """Progress of reading journal and checkpoint."""
 
     def __init__(self, on_progress: Callable[[int, int], None]) -> None:
-        """`on_progress` is told how many bytes of how many."""
+        """`on_progress` gets the bytes read and their total."""
         self._on_progress = on_progress
         self._parts: dict[str, tuple[int, int]] = {}
 
     def update(self, part: str, seen: int, size: int) -> None:
-        """`seen` bytes of `size` of this part."""
+        """Set the progress of a part to `seen` of `size` bytes."""
         self._parts[part] = seen, size
         self._on_progress(sum(seen for seen, _ in self._parts.values()), sum(size for _, size in self._parts.values()))
 
@@ -64,7 +63,7 @@ class SalvageProgress:
 
 
 class SalvagedMessage(msgspec.Struct, gc=False):
-    """A message that is there, or what is left of it."""
+    """Message found by a salvage, whole or damaged."""
 
     key: bytes
     record: bytes
@@ -77,7 +76,7 @@ class SalvagedMessage(msgspec.Struct, gc=False):
 
 
 def find_record_damage(key: bytes, record: bytes) -> str:
-    """What is wrong with a record; empty if every bit is as written."""
+    """Return what is wrong with a record; empty if every bit is as written."""
     try:
         verify_record(key, record)
     except DamagedRecord as error:
@@ -86,7 +85,7 @@ def find_record_damage(key: bytes, record: bytes) -> str:
 
 
 def describe_message(key: bytes, queues: Mapping[int, str]) -> str:
-    """A message, for people; `queues` has names by number."""
+    """Describe a message for people; `queues` has names by number."""
     if key.startswith(CONTENTS_LANE_KEY):
         return f"content {sequence_of(key)}"
     return f"message {sequence_of(key)} of {describe_lane(key[:LANE_KEY_SIZE], queues)}"

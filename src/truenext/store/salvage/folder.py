@@ -1,13 +1,13 @@
-"""What can be read of a data folder, whatever is damaged in it? The answer is told as it is found; nothing is changed.
+"""Salvage of a data folder: reads what can be read despite damage, reports damage as it is found, changes nothing.
 
-    journal        Every good frame is laid over the checkpoint, also behind a damaged one: what was acknowledged there
-                   was acknowledged. What the damaged one said is missing: the messages that it brought are lost, and
-                   those that it acknowledged are there again. (journal.py)
-    checkpoint     Read page by page, damaged pages and what they led to included, as far as checksums tell what it is.
-                   (checkpoint.py)
+    journal        Every good frame is laid over the checkpoint, also after a damaged one: messages acknowledged there
+                   stay acknowledged. The batch of a damaged frame is missing: the messages that it brought are lost,
+                   and those that it acknowledged are there again. (journal.py)
+    checkpoint     Read page by page, with damaged pages and the pages that these led to, as far as checksums tell what
+                   they hold. (checkpoint.py)
 
-Memory: what the journal may cost (overlay.py), one byte for each page of the checkpoint, 16 for each content that
-several messages share, and the names; and what refers to contents that are missing.
+Memory: that of the journal's overlay (overlay.py), one byte for each page of the checkpoint, 16 for each content
+that several messages share, and the names; and messages whose content is missing.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def open_salvage(
     on_progress: Callable[[int, int], None],
     last_history_chunk: tuple[int, int] | None = None,
 ) -> Iterator[Salvage]:
-    """The folder is ours meanwhile, and nothing in it but the lock file is written to. `last_history_chunk` is run and
-    first event of the last chunk of a batch that the history's own files have.
+    """Lock the folder and read it; only the lock file is written to. `last_history_chunk` is run and first event of
+    the last chunk of a batch in the history's own files.
 
-    Raises: StoreInUseError if a broker has it, StoreError if it is no data folder, holds nothing, or cannot be read
+    Raises: StoreInUseError if a broker has it, StoreError if it is no data folder, is empty, or cannot be read
     """
     if not ((data / "lmdb").is_dir() or (data / "journal").is_dir()):
         raise StoreError(f"{data} is not a data folder of a broker: it has neither lmdb nor journal in it")
@@ -81,12 +81,12 @@ def _lock(data: Path) -> int:
     except OSError as error:
         if error.errno != errno.EROFS:
             raise
-        # Nor can a broker run on what cannot be written to.
+        # No broker can run on a read-only file system either.
         return -1
 
 
 class Salvage:
-    """`timers`, then `messages`, are to be read to their ends, once; what is known before is what a start must know."""
+    """Readable part of a data folder. Read `timers`, then `messages`, once and to their ends."""
 
     def __init__(
         self,
@@ -95,18 +95,19 @@ class Salvage:
         on_progress: Callable[[int, int], None],
         last_history_chunk: tuple[int, int] | None,
     ) -> None:
-        """`on_damage` is told of damage as it is come upon, `on_progress` how many bytes of how many were looked at.
+        """Read all but messages and timers. `on_damage` gets damage at once, `on_progress` bytes read and their
+        total.
 
-        Raises: StoreError if the folder holds nothing, or what another truenext wrote; OSError
+        Raises: StoreError if the folder is empty, or another truenext wrote it; OSError
         """
         self._damage_report = DamageReport(on_damage)
         self._progress = SalvageProgress(on_progress)
         self._references = ReferenceCounts()
-        """To the contents among the messages that were read."""
+        """References to contents from the messages read so far."""
         self.highest_sequence = 0
-        """The highest sequence of a message."""
+        """Highest sequence of a message read so far."""
         self.unnamed_queues: set[int] = set()
-        """Queues that have messages and no name."""
+        """Numbers of queues that have messages and no name."""
         with ExitStack() as files:
             self._journal = SalvagedJournal(data, self._damage_report, self._progress)
             files.callback(self._journal.close)
@@ -118,7 +119,7 @@ class Salvage:
             self._files = files.pop_all()
         indexes = self._overlay.indexes
         self.recovered = apply_journal(self._checkpoint.recovered, indexes)
-        """Without counts; what is damaged is as in a new store, but that it was not stopped."""
+        """State without counts. Damaged values are as in a new store that did not stop cleanly."""
         self._removed = {key for index in indexes for key in index.removed}
         self._journal_marks = [index.marks for index in reversed(indexes) if index.marks]
         self._journal_causes = [index.causes for index in reversed(indexes) if index.causes]
@@ -128,12 +129,12 @@ class Salvage:
 
     @property
     def damage_count(self) -> int:
-        """How often `on_damage` was told."""
+        """Number of calls of `on_damage`."""
         return self._damage_report.damage_count
 
     @property
     def notes_besides_damage(self) -> list[str]:
-        """What is no damage, but may be asked about."""
+        """Notes on things that are not damage but may raise questions."""
         return self._damage_report.notes_besides_damage
 
     @property
@@ -147,11 +148,11 @@ class Salvage:
         return self._checkpoint.unreached_timers
 
     def _read_journal(self, last_history_chunk: tuple[int, int] | None) -> Overlay:
-        """All that can be read of the journal."""
+        """Return the overlay of all readable batches."""
         overlay = Overlay()
         checkpoint = self._checkpoint
         position = checkpoint.position
-        # Without a position any segment may be in the checkpoint already: it then counts as one that is being moved.
+        # Without a position any segment may be in the checkpoint already: it counts as one that is being checkpointed.
         overlay.last_checkpoint_segment = position.segment + 1 if position is not None else _ANY_SEGMENT
         for changes, segment, offset in self._journal.batches(
             position, checkpoint.salt, checkpoint.segment_bytes, last_history_chunk
@@ -160,14 +161,14 @@ class Salvage:
         return overlay
 
     def timers(self) -> Iterator[bytes]:
-        """The journal's laid over those of the checkpoint. Only a damaged checkpoint has one twice, or out of order."""
+        """Yield the journal's timers laid over the checkpoint's. Only a damaged checkpoint has one twice or
+        unsorted."""
         return self._overlay.timer_view().iter_after(b"", self._checkpoint.timers())
 
     def messages(self) -> Iterator[SalvagedMessage]:
-        """Those of the checkpoint in the order of their keys, persistent ones first, those that damaged pages led to,
-        those of the journal. Transients are among them, whether or not a start would drop them, and so are contents. A
-        copy comes behind its content; only a damaged checkpoint has one twice.
-        """
+        """Yield the checkpoint's messages in key order, persistent ones first, then those on pages that damaged
+        pages led to, then the journal's. Contents are included, and transients, whether or not a start would drop
+        them. A copy follows its content. Only a damaged checkpoint has one twice."""
         references = self._references
         deferred: list[SalvagedMessage] = []
         for message in self._all_messages():
@@ -178,7 +179,7 @@ class Salvage:
             elif references.count_reference(number):
                 yield message
             else:
-                # Its content may stand on a page that a damaged one led to.
+                # Its content may be on a page that a damaged page led to.
                 deferred.append(message)
         for message in deferred:
             number = referenced_content_number(message.record)
@@ -215,7 +216,7 @@ class Salvage:
             )
 
     def _checkpointed(self, entries: Iterable[CheckpointEntry]) -> Iterator[SalvagedMessage]:
-        """Messages of the checkpoint, but for what the journal says is gone, or has itself."""
+        """Yield messages of the checkpoint, except those that the journal has or has removed."""
         for entry in entries:
             key = entry.key
             if key in self._removed or self._overlay.is_transient(key) is not None:

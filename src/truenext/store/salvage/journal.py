@@ -1,7 +1,6 @@
-"""Which batches can be read of a journal, whatever is damaged in it?
+"""Salvage of a journal: the batches that can be read, whatever is damaged.
 
-Every good frame counts, also behind a damaged one. If the salt of the checksums is not known any more, it is worked out
-from the frames.
+Every good frame counts, also after a damaged one. A lost salt of the checksums is computed from the frames.
 """
 
 from __future__ import annotations
@@ -32,40 +31,40 @@ from truenext.store.salvage.damage import DamageReport, SalvageProgress
 from truenext.store.spans import Span
 
 SEARCH_BYTES_MAX = 1 << 34
-"""Bytes of one segment, some of them many times, whose checksum is computed to find good frames behind a damaged one: a
-sender can put what looks like frames into a body, and this keeps the search within about ten seconds."""
+"""Bytes of one segment, repetitions included, whose checksum is computed to find good frames after a damaged one. A
+sender can put frame-like bytes into a body; this limits the search to about ten seconds."""
 
 UNKNOWN_BYTES = 1 << 62
-"""As many as anybody likes."""
+"""Unknown number of bytes, which may hold any number of frames."""
 
 READ_BYTES = 64 * 1024
-"""Bytes of the journal that are lost with one that the disk does not give."""
+"""Bytes of the journal that are lost with one that the disk cannot read."""
 
 _NEEDLE = struct.Struct("<Q")
 
 
 class SalvagedJournal:
-    """`batches` is to be read to its end, once; then `record` reads what they put."""
+    """Readable part of a journal. Read `batches` once, to its end; then `record` reads the records that they put."""
 
     def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress) -> None:
-        """Raises: OSError"""
+        """Find the segments. Raises: OSError"""
         self._damage_report = damage_report
         self._progress = progress
         self._paths = self._find_segments(data)
         self._files: dict[int, int] = {}
-        """Open file of each segment that was read."""
+        """Open file descriptor of each segment that was read."""
         self._last: int | None = None
         """Number of the last frame; None if none is known."""
         self._unread = 0
-        """Bytes of the segments before, behind the last frame."""
+        """Bytes after the last frame, in the segments before the current one."""
         self._history = b""
-        """The last chunk of it that a batch has."""
+        """Last history chunk of a batch."""
         self._torn = ""
-        """How the journal ends, if that is with what a crash may have left of a batch."""
+        """Note that the journal ends with part of a batch, which a crash may have left; empty if it does not."""
         self._is_last_flipped = False
-        """One bit of the last frame of the newest segment is wrong."""
+        """True if one bit of the last frame of the newest segment is wrong."""
         self._seen = 0
-        """Bytes that were read, or need not be."""
+        """Bytes that were read, or are not needed."""
         self._size = sum(path.stat().st_size for path in self._paths.values())
         """Bytes of all segments."""
         progress.update("journal", 0, self._size)
@@ -75,7 +74,7 @@ class SalvagedJournal:
             os.close(self._files.popitem()[1])
 
     def record(self, span: Span) -> bytes:
-        """Raises: OSError"""
+        """Read a record. Raises: OSError"""
         return os.pread(self._files[span.segment], span.length, span.offset)
 
     def batches(
@@ -85,10 +84,10 @@ class SalvagedJournal:
         segment_bytes: int,
         last_history_chunk: tuple[int, int] | None,
     ) -> Iterator[tuple[Changes, int, int]]:
-        """Every batch that can be read, with its segment and its offset in that.
+        """Yield every batch that can be read, with its segment and its offset there.
 
-        `position` and `salt` are what the checkpoint says, None if nobody knows; `segment_bytes` is what every segment
-        has at least; `last_history_chunk` is run and first event of the last chunk that the history's own files have.
+        `position` and `salt` are the checkpoint's, None if lost; `segment_bytes` is the minimum size of a segment;
+        `last_history_chunk` is run and first event of the last chunk of a batch in the history's own files.
 
         Raises: OSError
         """
@@ -116,7 +115,7 @@ class SalvagedJournal:
                     self._damage_report.add_damage(
                         "journal", f"segments {expected:016x} to {segment - 1:016x} are missing"
                     )
-                    # Nobody knows how many frames they had.
+                    # The number of frames in them is unknown.
                     self._unread = UNKNOWN_BYTES
                 expected = segment + 1
                 yield from self._segment_batches(
@@ -144,9 +143,9 @@ class SalvagedJournal:
         return _SegmentContent(number, file, buffer, salt)
 
     def _check_end(self, durable_frame: int, last_history_chunk: tuple[int, int] | None) -> None:
-        """`durable_frame` is the number of a frame that was durable."""
+        """Check that frame `durable_frame` and the history's last chunk are not missing at the end."""
         if self._is_last_flipped:
-            # That one is known to be damaged.
+            # The last frame is known to be damaged.
             return
         lost = describe_lost_tail(self._last or 0, durable_frame, self._history, last_history_chunk)
         if lost:
@@ -185,7 +184,7 @@ class SalvagedJournal:
         self._unread += segment.size - offset
 
     def _check_tail(self, segment: _SegmentContent, offset: int, segment_bytes: int, *, is_newest: bool) -> None:
-        """No good frame begins from `offset` on."""
+        """Check the bytes from `offset` on, where no good frame starts."""
         last = self._last
         needed = 0 if last is None else size_for_first_frame(segment.content, segment.number, last + 1)
         if last is not None and has_flipped_bit(segment.content, offset, segment.number, last + 1, segment.salt):
@@ -209,7 +208,7 @@ class SalvagedJournal:
         return batch
 
     def _next_frame(self, segment: _SegmentContent, offset: int) -> int | None:
-        """Where the first good frame behind `offset` begins."""
+        """Return the offset of the first good frame after `offset`, or None."""
         needle = _NEEDLE.pack(segment.number)
         budget = SEARCH_BYTES_MAX
         at = segment.buffer.find(needle, offset + SEGMENT_OFFSET)
@@ -230,19 +229,19 @@ class SalvagedJournal:
 
 
 class _SegmentContent:
-    """All of one segment, as far as the disk gives it."""
+    """Content of one segment, as far as the disk can read it."""
 
     def __init__(self, number: int, file: str, buffer: bytearray, salt: int) -> None:
         self.number = number
         self.file = file
-        """Its name in the data folder."""
+        """Path in the data folder."""
         self.buffer = buffer
         self.content = memoryview(buffer)
         self.size = len(buffer)
         self.salt = salt
 
     def frame(self, offset: int, last: int | None) -> tuple[int, memoryview | None]:
-        """Number and payload of the frame at `offset`, if there is one that comes later than `last`."""
+        """Return number and payload of the frame at `offset`; payload is None unless it is good and after `last`."""
         if offset + FRAME.size > self.size:
             return 0, None
         number: int = FRAME.unpack_from(self.content, offset)[3]
@@ -251,7 +250,7 @@ class _SegmentContent:
         return number, payload_at(self.content, offset, self.number, number, self.salt)
 
     def may_be_torn(self, offset: int) -> bool:
-        """What stands at `offset` may have been begun as a frame of this segment."""
+        """Return whether the bytes at `offset` may be the start of a frame of this segment."""
         if self.size <= offset + FRAME.size:
             return False
         in_segment: int = FRAME.unpack_from(self.content, offset)[2]
@@ -259,7 +258,7 @@ class _SegmentContent:
 
 
 def _recover_salt(paths: dict[int, Path]) -> int | None:
-    """What all checksums began with: the number on which most of the frames that begin the segments agree."""
+    """Return the start value of all checksums, on which most of the segments' first frames agree; None without two."""
     found: Counter[int] = Counter()
     for segment, path in paths.items():
         with path.open("rb", buffering=0) as file:
@@ -277,12 +276,12 @@ def _recover_salt(paths: dict[int, Path]) -> int | None:
     if not found:
         return None
     (salt, votes), *_ = found.most_common(1)
-    # One alone may be damaged, and gives some number even then.
+    # A single frame may be damaged, and even then gives some number.
     return salt if votes > 1 else None
 
 
 def _read(file: int) -> tuple[bytearray, list[int]]:
-    """A file as far as the disk gives it, zeros for the rest, and where those are."""
+    """Return a file's bytes, zeros where the disk cannot read them, and the offsets of these blocks."""
     content = bytearray(os.fstat(file).st_size)
     unread = []
     for offset in range(0, len(content), READ_BYTES):

@@ -1,4 +1,4 @@
-"""Which contents exist, and does each have as many references as are counted?"""
+"""Contents found by a salvage, and whether each has as many references as are counted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 
 class ReferenceCounts:
-    """The contents that are there, and how many messages refer to each: 16 bytes for each content."""
+    """Existing contents, and the number of references to each; 16 bytes for each content."""
 
     def __init__(self) -> None:
         self._contents = array("Q")
-        """Their numbers, in order."""
+        """Numbers of the contents, sorted."""
         self._expected = array("I")
         self._found = array("I")
 
@@ -20,7 +20,7 @@ class ReferenceCounts:
         return len(self._contents)
 
     def add(self, content: int, expected: int) -> None:
-        """A content is there, and is said to have so many references."""
+        """Add a content that should have `expected` references."""
         at = bisect_left(self._contents, content)
         if at == len(self._contents) or self._contents[at] != content:
             # Nearly always at the end.
@@ -29,7 +29,7 @@ class ReferenceCounts:
             self._found.insert(at, 0)
 
     def count_reference(self, content: int) -> bool:
-        """One more refers to a content; False if that is not there."""
+        """Count one more reference to a content. Return False if the content does not exist."""
         at = bisect_left(self._contents, content)
         if at == len(self._contents) or self._contents[at] != content:
             return False
@@ -37,7 +37,7 @@ class ReferenceCounts:
         return True
 
     def mismatches(self) -> Iterator[tuple[int, int, int]]:
-        """Number of a content, references that it is said to have, and those that were found, where they differ."""
+        """Yield number of a content, expected references, and references found, where these differ."""
         for content, expected, found in zip(self._contents, self._expected, self._found, strict=True):
             if expected != found:
                 yield content, expected, found
