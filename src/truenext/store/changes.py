@@ -1,4 +1,4 @@
-"""How a batch stands in the journal, byte by byte, and which contents go with it. Little-endian.
+"""Layout of a batch in the journal, byte by byte, and removal of contents by a batch. Little-endian.
 
     puts                u32     numbers of what follows
     transient puts      u32
@@ -11,7 +11,8 @@
     rare                nothing, or a MessagePack map: `RareChanges`
     history             nothing, or a chunk of it: events.py
 
-If you change anything here, or the name of a field of `RareChanges`, increase FORMAT_VERSION in checkpoint_format.py.
+If you change anything here, or the name of a field of `RareChanges`, increase FORMAT_VERSION in
+checkpoint_format.py.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ _HEAD = struct.Struct("<IIIIII")
 _PUT = struct.Struct(f"<{MESSAGE_KEY_SIZE}sI")
 
 PUTS_OFFSET = _HEAD.size
-"""Where the first put begins."""
+"""Offset of the first put."""
 
 PUT_HEADER_BYTES = _PUT.size
-"""Bytes of a put that come before its record."""
+"""Bytes of a put before its record."""
 
 
 class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What most batches have nothing of; each field is that of the batch, and its name is stored.
+    """Changes that most batches do not have. Each field is that of the batch, and its name is stored.
 
     A journal without its checkpoint does not say its format. So that salvage drops nothing silently, a field with
-    another name is refused.
+    another name is rejected.
     """
 
     marks: dict[bytes, Mark] = {}
     causes: dict[bytes, tuple[int, int]] = {}
-    """Where in `texts` the first and the last cause stand: what one NACK says of many messages is written once."""
+    """Indexes in `texts` of the first and the last cause. The text of one NACK for many messages is stored once."""
     texts: list[str] = []
-    """The first is empty."""
+    """Index 0 is the empty text."""
     unmarks: list[bytes] = []
     queues: dict[int, str] = {}
     paused: dict[int, bool] = {}
@@ -60,14 +61,14 @@ class RareChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     redelivered_below: int = 0
     clean_stop: bool | None = None
     drops_transients: bool = False
-    """All transients put so far are gone: the run before this one did not end as it should."""
+    """True if all transients put so far are dropped: the run before this one did not stop cleanly."""
 
 
 class Changes(msgspec.Struct, gc=False):
-    """A batch without its records: those are read from the journal again when they are needed."""
+    """Batch without its records, which are read from the journal when they are needed."""
 
     puts: list[tuple[bytes, int]]
-    """Key and length of the record, as they follow one another."""
+    """Key and length of the record of each put, in the order of the records."""
     transient_puts: list[tuple[bytes, int]]
     removes: list[bytes]
     transient_removes: list[bytes]
@@ -75,7 +76,7 @@ class Changes(msgspec.Struct, gc=False):
     history: bytes = b""
 
     count: int = 0
-    """Of everything that it names."""
+    """Number of changes in the batch."""
 
     def __post_init__(self) -> None:
         self.count = len(self.puts) + len(self.transient_puts) + len(self.removes) + len(self.transient_removes)
@@ -103,7 +104,7 @@ def changes_of(batch: Batch) -> Changes:
 
 
 def encode_batch(batch: Batch, rare: RareChanges | None) -> list[bytes]:
-    """Return, in parts, what `decode_changes` makes Changes of again; `rare` is theirs. The records are not copied."""
+    """Encode a batch for `decode_changes`, in parts, without copying the records. `rare` are its rare changes."""
     rare_bytes = b"" if rare is None else _encode_rare(rare)
     pack = _PUT.pack
     parts = [
@@ -130,7 +131,7 @@ def encode_batch(batch: Batch, rare: RareChanges | None) -> list[bytes]:
 
 
 def decode_changes(payload: memoryview) -> Changes:
-    """Raises: ValueError if these are not bytes of `encode_batch`, the end included."""
+    """Decode a batch. Raises: ValueError if `payload` is not exactly the bytes of `encode_batch`"""
     try:
         return _decode(payload)
     except (struct.error, msgspec.MsgspecError) as error:
@@ -222,28 +223,27 @@ def causes_of(rare: RareChanges) -> dict[bytes, Causes]:
 
 
 def apply_names(queues: dict[int, str], changes: dict[int, str]) -> dict[int, str]:
-    """What queues are called after what a batch or a segment says."""
+    """Return the names of queues after the changes of a batch or a segment; an empty name removes the queue."""
     return {number: name for number, name in (queues | changes).items() if name}
 
 
 def apply_pauses(paused: set[int], changes: dict[int, bool]) -> set[int]:
-    """Which queues are paused after what a batch or a segment says."""
+    """Return the numbers of the paused queues after the changes of a batch or a segment."""
     return {number for number in paused | changes.keys() if changes.get(number, True)}
 
 
-# ---- When a content goes that several messages refer to: with the last of them ----
-#
-# A content (record.py) is a message of a lane that no queue has, and how many references it has is a mark of it. So
-# journal, overlay, move and recovery know nothing of contents. What a batch does to them is worked out here, once,
-# before the batch is written: the journal says how many references are left, never how many have gone, so that it can
-# be laid over any state of the checkpoint. Persistent references have a persistent content, transient ones a transient
-# content: an unclean stop drops these together.
+# ---- Removal of a content with its last reference ----
+# A content (record.py) is a message of a lane that no queue has, and its mark has the number of its references. So
+# journal, overlay, checkpointer and recovery know nothing of contents. The effect of a batch on contents is computed
+# here, once, before the batch is written: the journal says how many references are left, never how many were removed,
+# so that it can be laid over any state of the checkpoint. Persistent references have a persistent content, transient
+# ones a transient content: an unclean stop drops these together.
 
 
 def dereference_contents(batch: Batch, mark_of: Callable[[bytes], Mark]) -> Batch:
-    """The same batch, with what becomes of the contents that it has released; `mark_of` says what the store has.
+    """Return the batch with the changes of the contents that it dereferences; `mark_of` returns a stored mark.
 
-    Raises: StoreError if one has fewer references than were released
+    Raises: StoreError if a content has fewer references than the batch removes
     """
     if not (batch.dereferenced or batch.transient_dereferenced):
         return batch

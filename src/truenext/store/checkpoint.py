@@ -1,10 +1,10 @@
-"""The checkpoint, an LMDB environment: what outlives its segment of the journal is written here when the segment goes.
+"""Checkpoint: an LMDB environment with the state that outlives its segment of the journal.
 
-Which databases are in it, and how a value stands there, is in checkpoint_format.py. All values but the records carry a
-checksum (checksummed.py).
+A segment's live content is written here before the segment is freed. The databases and their values are described in
+checkpoint_format.py. All values but the records carry a checksum (checksummed.py).
 
-An unclean stop drops all transients, however many there are, by one small transaction: the generation is increased,
-and the counts of transients are thrown away. What earlier generations left is nobody's, and is deleted by and by.
+An unclean stop drops all transients, however many, in one small transaction: it increases the generation and clears
+the counts of transients. Entries of earlier generations are ignored, and deleted gradually.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from truenext.store.store import Recovered, UndecodedMessage
 from truenext.store.store_errors import damage_error, empty_folder_error, format_error
 
 MAP_SIZE = 1 << 40
-"""Bytes of address space: the most the store can ever hold. The file is only as large as what was in it."""
+"""Bytes of address space: the most that the checkpoint can ever hold. The file is only as large as its content was."""
 
 TRANSACTION_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of records that one transaction is given, or one message: its dirty pages are private memory."""
+"""Bytes of records in one transaction, unless one message is larger: a transaction's dirty pages are private memory."""
 
 _LMDB_MAJOR = 0
-"""LMDB 0.9.x. Named, because else an environment variable decides what format a new store gets."""
+"""LMDB 0.9.x. Named, because otherwise an environment variable decides the format of a new store."""
 
 _META_PAGES = 2
 
 
 class Checkpoint:
-    """One LMDB write transaction for each call that writes, synced before it returns.
+    """LMDB environment of one store. Each method that writes uses one transaction and syncs it before it returns.
 
     Raises: StoreError if a value is damaged, lmdb.Error, OSError
     """
@@ -80,7 +80,7 @@ class Checkpoint:
         map_size: int = MAP_SIZE,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """It is made if there is none, unless it may not be new; `segment_bytes` is what the journal of a new one gets.
+        """Open the checkpoint; make a missing one if it may be new. `segment_bytes` is for the journal of a new one.
 
         Raises: StoreError if another truenext wrote it, or it is damaged, lmdb.Error, OSError
         """
@@ -98,7 +98,7 @@ class Checkpoint:
         self._env = _open(folder, map_size)
         self._databases: list[lmdb._Database] = []
         try:
-            # A commit that was under way when a broker was killed may be in the system's memory only.
+            # A commit in progress when a broker was killed may be in the system's memory only.
             self._env.sync(True)
             with self._env.begin(write=True) as txn:
                 entries = txn.stat()["entries"]
@@ -123,7 +123,7 @@ class Checkpoint:
         self._env.close()
 
     def _check_file(self, path: Path, *, may_be_new: bool) -> None:
-        """What LMDB would believe."""
+        """Check the meta pages, which LMDB believes unchecked."""
         if may_be_new and is_uninitialized(path):
             raise empty_folder_error(self._data)
         found, problem = read_metas(path)
@@ -155,7 +155,7 @@ class Checkpoint:
         )
 
     def _check_format(self, txn: lmdb.Transaction[bytes]) -> None:
-        """Refuse another format before anything is changed."""
+        """Reject another format before anything is changed."""
         meta = self._meta
         # Formats 1 and 2 had no checksums.
         bare = meta.cursor(txn).get(b"format", b"")
@@ -166,24 +166,24 @@ class Checkpoint:
     # ---- Reading ----
 
     def read(self) -> tuple[Recovered, CheckpointPosition]:
-        """What it says by itself, but for the counts, which change with what recovery drops."""
+        """Return the checkpoint's own state and its position, without the counts, which recovery changes."""
         with self._env.begin() as txn:
             meta = {name: self._meta.need(txn, name) for name in META_KEYS}
             recovered = decode_recovered(meta, self._queues.items(txn), self._producers.items(txn))
         return recovered, decode_position(meta)
 
     def counts(self) -> Counter[bytes]:
-        """Lane key to messages of either kind that are here.
+        """Return the number of messages of both kinds by lane key.
 
-        Raises: StoreError if they are not as many
+        Raises: StoreError if another number of messages exists
         """
         with self._env.begin() as txn:
             return self._persistent.read_counts(txn) + self._transient.read_counts(txn)
 
     def transient_by_key(self, keys: Iterable[bytes]) -> dict[bytes, bool]:
-        """Those of `keys` that are here, and whether they are transient.
+        """Return those of `keys` whose messages exist here, and whether they are transient.
 
-        Raises: StoreError if damage hides whether one is here
+        Raises: StoreError if damage hides whether a message exists
         """
         found: dict[bytes, bool] = {}
         persistent, transient, generation = self._persistent, self._transient, self._transient.generation
@@ -197,11 +197,11 @@ class Checkpoint:
         return found
 
     def snapshot(self) -> lmdb.Transaction[bytes]:
-        """For `page`: it sees what was committed before, and nothing that comes later. To be ended by `with`."""
+        """Return a transaction for `page` that sees only what is committed now. Use it in a `with` statement."""
         return self._env.begin()
 
     def page(self, snapshot: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """A lane's messages, in order, without contents."""
+        """Return a lane's messages after `after_sequence`, in order, without contents."""
         messages = self._persistent.page(snapshot, lane, after_sequence)
         transients = self._transient.page(snapshot, lane, after_sequence)
         first = next(transients, None)
@@ -210,7 +210,7 @@ class Checkpoint:
         return merge(messages, _chained(first, transients), key=_key)
 
     def find(self, snapshot: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> Iterator[UndecodedMessage]:
-        """Those of these messages that are here, in the order of `keys`, without contents."""
+        """Yield the messages of `keys` that exist here, in this order, without contents."""
         for key in keys:
             found = self._persistent.find(snapshot, key) or self._transient.find(snapshot, key)
             if found is not None:
@@ -220,17 +220,17 @@ class Checkpoint:
                 self._transient.check_order_around(snapshot, key)
 
     def content(self, snapshot: lmdb.Transaction[bytes], key: bytes) -> bytes:
-        """The record of a content; empty if it is not here."""
+        """Return the record of a content; empty if it is not here."""
         record = self._persistent.record(snapshot, key)
         return (self._transient.record(snapshot, key) or b"") if record is None else record
 
     def mark(self, key: bytes) -> Mark:
-        """That of a message of either kind; NO_MARK if it has none here."""
+        """Return the mark of a message of either kind; NO_MARK if it has none here."""
         with self._env.begin() as txn:
             return self._persistent.mark(txn, key) or self._transient.mark(txn, key) or NO_MARK
 
     def timers(self, snapshot: lmdb.Transaction[bytes], after: bytes) -> Iterator[bytes]:
-        """Those behind `after`, in order."""
+        """Yield the timers after `after`, in order."""
         last = after
         for timer, _ in self._timers.iter_from(snapshot, after):
             if timer == after:
@@ -243,9 +243,9 @@ class Checkpoint:
             yield timer
 
     def size(self) -> int:
-        """Bytes of pages in use. The file is larger: it never shrinks."""
+        """Return the bytes of pages in use. The file is larger: it never shrinks."""
         with self._env.begin() as txn:
-            # The list of databases is in one that has no name.
+            # The list of databases is in a database without a name.
             stats = [txn.stat(), *(txn.stat(db) for db in self._databases)]
             pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
             return (_META_PAGES + pages) * stats[0]["psize"]
@@ -253,7 +253,7 @@ class Checkpoint:
     # ---- Writing ----
 
     def delete_messages(self, keys: Iterable[tuple[bytes, bool]]) -> None:
-        """Messages that are gone, with their marks, and whether they are transient.
+        """Delete messages with their marks; each key comes with whether it is transient.
 
         Raises: StoreError if one is not here, and then none is deleted: damage hides it, and it would come back
         """
@@ -265,13 +265,13 @@ class Checkpoint:
             self._transient.delete(txn, keys_by_kind[True])
 
     def put_messages(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
-        """Raises: StoreError if one of them is here already, and then none is written."""
+        """Write messages. Raises: StoreError if one of them is here already, and then none is written"""
         tables = self._transient if are_transient else self._persistent
         with self._env.begin(write=True) as txn:
             tables.put(txn, messages)
 
     def set_timers(self, timers: Iterable[tuple[bytes, bool]]) -> None:
-        """Set those with True and clear the others, wherever they are or are not."""
+        """Set the timers with True and clear the others, whether they exist or not."""
         with self._env.begin(write=True) as txn:
             for timer, is_set in timers:
                 if is_set:
@@ -280,17 +280,17 @@ class Checkpoint:
                     self._timers.delete(txn, timer)
 
     def put_marks(self, marks: Marks) -> None:
-        """Those of the messages that are here. What the journal says is laid over them until `finish_checkpoint`."""
+        """Write the marks of messages that are here. The journal's marks override them before `finish_checkpoint`."""
         with self._env.begin(write=True) as txn:
             self._put_marks(txn, marks)
 
     def _put_marks(self, txn: lmdb.Transaction[bytes], marks: Marks) -> None:
-        # A message can be gone by a later segment, or be dropped: a mark must not outlive it.
+        # A message may have been removed by a later segment, or dropped: a mark must not outlive it.
         self._transient.put_marks(txn, self._persistent.put_marks(txn, marks))
 
     def finish_checkpoint(self, indexes: Iterable[SegmentIndex], marks: Marks, position: CheckpointPosition) -> None:
-        """All that the journal's segments said up to `position` is here with this; `marks` are those of the layers
-        that are not here yet."""
+        """Complete the checkpoint up to `position`: write the state of `indexes` except messages, and the `marks`
+        that are not written yet, and store the position."""
         with self._env.begin(write=True) as txn:
             self._put_marks(txn, marks)
             for index in indexes:
@@ -300,18 +300,18 @@ class Checkpoint:
             self._put_if_greater(txn, b"durable frame", position.durable_frame)
 
     def save_journal_end(self, durable_frame: int, sequence_limit: int) -> None:
-        """The frame of this number is durable, with all before it; one of them has the limit, if not 0."""
+        """Record that the frame of this number is durable, and all before it; one of them has the limit, if not 0."""
         with self._env.begin(write=True) as txn:
             self._put_if_greater(txn, b"durable frame", durable_frame)
             self._put_if_greater(txn, b"sequence limit", sequence_limit)
 
     def _put_if_greater(self, txn: lmdb.Transaction[bytes], name: bytes, number: int) -> None:
-        # What is written down at once is ahead of a move.
+        # Numbers of `save_journal_end` are ahead of a checkpoint.
         if number > NUMBER.unpack(self._meta.need(txn, name))[0]:
             self._meta.put(txn, name, NUMBER.pack(number))
 
     def drop_transients(self) -> None:
-        """However many there are: what is left of them is for `delete_old_transients`."""
+        """Drop all transients at once, however many there are. `delete_old_transients` deletes their entries."""
         transient = self._transient
         generation = GENERATION.pack(GENERATION.unpack(transient.generation)[0] + 1)
         with self._env.begin(write=True) as txn:
@@ -320,7 +320,7 @@ class Checkpoint:
         transient.generation = generation
 
     def delete_old_transients(self, keys_max: int) -> bool:
-        """Delete up to `keys_max` of what earlier generations left; whether there may be more of it."""
+        """Delete up to `keys_max` entries of earlier generations; return whether there may be more."""
         with self._env.begin() as txn:
             if not self._transient.has_old_generations(txn):
                 return False
@@ -337,7 +337,7 @@ class Checkpoint:
         if index.paused:
             paused = apply_pauses(decode_paused(self._meta.need(txn, b"paused")), index.paused)
             self._meta.put(txn, b"paused", encode_paused(paused))
-        # Before the producers, as one can be forgotten and come back.
+        # Before the producers, because a producer can be forgotten and come back.
         for name in index.forgotten_producers:
             self._producers.delete(txn, producer_key(name))
         for name, state in index.producers.items():
@@ -350,7 +350,7 @@ class Checkpoint:
 
 
 def _make(folder: Path, map_size: int, segment_bytes: int) -> None:
-    """A new store, under its name only once it is all there: LMDB refuses a file that a crash has cut short.
+    """Make a new checkpoint. It gets its name once it is complete, because LMDB rejects a file that a crash has cut.
 
     Raises: lmdb.Error, OSError
     """

@@ -1,42 +1,42 @@
-"""How does the checkpoint stand in LMDB: which databases are there, under which keys, with which values?
+"""Format of the checkpoint in LMDB: its databases, their keys and their values.
 
 Numbers are big-endian. If you change anything here, increase FORMAT_VERSION.
 
-    messages            message key (record.py)             ->  record                      the persistent
-    transients          generation u32, message key         ->  record                      the others
+    messages            message key (record.py)             ->  record                      of persistent messages
+    transients          generation u32, message key         ->  record                      of transient messages
     marks               message key                         ->  attempts u32, deliveries u32, due u64   see below
     transient marks     generation u32, message key         ->  attempts u32, deliveries u32, due u64   of transients
-    counts              lane key (record.py)                ->  messages u64                no entry where there is none
-    transient counts    lane key                            ->  transients u64              of the generation
+    counts              lane key (record.py)                ->  messages u64                no entry for an empty lane
+    transient counts    lane key                            ->  transients u64              of the current generation
     queues              queue number u32                    ->  name
     timers              timer (record.py)                   ->  nothing                     but the checksum
     producers           BLAKE2b-128 of the name             ->  MessagePack: name, ProducerState (batch.py)
     meta                "format"                            ->  u32     FORMAT_VERSION
                         "identity"                          ->  eight hexadecimal digits
                         "salt"                              ->  u32     of the journal
-                        "segment"                           ->  u64     the journal's last that is all here
+                        "segment"                           ->  u64     the journal's last that is completely here
                         "frame"                             ->  u64     number of the last frame in it
                         "durable frame"                     ->  u64     number of a frame that was durable, see below
-                        "segment bytes"                     ->  u64     bytes of a segment's file, at the least
+                        "segment bytes"                     ->  u64     minimum size of a segment's file
                         "generation"                        ->  u32     of the transients that count
                         "sequence limit"                    ->  u64
                         "redelivered below"                 ->  u64
                         "clean stop"                        ->  u8      0 or 1
-                        "paused"                            ->  queue number u32, of each that is paused, in order
+                        "paused"                            ->  queue number u32, of each paused queue, in order
 
-Contents (record.py) stand among the messages of their kind. All values but the records carry a checksum, see
-checksummed.py; what meta names is there from the beginning.
+Contents (record.py) are among the messages of their kind. All values but the records carry a checksum, see
+checksummed.py. The keys in meta exist from the start.
 
 The frame that "durable frame" names, and all before it, were durable when it was named. That stays true whatever is
 written later, so the number never has to be lowered (docs/decisions/0019-damage.md).
 
-The first bit of a mark's attempts says that the last of them was a lost connection. Where consumers have said why they
-failed, more follows in the mark's value: bytes of the first cause u32, the first cause, and the last cause, which is
-left out if it is the same; both in UTF-8.
+The first bit of a mark's attempts says that the last of them was a lost connection. If consumers have given causes
+of their failures, the mark's value goes on: bytes of the first cause u32, the first cause, and the last cause, which
+is left out if it is the same; both in UTF-8.
 
-A transient counts only if its generation is the one that meta names.
+A transient counts only if its generation is the one in meta.
 
-Only this format is read. A folder of another one is refused by its number, before anything in it is changed.
+Only this format is read. A folder of another format is rejected by its number, before anything in it is changed.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ META_KEYS = (
     b"clean stop",
     b"paused",
 )
-"""What meta names."""
+"""Keys of meta."""
 
 DATABASES_MAX = len(DATABASES)
 
 
 class MessageTableNames(NamedTuple):
-    """The databases of the messages of one kind."""
+    """Databases of the messages of one kind."""
 
     messages: bytes
     marks: bytes
@@ -132,29 +132,28 @@ def decode_mark(value: bytes) -> tuple[Mark, Causes]:
 
 
 class CheckpointPosition(msgspec.Struct, frozen=True):
-    """How far into the journal the checkpoint reaches."""
+    """Position in the journal up to which the checkpoint has everything."""
 
     segment: int
     frame: int
     durable_frame: int = 0
-    """Number of a frame that was durable: that of `frame`, or of a later one."""
+    """Number of a frame that was durable: `frame` or a later one."""
 
 
 POSITION_KEYS = (b"segment", b"frame", b"durable frame")
-"""Where meta has the fields of one."""
+"""Keys in meta of the fields of a position."""
 
 
 def decode_position(meta: Mapping[bytes, bytes]) -> CheckpointPosition:
-    """`meta` has all of POSITION_KEYS."""
+    """Return the position in `meta`, which has all of POSITION_KEYS."""
     return CheckpointPosition(*(NUMBER.unpack(meta[name])[0] for name in POSITION_KEYS))
 
 
 def decode_recovered(
     meta: Mapping[bytes, bytes], queues: Iterable[tuple[bytes, bytes]], producers: Iterable[tuple[bytes, bytes]]
 ) -> Recovered:
-    """What the checkpoint says by itself, but for the counts. `meta` has all of META_KEYS; the others are keys and
-    values of their databases.
-    """
+    """Return the checkpoint's own state, without the counts. `meta` has all of META_KEYS; the others are keys and
+    values of their databases."""
     return Recovered(
         identity=meta[b"identity"].decode(),
         clean_stop=meta[b"clean stop"] == CLEAN,
@@ -171,7 +170,7 @@ def decode_paused(value: bytes) -> set[int]:
 
 
 def encode_paused(paused: Iterable[int]) -> bytes:
-    """What `decode_paused` makes the same of again."""
+    """Encode queue numbers for `decode_paused`."""
     return b"".join(map(QUEUE.pack, sorted(paused)))
 
 

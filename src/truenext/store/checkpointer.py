@@ -1,11 +1,11 @@
-"""When does what the journal still says move into the checkpoint, and how?
+"""Checkpointer: a thread that copies the oldest segment's live content into the checkpoint, and frees the segment.
 
-On a thread of its own: what the oldest segment still says goes into the checkpoint, and the segment becomes a spare.
-What was consumed before that never costs a write to LMDB. When nothing is to be moved, the same thread deletes what
-unclean stops have dropped, and looks how much room the disk has.
+A message that was consumed before never costs a write to LMDB. Between segments, the same thread deletes transients
+dropped by unclean stops, and checks the disk space.
 
-A crash can interrupt a move anywhere. The checkpoint then has some of what the journal still holds: the position in it
-moves only with the last of a segment, and recovery leaves out of the overlay what it finds in the checkpoint.
+A crash can interrupt this anywhere. The checkpoint then has part of what the journal still holds: its position in
+the journal moves only with the last write of a segment, and recovery removes from the overlay what it finds in the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from truenext.store.store_errors import STORAGE_ERRORS, store_error
 logger = logging.getLogger(__name__)
 
 SEGMENTS_MAX = 12
-"""Segments of the journal that are kept while anything in them lives."""
+"""Segments of the journal that are kept while the oldest has live messages."""
 
 LAG_SEGMENTS_MAX = 3
-"""Further segments that the journal may grow by while the oldest are moved; then batches wait for the move. With a
-spare and SEGMENT_BYTES, that makes half a gigabyte."""
+"""Further segments that the journal may get while the oldest are checkpointed; then batches wait. With a spare and
+SEGMENT_BYTES, that makes half a gigabyte."""
 
 SEGMENT_RECORDS_MAX = 50_000
-"""Changes in one segment, or one batch: times all segments, what a restart has to replay."""
+"""Changes in one segment, unless one batch has more. Times all segments: what a restart has to replay."""
 
 SEGMENT_MEMORY_MAX = 2_600_000
-"""Bytes that one segment may cost in memory, roughly, but for its last batch: times all segments, 40 MB. Where these
-are more, as batches are that large, older segments are moved sooner."""
+"""Rough bytes of memory that one segment may take before its last batch. Times all segments: 40 MB. If large batches
+make it more, older segments are checkpointed sooner."""
 
 TRANSACTION_KEYS_MAX = 1000
 """Messages or timers in one transaction of the checkpoint: each may touch a page of its own."""
 
 CHECK_INTERVAL_S = 1.0
-"""Longest time until room is looked at again: others fill the disk as well, and make room."""
+"""Longest time between two checks of the disk space, which other programs use and free as well."""
 
 CLEANUP_INTERVAL_S = 0.01
-"""Pause between two transactions that delete what unclean stops have dropped: nobody waits for that."""
+"""Pause between two transactions that delete transients dropped by unclean stops, which is not urgent."""
 
 
 class Checkpointer:
-    """`enable`, `wait_for_segment`, `is_segment_full` and `close_view` are for other threads."""
+    """Thread that checkpoints. `enable`, `wait_for_segment`, `is_segment_full`, `close_view` are for other threads."""
 
     def __init__(
         self,
@@ -69,9 +69,8 @@ class Checkpointer:
         segments_max: int,
         sync_history: Callable[[], None],
     ) -> None:
-        """`path` is the data folder. `changed` is held for the overlay; it tells of every move, every new segment, and
-        every page that a move waits for. `sync_history` comes before a segment goes.
-        """
+        """`path` is the data folder. `changed` is held for the overlay, and notified of every checkpointed or new
+        segment and every page that a checkpoint waits for. `sync_history` is called before a segment is freed."""
         self._path = path
         self._journal = journal
         self._checkpoint = checkpoint
@@ -83,21 +82,21 @@ class Checkpointer:
         self._thread: Thread | None = None
         self._needs_cleanup = True
         self._blocking_views: set[OverlayView] = set()
-        """Pages under way that may read the segment that is to be released."""
+        """Views being read that may need the segment that is to be freed."""
         self._is_closing = False
         self.is_enabled = False
-        """A batch has been applied, or begun to be: nothing moves before, as only then its history has been taken."""
+        """True once the first batch is being applied. Before, the history's own files may lack what was recovered."""
         self.failure: StoreError | None = None
-        """Why nothing moves any more."""
+        """Reason why checkpointing has ended."""
 
-    # ---- For others ----
+    # ---- For other threads ----
 
     def start(self) -> None:
         self._thread = Thread(target=self._run, name="truenext-checkpoint", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """A move that is under way is finished, but does not wait for room."""
+        """Stop the thread. A segment in progress is completed, but does not wait for disk space."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -105,13 +104,13 @@ class Checkpointer:
             self._thread.join()
 
     def enable(self) -> None:
-        """The first batch is about to be applied."""
+        """Allow checkpoints, because the first batch is about to be applied."""
         with self._changed:
             self.is_enabled = True
             self._changed.notify_all()
 
     def is_segment_full(self, records: int) -> bool:
-        """The newest segment should not get a batch of so many changes."""
+        """Return whether the newest segment should not get a batch with `records` changes."""
         indexes = self._overlay.indexes
         if not indexes or indexes[-1].segment != self._journal.newest_segment:
             return False
@@ -121,9 +120,9 @@ class Checkpointer:
         )
 
     def wait_for_segment(self) -> None:
-        """Until the journal may grow by a segment.
+        """Wait until the journal may grow by a segment.
 
-        Raises: StoreError if nothing moves any more
+        Raises: StoreError if checkpointing has failed
         """
         with self._changed:
             if self._thread is not None:
@@ -132,14 +131,14 @@ class Checkpointer:
                 raise self.failure
 
     def close_view(self, view: OverlayView) -> None:
-        """What the view shows is not read any more."""
+        """Unregister a view that is no longer read."""
         with self._changed:
             self._overlay.views.discard(view)
             if view in self._blocking_views:
                 self._changed.notify_all()
 
     def _is_lagging(self) -> bool:
-        # While nothing can move, acknowledgements go on as long as the journal finds a place for them.
+        # On a full disk nothing is checkpointed, but acknowledgements go on as long as the journal has space for them.
         if self._disk_space.is_full:
             return False
         segments, segments_max = self._journal.segments, self._segments_max + LAG_SEGMENTS_MAX
@@ -196,7 +195,7 @@ class Checkpointer:
             removed = iter(index.removed.items())
             while keys := list(islice(removed, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.delete_messages, keys))
-            # In order, as many then share a page.
+            # In order, because many then share a page.
             timers = iter(sorted(index.timers.items()))
             while piece := list(islice(timers, TRANSACTION_KEYS_MAX)):
                 self._write(partial(self._checkpoint.set_timers, piece))
@@ -204,7 +203,7 @@ class Checkpointer:
             for messages in self._records(iter_spans(segment, copied), are_transient=are_transient):
                 self._write(partial(self._checkpoint.put_messages, messages, are_transient=are_transient))
         with self._changed:
-            # Copied: to remove a message takes its mark out of every layer.
+            # Copied, because removing a message takes its mark out of every index.
             marks = {key: (mark, NO_CAUSES) for index in indexes for key, mark in index.marks.items()}
             keys_with_causes = {key for index in indexes for key in index.causes}
             of_indexes = [index.causes for index in reversed(indexes)]
@@ -216,7 +215,7 @@ class Checkpointer:
         self._write(partial(self._checkpoint.finish_checkpoint, indexes, marks, position))
         with self._changed:
             overlay.drop_indexes(segment)
-            # Those that begin later know nothing of this segment.
+            # Later views do not read this segment.
             self._blocking_views = set(overlay.views)
             self._changed.wait_for(lambda: self._blocking_views.isdisjoint(overlay.views))
             self._blocking_views = set()
@@ -227,7 +226,7 @@ class Checkpointer:
     def _records(
         self, spans_by_key: Iterable[tuple[bytes, Span]], *, are_transient: bool
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Keys and records of one kind, in pieces that one transaction can take."""
+        """Yield keys and records of one kind, in pieces for one transaction each."""
         piece: list[tuple[bytes, bytes]] = []
         size = 0
         for key, record in self._read((key, span) for key, span in spans_by_key if span.is_transient is are_transient):
@@ -251,9 +250,8 @@ class Checkpointer:
             self._disk_space.note_disk_full(error)
 
     def _write(self, transaction: Callable[[], None]) -> None:
-        """One transaction of a move, which waits for room where there is none. It can be done again: it is done as a
-        whole or not at all.
-        """
+        """Do one transaction, and wait for disk space if there is none. It can be repeated, because it is done as a
+        whole or not at all."""
         while True:
             try:
                 transaction()
@@ -268,7 +266,7 @@ class Checkpointer:
 
 
 def _transaction_pieces(marks: Marks) -> Iterator[Marks]:
-    """What one transaction can take."""
+    """Yield the marks in pieces for one transaction each."""
     piece: Marks = {}
     size = 0
     for key, (mark, causes) in marks.items():

@@ -1,4 +1,4 @@
-"""Is a small value of the checkpoint what was written? Each has a checksum: a flipped bit is refused, and not believed.
+"""Checksums of the checkpoint's small values, by which a value with a flipped bit is rejected.
 
     checksum    u32     CRC-32 of the database's name, the key and the value, little-endian
     value       bytes   to the end
@@ -21,16 +21,16 @@ _CHECKSUM = struct.Struct("<I")
 
 
 class DamagedValue(ValueError):
-    """A value that is not what was written."""
+    """Value that is not as written."""
 
 
 def add_checksum(database: bytes, key: bytes, value: bytes) -> bytes:
-    """What `unseal` makes `value` of again."""
+    """Return the stored form of `value`, for `remove_checksum`."""
     return _CHECKSUM.pack(crc32(value, crc32(key, crc32(database)))) + value
 
 
 def remove_checksum(database: bytes, key: bytes, stored: bytes) -> bytes:
-    """Raises: DamagedValue if it is not what `seal` made for this database and key"""
+    """Return the value. Raises: DamagedValue if `stored` is not from `add_checksum` for this database and key"""
     value = stored[_CHECKSUM.size :]
     if len(stored) < _CHECKSUM.size or _CHECKSUM.unpack_from(stored)[0] != crc32(value, crc32(key, crc32(database))):
         name = key.decode() if database == b"meta" and key.isascii() else key.hex()
@@ -39,7 +39,7 @@ def remove_checksum(database: bytes, key: bytes, stored: bytes) -> bytes:
 
 
 class ChecksummedDatabase:
-    """A database of small values, each with its checksum. Reading raises StoreError for a damaged value."""
+    """Database of small values, each with its checksum. Reading a damaged value raises StoreError."""
 
     def __init__(self, db: lmdb._Database, name: bytes, data: Path) -> None:
         self._db = db
@@ -57,7 +57,7 @@ class ChecksummedDatabase:
         return value
 
     def items(self, txn: lmdb.Transaction[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """All of it, in order; a value that is missing is noticed at the end."""
+        """Yield all keys and values, in order. A missing value is detected at the end."""
         count = 0
         last = b""
         for key, stored in txn.cursor(self._db):
@@ -82,7 +82,7 @@ class ChecksummedDatabase:
         txn.drop(self._db, delete=False)
 
     def iter_from(self, txn: lmdb.Transaction[bytes], key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """From `key` on, to the end of the database."""
+        """Yield keys and values from `key` on, to the end of the database."""
         cursor = txn.cursor(self._db)
         if cursor.set_range(key):
             for found, stored in cursor:

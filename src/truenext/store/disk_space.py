@@ -1,10 +1,9 @@
-"""When is room for messages little, when is there none, and what does a store do on a full disk?
+"""Disk level of a store, and its reserves for a full disk.
 
-Each mark is left a little later than it was reached, so that senders are not stopped and welcomed in turns.
+A level is left a little later than it was reached, so that senders are not stopped and started in turns.
 
-A spare segment and the ballast are made while the disk has room: the one lets the journal go on, the other is deleted
-where the checkpoint or the history finds no space, so that what the journal still says can move, and what happens can
-be told.
+A spare segment and the ballast are made while the disk has space. The spare lets the journal go on. The ballast is
+deleted when the checkpoint or the history finds no space, so that checkpoints go on and the history can be written.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from truenext.store.store_errors import STORAGE_ERRORS, is_no_space, is_short_wr
 logger = logging.getLogger(__name__)
 
 LITTLE_FRACTION = 0.9
-"""Part of a limit from which on there is little room; at the limit there is none."""
+"""Fraction of a limit from which on the level is LITTLE; at the limit it is NONE."""
 
 LITTLE_RESERVES = 2
-"""Reserves of free space on the disk, below which there is little room; below one reserve there is none."""
+"""Number of reserves of free space below which the level is LITTLE; below one reserve it is NONE."""
 
 HYSTERESIS = 0.03
-"""Part of a limit by which a mark must be undercut again."""
+"""Fraction of the limit, or of the required free space, that must be regained in addition before a level is left."""
 
 BALLAST_SEGMENTS = 2
 """Size of the ballast, in segments: more than two transactions of the checkpoint can need."""
 
 
 def level_of_limit(limit: int, used: int, previous: DiskLevel) -> DiskLevel:
-    """Where `used` of at most `limit` bytes are used."""
+    """Return the level if `used` of at most `limit` bytes are used."""
     fraction = used / limit
     if fraction >= 1 or (previous is DiskLevel.NONE and fraction >= 1 - HYSTERESIS):
         return DiskLevel.NONE
@@ -45,7 +44,7 @@ def level_of_limit(limit: int, used: int, previous: DiskLevel) -> DiskLevel:
 
 
 def level_of_free_space(reserve: int, free: int, previous: DiskLevel) -> DiskLevel:
-    """Where `free` bytes are left, of which `reserve` must not be used up."""
+    """Return the level if `free` bytes are left, of which `reserve` must not be used up."""
     ratio = free / reserve
     if ratio < 1 or (previous is DiskLevel.NONE and ratio < 1 + HYSTERESIS):
         return DiskLevel.NONE
@@ -55,14 +54,13 @@ def level_of_free_space(reserve: int, free: int, previous: DiskLevel) -> DiskLev
 
 
 class DiskSpace:
-    """What the disk has left for a store, and what is kept of it for a bad time."""
+    """Disk space of a store: what is free, and the reserves."""
 
     def __init__(
         self, path: Path, journal: Journal, checkpoint: Checkpoint, changed: Condition, *, limit: int | None
     ) -> None:
-        """`path` is the data folder; `limit` is how many bytes journal and checkpoint may use, None is what the disk
-        has. `changed` is told when the disk is full.
-        """
+        """`path` is the data folder; `limit` is the number of bytes that journal and checkpoint may use, None is the
+        whole disk. `changed` is notified when the disk is full."""
         self._path = path
         self._journal = journal
         self._checkpoint = checkpoint
@@ -71,14 +69,14 @@ class DiskSpace:
         self._limit_level = self._free_level = DiskLevel.PLENTY
         self._ballast = path / "ballast"
         self.level = DiskLevel.PLENTY
-        """As it was found last."""
+        """Level found by the last check."""
         self.bytes: dict[str, int] = {}
-        """Bytes by which it was found, see `Store.disk_level_bytes`."""
+        """Bytes from which it was found, see `Store.disk_level_bytes`."""
         self.is_full = False
-        """A write found no space, or the ballast that was then given up is not there again."""
+        """True from a write that found no space until spare segment and ballast exist again."""
 
     def update_level(self) -> None:
-        """Raises: lmdb.Error, OSError"""
+        """Find out `level` and `bytes`. Raises: lmdb.Error, OSError"""
         journal = self._journal
         reserve, free = self._reserve(), folder.free_bytes(self._path)
         found = {"free": free, "needed": LITTLE_RESERVES * reserve}
@@ -92,17 +90,17 @@ class DiskSpace:
 
     @property
     def is_spare_due(self) -> bool:
-        # Where it could not be had it is tried again, but not at once.
+        # If a spare could not be allocated, the next try waits for the next check.
         return self._journal.needs_spare and not self.is_full and self._has_space_for_spare()
 
     def allocate_reserves(self) -> None:
-        """A spare segment, and the ballast, as far as the disk has room for them."""
+        """Allocate a spare segment and the ballast, as far as the disk has space for them."""
         try:
-            # Nothing is tried that cannot succeed: it would take the last bytes from others meanwhile.
+            # A try that cannot succeed would take the last bytes from other writers meanwhile.
             if self._has_space_for_spare():
                 self._journal.allocate_spare()
             size = BALLAST_SEGMENTS * self._checkpoint.segment_bytes
-            # In this order: the space of a ballast that was just given up is not enough.
+            # In this order: the space of a ballast that was just deleted is not enough.
             if not self._ballast.exists() and folder.free_bytes(self._path) >= size + self._reserve():
                 folder.reserve(self._ballast, size)
             if self.is_full and self._ballast.exists() and not self._journal.needs_spare:
@@ -113,7 +111,7 @@ class DiskSpace:
         self.update_level()
 
     def delete_ballast(self, error: Exception) -> bool:
-        """Give up the ballast, as the disk is full, and `error` says so. False if it is given up already.
+        """Delete the ballast, because the disk is full, as `error` says. Return False if there is none any more.
 
         Raises: `error`, if it says anything else
         """
@@ -125,7 +123,7 @@ class DiskSpace:
         return True
 
     def note_disk_full(self, error: Exception) -> None:
-        """The disk is full, as `error` says.
+        """Note that the disk is full, as `error` says.
 
         Raises: `error`, if it says anything else
         """
@@ -144,7 +142,6 @@ class DiskSpace:
         return folder.free_bytes(self._path) >= 2 * self._checkpoint.segment_bytes
 
     def _reserve(self) -> int:
-        """Bytes that must be left for what is in the journal to move to the checkpoint, whose pages may be half empty,
-        and for one more segment.
-        """
+        """Return the bytes that must stay free to checkpoint the whole journal, into pages that may be half empty,
+        and for one more segment."""
         return 2 * self._journal.size + self._checkpoint.segment_bytes

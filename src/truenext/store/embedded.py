@@ -1,16 +1,16 @@
-"""How do journal, overlay and checkpoint make one store? That of one broker, on its own disk.
+"""EmbeddedStore: the store of one broker on its own disk, made of journal, overlay and checkpoint.
 
 The data folder:
 
-    lock           the pid of the broker that uses the folder, which holds a flock on this file
-    journal/       what happened last, see journal.py and changes.py
-    lmdb/          what happened before that, see checkpoint.py
-    ballast        place on the disk, deleted when a write finds the disk full, so that it can go on, see disk_space.py
+    lock           pid of the broker that uses the folder and holds a flock on this file
+    journal/       the latest batches, see journal.py and changes.py
+    lmdb/          the state before that, see checkpoint.py
+    ballast        disk space, freed when a write finds the disk full, so that it can go on, see disk_space.py
 
-    apply          the batch goes into the journal, durable by one write; then the overlay knows of it
-    page, recover  the checkpoint, with the journal laid over it (overlay.py)
+    apply          writes the batch to the journal, durable by one write; then to the overlay
+    page, recover  read the checkpoint with the journal laid over it (overlay.py)
 
-Meanwhile, on a thread of its own, what the oldest segment still says moves into the checkpoint (checkpointer.py).
+Meanwhile a thread copies the live content of the oldest segment into the checkpoint (checkpointer.py).
 """
 
 from __future__ import annotations
@@ -61,29 +61,29 @@ class EmbeddedStore:
         segments_max: int = SEGMENTS_MAX,
         disk_limit: int | None = None,
     ) -> None:
-        """Lock and open the data folder, which is made if it is missing, with segments of `segment_bytes`.
+        """Lock and open the data folder, or make it, with segments of `segment_bytes`.
 
-        `disk_limit` is how many bytes journal and checkpoint may use, as `disk_level` says; None is what the disk has.
+        `disk_limit` is the bytes that journal and checkpoint may use, for `disk_level`; None is the whole disk.
 
-        The history in a batch is kept as long as its segment; `sync_history` (see there) comes before that goes.
+        The journal has the history of a batch until its segment is freed; `sync_history` is called before that.
 
-        Raises: StoreInUseError if another broker uses it, ConfigurationError if it is a folder of others' files,
+        Raises: StoreInUseError if another broker uses it, ConfigurationError if it has files of others,
             StoreError if it cannot be used.
         """
         self._path = path
         self.sync_history: Callable[[], None] = _do_nothing
-        """Makes what the history's own files have durable. What `recover` found, and the history of every batch, is in
-        them when the next batch is applied."""
+        """Callback that makes the history's own files durable. When a batch is applied, these must have been given
+        what `recover` found, and the history of every earlier batch."""
         self.last_history_chunk: tuple[int, int] | None = None
-        """Run and first event of the last chunk of a batch that the history's own files have; to be set before
-        `recover`, which then misses what the journal has not."""
+        """Run and first event of the last chunk of a batch in the history's own files. Set it before `recover`,
+        which then detects whether the journal lacks this batch."""
         self._last_applied = 0
         self._unwritable_reason = "recover() comes first"
         self._overlay = Overlay()
         self._queues: dict[int, str] = {}
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        """Held for the overlay; tells of every move, every new segment, and every page that a move waits for."""
+        """Held for the overlay. Notified of each checkpointed or new segment, and of pages that a checkpoint awaits."""
         with ExitStack() as resources:
             try:
                 folder.check_no_foreign_files(path)
@@ -117,7 +117,7 @@ class EmbeddedStore:
             resources.callback(self._checkpointer.close)
             self._resources = resources.pop_all()
 
-    # ---- The promise of store.py ----
+    # ---- Methods of Store ----
 
     @property
     def disk_level(self) -> DiskLevel:
@@ -142,8 +142,8 @@ class EmbeddedStore:
             raise StoreError(f"batch {batch.number} is refused: {self._unwritable_reason}")
         if self._checkpointer.failure is not None:
             raise self._checkpointer.failure
-        # Set before anything can fail. After a failed write nobody knows what is on the disk, so that a second try
-        # could confirm what is not there.
+        # Set before anything can fail. After a failed write the content of the disk is unknown, so that a second try
+        # could confirm a batch that is not there.
         self._unwritable_reason = f"batch {batch.number} could not be written; start the broker again"
         if not self._checkpointer.is_enabled:
             self._checkpointer.enable()
@@ -164,7 +164,7 @@ class EmbeddedStore:
             else:
                 del self._queues[number]
         if batch.clean_stop is not None or batch.sequence_limit:
-            # A run begins or ends, or has given out half a million sequences.
+            # A run starts or ends, or has given out half a million sequences.
             self._save_journal_end(batch.sequence_limit)
         self._unwritable_reason = ""
 
@@ -190,7 +190,7 @@ class EmbeddedStore:
         try:
             with self._lock:
                 indexes, mark_of = self._overlay.indexes, self._mark_lookup()
-            # A batch that is written meanwhile can only make it fewer.
+            # A batch that is written meanwhile can only lower the number.
             keys = {number: content_key(number) for number in numbers}
             return {number: 0 if is_removed(key, indexes) else mark_of(key).attempts for number, key in keys.items()}
         except STORAGE_ERRORS as error:
@@ -209,23 +209,22 @@ class EmbeddedStore:
             raise store_error(f"read the store in {self._path}", error, self._path) from error
 
     def delete_ballast(self, error: OSError) -> None:
-        """Give up the ballast for a write to the history that found the disk full, as `error` says.
+        """Delete the ballast, because a write to the history found the disk full, as `error` says.
 
         Raises: `error`, if it says anything else
         """
         self._disk_space.delete_ballast(error)
 
     def close(self) -> None:
-        """Let go of files and locks. Nothing is written. No page may be under way."""
+        """Release files and locks. Writes nothing. No page may be in progress."""
         self._unwritable_reason = "the store is closed"
         self._resources.close()
 
     # ---- Writing ----
 
     def _check_batch(self, batch: Batch, changes: Changes) -> None:
-        """A message that is not where the broker thinks, or is where it must not be, means that one was lost or would
-        be seen twice: better no batch at all.
-        """
+        """Reject a batch that removes a message that is not there, or puts one that is. That would mean that a
+        message was lost, or would be seen twice."""
         overlay = self._overlay
         if changes.removes:
             self._check_removes(batch, changes.removes, are_transient=False)
@@ -241,9 +240,9 @@ class EmbeddedStore:
             raise disagreement_error(batch.number, "puts a queue that exists already")
 
     def _mark_lookup(self) -> Callable[[bytes], Mark]:
-        """The marks of messages, as long as no batch is written; under the lock, if one may be."""
+        """Return a function from key to mark. It is valid until a batch is written; hold the lock if one may be."""
         marks = [index.marks for index in reversed(self._overlay.indexes) if index.marks]
-        # In this order: what the overlay does not say any more the checkpoint has.
+        # In this order: a mark that the overlay drops meanwhile is in the checkpoint.
         return lambda key: find_mark(key, marks) or self._checkpoint.mark(key)
 
     def _check_removes(self, batch: Batch, keys: list[bytes], *, are_transient: bool) -> None:
@@ -280,7 +279,7 @@ class EmbeddedStore:
         return journal.append(parts, size)
 
     def _retry_without_ballast(self, action: Callable[[], None]) -> None:
-        """Do what changes nothing where it finds the disk full; then once more, without the ballast.
+        """Call `action`; on a full disk delete the ballast and call it again. The failed call must change nothing.
 
         Raises: lmdb.Error, OSError
         """
@@ -291,7 +290,7 @@ class EmbeddedStore:
             action()
 
     def _save_journal_end(self, sequence_limit: int) -> None:
-        """Say outside the journal what it has. Without room on the disk that is left: what was said before stays true.
+        """Record outside the journal which frame is durable. On a full disk skip it: the last record stays true.
 
         Raises: StoreError
         """
@@ -314,7 +313,7 @@ class EmbeddedStore:
         limit: int,
         size_max: int,
     ) -> Page:
-        """What journal and checkpoint have, as of the same moment."""
+        """Return a page of journal and checkpoint as of the same moment."""
         try:
             with self._lock:
                 snapshot = self._checkpoint.snapshot()
@@ -342,7 +341,7 @@ class EmbeddedStore:
             yield message
 
     def _content(self, key: bytes, view: OverlayView, snapshot: lmdb.Transaction[bytes]) -> bytes:
-        """Of a reference that the view shows; empty if it is missing."""
+        """Return the record of a content as of the view; empty if it is missing."""
         with self._lock:
             span = view.content(key)
         if span is None:
@@ -368,7 +367,7 @@ class EmbeddedStore:
     def _recover(self) -> Recovered:
         overlay, checkpoint = self._overlay, self._checkpoint
         recovered, position = checkpoint.read()
-        # The move of this one may have begun.
+        # The next segment may have been checkpointed in part.
         overlay.last_checkpoint_segment = position.segment + 1
         history = []
         for segment, offset, payload in self._journal.replay(position.segment, position.frame):
@@ -390,7 +389,7 @@ class EmbeddedStore:
         if not recovered.clean_stop:
             self._drop_transients()
         self._remove_duplicates()
-        # From here on what the overlay has of that segment is in no checkpoint.
+        # From here on no message of that segment is both in the overlay and in the checkpoint.
         overlay.last_checkpoint_segment = position.segment
         self._queues = dict(recovered.queues)
         return replace(recovered, counts=self._counts(), history=history)
@@ -398,7 +397,7 @@ class EmbeddedStore:
     def _drop_transients(self) -> None:
         self._retry_without_ballast(self._checkpoint.drop_transients)
         if any(span.is_transient for _, span in self._overlay.messages()):
-            # Written down, because after a clean stop of this run the transients in the journal would count again.
+            # Recorded, because after a clean stop of this run the transients in the journal would count again.
             rare = RareChanges(drops_transients=True)
             segment, offset = self._append(encode_batch(Batch(0), rare), 0)
             self._overlay.apply_changes(Changes([], [], [], [], rare), segment, offset)
@@ -420,7 +419,7 @@ class EmbeddedStore:
 
 
 def _deduplicated(messages: Iterable[UndecodedMessage]) -> Iterator[UndecodedMessage]:
-    """A message that is being moved is in both: the journal's, which comes first, is taken."""
+    """Yield each message once. One being checkpointed is in both sources; the journal's, which is first, is kept."""
     last = b""
     for message in messages:
         if message.key != last:

@@ -1,4 +1,4 @@
-"""Whose is a data folder? It is made for its owner, and held by one broker at a time."""
+"""Data folder: made for its owner only, locked by one broker at a time, with files that become durable as a whole."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from truenext.errors import ConfigurationError, StoreInUseError
 
 OWN_FILES = frozenset({"lock", "journal", "lmdb", "ballast", "new", "history"})
-"""All that a broker makes in a data folder, in whatever moment of its first start it ends; `new` becomes `ballast`."""
+"""Files that a broker makes in a data folder, at whatever moment its first start ends; `new` becomes `ballast`."""
 
 IGNORED_FILES = frozenset({"lost+found", "truenext.toml", ".gitkeep"})
-"""What a file system keeps at its root, our own configuration file, what keeps an empty folder in git."""
+"""Files that may be there besides: the file system's at its root, our configuration file, git's in an empty folder."""
 
 FOREIGN_FILES_SHOWN = 3
-"""Names of others' files that a refusal says."""
+"""Number of foreign files that an error names."""
 
 _ZEROS = bytes(1 << 20)
 
 
 def make(path: Path) -> None:
-    """Make the folder and what leads to it, durably. Raises: OSError"""
+    """Make the folder and its parents, durably. Raises: OSError"""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (path, *(folder.parent for folder in missing)):
@@ -30,15 +30,15 @@ def make(path: Path) -> None:
 
 
 def check_no_foreign_files(path: Path) -> None:
-    """See that nobody else's files are in a folder in which no broker has been.
+    """Check that a folder in which no broker has been has no files of others.
 
-    Raises: ConfigurationError if there are some, OSError
+    Raises: ConfigurationError if it has some, OSError
     """
     if not path.is_dir():
         return
     names = {each.name for each in path.iterdir()}
     foreign = sorted(names - OWN_FILES - IGNORED_FILES)
-    # A broker that was here has what it needs, whatever somebody has put beside it.
+    # A broker that was here has all it needs, whatever else was put into the folder.
     if not foreign or names >= {"lock", "journal", "lmdb"}:
         return
     shown = ", ".join(foreign[:FOREIGN_FILES_SHOWN]) + (", ..." if len(foreign) > FOREIGN_FILES_SHOWN else "")
@@ -48,7 +48,7 @@ def check_no_foreign_files(path: Path) -> None:
 
 
 def lock(path: Path) -> int:
-    """An open file; the folder is ours until it is closed, by whatever end of the process.
+    """Lock the folder and return the open lock file. Closing it, or any end of the process, unlocks.
 
     Raises: StoreInUseError if another process holds it, OSError
     """
@@ -70,13 +70,13 @@ def lock(path: Path) -> int:
 
 
 def has_journal(data: Path) -> bool:
-    """Something was in the store in this folder once."""
+    """Return whether the store in this folder was ever written to."""
     journal = data / "journal"
     return journal.is_dir() and any(journal.iterdir())
 
 
 def sync_folder(path: Path) -> None:
-    """Make what the folder lists durable: a synced file in an unsynced folder is lost in a power cut.
+    """Make the folder's entries durable: a power cut loses a synced file in an unsynced folder.
 
     Raises: OSError
     """
@@ -88,7 +88,7 @@ def sync_folder(path: Path) -> None:
 
 
 def allocate(path: Path, size: int) -> None:
-    """A file of `size` zeros that are on the disk; under its name only once it is all there.
+    """Make a file of `size` zeros that are on the disk. It gets its name once it is complete.
 
     Raises: OSError, and then there is no file
     """
@@ -96,7 +96,7 @@ def allocate(path: Path, size: int) -> None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """The same of a file that is only to have its place on the disk: nothing is written where the system can give that.
+    """Make a file that only reserves `size` bytes of disk, without writing them if the system can do that.
 
     Raises: as `allocate`
     """
@@ -121,13 +121,13 @@ def _make(path: Path, fill: Callable[[int], None]) -> None:
 
 
 def clear(file: int, start: int, end: int) -> None:
-    """Zeros from byte `start` to `end`. Raises: OSError"""
+    """Write zeros from byte `start` to `end`. Raises: OSError"""
     for offset in range(start, end, len(_ZEROS)):
         write(file, _ZEROS[: end - offset], offset)
 
 
 def write(file: int, content: bytes, offset: int) -> None:
-    """All of it. Raises: OSError"""
+    """Write all of `content` at `offset`. Raises: OSError"""
     written = os.pwrite(file, content, offset)
     while written < len(content):
         # The system says why it took no more when it is asked to take the rest.
@@ -135,6 +135,6 @@ def write(file: int, content: bytes, offset: int) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """What is left of the disk that `path` is on, for those who are not root. Raises: OSError"""
+    """Return the bytes that users other than root may use on the disk of `path`. Raises: OSError"""
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize

@@ -1,15 +1,15 @@
-"""How does a frame stand in a segment of the journal, and is what stands there one?
+"""Frames of a journal segment: their layout, reading them, and detecting a single wrong bit.
 
 Little-endian:
 
-    checksum    u32     CRC-32 of the rest of the frame, begun with the journal's salt
+    checksum    u32     CRC-32 of the rest of the frame, started with the journal's salt
     size        u32     bytes of the payload
     segment     u64     number of the segment
-    number      u64     1 for the first frame of the journal, and so on over all segments
+    number      u64     1 for the first frame of the journal, counted over all segments
     payload     bytes
 
-Nothing else in a segment can pass for a frame: the checksum covers the segment's number, which is never
-used again, and the salt, which no sender of a message knows. If you change anything here, increase FORMAT_VERSION in
+Nothing else in a segment can pass for a frame: the checksum covers the segment's number, which is never used again,
+and the salt, which no sender of a message knows. If you change the layout, increase FORMAT_VERSION in
 checkpoint_format.py.
 """
 
@@ -20,14 +20,14 @@ import struct
 from truenext.model.checksum import crc32
 
 FLIP_BYTES_MAX = 1024 * 1024
-"""Size of a frame in which a single wrong bit is looked for; that one which tore seems to have one is then as likely as
-one in 500, and takes a quarter of a second."""
+"""Size of the largest frame that is searched for a single wrong bit. At this size a torn frame seems to have one in
+1 of 500 cases, and the search takes a quarter of a second."""
 
 SECTOR = 512
-"""Bytes of a file that are written as a whole or not at all."""
+"""Bytes that a disk writes as a whole or not at all."""
 
 OLD_BYTES = 64 * 1024
-"""Bytes behind a frame in which is looked for what an earlier life of the file has left."""
+"""Bytes after a frame that are searched for data of an earlier use of the file."""
 
 FRAME = struct.Struct("<IIQQ")
 CHECKSUM = struct.Struct("<I")
@@ -36,7 +36,7 @@ SEGMENT_OFFSET = 8
 
 
 def payload_at(content: memoryview, offset: int, segment: int, number: int, salt: int) -> memoryview | None:
-    """The payload of the frame at `offset`, None if there is none."""
+    """Return the payload of the frame `number` at `offset`, None if there is no good one."""
     if offset + FRAME.size > len(content):
         return None
     checksum, size, in_segment, found = FRAME.unpack_from(content, offset)
@@ -49,16 +49,15 @@ def payload_at(content: memoryview, offset: int, segment: int, number: int, salt
 
 
 def may_follow(number: int, last: int, between: int) -> bool:
-    """A frame of this number may begin `between` bytes behind the end of frame `last`: the missing ones fit in
-    between. Of what only looks like a frame, as numbers in an old batch of a file that is used again, hardly any may.
-    """
+    """Return whether a frame of this number may start `between` bytes after the end of frame `last`, with space for
+    the missing frames. This excludes most false frames, such as numbers in an old batch of a reused file."""
     return last < number <= last + 1 + between // FRAME.size
 
 
 def size_for_first_frame(content: memoryview, segment: int, number: int) -> int:
-    """Bytes that the file of this segment was made with, for its first frame to have place; 0 if that is not this one.
+    """Return the minimum size of this segment's file, made to hold its first frame; 0 if that is another frame.
 
-    What says so stands in one sector, so that no crash leaves a part of it.
+    The header is in one sector, so that no crash leaves a part of it.
     """
     if len(content) < FRAME.size:
         return 0
@@ -67,14 +66,13 @@ def size_for_first_frame(content: memoryview, segment: int, number: int) -> int:
 
 
 def describe_cut(segment: int, size: int, expected: int) -> str:
-    """In words. A crash does not leave that: a segment gets its name when all of it is on the disk."""
+    """Describe a segment that is too small. No crash causes it: a segment gets its name once it is all on the disk."""
     return f"segment {segment:016x} has {size} bytes and was made with {expected}"
 
 
 def has_flipped_bit(content: memoryview, offset: int, segment: int, number: int, salt: int) -> bool:
-    """The frame at `offset` is this one but for a single bit. So it was written as a whole, and then damaged: a crash
-    does not leave that, but for one that leaves the old content of a sector that differs from the new one by that bit.
-    """
+    """Return whether the frame at `offset` is `number` but for a single bit. Such a frame was written as a whole and
+    damaged later. A crash causes it only by leaving old content of a sector that differs from the new in that bit."""
     payload = offset + FRAME.size
     if payload > len(content):
         return False
@@ -84,7 +82,7 @@ def has_flipped_bit(content: memoryview, offset: int, segment: int, number: int,
         return False
 
     def difference(size: int) -> int | None:
-        """Between its checksum and that of a payload of `size` bytes, None if so much is not there."""
+        """Return the XOR of the stored checksum and that of a payload of `size` bytes; None if that is too long."""
         if payload + size > min(len(content), offset + FLIP_BYTES_MAX):
             return None
         rest = crc32(REST.pack(size, segment, number), salt)
@@ -106,10 +104,10 @@ def has_flipped_bit(content: memoryview, offset: int, segment: int, number: int,
 
 
 def _may_be_old(content: memoryview, offset: int, end: int, at: int) -> bool:
-    """A crash may have left the sector with byte `at` of the frame from `offset` to `end` as it was before.
+    """Return whether a crash may have left the sector of byte `at` as before; the frame is from `offset` to `end`.
 
-    Not the one that says of which segment the frame is. Others were zeros, or, where a file is used again, anything;
-    then there is more of that behind the frame.
+    Not the sector that names the frame's segment. Other sectors were zeros, or, in a reused file, anything; then
+    more old data follows the frame.
     """
     sector = at - at % SECTOR
     if sector < offset + FRAME.size:
@@ -117,9 +115,8 @@ def _may_be_old(content: memoryview, offset: int, end: int, at: int) -> bool:
     return not any(content[sector : min(end, sector + SECTOR)]) or any(content[end : end + OLD_BYTES])
 
 
-# What a CRC-32 tells besides right and wrong, as it is linear: whether one bit is wrong, and what it was begun with.
-#
-# `zlib.crc32(content, begin)` runs a register through the content, byte by byte, and every such step can be undone.
+# A CRC-32 is linear, so that it tells which single bit is wrong, and with which value it started: `zlib.crc32(content,
+# begin)` runs a register through the content, byte by byte, and every such step can be undone.
 
 _POLYNOMIAL = 0xEDB88320
 _ONES = 0xFFFFFFFF
@@ -133,10 +130,10 @@ def _table_entry(byte: int) -> int:
 
 
 _TABLE = [_table_entry(byte) for byte in range(256)]
-"""What a byte does to an empty register."""
+"""Effect of each byte on an empty register."""
 
 _REVERSE_TABLE = bytearray(256)
-"""Highest byte of such a step to the byte that made it."""
+"""Byte of such a step, by the highest byte of its result."""
 for _byte, _register in enumerate(_TABLE):
     _REVERSE_TABLE[_register >> 24] = _byte
 
@@ -144,7 +141,7 @@ _ONE_BIT = {_TABLE[1 << bit]: bit for bit in range(8)}
 
 
 def initial_value(content: bytes | memoryview, checksum: int) -> int:
-    """The number that `crc32(content, number)` gives `checksum` for; there is exactly one. A microsecond a byte."""
+    """Return the only number for which `crc32(content, number)` is `checksum`. Takes a microsecond per byte."""
     register = checksum ^ _ONES
     for byte in reversed(content):
         index = _REVERSE_TABLE[register >> 24]
@@ -153,9 +150,8 @@ def initial_value(content: bytes | memoryview, checksum: int) -> int:
 
 
 def find_flipped_bit(difference: int, size: int) -> tuple[int, int] | None:
-    """Byte and bit that make the checksum of `size` bytes wrong by `difference` (exclusive or, not 0), None if no bit
-    does. Other damage passes for that once in 2^29 / `size` times.
-    """
+    """Return byte and bit that change the checksum of `size` bytes by `difference` (XOR, not 0), None if no bit
+    does. Other damage passes for a flipped bit once in 2^29 / `size` times."""
     register = difference
     for byte in range(size - 1, -1, -1):
         bit = _ONE_BIT.get(register)

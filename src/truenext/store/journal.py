@@ -1,14 +1,14 @@
-"""How do bytes become durable with one write? A write-ahead journal: batches in order, each durable before the next.
+"""Journal: a write-ahead log of batches, each made durable by one write, before the next.
 
-It is a row of segments, files of one size that are allocated and filled with zeros before they are used, so that
-making a batch durable is one write of data and nothing else. A segment that is no longer needed becomes a spare, and
-a later one again without being allocated anew.
+It is a row of segments: files of one size that are allocated and filled with zeros before use, so that making a
+batch durable is one write of data and nothing else. A segment that is no longer needed becomes a spare, which is
+used again without a new allocation.
 
     00000000000000a7.journal    segment 0xa7
-    spare-*                     nothing that counts
+    spare-*                     spare segments, content ignored
 
-A segment is a row of frames (frame.py) from its beginning on. What stands behind the last frame is zeros, what a crash
-left of one that was not confirmed, or what an earlier life of the file left.
+A segment is a row of frames (frame.py) from its start. Bytes after the last frame are zeros, what a crash left of an
+unconfirmed frame, or data of an earlier use of the file.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from truenext.store.frame import (
 from truenext.store.store_errors import damage_error
 
 SEGMENT_BYTES = 32 * 1024 * 1024
-"""Size of a segment; larger than nearly every batch. One that is larger still gets a segment of its own size."""
+"""Size of a segment; larger than nearly every batch. A larger batch gets a segment of its own size."""
 
 SPARES_MAX = 2
-"""Spare segments kept; more are deleted."""
+"""Number of spare segments kept; more are deleted."""
 
 SUSPECTS_MAX = 1000
-"""Places behind the last frame that are looked at closely: what a sender put into a body must not cost hours."""
+"""Number of frame-like places after the last frame that are verified. A sender can put such bytes into a body."""
 
 WRITE_BYTES_MAX = 1024 * 1024
-"""Bytes of a payload that are copied to be written together; a larger one takes several writes."""
+"""Bytes of a payload that are joined for one write; a larger payload takes several writes."""
 
 READ_BYTES_MAX = 256 * 1024
-"""Bytes read together, or one record."""
+"""Bytes of one read, unless a single record is larger."""
 
 READ_GAP_MAX = 4 * 1024
-"""Bytes between two records that are read with them, rather than asking the system twice."""
+"""Bytes between two records that are read with them, to save a system call."""
 
 
 class Journal:
-    """`append` is for one thread; `read_extents` for any; the segments it reads must not be released meanwhile."""
+    """Journal in one folder. `append` is for one thread, `read_extents` for any. Do not free a segment that is read."""
 
     def __init__(self, folder: Path, *, salt: int, segment_bytes: int = SEGMENT_BYTES) -> None:
-        """`salt` is any u32 that stays the same for the life of the journal.
+        """Count the spares, and delete those of another size. `salt` is any u32 that never changes for this journal.
 
         Raises: OSError
         """
@@ -67,15 +67,15 @@ class Journal:
         self._salt = salt
         self._segment_bytes = segment_bytes
         self._files: dict[int, int] = {}
-        """Open file of each segment, oldest first."""
+        """Open file descriptor of each segment, oldest first."""
         self._sizes: dict[int, int] = {}
         """Bytes of each segment's file."""
         self._end = 0
-        """Where the next frame goes, in the newest segment."""
+        """Offset of the next frame in the newest segment."""
         self._last_start = 0
-        """Where the last frame that was replayed begins in it, or its beginning."""
+        """Offset of the last replayed frame in the newest segment; 0 if none was replayed."""
         self._size = 0
-        """Size of the newest segment."""
+        """Bytes of the newest segment."""
         self._number = 0
         """Number of the last frame."""
         self._last_frames: dict[int, int] = {}
@@ -92,16 +92,16 @@ class Journal:
     # ---- Recovery ----
 
     def replay(self, after_segment: int, after_number: int) -> Iterator[tuple[int, int, memoryview]]:
-        """Segment, offset and payload of every frame behind `after_segment`, whose last frame was `after_number`.
+        """Yield segment, offset and payload of every frame after `after_number`, the last frame of `after_segment`.
 
-        To be read to its end, once; then, if what was read counts, `finish_replay`. Older segments become spares.
+        Read it once, to its end; then call `finish_replay` if the frames are accepted. Older segments become spares.
 
-        Raises: StoreError if a frame is damaged, OSError
+        Raises: StoreError if a frame is damaged or a segment is missing, OSError
         """
         self._number = after_number
         self._newest = after_segment
         paths = {int(path.stem, 16): path for path in sorted(self._folder.glob("*.journal"))}
-        # The newest segment is never released.
+        # The newest segment is never freed.
         if after_segment and max(paths, default=0) <= after_segment:
             raise self._damage(f"segment {after_segment + 1:016x} is missing")
         for segment in [segment for segment in paths if segment <= after_segment]:
@@ -116,7 +116,7 @@ class Journal:
             self._last_frames[segment] = self._number
 
     def finish_replay(self) -> None:
-        """What was replayed counts from here on; before that nothing is appended.
+        """Accept the replayed frames: make them durable, and clear the bytes after them. Nothing is appended before.
 
         Raises: OSError
         """
@@ -151,7 +151,7 @@ class Journal:
             raise self._damage(describe_cut(segment, size, expected))
 
     def _check_nothing_after(self, content: bytearray, segment: int, end: int) -> None:
-        """A crash can only tear the last frame, so a good frame behind a bad one means that a disk lost something."""
+        """Check that no good frame follows `end`. One would prove lost data: a crash tears only the last frame."""
         whole = memoryview(content)
         needle = struct.pack("<Q", segment)
         at = content.find(needle, end + SEGMENT_OFFSET)
@@ -170,15 +170,15 @@ class Journal:
             at = content.find(needle, at + 1)
 
     def _rewrite_last(self) -> None:
-        """The last frame may be in the system's memory only: its write failed, or the broker was killed meanwhile. Now
-        that it counts it must not be lost. To sync the file would not do, as a system tells of a failure only once.
-        """
+        """Write the last frame again. It may be in the system's memory only: its first write failed, or the broker
+        was killed during it. Once accepted it must not be lost. A sync would not do: the system reports a failed
+        write only once."""
         file = self._files[self._newest]
         for offset in range(self._last_start, self._end, WRITE_BYTES_MAX):
             write(file, os.pread(file, min(WRITE_BYTES_MAX, self._end - offset), offset), offset)
 
     def _clear_tail(self) -> None:
-        """What a crash left of a frame that was not confirmed must not stand behind those to come."""
+        """Write zeros over what a crash left of an unconfirmed frame, so that it does not follow later frames."""
         file = self._files[self._newest]
         for offset in range(self._end, self._size, WRITE_BYTES_MAX):
             end = min(offset + WRITE_BYTES_MAX, self._size)
@@ -192,17 +192,17 @@ class Journal:
 
     @property
     def last_frame_number(self) -> int:
-        """Of the last frame; 0 is none yet."""
+        """Number of the last frame; 0 if there is none yet."""
         return self._number
 
     @property
     def newest_segment(self) -> int:
-        """Number of the segment that frames go to; 0 is none yet."""
+        """Number of the segment that frames are appended to; 0 if there is none yet."""
         return self._newest
 
     @property
     def segments(self) -> list[int]:
-        """Oldest first."""
+        """Segment numbers, oldest first."""
         return list(self._files)
 
     @property
@@ -211,25 +211,25 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Bytes of its segments, those that nothing was written to included."""
+        """Bytes of all segments, including those not written to yet."""
         return sum(list(self._sizes.values()))
 
     @property
     def spare_size(self) -> int:
-        """Bytes of its spares."""
+        """Bytes of the spare segments."""
         return self._spare_count * self._segment_bytes
 
     def last_frame(self, segment: int) -> int:
-        """Number of the last frame in or before the segment."""
+        """Return the number of the last frame in or before the segment."""
         return self._last_frames[segment]
 
     def fits(self, size: int) -> bool:
-        """A payload of `size` bytes fits into the newest segment."""
+        """Return whether a payload of `size` bytes fits into the newest segment."""
         return self._end + FRAME.size + size <= self._size
 
     def append(self, parts: list[bytes], size: int) -> tuple[int, int]:
-        """Segment and offset of the payload, which is `parts`, of `size` bytes together; it is durable. Where it has
-        no place, `start_segment` comes first.
+        """Append a payload and return its segment and offset; it is durable then. `parts` have `size` bytes
+        together. If they do not fit, call `start_segment` first.
 
         Raises: OSError; nothing may be appended after that.
         """
@@ -253,7 +253,7 @@ class Journal:
         return segment, offset + FRAME.size
 
     def start_segment(self, size: int) -> None:
-        """Begin a new segment with place for a payload of `size` bytes.
+        """Start a new segment with space for a payload of `size` bytes.
 
         Raises: OSError
         """
@@ -276,7 +276,7 @@ class Journal:
         self._size = self._sizes[segment] = os.fstat(file).st_size
 
     def allocate_spare(self) -> None:
-        """See to it that the next `start_segment` need not allocate. May be called while another thread appends.
+        """Allocate a spare segment if there is none. May be called while another thread appends.
 
         Raises: OSError
         """
@@ -286,7 +286,7 @@ class Journal:
                 self._spare_count += 1
 
     def read_extents(self, extents: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
-        """What is in each of the extents: segment, offset, length. Neighbours are read together.
+        """Yield the bytes of each extent: segment, offset, length. Neighbouring extents are read together.
 
         Raises: OSError
         """
@@ -313,7 +313,7 @@ class Journal:
             yield content[offset - start : offset - start + length]
 
     def free(self, segment: int) -> None:
-        """The segment is not needed any more, nor read. May be called while another thread appends.
+        """Make a spare of a segment that is no longer needed or read. May be called while another thread appends.
 
         Raises: OSError
         """
@@ -338,7 +338,7 @@ class Journal:
 
 
 def _blocks(parts: list[bytes]) -> Iterator[bytes]:
-    """The same bytes in fewer, larger parts."""
+    """Yield the bytes of `parts` in fewer, larger parts."""
     block: list[bytes] = []
     size = 0
     for part in parts:
@@ -359,17 +359,17 @@ def _read_all(file: int, size: int) -> bytearray:
     return content
 
 
-# ---- What does the journal lack at its end? ----
+# ---- Proof of frames that are missing at the end ----
 #
-# A crash tears the last frame, which nobody was told of; so the end of a journal looks the same whether a crash tore
-# that frame or a disk lost a hundred of them. What was written down elsewhere tells them apart. Each of these is a
-# lower bound, which stays true whatever is written later:
+# A crash tears the last frame, which was not confirmed. So the end of a journal looks the same whether a crash tore
+# that frame or a disk lost a hundred of them. Records elsewhere tell the two apart. Each of them is a lower bound,
+# which stays true whatever is written later:
 #
 #     checkpoint     "durable frame" names a frame that was durable: the last one of a clean stop, the first one of a
 #                    run, one that reserved sequences, the last one when a segment had been checkpointed
-#     history        A chunk of a batch is in the history's own files only once the frame of that batch is durable.
-#                    Events are numbered over all runs; the history does not know batches and frames. So it says
-#                    something only of the run that the journal ends with: it may have been switched off, deleted, or
+#     history        The history's own files get a chunk of a batch only once the frame of that batch is durable.
+#                    Events are numbered over all runs; the history does not know batches and frames. So it proves
+#                    something only about the run that the journal ends with: it may have been switched off, deleted, or
 #                    restored from a copy.
 #
 # Source: docs/decisions/0019-damage.md
@@ -378,10 +378,10 @@ def _read_all(file: int, size: int) -> bytearray:
 def describe_lost_tail(
     last: int, durable_frame: int, journal_chunk: bytes, last_history_chunk: tuple[int, int] | None
 ) -> str:
-    """What is missing after the frame `last`, in words; empty if nothing proves that anything is.
+    """Describe what is missing after the frame `last`; empty if nothing proves a loss.
 
-    `durable_frame` is what the checkpoint says, `journal_chunk` the last chunk that the journal has of it, and
-    `last_history_chunk` run and first event of the last chunk of a batch that the history's own files have.
+    `durable_frame` is that of the checkpoint, `journal_chunk` the last history chunk in the journal.
+    `last_history_chunk` is run and first event of the last chunk of a batch in the history's own files.
     """
     if last < durable_frame:
         first = last + 1

@@ -1,10 +1,10 @@
-"""How the store keeps its promise without a disk: for tests, and for a broker whose messages may end with it.
+"""MemoryStore: a store without a disk, for tests and for brokers whose messages may end with the process.
 
-The object is the disk. Calling `recover` again is a restart: what was applied is there, transients only if the last
-batch with a `clean_stop` said True.
+The object is the disk. Calling `recover` again is a restart: applied batches are there, transient messages only if
+the last batch with a `clean_stop` had True.
 
-It checks more than a store must. A mark that outlives its message, or a content that nobody refers to, is a bug of the
-broker that a disk would keep for years without a word; here it is refused, so that tests meet it.
+It checks more than a store must. A mark that outlives its message, or a content without references, is a bug of the
+broker that a disk would keep for years unnoticed. This store rejects it, so that tests find it.
 """
 
 import secrets
@@ -33,25 +33,25 @@ from truenext.store.store import Page, Recovered, TimerPage, UndecodedMessage
 
 
 class MemoryStore:
-    """A store that lives as long as its object."""
+    """Store whose messages live as long as the object."""
 
     def __init__(self, *, limit: int | None = None) -> None:
-        """`limit` is how many bytes of records there is room for; None is any number."""
+        """Create an empty store for `limit` bytes of records; None is no limit."""
         self._limit = limit
         self._used = 0
         self._disk_level = DiskLevel.PLENTY
         self._messages: dict[bytes, bytes] = {}
         self._transients: dict[bytes, bytes] = {}
         self._lanes: dict[bytes, dict[bytes, None]] = {}
-        """Lane key to the keys of its messages of either kind. They come nearly in order, so that sorting is cheap;
-        and it is needed for pages only, where a sorted list would cost every removal."""
+        """Keys of the messages of either kind, by lane key. They are added nearly in order, so that sorting them is
+        cheap. Only pages need the order; a sorted list would make every removal slower."""
         self._marks: dict[bytes, Mark] = {}
         self._causes: dict[bytes, Causes] = {}
         self._queues: dict[int, str] = {}
         self._paused: set[int] = set()
         self._producers: dict[str, ProducerState] = {}
         self._timers: list[bytes] = []
-        """In order, each once."""
+        """Sorted, without duplicates."""
         self._identity = secrets.token_hex(4)
         self._sequence_limit = 1
         self._redelivered_below = 0
@@ -59,7 +59,7 @@ class MemoryStore:
         self._last_applied = 0
         self._unwritable_reason = "recover() comes first"
         self._lock = Lock()
-        """Held wherever half of a batch could be seen."""
+        """Held wherever a batch could be seen in part."""
 
     @property
     def disk_level(self) -> DiskLevel:
@@ -126,7 +126,7 @@ class MemoryStore:
             return TimerPage.of(following, limit, as_of=self._last_applied)
 
     def close(self) -> None:
-        """Nothing is let go: `recover` opens the store again."""
+        """Reject further batches. Nothing is released: `recover` opens the store again."""
         self._unwritable_reason = "the store is closed"
 
     def _record(self, key: bytes) -> bytes:
@@ -140,7 +140,7 @@ class MemoryStore:
         return UndecodedMessage(key, record, self._marks.get(key, NO_MARK), content, self._causes.get(key, NO_CAUSES))
 
     def _check_references(self, batch: Batch) -> None:
-        """A content comes with all of its references, which then go one by one."""
+        """Check that each content is put with all its references, and each removed reference is in `dereferenced`."""
         for messages, puts, removes, dereferenced in (
             (self._messages, batch.puts, batch.removes, batch.dereferenced),
             (self._transients, batch.transient_puts, batch.transient_removes, batch.transient_dereferenced),
@@ -159,7 +159,7 @@ class MemoryStore:
             )
 
     def _check_batch(self, batch: Batch) -> None:
-        """Everything else that can be wrong with a batch, found before any of it is done."""
+        """Check everything else in a batch, before any of it is applied."""
 
         def require(fact: bool, problem: str) -> None:
             _require(batch, fact, problem)

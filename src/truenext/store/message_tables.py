@@ -1,7 +1,7 @@
-"""How do the messages of one kind, persistent or transient, stand in the checkpoint, with their marks and counts?
+"""Messages of one kind, persistent or transient, in the checkpoint, with their marks and counts.
 
-Each mark goes with its message, and each lane has the number of its messages: what damage did to one of them is seen at
-the others. All of it is read and written in transactions of the checkpoint.
+Each mark belongs to a message, and each lane has the number of its messages, so that damage to one of them shows in
+the others. All methods read and write in transactions of the checkpoint.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from truenext.store.store import UndecodedMessage
 from truenext.store.store_errors import damage_error
 
 Marks = dict[bytes, tuple[Mark, Causes]]
-"""By key of their messages; with what is new of the causes."""
+"""Mark and new causes by message key."""
 
 _KEYS_AROUND = 2
-"""Keys that are looked at before one that is not there, and behind it."""
+"""Number of keys that are checked on either side of a missing one."""
 
 
 class MessageTables:
@@ -37,7 +37,7 @@ class MessageTables:
         generation: bytes,
         data: Path,
     ) -> None:
-        """`generation` stands before each key of a message; a kind may have none. `data` is the data folder."""
+        """`generation` is the prefix of all message keys, empty for persistent messages. `data` is the data folder."""
         self.messages = messages
         self.marks = marks
         self.counts = counts
@@ -47,22 +47,22 @@ class MessageTables:
     # ---- Reading ----
 
     def read_counts(self, txn: lmdb.Transaction[bytes]) -> Counter[bytes]:
-        """Lane key to messages.
+        """Return the number of messages by lane key.
 
-        Raises: StoreError if they are not as many
+        Raises: StoreError if another number of messages exists
         """
         counts = Counter({lane: NUMBER.unpack(count)[0] for lane, count in self.counts.items(txn)})
         total, stored = counts.total(), txn.stat(self.messages)["entries"]
-        # What nobody counts nobody would ever read. Those of earlier generations are not counted any more.
+        # Messages that are not counted would never be read. Only those of earlier generations have no count.
         if total > stored or (total < stored and not self.generation):
             raise damage_error("checkpoint", f"{total} messages are counted and {stored} exist", self._data)
         return counts
 
     def has(self, cursor: lmdb.Cursor[bytes], key: bytes) -> bool:
-        """`key`, as it stands in the database of `cursor`, is there.
+        """Return whether `key`, in its stored form, is in the database of `cursor`.
 
-        What is not there would have a place in the order of what is. If it has none, damage may hide it, and what was
-        acknowledged would come back.
+        The neighbours of a missing key must be in order. If they are not, damage may hide the key, and an
+        acknowledged message would come back.
 
         Raises: StoreError
         """
@@ -77,7 +77,7 @@ class MessageTables:
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> UndecodedMessage | None:
-        """None if it is not here. Raises: StoreError if its mark is, and it is not"""
+        """Return the message, or None. Raises: StoreError if it is missing and its mark is not"""
         record, value = self.record(txn, key), self.marks.get(txn, self.generation + key)
         if record is not None:
             return stored_message(key, record, value)
@@ -93,7 +93,7 @@ class MessageTables:
         return None if mark is None else decode_mark(mark)[0]
 
     def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """A lane's messages, in order, without contents. Raises: StoreError if one of them is damaged"""
+        """Yield a lane's messages, in order, without contents. Raises: StoreError if one of them is damaged"""
         prefix = self.generation
         cursor = txn.cursor(self.messages)
         last = prefix + message_key(lane, after_sequence)
@@ -104,12 +104,12 @@ class MessageTables:
         mark = next(marks, None)
         lane, size = prefix + lane, len(prefix)
         for key, record in cursor.iternext():
-            # Before it is taken for the end of the lane: there may be more of that behind it.
+            # Before the key is taken for the end of the lane: more of the lane may follow it.
             if key <= last or len(key) != len(last):
                 raise damage_error(
                     "checkpoint", f"message {key.hex()} is out of order: it follows {last.hex()}", self._data
                 )
-            # Each goes with its message: what damage did to one of the two is seen at the other.
+            # A mark belongs to a message: damage to one of the two shows in the other.
             if mark is not None and mark[0] < key:
                 raise damage_error("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
             if not key.startswith(lane):
@@ -124,8 +124,8 @@ class MessageTables:
             raise damage_error("checkpoint", f"message {mark[0].hex()} has a mark, and is missing", self._data)
 
     def check_order_around(self, txn: lmdb.Transaction[bytes], key: bytes) -> None:
-        """Notice a message that is here, and is not found because a key is damaged: where a search ended that went
-        wrong, keys are out of order.
+        """Detect a message that is here but was not found because a key is damaged: the keys where the search ended
+        are then out of order.
 
         Raises: StoreError
         """
@@ -135,7 +135,7 @@ class MessageTables:
         for _ in range(_KEYS_AROUND):
             if not cursor.prev():
                 break
-        # If there is nothing before it either, this begins with the first.
+        # If there is nothing before the key either, this starts with the first.
         around = islice(cursor.iternext(values=False), 2 * _KEYS_AROUND)
         for before, after in pairwise(around):
             if before >= after:
@@ -146,7 +146,7 @@ class MessageTables:
     # ---- Writing ----
 
     def put(self, txn: lmdb.Transaction[bytes], messages: list[tuple[bytes, bytes]]) -> None:
-        """Keys and records. Raises: StoreError if one of them is here already"""
+        """Write keys and records. Raises: StoreError if one of them is here already"""
         generation = self.generation
         stored = [(generation + key, record) for key, record in messages] if generation else messages
         if txn.cursor(self.messages).putmulti(stored, overwrite=False)[1] != len(messages):
@@ -154,7 +154,7 @@ class MessageTables:
         self._count(txn, Counter(key[:LANE_KEY_SIZE] for key, _ in messages))
 
     def put_marks(self, txn: lmdb.Transaction[bytes], marks: Marks) -> Marks:
-        """Those of the messages that are here; the others are given back. What is not said of causes stays."""
+        """Write the marks of messages that are here, and return the others. Empty new causes keep the stored ones."""
         not_found: Marks = {}
         cursor = txn.cursor(self.messages)
         for key, (mark, causes) in marks.items():
@@ -169,7 +169,7 @@ class MessageTables:
         return not_found
 
     def delete(self, txn: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> None:
-        """Messages with their marks. Raises: StoreError if one is not here"""
+        """Delete messages with their marks. Raises: StoreError if one is not here"""
         change: Counter[bytes] = Counter()
         for key in keys:
             stored = self.generation + key
@@ -189,14 +189,14 @@ class MessageTables:
             else:
                 counts.delete(txn, lane)
 
-    # ---- What earlier generations left ----
+    # ---- Entries of earlier generations ----
 
     def has_old_generations(self, txn: lmdb.Transaction[bytes]) -> bool:
-        """There is something of an earlier generation."""
+        """Return whether there are entries of an earlier generation."""
         return any(self._is_first_old(cursor) for cursor in self._mark_and_message_cursors(txn))
 
     def delete_old_generations(self, txn: lmdb.Transaction[bytes], keys_max: int) -> None:
-        """Up to `keys_max` of that."""
+        """Delete up to `keys_max` entries of earlier generations."""
         for cursor in self._mark_and_message_cursors(txn):
             while keys_max and self._is_first_old(cursor):
                 cursor.delete()
@@ -206,12 +206,12 @@ class MessageTables:
         return self.marks.cursor(txn), txn.cursor(self.messages)
 
     def _is_first_old(self, cursor: lmdb.Cursor[bytes]) -> bool:
-        """The first in the database is of an earlier generation; the cursor is there."""
+        """Move the cursor to the first entry, and return whether it is of an earlier generation."""
         return cursor.first() and cursor.key()[: len(self.generation)] < self.generation
 
 
 def stored_message(key: bytes, record: bytes, mark: bytes | None) -> UndecodedMessage:
-    """`mark` is the value of its mark, None if it has none."""
+    """Return the message; `mark` is the stored value of its mark, None if it has none."""
     if mark is None:
         return UndecodedMessage(key, record, NO_MARK)
     own, causes = decode_mark(mark)

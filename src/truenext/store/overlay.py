@@ -1,8 +1,9 @@
-"""What the journal says over the checkpoint: which messages it holds, and what of the checkpoint is no longer true.
+"""Overlay: the index of the journal, which overrides the checkpoint. It has the messages in the journal, and the
+changes to those in the checkpoint.
 
-The store is the checkpoint, with the journal's segments laid over it one by one, oldest first. When the oldest is to
-go, what it still says moves into the checkpoint. The overlay does the book-keeping and knows no disk; see
-embedded.py and checkpointer.py for who calls what on which thread.
+The store is the checkpoint with the journal's segments laid over it one by one, oldest first. Before the oldest
+segment is freed, its live content is copied into the checkpoint. The overlay only keeps the index and does not touch
+the disk; embedded.py and checkpointer.py call it on their threads.
 """
 
 from __future__ import annotations
@@ -31,38 +32,38 @@ from truenext.store.store import Recovered
 
 _PUT_BYTES = 20
 _CHUNK_BYTES = 1000
-"""The first message of a lane in a segment."""
+"""Memory for the first message of a lane in a segment."""
 _KEY_BYTES = 200
-"""A key in a dictionary."""
+"""Memory for a key in a dictionary."""
 _MARK_BYTES = 400
 _TIMER_BYTES = 200
 _NAME_BYTES = 400
-"""A producer or a queue, besides its name; a character of that has up to four bytes."""
+"""Memory for a producer or a queue without its name; each character of the name takes up to four bytes more."""
 _RESOLVED_BYTES = 44
-"""Of a producer, a COMMIT that was resolved."""
+"""Memory for one resolved COMMIT of a producer."""
 
 
 class Overlay:
-    """Not for two threads at once, but for the views it gives away."""
+    """Index of all segments. Only its views may be used by two threads at once."""
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, JournalLane] = {}
         self.indexes: tuple[SegmentIndex, ...] = ()
-        """Oldest first. Replaced, never changed, so that a reader can keep the one it began with."""
+        """Oldest first. Replaced, never changed, so that a reader can keep the tuple it started with."""
         self.views: set[OverlayView] = set()
-        """Those that are being read: each is told of every change, and taken out once it was read."""
+        """Views that are being read. Each is told of every change, and removed once it was read."""
         self.last_checkpoint_segment = 0
-        """The checkpoint has, or is being given, messages of segments up to this one."""
+        """Number of the last segment whose messages the checkpoint has, or is being given."""
 
-    # ---- What a batch does ----
+    # ---- Changes of a batch ----
 
     @property
     def memory(self) -> int:
-        """Bytes that all layers take, at the most and roughly."""
+        """Upper estimate of the bytes of memory that all segment indexes take."""
         return sum(index.memory for index in self.indexes)
 
     def apply_changes(self, changes: Changes, segment: int, offset: int) -> None:
-        """A batch that stands at `offset` in `segment` is in force."""
+        """Apply the changes of a batch whose payload is at `offset` in `segment`."""
         for view in self.views:
             view.save_before(changes)
         indexes = self.indexes
@@ -71,7 +72,7 @@ class Overlay:
         rare = changes.rare
         if rare is not None and rare.drops_transients:
             self._drop_transients()
-        # Removes before puts: in a broker no key comes back, and here it may then do so within one batch.
+        # Removes before puts: a broker never uses a key again, but here one batch may remove a key and put it again.
         if changes.removes:
             self._remove(changes.removes, index, is_transient=False)
         if changes.transient_removes:
@@ -120,7 +121,7 @@ class Overlay:
                 index.memory += _KEY_BYTES
 
     def _delete(self, key: bytes) -> int:
-        """Take the message out; the segment that it was in, 0 if the journal has none."""
+        """Remove a message and return the segment that it was in, 0 if the journal does not have it."""
         lane_key = key[:LANE_KEY_SIZE]
         lane = self._lanes.get(lane_key)
         found = lane.find(sequence_of(key)) if lane is not None else None
@@ -128,7 +129,7 @@ class Overlay:
             return 0
         chunk, at = found
         chunk.remove(at)
-        # The newest layer keeps what may be used again at once.
+        # The newest index keeps an empty chunk, which may be used again at once.
         if not chunk.live_count and chunk.segment != self.indexes[-1].segment:
             index = next(index for index in self.indexes if index.segment == chunk.segment)
             self._drop_chunk(lane_key, index)
@@ -143,7 +144,7 @@ class Overlay:
     def _add_rare(self, rare: RareChanges, index: SegmentIndex) -> None:
         marks = len(index.marks)
         index.marks.update(rare.marks)
-        # The mark of a content changes as often as it has references.
+        # Only new keys: the mark of a content changes as often as it has references.
         index.memory += _MARK_BYTES * (len(index.marks) - marks)
         if rare.causes:
             self._add_causes(rare, index)
@@ -157,7 +158,7 @@ class Overlay:
             index.producers.pop(name, None)
             index.forgotten_producers.add(name)
         index.producers.update(rare.producers)
-        # One that is set again in the batch that clears it is set.
+        # A timer that is cleared and set in the same batch is set.
         index.timers.update(dict.fromkeys(rare.cleared_timers, False))
         index.timers.update(dict.fromkeys(rare.timers, True))
         index.memory += _TIMER_BYTES * (len(rare.cleared_timers) + len(rare.timers))
@@ -195,19 +196,19 @@ class Overlay:
     # ---- Reading ----
 
     def is_transient(self, key: bytes) -> bool | None:
-        """Whether the message of this key is transient, None if the journal does not have it."""
+        """Return whether the message of this key is transient, None if the journal does not have it."""
         lane = self._lanes.get(key[:LANE_KEY_SIZE])
         found = lane.find(sequence_of(key)) if lane is not None else None
         return None if found is None else bool(found[0].packed[found[1]] & 1)
 
     def view(self, lane: bytes, after_sequence: int, limit: int) -> OverlayView:
-        """As of now: the next messages of a lane that the journal has, and what it says of those that it has not."""
+        """Return a view, as of now, of a lane: its next messages in the journal, and its changes to the checkpoint."""
         found = self._lanes.get(lane)
         spans = found.find_after(after_sequence, limit) if found is not None else []
         return self._add_view(OverlayView((lane,), spans, self.indexes, self._contents()))
 
     def view_keys(self, keys: list[bytes]) -> OverlayView:
-        """The same of the messages with these keys."""
+        """Return such a view of the messages with these keys."""
         journal_keys: list[bytes] = []
         spans: list[tuple[int, int, int]] = []
         for key in keys:
@@ -229,11 +230,11 @@ class Overlay:
         return contents.chunks[:] if contents is not None else []
 
     def timer_view(self) -> TimerView:
-        """As of now: what the journal says of timers."""
+        """Return a view, as of now, of the journal's timers."""
         return TimerView(self.indexes)
 
     def messages(self, up_to_segment: int | None = None) -> Iterator[tuple[bytes, Span]]:
-        """All messages of the oldest segments, lane by lane within each, in the order of their keys."""
+        """Yield all messages of the segments up to `up_to_segment`, lane by lane within each, in key order."""
         for index in self.indexes:
             if up_to_segment is not None and index.segment > up_to_segment:
                 return
@@ -244,7 +245,7 @@ class Overlay:
                         yield message_key(lane_key, sequence), unpack_span(index.segment, packed)
 
     def copy_segment(self, segment: int) -> list[tuple[bytes, array[int], array[int]]]:
-        """The messages of a segment for `iter_spans`: a copy, of 16 bytes for each."""
+        """Copy the messages of a segment for `iter_spans`, 16 bytes for each."""
         return [
             (lane_key, index.chunks[lane_key].sequences[:], index.chunks[lane_key].packed[:])
             for index in self.indexes
@@ -258,18 +259,18 @@ class Overlay:
         )
 
     def counts(self) -> dict[bytes, int]:
-        """Messages of each lane that the journal has."""
+        """Return the number of messages in the journal by lane key."""
         return {key: sum(chunk.live_count for chunk in lane.chunks) for key, lane in self._lanes.items()}
 
     # ---- The checkpoint ----
 
     def remove_checkpointed(self, keys: Iterable[bytes]) -> None:
-        """The checkpoint has these messages."""
+        """Remove messages that the checkpoint has."""
         for key in keys:
             self._delete(key)
 
     def drop_indexes(self, up_to_segment: int) -> None:
-        """The checkpoint says what these segments said, and has their messages."""
+        """Remove the indexes of segments whose content is in the checkpoint."""
         for index in self.indexes:
             if index.segment <= up_to_segment:
                 for lane_key in list(index.chunks):
@@ -278,52 +279,52 @@ class Overlay:
 
 
 def iter_spans(segment: int, copied: list[tuple[bytes, array[int], array[int]]]) -> Iterator[tuple[bytes, Span]]:
-    """Keys and spans of what `Overlay.copy_segment` gave, in the order of the keys."""
+    """Yield keys and spans of a copy made by `Overlay.copy_segment`, in key order."""
     for lane_key, sequences, spans in copied:
         for sequence, packed in zip(sequences, spans, strict=True):
             if packed:
                 yield message_key(lane_key, sequence), unpack_span(segment, packed)
 
 
-# ---- What does one segment of the journal say, and what do several say together over the checkpoint? ----
+# ---- The index of one segment, and several indexes over the checkpoint ----
 
 
 @dataclass(slots=True, eq=False)
 class SegmentIndex:
-    """What one segment says."""
+    """Index of one segment."""
 
     segment: int
     records: int = 0
-    """Everything that its batches name: what it costs to replay it."""
+    """Number of changes in its batches, which is the cost of a replay."""
     memory: int = 0
-    """Bytes that all of this takes, at the most and roughly."""
+    """Upper estimate of the bytes of memory that it takes."""
     chunks: dict[bytes, LaneSpans] = field(default_factory=dict)
-    """Lane key to the messages that the segment holds."""
+    """Messages in the segment, by lane key."""
     removed: dict[bytes, bool] = field(default_factory=dict)
-    """Keys that the checkpoint may have and that were removed since, and whether they are transient."""
+    """Keys of messages that were removed and that the checkpoint may have, and whether they are transient."""
     marks: dict[bytes, Mark] = field(default_factory=dict)
     causes: dict[bytes, Causes] = field(default_factory=dict)
-    """Of messages that have a mark here; what it does not say an older layer or the checkpoint does."""
+    """Causes of messages that have a mark here. An empty field is in an older index, or in the checkpoint."""
     queues: dict[int, str] = field(default_factory=dict)
     paused: dict[int, bool] = field(default_factory=dict)
     producers: dict[str, ProducerState] = field(default_factory=dict)
     forgotten_producers: set[str] = field(default_factory=set)
     timers: dict[bytes, bool] = field(default_factory=dict)
-    """Those that were set (True) or cleared: what the checkpoint says of them does not count."""
+    """Timers that were set (True) or cleared (False). They override the checkpoint's."""
     sorted_timers: list[bytes] | None = None
-    """All of them, once there is a newer layer, so that they change no more, and somebody has asked."""
+    """Keys of `timers`, sorted at the first read after a newer index exists, when they can no longer change."""
     sequence_limit: int = 0
     redelivered_below: int = 0
     clean_stop: bool | None = None
 
 
 def is_removed(key: bytes, indexes: tuple[SegmentIndex, ...]) -> bool:
-    """A message of the checkpoint was removed since."""
+    """Return whether the journal has removed a message of the checkpoint."""
     return any(key in index.removed for index in indexes)
 
 
 def find_mark(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
-    """What the first of `marks` says that says anything."""
+    """Return the mark of a message from the first of `marks` that has one, or None."""
     for one in marks:
         mark = one.get(key)
         if mark is not None:
@@ -332,7 +333,7 @@ def find_mark(key: bytes, marks: Iterable[dict[bytes, Mark]]) -> Mark | None:
 
 
 def merge_causes(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
-    """What `causes` say together, of which each says more than those behind it."""
+    """Return the causes of a message, merged from `causes`, the newest first."""
     merged = NO_CAUSES
     for one in causes:
         before = one.get(key)
@@ -342,7 +343,7 @@ def merge_causes(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
 
 
 def apply_journal(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Recovered:
-    """What the checkpoint says by itself, with what the layers say over it; of messages nothing."""
+    """Return the checkpoint's state with the changes of `indexes` applied. Messages are left out."""
     queues, producers = recovered.queues, dict(recovered.producers)
     paused = set(recovered.paused)
     for index in indexes:
@@ -361,15 +362,14 @@ def apply_journal(recovered: Recovered, indexes: tuple[SegmentIndex, ...]) -> Re
     return replace(recovered, queues=queues, paused=paused, producers=dict(by_use))
 
 
-# ---- What did the overlay say at one moment, while it goes on to change? ----
+# ---- Views of the overlay at one moment, while it changes ----
 
 
 class OverlayView:
-    """What the overlay says of one lane, or of some messages, at one moment, while it goes on to change; see
-    `Overlay.view`.
+    """Snapshot of the overlay for one lane, or for some messages; see `Overlay.view`.
 
-    Read without a lock, but for contents. Whatever changes is noted here before it is changed there, so that it is here
-    once it is seen.
+    Read without a lock, except for contents. A change is saved here before it is made in the overlay, so that a
+    reader that sees the change also finds the state before it.
     """
 
     def __init__(
@@ -381,14 +381,14 @@ class OverlayView:
         *,
         keys: list[bytes] | None = None,
     ) -> None:
-        """`spans` has sequence, segment and packed span of each; `keys` are theirs, None if all are of one lane."""
+        """`spans` has sequence, segment and packed span of each message; `keys` is None if all are of one lane."""
         self._lanes = lanes
         self._spans = spans
         self._keys = keys
-        # Once they have moved the overlay has these no more.
+        # The overlay drops contents once they are checkpointed.
         self._contents = contents
         self._removed_contents: dict[bytes, Span] = {}
-        # What a layer gets later is not of this moment.
+        # Indexes that are empty now are left out: later changes are not of this moment.
         self._removed = [index.removed for index in indexes if index.removed]
         self._marks = [index.marks for index in reversed(indexes) if index.marks]
         self._causes = [index.causes for index in reversed(indexes) if index.causes]
@@ -397,36 +397,36 @@ class OverlayView:
         self._causes_before: dict[bytes, Causes] = {}
 
     def keys(self) -> list[bytes]:
-        """Of the first messages that the journal has, in order."""
+        """Return the keys of the view's messages in the journal, in order."""
         if self._keys is not None:
             return self._keys
         (lane,) = self._lanes
         return [message_key(lane, sequence) for sequence, _, _ in self._spans]
 
     def extents(self) -> list[tuple[int, int, int]]:
-        """Where they are: segment, offset and length."""
+        """Return segment, offset and length of each of their records."""
         return [unpack_extent(segment, packed) for _, segment, packed in self._spans]
 
     def is_removed(self, key: bytes) -> bool:
-        """A message of the checkpoint was removed since."""
+        """Return whether the journal had removed a message of the checkpoint."""
         return any(key in removed for removed in self._removed) and key not in self._removed_since
 
     def mark(self, key: bytes) -> Mark | None:
-        """What the journal says of the message, if anything."""
+        """Return the journal's mark of the message, or None."""
         if not self._marks:
             return None
         mark = find_mark(key, self._marks)
         return self._marks_before.get(key, mark)
 
     def causes(self, key: bytes) -> Causes:
-        """What the journal says of why consumers failed with the message; the checkpoint may say more."""
+        """Return the journal's causes of the message; the checkpoint may have more."""
         if not self._causes:
             return NO_CAUSES
         causes = merge_causes(key, self._causes)
         return self._causes_before.get(key, causes)
 
     def content(self, key: bytes) -> Span | None:
-        """Where the journal has, or had, a content. Not while the overlay changes."""
+        """Return the span of a content in the journal, even if removed since. The overlay must not change meanwhile."""
         span = self._removed_contents.get(key)
         return span if span is not None else self._content(key)
 
@@ -439,7 +439,7 @@ class OverlayView:
         return None
 
     def save_before(self, changes: Changes) -> None:
-        """These are about to happen."""
+        """Save the state that `changes`, which are about to be applied, will replace."""
         for keys in (changes.removes, changes.transient_removes):
             for key in keys:
                 if key.startswith(CONTENTS_LANE_KEY) and (span := self._content(key)) is not None:
@@ -455,20 +455,18 @@ class OverlayView:
 
 
 class TimerView:
-    """What the overlay says of timers at one moment, while it goes on to change. Read without a lock: only the newest
-    layer's timers change, and of those this has a copy.
-    """
+    """Snapshot of the overlay's timers. Read without a lock: only the newest index's timers change, and are copied."""
 
     def __init__(self, indexes: tuple[SegmentIndex, ...]) -> None:
         self._older = [index for index in indexes[:-1] if index.timers]
         self._newest = dict(indexes[-1].timers) if indexes else {}
 
     def overrides(self, timer: bytes) -> bool:
-        """What the checkpoint says of it does not count."""
+        """Return whether the journal has set or cleared the timer, so that the checkpoint's state does not count."""
         return timer in self._newest or any(timer in index.timers for index in self._older)
 
     def iter_after(self, after: bytes, checkpoint_timers: Iterator[bytes]) -> Iterator[bytes]:
-        """Those that are set, in order, laid over what the checkpoint has."""
+        """Yield the timers that are set and after `after`, in order, the journal's merged over `checkpoint_timers`."""
         sources = [_iter_after(sorted(self._newest), self._newest, after, 0)]
         for age, index in enumerate(reversed(self._older), 1):
             if index.sorted_timers is None:

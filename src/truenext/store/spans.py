@@ -1,7 +1,7 @@
-"""Where in the journal is each message of a lane?
+"""Positions of a lane's messages in the journal, by sequence.
 
-A message costs 16 bytes here, in two arrays that each lane has of each segment; half a gigabyte of journal must not
-cost memory by the number of its messages.
+A message takes 16 bytes, in two arrays for each lane and segment. Half a gigabyte of journal can hold too many
+messages for an object each.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 _COMPACTION_MIN = 64
-"""Messages of a chunk, gone ones too, from which on it is worth to look for those that are gone."""
+"""Number of a chunk's entries, removed ones included, above which it may be compacted."""
 
 
 class Span(NamedTuple):
-    """Where the journal has a record."""
+    """Position of a record in the journal."""
 
     segment: int
     offset: int
@@ -28,12 +28,12 @@ def unpack_span(segment: int, packed: int) -> Span:
 
 
 def unpack_extent(segment: int, packed: int) -> tuple[int, int, int]:
-    """Segment, offset and length."""
+    """Return segment, offset and length."""
     return segment, packed >> 32, packed >> 1 & 0x7FFFFFFF
 
 
 class LaneSpans:
-    """The messages of one lane in one segment."""
+    """Messages of one lane in one segment."""
 
     __slots__ = ("lane", "live_count", "packed", "segment", "sequences")
 
@@ -41,13 +41,13 @@ class LaneSpans:
         self.segment = segment
         self.lane = lane
         self.sequences = array("Q")
-        """In order."""
+        """Sorted."""
         self.packed = array("Q")
-        """The span of each but for its segment, packed into one number; 0 for one that is gone."""
+        """Span of each message without its segment, packed into one number; 0 for a removed message."""
         self.live_count = 0
 
     def insert(self, sequence: int, packed: int) -> None:
-        """In front of others, as it is not in a broker; else it is appended."""
+        """Add a message before others. A broker never does that: it appends."""
         at = bisect_left(self.sequences, sequence)
         if self.sequences[at] == sequence:
             self.packed[at] = packed
@@ -60,26 +60,26 @@ class LaneSpans:
         packed[at] = 0
         self.live_count -= 1
         if self.live_count * 4 < len(packed) > _COMPACTION_MIN:
-            # So that neither memory nor a page has to do with more than a few that are gone for each that is not.
+            # Keeps memory, and the removed entries that a page skips, in proportion to the live ones.
             live = [n for n, one in enumerate(packed) if one]
             self.sequences = array("Q", [self.sequences[n] for n in live])
             self.packed = array("Q", [packed[n] for n in live])
 
 
 class JournalLane:
-    """The messages of one lane in all segments."""
+    """Messages of one lane in all segments."""
 
     __slots__ = ("chunks", "last")
 
     def __init__(self) -> None:
         self.chunks: list[LaneSpans] = []
-        """Oldest segment first. One that goes is left out of a new list: a batch is checked while another thread moves
-        what was before it."""
+        """Oldest segment first. A chunk is removed by replacing the list, because one thread checks a batch while
+        another checkpoints earlier ones."""
         self.last = 0
-        """No sequence behind this one was ever put."""
+        """Highest sequence ever put."""
 
     def find(self, sequence: int) -> tuple[LaneSpans, int] | None:
-        """The chunk of a message, and where in that it is."""
+        """Return the chunk of a message and its index in there, or None."""
         if sequence > self.last:
             return None
         for chunk in self.chunks:
@@ -92,7 +92,7 @@ class JournalLane:
         return None
 
     def find_after(self, after_sequence: int, limit: int) -> list[tuple[int, int, int]]:
-        """Up to `limit` triples of sequence, segment and packed span, in order."""
+        """Return up to `limit` triples of sequence, segment and packed span after `after_sequence`, in order."""
         found: list[tuple[int, int, int]] = []
         for chunk in self.chunks:
             if not chunk.live_count or (len(found) >= limit and found[limit - 1][0] < chunk.sequences[0]):
@@ -105,6 +105,6 @@ class JournalLane:
                 found += [(sequence, segment, packed) for sequence, packed in pairs if packed]
                 start = end
             if known and len(found) > known and found[known] < found[known - 1]:
-                # Not in a broker, which puts the messages of a lane in their order.
+                # Never in a broker, which puts the messages of a lane in order.
                 found.sort()
         return found[:limit]

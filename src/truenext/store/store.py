@@ -1,7 +1,7 @@
-"""What a store promises to the broker.
+"""Interface of a store, which keeps the broker's durable state.
 
-A message leaves the store only through a batch that removes it: nothing is dequeued by reading. One contract suite
-(tests/contract) holds every store to this file.
+A message leaves the store only through a batch that removes it: reading removes nothing. One contract suite
+(tests/contract) tests every store against this file.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from truenext.model.limits import PAGE_BYTES
 
 
 class UndecodedMessage(msgspec.Struct, gc=False):
-    """One message of a page, its record not yet decoded."""
+    """One message of a page, with its record not yet decoded."""
 
     key: bytes
     record: bytes
     mark: Mark
     content: bytes = b""
-    """The record that its own refers to (record.py); empty if it does not, or that is missing."""
+    """Record of the content that this record refers to (record.py); empty if it refers to none, or to a missing one."""
     causes: Causes = NO_CAUSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     messages: list[UndecodedMessage]
-    """In the order of their keys."""
+    """Sorted by key."""
     as_of: int
-    """Number of the last batch whose every effect on the lane this page shows; 0 before the first of a run."""
+    """Number of the last batch whose effects on the lane this page shows in full; 0 before the first batch of a run."""
     is_end: bool
-    """As of then, the lane has no message behind these."""
+    """True if no message of the lane followed, as of `as_of`."""
 
     @classmethod
     def of(cls, following: Iterable[UndecodedMessage], limit: int, size_max: int, *, as_of: int) -> Self:
-        """The page that begins with `following`, from which at most one message more than fits is taken."""
+        """Return the page that starts with `following`; at most one message more than fits is taken from there."""
         messages: list[UndecodedMessage] = []
         size = 0
         for message in islice(following, limit + 1):
@@ -56,102 +56,102 @@ class Page:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerPage:
     timers: list[bytes]
-    """In order: by the time at which they are due."""
+    """Sorted by their bytes (record.py): by due time, timers of scheduled sends last."""
     as_of: int
-    """Number of the last batch whose every timer this page shows; 0 before the first of a run."""
+    """Number of the last batch whose timers this page shows in full; 0 before the first batch of a run."""
     is_end: bool
-    """As of then, there are none behind these."""
+    """True if no timer followed, as of `as_of`."""
 
     @classmethod
     def of(cls, following: Iterable[bytes], limit: int, *, as_of: int) -> Self:
-        """The page that begins with `following`, from which at most one more than fits is taken."""
+        """Return the page that starts with `following`. At most one timer more than fits is taken from the iterator."""
         timers = list(islice(following, limit + 1))
         return cls(timers=timers[:limit], as_of=as_of, is_end=len(timers) <= limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What a store holds when it opens: counts and positions, not messages."""
+    """State of a store when it opens: counts and positions, no messages."""
 
     identity: str
     """Eight hexadecimal digits, made once per store."""
     clean_stop: bool
-    """The last run ended as it should; transients are then still there, otherwise the store has dropped them."""
+    """True if the last run stopped cleanly. Otherwise the store has dropped the transient messages."""
     sequence_limit: int = 1
-    """No sequence from here on was ever given out."""
+    """Exclusive upper bound of all sequences that were ever given out."""
     redelivered_below: int = 0
-    """Messages with a sequence below it may have been dispatched without a trace, in a run before the last."""
+    """Messages with a lower sequence may have been dispatched in a run before the last without a record of it."""
     queues: dict[int, str] = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
-    """Numbers of queues from which nothing is dispatched."""
+    """Numbers of the paused queues."""
     counts: dict[bytes, int] = field(default_factory=dict)
-    """Lane key to messages stored there; lanes without any are left out, and so is that of contents."""
+    """Number of stored messages by lane key. Empty lanes and the lane of contents are left out."""
     producers: dict[str, ProducerState] = field(default_factory=dict)
-    """In order of last use."""
+    """Sorted by last use, oldest first."""
     history: list[bytes] = field(default_factory=list)
-    """History of batches that its own files may not have yet, in order."""
+    """History chunks of batches, in order, that the history's own files may lack."""
 
 
 class Store(Protocol):
-    """Durable state of one broker. `apply`, `recover` and `close` are called from one thread at a time."""
+    """Durable state of one broker. One thread at a time calls `apply`, `recover` and `close`."""
 
     @property
     def disk_level(self) -> DiskLevel:
-        """What was found last, within a second or so; costs nothing to ask, on any thread, from `recover` on.
+        """Disk level found by the last check, about a second ago at most. Costs nothing to read, on any thread.
 
-        It is advice: the store takes every batch that it can, whatever it said.
+        Valid from `recover` on. Advice only: the store takes every batch that it can write, whatever the level.
         """
 
     @property
     def disk_level_bytes(self) -> dict[str, int]:
-        """Bytes by which `disk_level` was found last: `free` and `needed` of a disk, below which producers wait; `used`
-        and `limit` where the store has a limit of its own."""
+        """Bytes from which `disk_level` was found: `free` and `needed` of a disk (producers wait below `needed`),
+        and `used` and `limit` if the store has a limit of its own."""
 
     def recover(self) -> Recovered:
-        """Read what is there, once, before anything else; after an unclean stop drop the transients first.
+        """Read the stored state, once, before any other call; after an unclean stop drop the transients first.
 
-        Raises: StoreError if it cannot be read.
+        Raises: StoreError if the state cannot be read.
         """
 
     def apply(self, batch: Batch) -> None:
-        """Do all of the batch; returns once it is durable. Blocks: call it on a thread of its own.
+        """Apply the whole batch and return once it is durable. Blocks: call it on a thread of its own.
 
-        Raises: StoreError if it could not be made durable; the broker then stops, and never tries again.
+        Raises: StoreError if the batch could not be made durable. The broker then stops, and never tries again.
         """
 
     def read_page(self, lane: bytes, after_sequence: int, limit: int, size_max: int = PAGE_BYTES) -> Page:
-        """The next messages of a lane behind `after_sequence`, persistent and transient in one order: at most `limit`
-        (1 or more) with at most `size_max` bytes of records, contents and causes, or one that is larger.
+        """Return the next messages of a lane after `after_sequence`, persistent and transient in one order: at most
+        `limit` (1 or more) with at most `size_max` bytes of records, contents and causes, or one larger message.
 
-        Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
-        apply runs on another; neither waits for the other's disk.
+        The page shows every batch for which `apply` has returned, and no batch in part. May be called on any thread
+        while `apply` runs on another; neither waits for the other's disk access.
 
-        Raises: StoreError if it cannot be read.
+        Raises: StoreError if the messages cannot be read.
         """
 
     def read_messages(self, keys: Collection[bytes], size_max: int = PAGE_BYTES) -> Page:
-        """The stored messages with these keys, in the order of the keys: as many as `read_page` would give.
-        The page is the end if nothing was left out for its size. Of any lanes; otherwise like `read_page`.
+        """Return the stored messages with these keys, of any lanes, sorted by key: as many as `read_page` would
+        return. `is_end` is True if none was left out for its size. Otherwise like `read_page`.
 
-        Raises: StoreError if it cannot be read.
+        Raises: StoreError if the messages cannot be read.
         """
 
     def content_references(self, numbers: Collection[int]) -> dict[int, int]:
-        """By the number of each of these persistent contents, how many messages refer to it, as of all batches that
-        apply has returned for, or more than there are; 0 if there is none. May be called on any thread while apply runs
-        on another.
+        """Return the number of messages that refer to each of these persistent contents, by content number; 0 for a
+        missing one. The number is never lower than after all batches for which `apply` has returned, but may be
+        higher. May be called on any thread while `apply` runs on another.
 
-        Raises: StoreError if it cannot be read.
+        Raises: StoreError if the counts cannot be read.
         """
 
     def read_timers(self, after: bytes, limit: int) -> TimerPage:
-        """The next timers (record.py) behind `after`, which need not be one of them: at most `limit`, 1 or more.
+        """Return the next timers (record.py) after `after`, which need not exist: at most `limit`, 1 or more.
 
-        Reflects every batch that apply has returned for, and none but whole ones. May be called on any thread while
-        apply runs on another. What is set or cleared outlives any stop.
+        The page shows every batch for which `apply` has returned, and no batch in part. May be called on any thread
+        while `apply` runs on another. Set and cleared timers survive any stop.
 
-        Raises: StoreError if it cannot be read.
+        Raises: StoreError if the timers cannot be read.
         """
 
     def close(self) -> None:
-        """Let go of files and locks. Nothing is written."""
+        """Release files and locks. Writes nothing."""

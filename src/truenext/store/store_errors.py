@@ -1,4 +1,4 @@
-"""What LMDB and the system say when something fails, as a StoreError that says what failed and what to do."""
+"""Translation of LMDB's and the system's errors into a StoreError that says what failed and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import lmdb
 from truenext.errors import StoreError
 
 STORAGE_ERRORS = (lmdb.Error, OSError, struct.error, ValueError)
-"""What `store_error` can explain."""
+"""Errors that `store_error` can explain."""
 
 _DAMAGE = (
     lmdb.BadTxnError,
@@ -26,30 +26,30 @@ _DAMAGE = (
     lmdb.ProblemError,
     lmdb.VersionMismatchError,
 )
-"""What LMDB says when its pages are not what it wrote."""
+"""LMDB's errors for pages that are not as it wrote them."""
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_no_space(error: BaseException) -> bool:
-    """The disk, or the user's share of it, is full."""
+    """Return whether the disk, or the user's quota on it, is full."""
     return isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in _NO_SPACE)
 
 
 def is_short_write(error: BaseException) -> bool:
-    """What LMDB also says when the disk had room for only a part of a write, and when the disk is broken."""
+    """Return whether LMDB reports an I/O error: a full disk has taken only a part of a write, or the disk is broken."""
     return isinstance(error, lmdb.Error) and os.strerror(errno.EIO) in str(error)
 
 
 def is_denied(error: BaseException) -> bool:
-    """The user who runs this process has not the right."""
+    """Return whether the user of this process lacks a permission."""
     return isinstance(error, PermissionError) or (
         isinstance(error, lmdb.Error) and os.strerror(errno.EACCES) in str(error)
     )
 
 
 def store_error(action: str, error: Exception, data: Path) -> StoreError:
-    """`action` completes the sentence "cannot ..."; `data` is the folder it was made in."""
+    """Return `error` as a StoreError. `action` completes the sentence "cannot ..."; `data` is the data folder."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, lmdb.MapFullError):
@@ -71,9 +71,8 @@ def store_error(action: str, error: Exception, data: Path) -> StoreError:
 
 
 def _permission_advice(path: Path) -> str:
-    """Say which right is missing for what is to be read, written or made at `path`."""
-    # What is to be made needs the right for the folder that it is to be in. Where that may not be read, Path.exists
-    # raises.
+    """Say which permission is missing to read, write or create `path`."""
+    # Creating a file needs the permission on its folder. Path.exists raises where that folder may not be read.
     existing = next((each for each in (path, *path.absolute().parents) if os.access(each, os.F_OK)), path)
     number = os.geteuid()
     try:
@@ -84,7 +83,7 @@ def _permission_advice(path: Path) -> str:
 
 
 def damage_error(part: str, problem: str, data: Path) -> StoreError:
-    """`part` of the store in the folder `data` is not what was written."""
+    """Return the error for a `part` of the store in the folder `data` that is not as written."""
     return StoreError(
         f"the {part} in {data} is damaged: {problem}. Messages may be missing; restore the folder from a copy. "
         f"{repair_advice(str(data))}"
@@ -105,7 +104,7 @@ def format_error(data: Path, found: int, expected: int) -> StoreError:
 
 
 def repair_advice(data: str) -> str:
-    """What can be done about damage in the folder `data`."""
+    """Return advice on damage in the folder `data`."""
     return (
         f"`truenext store check {data}` says what is damaged, `truenext store export {data} NEW` saves what can be read"
     )
