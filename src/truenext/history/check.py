@@ -31,7 +31,9 @@ def last_batch_chunk(folder: Path) -> tuple[int, int] | None:
 
 
 def find_damage(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of each damaged file with a description. Raises: OSError"""
+    """Yield the name of each damaged file with a description.
+    Raises: OSError
+    """
     paths = history_files(folder)
     for path in paths:
         end = FILE.size

@@ -63,7 +63,8 @@ def export_all(folder: Path, target: Path) -> list[Path]:
     """Return Parquet files that together have every event once: existing ones, and new ones in the folder `target`
     for history that is not Parquet yet. Nothing else is changed.
 
-    May be called while the broker runs and exports. Raises: as `export_closed_files`
+    May be called while the broker runs and exports.
+    Raises: as `export_closed_files`
     """
     files: dict[str, list[Path]] = {}
     paths = history_files(folder)

@@ -39,7 +39,9 @@ class EventBlock(NamedTuple):
 
 
 def history_files(folder: Path) -> list[Path]:
-    """Return the files, oldest first; the last may still grow. Empty if there is no such folder. Raises: OSError"""
+    """Return the files, oldest first; the last may still grow. Empty if there is no such folder.
+    Raises: OSError
+    """
     try:
         # A glob would silently skip a folder that cannot be read.
         return sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))

@@ -98,7 +98,9 @@ class HistoryWriter:
             raise self._failure(error) from error
 
     def flush(self) -> None:
-        """Write everything appended before to the file, where it can then be read. Raises: HistoryError"""
+        """Write everything appended before to the file, where it can then be read.
+        Raises: HistoryError
+        """
         try:
             with self._append_lock:
                 self._write()
@@ -106,7 +108,9 @@ class HistoryWriter:
             raise self._failure(error) from error
 
     def sync(self) -> None:
-        """Make everything appended before durable. Raises: OSError"""
+        """Make everything appended before durable.
+        Raises: OSError
+        """
         with self._append_lock:
             self._write()
         # The thread that appends does not have to wait for the disk.
@@ -115,7 +119,9 @@ class HistoryWriter:
                 os.fdatasync(self._file)
 
     def close(self) -> None:
-        """Write, sync and close the file. Raises: OSError"""
+        """Write, sync and close the file.
+        Raises: OSError
+        """
         with self._append_lock, self._file_lock:
             self._write()
             if self._file >= 0:

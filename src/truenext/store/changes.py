@@ -131,7 +131,9 @@ def encode_batch(batch: Batch, rare: RareChanges | None) -> list[bytes]:
 
 
 def decode_changes(payload: memoryview) -> Changes:
-    """Decode a batch. Raises: ValueError if `payload` is not exactly the bytes of `encode_batch`"""
+    """Decode a batch.
+    Raises: ValueError if `payload` is not exactly the bytes of `encode_batch`
+    """
     try:
         return _decode(payload)
     except (struct.error, msgspec.MsgspecError) as error:

@@ -265,7 +265,9 @@ class Checkpoint:
             self._transient.delete(txn, keys_by_kind[True])
 
     def put_messages(self, messages: list[tuple[bytes, bytes]], *, are_transient: bool) -> None:
-        """Write messages. Raises: StoreError if one of them is here already, and then none is written"""
+        """Write messages.
+        Raises: StoreError if one of them is here already, and then none is written
+        """
         tables = self._transient if are_transient else self._persistent
         with self._env.begin(write=True) as txn:
             tables.put(txn, messages)

@@ -30,7 +30,9 @@ def add_checksum(database: bytes, key: bytes, value: bytes) -> bytes:
 
 
 def remove_checksum(database: bytes, key: bytes, stored: bytes) -> bytes:
-    """Return the value. Raises: DamagedValue if `stored` is not from `add_checksum` for this database and key"""
+    """Return the value.
+    Raises: DamagedValue if `stored` is not from `add_checksum` for this database and key
+    """
     value = stored[_CHECKSUM.size :]
     if len(stored) < _CHECKSUM.size or _CHECKSUM.unpack_from(stored)[0] != crc32(value, crc32(key, crc32(database))):
         name = key.decode() if database == b"meta" and key.isascii() else key.hex()

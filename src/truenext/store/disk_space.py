@@ -76,7 +76,9 @@ class DiskSpace:
         """True from a write that found no space until spare segment and ballast exist again."""
 
     def update_level(self) -> None:
-        """Find out `level` and `bytes`. Raises: lmdb.Error, OSError"""
+        """Find out `level` and `bytes`.
+        Raises: lmdb.Error, OSError
+        """
         journal = self._journal
         reserve, free = self._reserve(), folder.free_bytes(self._path)
         found = {"free": free, "needed": LITTLE_RESERVES * reserve}

@@ -22,7 +22,9 @@ _ZEROS = bytes(1 << 20)
 
 
 def make(path: Path) -> None:
-    """Make the folder and its parents, durably. Raises: OSError"""
+    """Make the folder and its parents, durably.
+    Raises: OSError
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for folder in (path, *(folder.parent for folder in missing)):
@@ -121,13 +123,17 @@ def _make(path: Path, fill: Callable[[int], None]) -> None:
 
 
 def clear(file: int, start: int, end: int) -> None:
-    """Write zeros from byte `start` to `end`. Raises: OSError"""
+    """Write zeros from byte `start` to `end`.
+    Raises: OSError
+    """
     for offset in range(start, end, len(_ZEROS)):
         write(file, _ZEROS[: end - offset], offset)
 
 
 def write(file: int, content: bytes, offset: int) -> None:
-    """Write all of `content` at `offset`. Raises: OSError"""
+    """Write all of `content` at `offset`.
+    Raises: OSError
+    """
     written = os.pwrite(file, content, offset)
     while written < len(content):
         # The system says why it took no more when it is asked to take the rest.
@@ -135,6 +141,8 @@ def write(file: int, content: bytes, offset: int) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that users other than root may use on the disk of `path`. Raises: OSError"""
+    """Return the bytes that users other than root may use on the disk of `path`.
+    Raises: OSError
+    """
     disk = os.statvfs(path)
     return disk.f_bavail * disk.f_frsize

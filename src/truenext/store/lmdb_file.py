@@ -66,7 +66,9 @@ class LmdbTree(NamedTuple):
 
     @classmethod
     def of(cls, value: bytes) -> Self:
-        """Decode a tree. Raises: struct.error"""
+        """Decode a tree.
+        Raises: struct.error
+        """
         return cls(*_TREE.unpack(value))
 
 
@@ -152,7 +154,9 @@ class RawLmdbReader:
     """Reader of one state of the file. Takes one byte of memory for each page."""
 
     def __init__(self, path: Path, meta: LmdbMeta, on_damage: Callable[[str], None]) -> None:
-        """Open the file. `on_damage` gets every problem found. Raises: OSError"""
+        """Open the file. `on_damage` gets every problem found.
+        Raises: OSError
+        """
         self.on_damage = on_damage
         self.meta = meta
         self.pages_seen = 0

@@ -77,7 +77,9 @@ class MessageTables:
         return False
 
     def find(self, txn: lmdb.Transaction[bytes], key: bytes) -> UndecodedMessage | None:
-        """Return the message, or None. Raises: StoreError if it is missing and its mark is not"""
+        """Return the message, or None.
+        Raises: StoreError if it is missing and its mark is not
+        """
         record, value = self.record(txn, key), self.marks.get(txn, self.generation + key)
         if record is not None:
             return stored_message(key, record, value)
@@ -93,7 +95,9 @@ class MessageTables:
         return None if mark is None else decode_mark(mark)[0]
 
     def page(self, txn: lmdb.Transaction[bytes], lane: bytes, after_sequence: int) -> Iterator[UndecodedMessage]:
-        """Yield a lane's messages, in order, without contents. Raises: StoreError if one of them is damaged"""
+        """Yield a lane's messages, in order, without contents.
+        Raises: StoreError if one of them is damaged
+        """
         prefix = self.generation
         cursor = txn.cursor(self.messages)
         last = prefix + message_key(lane, after_sequence)
@@ -146,7 +150,9 @@ class MessageTables:
     # ---- Writing ----
 
     def put(self, txn: lmdb.Transaction[bytes], messages: list[tuple[bytes, bytes]]) -> None:
-        """Write keys and records. Raises: StoreError if one of them is here already"""
+        """Write keys and records.
+        Raises: StoreError if one of them is here already
+        """
         generation = self.generation
         stored = [(generation + key, record) for key, record in messages] if generation else messages
         if txn.cursor(self.messages).putmulti(stored, overwrite=False)[1] != len(messages):
@@ -169,7 +175,9 @@ class MessageTables:
         return not_found
 
     def delete(self, txn: lmdb.Transaction[bytes], keys: Iterable[bytes]) -> None:
-        """Delete messages with their marks. Raises: StoreError if one is not here"""
+        """Delete messages with their marks.
+        Raises: StoreError if one is not here
+        """
         change: Counter[bytes] = Counter()
         for key in keys:
             stored = self.generation + key

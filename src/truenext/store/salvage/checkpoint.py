@@ -71,7 +71,9 @@ class SalvagedCheckpoint:
     """Readable part of a checkpoint. Read `timers`, `messages` of each kind, then `unreached`, once and to the end."""
 
     def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress, *, may_be_new: bool) -> None:
-        """Read the small values. Raises: StoreError if it is empty and may be new, or of another truenext; OSError"""
+        """Read the small values.
+        Raises: StoreError if it is empty and may be new, or of another truenext; OSError
+        """
         self._data = data
         self._damage_report = damage_report
         self._progress = progress

@@ -47,7 +47,9 @@ class SalvagedJournal:
     """Readable part of a journal. Read `batches` once, to its end; then `record` reads the records that they put."""
 
     def __init__(self, data: Path, damage_report: DamageReport, progress: SalvageProgress) -> None:
-        """Find the segments. Raises: OSError"""
+        """Find the segments.
+        Raises: OSError
+        """
         self._damage_report = damage_report
         self._progress = progress
         self._paths = self._find_segments(data)
@@ -74,7 +76,9 @@ class SalvagedJournal:
             os.close(self._files.popitem()[1])
 
     def record(self, span: Span) -> bytes:
-        """Read a record. Raises: OSError"""
+        """Read a record.
+        Raises: OSError
+        """
         return os.pread(self._files[span.segment], span.length, span.offset)
 
     def batches(
