@@ -1,11 +1,13 @@
 """Does bulk work say how many of what it wants others have?"""
 
+import msgspec
 import pytest
 
 from truenext.engine.background import bulk
 from truenext.engine.background.bulk import BulkRequest, Move, Purge
 from truenext.engine.engine import Engine
-from truenext.model.commands import Ack, AckMode, Begin, Send, Subscribe
+from truenext.engine.state.pages import PageResult
+from truenext.model.commands import Ack, AckMode, Begin, Send, Subscribe, Unsubscribe
 from truenext.model.destination import parse_address
 from truenext.model.message import SentMessage
 
@@ -21,16 +23,26 @@ class Running:
         self.session = self.engine.connect("s")
         queue = parse_address("/queue/a", "s")
         for colour in COLOURS:
-            headers = f"colour:{colour}\ncontent-length:1\n".encode()
-            self.engine.send(self.session, Send(queue, SentMessage(4, True, 0, headers, b"x")))
-        batch = self.engine.take_batch()
-        assert batch is not None
-        self.engine.on_committed(batch)
+            self.send(colour)
         self.engine.subscribe(self.session, Subscribe("0", queue, AckMode.INDIVIDUAL, len(COLOURS)))
         deliveries = self.engine.turn().deliveries
         self.engine.on_all_sent(self.session)
         self.held = [entry for entries in deliveries.values() for entry in entries]
         assert len(self.held) == len(COLOURS)
+
+    def send(self, colour: str, priority: int = 4) -> None:
+        headers = f"colour:{colour}\ncontent-length:1\n".encode()
+        message = SentMessage(priority, True, 0, headers, b"x")
+        self.engine.send(self.session, Send(parse_address("/queue/a", "s"), message))
+        batch = self.engine.take_batch()
+        assert batch is not None
+        self.engine.on_committed(batch)
+
+    def execute(self, request: BulkRequest) -> bulk.BulkResult:
+        """One piece, of what is in memory."""
+        read = self.engine.bulk_pieces.next_read(request)
+        assert read is not None
+        return self.engine.bulk_pieces.execute(request, read, PageResult([], as_of=0, is_end=True))
 
     def count_left(self, request: BulkRequest) -> int:
         assert self.engine.bulk_pieces.next_read(request) is None
@@ -62,3 +74,32 @@ def test_what_has_left_memory_or_is_too_much_to_compare_counts_as_wanted(monkeyp
     running = Running()
     monkeypatch.setattr(bulk, "HELD_COMPARED_MAX", 1)
     assert running.count_left(Purge("a", selector="colour = 'red'")) == 4
+
+
+def test_what_returns_between_two_pieces_was_counted_as_held() -> None:
+    """Fixed: only the last piece counted what is held, so that it was in neither."""
+    running = Running()
+    # Of another colour, so that there is a piece before the end.
+    running.send("blue")
+    pieces = running.engine.bulk_pieces
+    request = Purge("a", selector="colour = 'red'", dry_run=True)
+    first = running.execute(request)
+    assert (first.count, first.left) == (0, 3)
+    assert first.next is not None
+    running.engine.unsubscribe(running.session, Unsubscribe("0"))
+    last = msgspec.structs.replace(request, after=first.next, until=first.until)
+    assert pieces.next_read(last) is None
+    assert pieces.empty_result(last).left == 0
+
+
+def test_what_returns_while_a_page_of_a_lower_priority_is_read_is_looked_at_again() -> None:
+    running = Running()
+    running.send("red", priority=0)
+    request = Purge("a", dry_run=True)
+    read = running.engine.bulk_pieces.next_read(request)
+    assert read is not None
+    running.engine.unsubscribe(running.session, Unsubscribe("0"))
+    result = running.engine.bulk_pieces.execute(request, read, PageResult([], as_of=0, is_end=True))
+    assert (result.count, result.left, result.next) == (0, 0, (0, 0))
+    again = msgspec.structs.replace(request, after=result.next, until=result.until)
+    assert running.execute(again).count == 4

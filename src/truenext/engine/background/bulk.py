@@ -114,7 +114,7 @@ class BulkResult(msgspec.Struct):
     """Those of them that went to each queue."""
     left: int
     """Wanted, and left where they are: they are still being committed, or (re-drive) they do not say where they came
-    from, or are `ended`; at the end also what consumers and open transactions have (`count_held`)."""
+    from, or are `ended`; and what consumers and open transactions have (`count_held`)."""
     next: tuple[int, int] | None
     """Where to go on; None at the end."""
     until: int
@@ -249,12 +249,22 @@ def empty_result(request: BulkRequest, error: str = "") -> BulkResult:
     return kind(count=0, to={}, left=0, next=None, until=request.until or 0, error=error)
 
 
-def count_held(entries: Iterable[Entry], request: BulkRequest, until: int) -> int:
+def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: tuple[int, int] | None = None) -> int:
     """How many of those wanted are among what consumers and open transactions have of the queue: they are left there.
+    Only those of this piece count, which goes to the position `to` (None is the end): what returns when its piece is
+    done was counted.
+
     Of what has left memory, and of more than HELD_COMPARED_MAX, it is not known whether a selector wants it; it counts.
     """
     sequences = None if request.sequences is None else set(request.sequences)
-    held = (one for one in entries if one.sequence <= until and (sequences is None or one.sequence in sequences))
+    held = (
+        one
+        for one in entries
+        if one.sequence <= until
+        and (sequences is None or one.sequence in sequences)
+        and request.after < (position := (one.lane.rank, one.sequence))
+        and (to is None or position <= to)
+    )
     if request.selector is None:
         return sum(1 for _ in held)
     matches = selector.compile_selector(request.selector).matches
