@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -21,14 +21,17 @@ from tests.spark.sink.small_write import (
 )
 from truenext.errors import ConnectionLost, TruenextError
 from truenext.spark.broker.connection import BrokerConnection
+from truenext.spark.broker.latest import CLOSED_BATCH
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink import publish
+from truenext.spark.sink.admin import close_sink
 from truenext.spark.sink.decision import Decision, SinkQueues, decide
 from truenext.spark.sink.draft import write_drafts
 from truenext.spark.sink.driver import OutdatedBatch, commit_batch
 from truenext.spark.sink.publish import HeldByAnother
 from truenext.spark.sink.rows import SinkBundle
 from truenext.testing import BlockingBroker
+from truenext.wire.stomp.frame import Frame
 
 MOMENTS: tuple[Literal["before", "after"], ...] = ("before", "after")
 """Of a COMMIT, at which its connection is lost."""
@@ -103,8 +106,6 @@ def test_a_batch_behind_a_later_one_is_refused_and_publishes_nothing(here: Block
 
 
 def test_a_batch_of_an_abandoned_query_is_refused(here: BlockingBroker) -> None:
-    from truenext.spark.sink.admin import close_sink
-
     write_batch(here, 3, "a")
     late = draft(here, 4, "b")
     with connecting(here)() as broker:
@@ -279,6 +280,64 @@ def test_the_same_id_in_another_space_is_another_query(here: BlockingBroker) -> 
     drafts = write_drafts(bundles_of("b"), other, 1, 0, connecting(here), Patience(0)).drafts
     commit_batch(other, 1, drafts, connecting(here), Patience(0))
     assert bodies_in(here) == ["a", "b"]
+
+
+def test_two_first_decisions_of_different_batches_exclude_each_other(here: BlockingBroker) -> None:
+    """Fixed: they had the numbers of their batches, so that both were made, and the earlier one was not finished."""
+    first, second = draft(here, 0, "a"), draft(here, 1, "b")
+    with connecting(here)() as broker, connecting(here)() as other:
+        assert not decide_meanwhile(broker, other, Decision(1, second), Decision(0, first))
+    assert here.queue(QUEUES.decisions).waiting == 1
+    commit(here, 1, second)
+    assert bodies_in(here) == ["a", "b"]
+
+
+def test_a_first_decision_and_the_closing_of_the_sink_exclude_each_other(here: BlockingBroker) -> None:
+    """Fixed: `abandon` said that nothing was published, and then the batch was."""
+    drafts = draft(here, 0, "a")
+    with connecting(here)() as broker, connecting(here)() as other:
+        assert not decide_meanwhile(broker, other, Decision(CLOSED_BATCH), Decision(0, drafts))
+        assert close_sink(broker, QUEUES) == 0
+    assert bodies_in(here) == ["a"]
+
+
+def decide_meanwhile(broker: BrokerConnection, other: BrokerConnection, late: Decision, early: Decision) -> bool:
+    """Have `other` make its decision when `broker` has seen that there is none, and is about to make the late one."""
+    call = broker.call
+
+    def call_late(command: str, headers: dict[str, str]) -> Frame:
+        if command == "COMMIT":
+            assert decide(other, QUEUES, early, None)
+        return call(command, headers)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broker, "call", call_late)
+        return decide(broker, QUEUES, late, None)
+
+
+def test_a_bundle_that_returns_while_it_is_counted_is_published(
+    here: BlockingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: it was counted neither as one that waits nor as one that is held, and then dropped."""
+    drafts = draft(here, 0, *"ab")
+    # Of a failed attempt, so that there is more than one piece to be counted.
+    draft(here, 0, "x")
+    holder = connecting(here)()
+    holder.subscribe_to_pull("hold", f"/queue/{QUEUES.drafts(0)}", "client-individual")
+    holder.pull("hold", 1)
+    holder.answer("hold")
+    ask = BrokerConnection.ask
+
+    def ask_slowly(broker: BrokerConnection, verb: str, question: dict[str, Any] | None = None) -> Any:
+        answer = ask(broker, verb, question)
+        if verb == "purge" and question is not None and "after" not in question:
+            holder.__exit__(None)
+        return answer
+
+    monkeypatch.setattr(BrokerConnection, "ask", ask_slowly)
+    commit(here, 0, drafts)
+    assert bodies_in(here) == ["a", "b"]
+    assert drafts_waiting(here) == 0
 
 
 def test_nothing_that_a_job_dies_of_counts_as_an_attempt(here: BlockingBroker) -> None:

@@ -16,6 +16,9 @@ from truenext.spark.broker.latest import CLOSED_BATCH, Latest, read_latest, repl
 QUEUES_PREFIX = f"{SPARK_PREFIX}sink."
 """Prefix of the queues with decisions and drafts, before space, id and partition."""
 
+_FIRST_NUMBER = 1
+"""Of the COMMIT of a query's first decision; those of others are higher."""
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -79,6 +82,8 @@ def read_decision(broker: BrokerConnection, queues: SinkQueues) -> Decision | No
 def decide(broker: BrokerConnection, queues: SinkQueues, decision: Decision, last: Decision | None) -> bool:
     """Replace `last`, which is published, by this decision; False if another driver was first.
 
+    Of two that take the place of `last` only one acknowledges it. Two first decisions have no such message, but the
+    same number, whatever their batches are.
     Raises: Refused, ConnectionLost
     """
     latest: Latest = {"batch": decision.batch}
@@ -91,7 +96,7 @@ def decide(broker: BrokerConnection, queues: SinkQueues, decision: Decision, las
         queues.decisions,
         latest,
         queues.producer,
-        decision.batch + 1,
+        _FIRST_NUMBER if last is None else _FIRST_NUMBER + 1 + decision.batch,
         replaces=lambda batch: batch == (None if last is None else last.batch),
     )
 

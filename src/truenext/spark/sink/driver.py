@@ -68,7 +68,10 @@ def _commit_batch(broker: BrokerConnection, queues: SinkQueues, decision: Decisi
             publish(broker, queues, decision, patience)
             break
         if monotonic() >= deadline:
-            raise HeldByAnother(f"another run of this query decides batch {decision.batch}: end one of the two")
+            raise HeldByAnother(
+                f"batch {decision.batch} of {queues.id} cannot be decided: end another run of this query that decides "
+                f"it; under an id that was forgotten nothing is written for 7 days"
+            )
         time.sleep(_HELD_LOOK_SECONDS)
     else:
         _check_not_later(last, decision.batch)
