@@ -25,8 +25,7 @@ from tests.spark.sink.processes import QUERY, Connection, Process, World
 from truenext.errors import TruenextError
 from truenext.model.url import parse_url
 from truenext.spark.datasource import QueueStreamWriter
-from truenext.spark.sink import rows
-from truenext.spark.sink.admin import close_sink, publish_decision
+from truenext.spark.sink import admin, rows
 from truenext.spark.sink.decision import SinkQueues
 from truenext.spark.sink.driver import OutdatedBatch
 from truenext.spark.sink.options import parse_options
@@ -170,6 +169,7 @@ class Machine(World):
             self._step()
         self.pass_time(UNSEEN_SECONDS)
         self.has_frozen = False
+        self.oracle.check_attempts()
 
     def _run_to_the_end(self) -> None:
         self.note("the last run")
@@ -231,7 +231,7 @@ class Machine(World):
         return min(ready, key=lambda process: process.wake_at)
 
     def _act(self, process: Process) -> None:
-        act = self.random.choice(list(Act))
+        act = self.random.choice([*Act, Act.CUT_BEHIND, Act.CUT_BEHIND])
         self.note(act.name, "at", process.name)
         if act is Act.PAUSE:
             process.is_paused = True
@@ -424,12 +424,12 @@ class Machine(World):
 
     def _publish(self) -> None:
         with self._connect() as broker:
-            batch = publish_decision(broker, self.oracle.queues)
+            batch = admin.publish_decision(broker, self.oracle.queues)
         self.oracle.on_published(batch)
 
     def _close(self) -> None:
         self.oracle.was_close_tried = True
         with self._connect() as broker:
-            batch = close_sink(broker, self.oracle.queues)
+            batch = admin.close_sink(broker, self.oracle.queues)
         self.note("closed after", batch)
         self.oracle.on_closed(batch)

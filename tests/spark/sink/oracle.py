@@ -186,24 +186,31 @@ class Oracle:
             if batch <= last:
                 self._check_whole(batch)
 
-    def check_end(self) -> None:
-        """All is over, and the last run was not disturbed."""
-        self.look()
-        for batch in self.chosen:
-            self._check_whole(batch)
-        drafts = [self.queues.drafts(partition) for partition in range(PARTITIONS_MAX)]
-        for queue in (self.queues.decisions, *drafts, *OUTPUTS):
+    @property
+    def _draft_queues(self) -> list[str]:
+        return [self.queues.drafts(partition) for partition in range(PARTITIONS_MAX)]
+
+    def check_attempts(self) -> None:
+        """Nothing is held, and no death counted as an attempt."""
+        for queue in (self.queues.decisions, *self._draft_queues, *OUTPUTS):
             contents = self.here.queue(queue)
             if contents.unacknowledged or self.here.queue(f"DLQ.{queue}").waiting:
                 raise Disagreement(f"{queue} has dead letters, or messages that are held")
             if any(each.headers["truenext-attempts"] != "0" for each in contents.messages):
                 raise Disagreement(f"messages of {queue} have attempts: {contents.messages}")
+
+    def check_end(self) -> None:
+        """All is over, and the last run was not disturbed."""
+        self.look()
+        for batch in self.chosen:
+            self._check_whole(batch)
+        self.check_attempts()
         decided = max(self.chosen, default=-1)
         decisions = self.here.queue(self.queues.decisions).waiting
         is_closed = self.published_batch is not None
         if decisions != (decided >= 0 or is_closed):
             raise Disagreement(f"{decisions} messages say how far the query is")
-        for queue in drafts:
+        for queue in self._draft_queues:
             left = [int(each.headers["spark_batch"]) for each in self.here.queue(queue).messages]
             if not is_closed and any(batch <= decided for batch in left):
                 raise Disagreement(f"drafts of batches {left} are left in {queue}, and {decided} is decided")

@@ -24,7 +24,7 @@ from truenext.errors import ConnectionLost
 from truenext.model.url import parse_url
 from truenext.spark.broker.patience import Patience
 from truenext.spark.datasource import QueueStreamWriter
-from truenext.spark.sink.admin import close_sink
+from truenext.spark.sink import admin
 from truenext.spark.sink.decision import SinkQueues
 from truenext.spark.sink.draft import WrittenDrafts, write_drafts
 from truenext.spark.sink.driver import OutdatedBatch
@@ -64,13 +64,19 @@ class Scenario(NamedTuple):
     """Batches that were published before."""
     programs: tuple[tuple[int, ...], tuple[int, ...]]
     """The batches that each process commits; _CLOSE closes the sink."""
+    rows: tuple[_Rows, _Rows] = (_FIRST, _SECOND)
 
 
 SCENARIOS = [
     Scenario("the first batch twice", (), ((0,), (0,))),
     Scenario("a later batch twice", (0,), ((1,), (1,))),
     Scenario("one batch behind", (), ((0,), (0, 1))),
+    # For the second the batch before had no rows.
+    Scenario("two first batches", (), ((0,), (1,))),
+    Scenario("two later batches", (0,), ((1,), (2,))),
+    Scenario("an old batch without rows", (0, 1), ((2,), (0,)), (_FIRST, {})),
     Scenario("a query that is closed", (0,), ((1,), (_CLOSE,))),
+    Scenario("a query that is closed at its first batch", (), ((0,), (_CLOSE,))),
 ]
 
 
@@ -167,7 +173,7 @@ class Orders(World):
 
     def _start(self, number: int) -> Process:
         name = f"process {number}"
-        rows = (_FIRST, _SECOND)[number]
+        rows = self._scenario.rows[number]
         batches = self._scenario.programs[number]
         first = _Drafted() if batches[0] == _CLOSE else self._draft(batches[0], rows)
 
@@ -188,7 +194,7 @@ class Orders(World):
         """What tasks do, without a stop."""
         process, self.current = self.current, None
         drafted = _Drafted()
-        for partition, count in rows.items():
+        for partition, count in (rows or {0: 0}).items():
             self._attempt_count += 1
             attempt = Attempt(self._attempt_count, batch, partition, [("out",)] * count)
             made = bundles_of(*(row.body for row in attempt.rows))
@@ -216,4 +222,4 @@ class Orders(World):
         self.oracle.was_close_tried = True
         while self.oracle.published_batch is None:
             with suppress(ConnectionLost), self._connect() as broker:
-                self.oracle.on_closed(close_sink(broker, self.oracle.queues))
+                self.oracle.on_closed(admin.close_sink(broker, self.oracle.queues))

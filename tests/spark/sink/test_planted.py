@@ -1,0 +1,266 @@
+"""Would the machine, or the orders of two processes, notice if the sink were wrong?
+
+Each fault is a few characters changed, as somebody might write them. All must be found.
+
+    TRUENEXT_SEED=7 pytest tests/spark/sink/test_planted.py      other examples than usual
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.spark.sink.machine import Machine
+from tests.spark.sink.oracle import Disagreement
+from tests.spark.sink.orders import SCENARIOS, Orders, orders
+from tests.spark.sink.test_orders import count_writes
+from tests.unit.mutation import mutated
+from truenext.engine.background.bulk_work import BulkPieceExecutor
+from truenext.errors import TruenextError
+from truenext.spark import datasource
+from truenext.spark.broker import latest
+from truenext.spark.datasource import QueueStreamWriter
+from truenext.spark.sink import admin, decision, driver, publish
+from truenext.spark.sink.draft import _DraftWriter
+from truenext.testing import blocking_broker
+
+SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
+EXAMPLES = 1000
+"""At most; most faults show in ten."""
+ORDERS_OF_EXAMPLE = 3
+"""Of two processes; a machine meets the rare ones rarely."""
+
+
+class Fault(NamedTuple):
+    name: str
+    owner: Any
+    function: str
+    old: str
+    new: str
+
+
+_COMMIT_DECISION = """if decide(broker, queues, decision, last):
+"""
+_NEWEST = """newest = {}
+    with connect() as broker:
+        for queue in (each["name"] for each in broker.ask("queues")):
+            if queue.startswith(f"{queues.decisions}."):
+                found = [frame.headers for frame in broker.browse(f"/queue/{queue}")]
+                own = [each for each in found if each["spark_draft"] == found[-1]["spark_draft"]]
+                if own:
+                    newest[queue] = Draft(int(queue.rpartition(".")[2]), own[0]["spark_draft"], len(own), 0)
+    drafts = tuple(newest[each] for each in sorted(newest))
+"""
+
+FAULTS = [
+    Fault("a lower batch is done", driver, "_check_not_later", "if last.batch > batch:", "if False:"),
+    Fault(
+        "the newest drafts are decided",
+        driver,
+        "commit_batch",
+        "drafts = tuple(sorted((each for each in drafts if each.bundles), key=lambda draft: draft.partition))\n",
+        _NEWEST,
+    ),
+    Fault(
+        "drafts of later batches are dropped",
+        driver,
+        "drop_drafts",
+        "spark_batch <= {batch}",
+        "spark_batch >= 0",
+    ),
+    Fault(
+        "drafts are dropped before they are published",
+        driver,
+        "_commit_batch",
+        _COMMIT_DECISION,
+        f"{_COMMIT_DECISION}            drop_drafts(broker, queues, decision.batch)\n",
+    ),
+    Fault(
+        "an abort drops drafts",
+        QueueStreamWriter,
+        "abort",
+        "-> None:",
+        """-> None:
+    from truenext.spark.sink.driver import drop_drafts
+    for each in messages:
+        if each is not None:
+            with BrokerConnection(self._options.addresses) as broker:
+                drop_drafts(broker, SinkQueues(self._options.space, each.id), batchId)""",
+    ),
+    Fault(
+        "a bundle is acknowledged outside its transaction",
+        publish,
+        "_commit_bundle",
+        '{"id": bundle.headers["ack"], **transaction}',
+        '{"id": bundle.headers["ack"]}',
+    ),
+    Fault(
+        "ends count attempts",
+        publish,
+        "_commit_bundle",
+        '{**transaction, "truenext-count-attempts": "nacked"}',
+        "transaction",
+    ),
+    Fault(
+        "a bundle that is not confirmed counts",
+        _DraftWriter,
+        "_confirm",
+        "broker.wait(answers.popleft())",
+        "answers.popleft()",
+    ),
+    Fault(
+        "bundles are sent again under the same name",
+        _DraftWriter,
+        "write",
+        "secrets.token_hex(6)",
+        "self.drafts[0].name if self.drafts else secrets.token_hex(6)",
+    ),
+    Fault(
+        "unconfirmed bundles are not sent again",
+        _DraftWriter,
+        "write",
+        "again = deque(self._unconfirmed)",
+        "again = deque()",
+    ),
+    Fault("a bundle is transient", _DraftWriter, "_send", '"persistent": "true"', '"persistent": "false"'),
+    Fault(
+        "close_sink does not close",
+        admin,
+        "close_sink",
+        "while (last := finish_decision(broker, queues, _IMPATIENT)) is None or not last.is_closed:",
+        """while (last := finish_decision(broker, queues, _IMPATIENT) or Decision(-1)) is None:""",
+    ),
+    Fault(
+        "close_sink does not finish the last decision",
+        admin,
+        "close_sink",
+        "finish_decision(broker, queues, _IMPATIENT)",
+        "read_decision(broker, queues)",
+    ),
+    Fault(
+        "a held bundle is published",
+        publish,
+        "_publish_draft",
+        "if not waiting and not held:",
+        "if not waiting:",
+    ),
+    Fault(
+        "what is not ready is published",
+        publish,
+        "_publish_draft",
+        "while published < draft.bundles:",
+        "while False:",
+    ),
+    Fault(
+        "a bundle is not confirmed",
+        publish,
+        "_publish_draft",
+        " AND spark_bundle < {draft.bundles}",
+        "",
+    ),
+    Fault(
+        "a decision has no number",
+        latest,
+        "replace_latest",
+        ', "truenext-producer": producer, "truenext-number": str(number)',
+        "",
+    ),
+    Fault(
+        "first decisions have the numbers of their batches",
+        decision,
+        "decide",
+        "_FIRST_NUMBER if last is None else _FIRST_NUMBER + 1 + decision.batch",
+        "decision.batch + 1",
+    ),
+    Fault(
+        "a decision replaces whatever is there",
+        latest,
+        "replace_latest",
+        "is_replaced = replaces(last_batch)",
+        "is_replaced = True",
+    ),
+    Fault(
+        "a decision does not replace the last one",
+        latest,
+        "replace_latest",
+        "if last_ack:",
+        "if False:",
+    ),
+    Fault(
+        "a decision that was not made is published",
+        driver,
+        "_commit_batch",
+        _COMMIT_DECISION,
+        "if decide(broker, queues, decision, last) or True:\n",
+    ),
+    Fault(
+        "a held decision is none",
+        driver,
+        "finish_decision",
+        "any(count(broker, queues.decisions))",
+        "False",
+    ),
+    Fault(
+        "the last decision is not finished",
+        driver,
+        "_commit_batch",
+        "finish_decision(broker, queues, patience)",
+        "read_decision(broker, queues)",
+    ),
+    Fault(
+        "the last decision is purged",
+        driver,
+        "_commit_batch",
+        "    drop_drafts(broker, queues, decision.batch)",
+        "    drop_drafts(broker, queues, decision.batch)\n    purge(broker, queues.decisions)",
+    ),
+    Fault(
+        "failed drafts are not dropped",
+        driver,
+        "_commit_batch",
+        "    drop_drafts(broker, queues, decision.batch)",
+        "    pass",
+    ),
+    Fault(
+        "held messages count at the end of a purge",
+        BulkPieceExecutor,
+        "execute",
+        "result.left += bulk.count_held(held, request, read.until, result.next)",
+        "pass",
+    ),
+]
+
+
+@pytest.mark.drawn
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_machine_notices_a_fault(fault: Fault) -> None:
+    assert examples_until_noticed(fault) is not None, "nobody noticed"
+
+
+def examples_until_noticed(fault: Fault) -> int | None:
+    # With the fault they may be others.
+    possible = {scenario.name: list(orders(count_writes(scenario))) for scenario in SCENARIOS}
+    original = getattr(fault.owner, fault.function)
+    broken = mutated(original, fault.old, fault.new)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault.owner, fault.function, broken)
+        # Where it was imported to.
+        for module in (admin, datasource, decision, driver, publish):
+            if getattr(module, fault.function, None) is original:
+                patch.setattr(module, fault.function, broken)
+        for each in range(EXAMPLES):
+            random = Random(SEED + each)
+            scenario = random.choice(SCENARIOS)
+            try:
+                with blocking_broker() as here, pytest.MonkeyPatch.context() as others:
+                    Machine(random, here, others, []).run()
+                for order in random.sample(possible[scenario.name], ORDERS_OF_EXAMPLE):
+                    with blocking_broker() as here, pytest.MonkeyPatch.context() as others:
+                        Orders(scenario, here, others, []).run(order)
+            except (Disagreement, TruenextError):
+                return each + 1
+    return None
