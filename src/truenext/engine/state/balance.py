@@ -1,6 +1,7 @@
-"""Does a transaction take as much from the disk as it gives? Source: docs/contract.md, "Memory and disk"
+"""Disk balance of a transaction: bytes that its acknowledgements free against bytes that its sends need.
 
-Counted only where there is no room: nothing is counted before the first SEND of a transaction that finds none.
+Counted only while the disk is full: from the first SEND of a transaction that finds it full. Source:
+docs/contract.md, "Memory and disk"
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from truenext.model.message import SentMessage
 from truenext.model.record import RECORD_OVERHEAD_BYTES, REFERENCE_SIZE
 
 CopyCount = Callable[[Destination, SentMessage], int]
-"""In how many queues a message would be that is sent there now."""
+"""Function that returns the number of queues that a message would be in, if it were sent now."""
 
 
 class DiskBalance:
-    """Bytes on the disk that one transaction takes away and brings."""
+    """Bytes on disk that one transaction frees and needs."""
 
     __slots__ = ("_freed", "_sends_of_copies", "_sent", "_sent_to_spark", "shared_copies")
 
@@ -28,13 +29,13 @@ class DiskBalance:
         self._freed = 0
         self._sent = 0
         self._sent_to_spark = 0
-        """Not among `_sent`."""
+        """Bytes sent to queues of Spark; not included in `_sent`."""
         self._sends_of_copies: list[Send] = []
-        """Not among `_sent` either: how many copies there would be changes."""
+        """Sends to several queues; not included in `_sent`: the number of copies may still change."""
         self.shared_copies: dict[int, list[Entry]] = {}
-        """By number, the acknowledged copies of each content that may be used by others."""
+        """Acknowledged copies of contents that other queues may use too, by content number."""
 
-    # ---- What it takes ----
+    # ---- Bytes freed ----
 
     def acknowledge(self, entries: Iterable[Entry]) -> None:
         for entry in entries:
@@ -47,12 +48,12 @@ class DiskBalance:
                 self._freed += _stored_bytes(entry)
 
     def count_contents(self, references: Mapping[int, int]) -> None:
-        """Say of contents in `shared_copies` how many copies are left in the store."""
+        """Count contents whose last copies are acknowledged here; `references` are the store's counts of copies."""
         for number, count in references.items():
             if count == len(self.shared_copies[number]):
                 self._freed += _stored_bytes(self.shared_copies.pop(number)[0])
 
-    # ---- What it gives ----
+    # ---- Bytes needed ----
 
     def send(self, send: Send) -> None:
         destination = send.destination
@@ -64,7 +65,7 @@ class DiskBalance:
             self._sent += _record_bytes(send.message)
 
     def allows(self, send: Send, copy_count: CopyCount) -> bool:
-        """With this send as well, what it gives is no more than what it takes."""
+        """Return whether the transaction, with this send, needs no more bytes than it frees."""
         sent, sent_to_spark = self._sent, self._sent_to_spark
         for one in (*self._sends_of_copies, send):
             size = _record_bytes(one.message)
@@ -78,7 +79,7 @@ class DiskBalance:
 
 
 def is_of_spark(destination: Destination) -> bool:
-    """Spark keeps there what it reads."""
+    """Return whether a queue is used by queries of Spark."""
     return destination.kind is DestinationKind.QUEUE and destination.name.startswith(SPARK_PREFIX)
 
 
@@ -93,8 +94,8 @@ def _record_bytes(message: SentMessage) -> int:
 
 
 def _stored_bytes(entry: Entry) -> int:
-    """Of its record, or of the content that it shares."""
+    """Bytes of an entry's record, or of the content that it shares."""
     if entry.message is not None:
         return _record_bytes(entry.message)
-    # It has left memory while its consumer held it.
+    # The body was evicted while a consumer held the message.
     return entry.lane.queue.spilled_sizes[entry.sequence] - ENTRY_BYTES + RECORD_OVERHEAD_BYTES

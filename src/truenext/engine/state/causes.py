@@ -1,7 +1,7 @@
-"""What is in memory of why consumers failed with a message.
+"""Causes of a message in memory: the texts that say why consumers failed with it.
 
-An entry whose message no consumer has said this of has none of it. What the store has leaves memory with the message's
-body, and comes back with it.
+An entry without causes has no `KnownCauses`. Causes that the store has are evicted with the message's body, and read
+with it.
 """
 
 from __future__ import annotations
@@ -13,48 +13,46 @@ import msgspec
 from truenext.model.batch import NO_CAUSES, Causes
 
 _OBJECT_BYTES = 80
-"""Of the object."""
+"""Bytes of a KnownCauses object, without its texts."""
 
 
 class KnownCauses(msgspec.Struct, frozen=True, gc=False):
     first: str
-    """Empty if only the store has it."""
+    """First cause; empty if only the store has it."""
     last: str
-    """Empty if only the store has both."""
+    """Last cause; empty if only the store has both."""
     batch: int = 0
-    """Which told the store last, in this run."""
+    """Batch of this run that stored causes last; 0 if none has."""
     unstored: Causes = NO_CAUSES
-    """What the store is to be told with the message's next mark."""
+    """Causes to be stored with the message's next mark."""
 
     @property
     def are_in_memory(self) -> bool:
-        """Something of them is in memory."""
         return self.last != ""
 
 
 ONLY_IN_STORE = KnownCauses("", "")
-"""Only the store has them."""
 
 
 def append_cause(before: KnownCauses | None, cause: str) -> KnownCauses:
-    """After one more failure, whose consumer has said this."""
+    """Return the causes after one more failure."""
     if before is None:
         return KnownCauses(cause, cause, unstored=Causes(cause, cause))
     return KnownCauses(before.first, cause, before.batch, Causes(last=cause).merged_onto(before.unstored))
 
 
 def causes_from_store(causes: Causes) -> KnownCauses | None:
-    """Of a message that only the store had until now."""
+    """Return the causes of a message that was only in the store."""
     return KnownCauses(causes.first, causes.last) if causes != NO_CAUSES else None
 
 
 def merge_stored_causes(known: KnownCauses, causes: Causes) -> KnownCauses:
-    """With what the store has: it is not told yet of what is in memory and not there."""
+    """Fill in causes that only the store has. Those in memory win: they may not be stored yet."""
     return KnownCauses(known.first or causes.first, known.last or causes.last, known.batch, known.unstored)
 
 
 def causes_size(known: KnownCauses | None) -> int:
-    """Bytes of memory that they take, roughly: they may share their texts with others."""
+    """Bytes of memory of a message's causes, roughly: their texts may be shared."""
     if known is None or not known.are_in_memory:
         return 0
     size = _OBJECT_BYTES + getsizeof(known.last)

@@ -1,8 +1,8 @@
-"""Who is connected, and who takes from which queue. A queue from which nobody takes has no entry here.
+"""Registry of connections, and of the receivers of each queue. A queue without receivers has no entry.
 
-consumers     of this queue alone
-wildcards     that take from others as well
-owner         the only one of these that gets messages, as long as some are exclusive
+consumers     consumers of this queue alone
+wildcards     wildcard consumers, which consume from other queues too
+exclusive     the only receiver that gets messages, while any receiver is exclusive
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from truenext.engine.state.transaction import EntryHolder
 from truenext.engine.state.wildcard import Wildcard
 
 _NO_CONSUMERS = cast("list[QueueConsumer]", ())
-"""Of all queues from which only wildcards take."""
+"""Shared by all queues that have only wildcard consumers."""
 
 
 @dataclass(slots=True, eq=False)
 class QueueReceivers:
-    """Of one queue."""
+    """Receivers of one queue."""
 
     consumers: list[QueueConsumer] = _NO_CONSUMERS
-    """In the order in which they came."""
+    """Consumers in order of subscription."""
     wildcards: tuple[Wildcard, ...] = ()
     exclusive: BrokerConsumer | None = None
 
@@ -38,27 +38,28 @@ class QueueReceivers:
 
 
 NO_RECEIVERS = QueueReceivers()
-"""Of all queues that nobody takes from; not to be changed."""
+"""Shared by all queues without receivers; never changed."""
 
 
 class ClientRegistry:
-    """All connections, and the receivers of all queues."""
+    """Connections, and the receivers of all queues."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, ConnectionState] = {}
-        """By their ids."""
+        """Connections by id."""
         self.receivers_by_queue: dict[Queue, QueueReceivers] = {}
-        """Those from which somebody takes."""
+        """Queues that have receivers."""
         self._wildcard_singletons: dict[Wildcard, tuple[Wildcard]] = {}
-        """Each as the only one of a queue."""
+        """One tuple per wildcard consumer, shared by the queues that have no other."""
         self.active_browsers: dict[Browser, None] = {}
-        """Those that were not shown all yet, the one that was served last at the end."""
+        """Browsers that have more to be shown, in the order in which they are served."""
         self.last_consumer_number = 0
-        """Of consumers."""
+        """Number of the last consumer that was created."""
         self.dispatch_count = 0
-        """How many there were: says who has waited longest."""
+        """Number of dispatches so far: the logical clock of the service order."""
         self.express_ack_count = 0
-        """Of consumers with express: says who was the last."""
+        """Number of acknowledgements by express consumers: a logical clock that tells which of them acknowledged
+        last."""
 
     def receivers_of(self, queue: Queue) -> QueueReceivers:
         return self.receivers_by_queue.get(queue, NO_RECEIVERS)
@@ -73,7 +74,7 @@ class ClientRegistry:
 
     def add_wildcard(self, wildcard: Wildcard, queue: Queue) -> None:
         receivers = self._get_or_create_receivers(queue)
-        # Most queues have one, which has many: they share what says so.
+        # Most queues have one wildcard consumer, which has many queues: they share one tuple.
         singleton = self._wildcard_singletons.setdefault(wildcard, (wildcard,))
         receivers.wildcards = (*receivers.wildcards, wildcard) if receivers.wildcards else singleton
         queue.has_wildcards = True
@@ -81,7 +82,7 @@ class ClientRegistry:
             receivers.choose_exclusive()
 
     def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        """It takes from this queue no more."""
+        """Remove a consumer from the receivers of one queue."""
         receivers = self.receivers_by_queue[queue]
         if isinstance(consumer, QueueConsumer):
             receivers.consumers.remove(consumer)
@@ -94,11 +95,11 @@ class ClientRegistry:
             del self.receivers_by_queue[queue]
 
     def forget_wildcard(self, wildcard: Wildcard) -> None:
-        """It has ended."""
+        """Forget a wildcard consumer that has ended."""
         self._wildcard_singletons.pop(wildcard, None)
 
     def forget_queue(self, queue: Queue) -> None:
-        """It has gone, and only wildcards took from it."""
+        """Forget a removed queue, from which only wildcard consumers consumed."""
         self.receivers_by_queue.pop(queue, None)
         queue.has_wildcards = False
 
@@ -108,24 +109,25 @@ class ClientRegistry:
             receivers = self.receivers_by_queue[queue] = QueueReceivers()
         return receivers
 
-    # ---- Who has what ----
+    # ---- Held entries ----
 
     def held_by_consumers(self, queue: Queue) -> Iterator[Entry]:
-        """What consumers have of a queue; not what was acknowledged or refused in open transactions."""
+        """Yield the entries of a queue that consumers hold; not those settled in open transactions."""
         for consumer in self.receivers_by_queue.get(queue, NO_RECEIVERS).all():
             yield from (entry for entry in consumer.held.values() if entry.lane.queue is queue)
 
     def held_entries(self, queue: Queue, first: int = 0, until: int = UNBOUNDED) -> Iterator[Entry]:
-        """What somebody has of a queue, with a sequence from `first` on and below `until`."""
+        """Yield the entries of a queue that consumers or transactions hold, with a sequence from `first` on and
+        below `until`."""
         for holder in self._holders(queue):
-            # Most hold nothing so old.
+            # Most holders hold nothing so old.
             if holder.held and min(holder.held) < until:
                 for entry in holder.held.values():
                     if entry.lane.queue is queue and first <= entry.sequence < until:
                         yield entry
 
     def _holders(self, queue: Queue) -> Iterator[EntryHolder]:
-        """All that may have something of a queue."""
+        """Yield all holders that may hold entries of a queue."""
         yield from self.receivers_by_queue.get(queue, NO_RECEIVERS).all()
         for session in self.sessions.values():
             yield from session.transactions.settling_transactions

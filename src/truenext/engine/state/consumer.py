@@ -1,6 +1,6 @@
-"""Who takes messages, who only looks at them, and the connections whose they are.
+"""Consumers, browsers and their connections.
 
-Whether a consumer has credit does not depend on the next message, so a large one is never passed over.
+Credit does not depend on the next message, so a large message is never skipped.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from truenext.model.destination import Destination, DestinationKind
 from truenext.model.limits import SUBSCRIPTIONS_MAX, WINDOW_DEFAULT
 from truenext.model.order import RANKS
 
-# A member of an enumeration costs more to look up than a name; this one is asked for with every acknowledgement.
+# An enumeration's member costs more to look up than a name; this one is needed with every acknowledgement.
 _AUTO = AckMode.AUTO
 
 SUSPENDED_WINDOW = -1
-"""The window of a consumer that rests: not even one that holds nothing has credit."""
+"""Window of a suspended consumer: even one that holds nothing has no credit."""
 
 EXPRESS_MAX = 10
 """Messages beyond its window that an express consumer may hold."""
 
 FRAME_BYTES = 200
-"""Bytes of a MESSAGE frame that are the broker's own, roughly, its subscription's name apart."""
+"""Bytes that the broker adds to a MESSAGE frame, roughly, without the subscription's name."""
 
 
 class Subscriber:
@@ -41,19 +41,18 @@ class Subscriber:
         self.memory = memory
         self.subscription = subscribe.subscription
         self.destination = subscribe.destination
-        """As the client has named it."""
+        """Destination as the client has named it."""
         self.selector = subscribe.selector
-        """Its selector, if it has one."""
         self.frame_bytes = FRAME_BYTES + 2 * len(subscribe.subscription)
-        """What a message costs on the connection beside its header and body, roughly."""
+        """Bytes of a message on the connection besides header and body, roughly."""
 
     def has_credit(self) -> bool:
-        """Its connection has room for a message."""
+        """Return whether the connection may get another message."""
         return self.session.unsent_bytes < self.memory.unsent_bytes_max
 
 
 class BrokerConsumer(Subscriber, EntryHolder):
-    """Messages are dispatched to it."""
+    """Subscription to which messages are dispatched."""
 
     __slots__ = (
         "auto_window",
@@ -73,7 +72,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
     )
 
     queue: Queue | None
-    """The one that it takes from; None if it takes from many (wildcard.py)."""
+    """Queue of the consumer; None for a wildcard consumer (wildcard.py)."""
 
     def __init__(
         self,
@@ -87,45 +86,44 @@ class BrokerConsumer(Subscriber, EntryHolder):
     ) -> None:
         super().__init__(session, subscribe, memory)
         self.number = number
-        """What the history calls it; never used twice in a run."""
+        """Number of the consumer in the history; unique within a run."""
         self.mode = subscribe.mode
         is_auto = subscribe.window is None and self.mode is AckMode.INDIVIDUAL and not subscribe.is_pulling
         self.auto_window = AutoWindow(now_ms) if is_auto else None
-        """Decides over its window, if the client has not."""
+        """Sets the window, if the client has not set one."""
         self.pull_request = PullRequest() if subscribe.is_pulling else None
-        """What it has asked for, if it gets nothing else."""
+        """None if the subscription does not pull."""
         self.window = _requested_window(subscribe) if self.auto_window is None else self.auto_window.size
-        """Messages it may hold; of one that pulls, those that it may get included, as of the last dispatch."""
+        """Messages that the consumer may hold. If it pulls: messages held and requested, as of the last dispatch."""
         self.awake_window: int | None = None
-        """What its window is when it is woken; None if it does not rest."""
+        """Window after waking; None if the consumer is not suspended."""
         self.priority = subscribe.priority
         self.service_rank = _service_rank(subscribe.priority, is_stretched=False)
-        """Of two that have credit the one with the smaller is served, whatever they hold."""
+        """Among consumers with credit, the smallest rank is served first, whatever they hold."""
         self.is_exclusive = subscribe.is_exclusive
         self.has_express = subscribe.has_express
         self.last_ack_number = 0
-        """When it last acknowledged something, on the count of acknowledgements; only with express."""
+        """Count of acknowledgements at its last one (`express_ack_count`); only with express."""
         self.held = {}
-        """Dispatched and neither acknowledged nor given back, in order of dispatch."""
+        """Messages dispatched and neither settled nor requeued, in order of dispatch."""
         self.last_dispatch_number = last_dispatch_number
-        """When it last got a message, or else subscribed, on the count of dispatches; the smallest has waited
-        longest."""
+        """Count of dispatches at its last one, or else at its subscription; the smallest has waited longest."""
 
     def all_queues(self) -> list[Queue]:
         return [] if self.queue is None else [self.queue]
 
     @property
     def is_subscribed(self) -> bool:
-        """Still: its subscription has not ended."""
+        """The subscription has not ended."""
         return self.session.consumers.get(self.subscription) is self
 
     def has_credit(self) -> bool:
-        """It has credit for a message."""
+        """Return whether window and connection allow another message."""
         return len(self.held) < self.window and self.session.unsent_bytes < self.memory.unsent_bytes_max
 
     @property
     def is_suspended(self) -> bool:
-        """It gets nothing until it is woken."""
+        """The consumer gets no messages until it is woken."""
         return self.awake_window is not None
 
     def suspend(self) -> None:
@@ -134,18 +132,18 @@ class BrokerConsumer(Subscriber, EntryHolder):
             self.window = SUSPENDED_WINDOW
 
     def wake(self, now_ms: int) -> None:
-        """May be said of one that does not rest."""
+        """Wake the consumer, if it is suspended."""
         if self.awake_window is not None:
             self.window, self.awake_window = self.awake_window, None
             self.restart_auto_window(now_ms)
 
     def restart_auto_window(self, now_ms: int) -> None:
-        """That it holds less now says nothing of what it handles."""
+        """Restart the measurement: the consumer holds fewer messages now, but has not handled them."""
         if self.auto_window is not None:
             self.auto_window.reset(now_ms)
 
     def adjust_window(self, now_ms: int) -> bool:
-        """Make of what it answered lately, or asked for, how many it may hold. True if an automatic window changed."""
+        """Fit the window to recent acknowledgements, or to the pull request. True if an automatic window changed."""
         if self.awake_window is not None:
             return False
         auto_window = self.auto_window
@@ -161,7 +159,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return False
 
     def stretch_window(self, now_ms: int) -> bool:
-        """True if its window was full for so long, and nothing came, that it has more room now."""
+        """Enlarge an automatic window that was full for long while nothing was settled. True if enlarged."""
         auto_window = self.auto_window
         if auto_window is None or self.is_suspended or len(self.held) < self.window or not auto_window.stretch(now_ms):
             return False
@@ -170,7 +168,8 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return True
 
     def has_express_credit(self, rank: int) -> bool:
-        """A message of this rank may come to it beyond its window, which is full of what goes behind it."""
+        """Return whether a message of this rank may be dispatched beyond the window, which less urgent messages
+        fill."""
         beyond = len(self.held) - self.window
         if not (self.has_express and self.window > 1 and 0 <= beyond < EXPRESS_MAX):
             return False
@@ -184,7 +183,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
         return True
 
     def covered_sequences(self, sequence: int) -> list[int]:
-        """The sequences that an ACK or NACK of a held one covers, in order of dispatch."""
+        """Return the sequences that an ACK or NACK of a held message covers, in order of dispatch."""
         if self.mode is not AckMode.CLIENT:
             return [sequence]
         covered = []
@@ -196,7 +195,7 @@ class BrokerConsumer(Subscriber, EntryHolder):
 
 
 class QueueConsumer(BrokerConsumer):
-    """It takes from one queue."""
+    """Consumer of one queue."""
 
     __slots__ = ()
 
@@ -220,7 +219,7 @@ class QueueConsumer(BrokerConsumer):
 
 
 class Browser(Subscriber):
-    """It is shown messages, in the order of its queue: how, see browsing.py."""
+    """Browser of one queue: gets messages in the queue's order. How: browsing.py"""
 
     __slots__ = ("after_sequence", "last_sequence", "queue", "rank")
 
@@ -230,11 +229,11 @@ class Browser(Subscriber):
         super().__init__(session, browse, memory)
         self.queue = queue
         self.last_sequence = last_sequence
-        """What has a later one came after the browse began."""
+        """Last sequence to be shown: later messages came after the browse began."""
         self.rank = -1
-        """Of the lane that is looked at; behind the last rank there is nothing more to look at."""
+        """Rank of the lane that is browsed; past the last rank the browser is done."""
         self.after_sequence = 0
-        """Up to here that lane was looked at."""
+        """Sequence up to which that lane was browsed."""
         self.next_lane()
 
     @property
@@ -250,34 +249,34 @@ class Browser(Subscriber):
 @dataclass(slots=True, eq=False)
 class ConnectionState:
     id: str
-    """Not to be guessed: it is the address of the connection's temporary queues."""
+    """Unguessable id: part of the addresses of the connection's temporary queues."""
     consumers: dict[str, BrokerConsumer] = field(default_factory=dict)
-    """By subscription."""
+    """Consumers by subscription."""
     served_consumers: dict[BrokerConsumer, None] = field(default_factory=dict)
-    """Those of them that got something since the socket last took all there was."""
+    """Consumers that got messages since the socket last took all bytes."""
     browsers: dict[str, Browser] = field(default_factory=dict)
-    """By subscription; those that were shown all are here until they unsubscribe."""
+    """Browsers by subscription; one that is done stays until it is unsubscribed."""
     transactions: OpenTransactions = field(default_factory=OpenTransactions)
     temporary_queues: list[Queue] = field(default_factory=list)
-    """They go with the connection; among them those of its subscriptions to topics."""
+    """Temporary queues, removed with the connection; those of its topic subscriptions are included."""
     last_batch: int = 0
-    """The last batch that has anything of this connection; its answers wait for it."""
+    """Last batch with changes of this connection; its answers wait for that batch."""
     has_sent: bool = False
-    """It has sent something to a queue."""
+    """The connection has sent a message to a queue."""
     unsent_bytes: int = 0
     """Bytes of messages dispatched to this connection that its socket has not taken."""
     has_rounds: bool = False
-    """Its messages say in which round they were dispatched: it may give back."""
+    """Messages carry the release count of their dispatch, so the client may release them."""
     release_count: int = 0
-    """How often it has given back."""
+    """Number of releases so far."""
     names_begun: bool = False
-    """Its client says what it begins; nothing else counts as begun."""
+    """The client reports which dispatches it has started; no others count as started."""
     keeps_open: bool = False
-    """What is refused does not end it."""
+    """An ERROR does not close the connection."""
 
     @property
     def only_sends(self) -> bool:
-        """It takes no messages away: it may have to wait until others have."""
+        """The connection consumes nothing, so it may have to wait until other connections have made space."""
         if not self.has_sent or self.transactions:
             return False
         if self.keeps_open:
@@ -285,11 +284,12 @@ class ConnectionState:
         return not self.consumers
 
     def is_first_reply_queue(self, destination: Destination) -> bool:
-        """A temporary queue of its own that it may have however many queues there are: the first."""
+        """Return whether this is the connection's first reply queue, which it may have however many queues there
+        are."""
         return not destination.topic and all(queue.destination.topic for queue in self.temporary_queues)
 
     def check_subscription(self, subscription: str, destination: Destination) -> None:
-        """Raises: RemoteProtocolError if there cannot be such a subscription to it."""
+        """Check that this subscription can be added. Raises: RemoteProtocolError if not."""
         if subscription in self.consumers or subscription in self.browsers:
             raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection", Code.IN_USE)
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
@@ -301,7 +301,7 @@ class ConnectionState:
             )
 
     def consumer(self, subscription: str) -> BrokerConsumer:
-        """The one that answers for what it gets.
+        """Return the consumer of a subscription whose messages are acknowledged by the client.
 
         Raises: RemoteProtocolError if there is none.
         """
@@ -317,14 +317,15 @@ class ConnectionState:
         return consumer
 
     def consumer_of(self, subscription: str | None, sequence: int, dispatch: int = 0) -> BrokerConsumer:
-        """The consumer that an ACK or NACK speaks of; `dispatch` is the one that it names, 0 if it names none.
+        """Return the consumer that an ACK or NACK refers to; `dispatch` is the number of the dispatch that it names,
+        0 if none.
 
-        Raises: RemoteProtocolError if none of this connection's holds the message.
+        Raises: RemoteProtocolError if no consumer of this connection holds the message.
         """
         if subscription is not None:
             consumer = self.consumers.get(subscription)
             if consumer is None or consumer.mode is _AUTO:
-                # Only what is wrong with it is asked.
+                # Raises the error that says what is wrong with the subscription.
                 consumer = self.consumer(subscription)
             if sequence in consumer.held and (not dispatch or consumer.held[sequence].deliveries == dispatch):
                 return consumer
@@ -339,14 +340,14 @@ class ConnectionState:
         )
 
     def transaction(self, name: str) -> BrokerTransaction:
-        """Raises: RemoteProtocolError if it is not open, or can only be aborted."""
+        """Return an open transaction. Raises: RemoteProtocolError if it is not open, or is rollback-only."""
         transaction = self.transaction_to_abort(name)
         if transaction.is_rollback_only:
             raise rollback_only_error(name)
         return transaction
 
     def transaction_to_abort(self, name: str) -> BrokerTransaction:
-        """Raises: RemoteProtocolError if it is not open."""
+        """Return an open transaction, also a rollback-only one. Raises: RemoteProtocolError if it is not open."""
         transaction = self.transactions.get(name)
         if transaction is None:
             raise RemoteProtocolError(f"transaction {name!r} is not open on this connection", Code.NO_TRANSACTION)
@@ -354,7 +355,7 @@ class ConnectionState:
 
 
 def _uses_own_queue(consumer: BrokerConsumer) -> bool:
-    """It takes from a temporary queue of its own connection: nobody else waits for what is there."""
+    """Return whether a consumer has a temporary queue of its own connection, from which no other consumes."""
     return consumer.destination.kind is DestinationKind.TEMPORARY
 
 
@@ -371,16 +372,13 @@ def _requested_window(subscribe: Subscribe) -> int:
     return maxsize if subscribe.mode is AckMode.AUTO else WINDOW_DEFAULT
 
 
-# How many messages a subscription that pulls has asked for and not got. Source: docs/contract.md, "Pulling"
-
-
 @dataclass(slots=True, eq=False)
 class PullRequest:
-    """One for each subscription that pulls, whether it has asked for anything or not."""
+    """Messages that a pulling subscription has requested and not got. Source: "Pulling" in docs/contract.md"""
 
     remaining: int = 0
-    """Messages that were asked for and have not come."""
+    """Messages requested and not dispatched yet."""
     waits_for_messages: bool = True
-    """It stays until all have come; else it ends when none is ready."""
+    """True: open until all have come. False: ends when no message is ready."""
     correlation: str | None = None
-    """What the client calls the last of what it has asked for."""
+    """The client's name for its last request."""

@@ -1,4 +1,4 @@
-"""What there is, once for the whole engine."""
+"""State of the engine: memory budget, clients and queues, each once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from truenext.engine.state.queue import Queue
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """Rooms that need more than one of these take all of them."""
+    """State that is passed as a whole to parts that need more than one of its fields."""
 
     memory: MemoryBudget
     clients: ClientRegistry = field(default_factory=ClientRegistry)
     queues_by_name: dict[str, Queue] = field(default_factory=dict)
-    """Without the hidden ones, in which scheduled sends wait, and those that have ended."""
+    """Queues by name, without ended ones, and without the hidden ones that keep scheduled sends."""

@@ -1,7 +1,7 @@
-"""What is asked of the store, and what it answers.
+"""Pages of messages: requests to the store, and their results.
 
-A page is read for somebody, and comes back by `StoreRead.on_page`. Most are the next page of a lane, whose
-horizon then moves; a SideRead reads a page and moves no horizon.
+A page comes back to its requester by `StoreRead.on_page`. Most requests are for the next page of a lane, whose
+horizon then moves up; a `SideRead` moves no horizon.
 """
 
 from __future__ import annotations
@@ -27,57 +27,54 @@ class PageMessage(msgspec.Struct, gc=False):
     """None if its record is damaged."""
     mark: Mark = NO_MARK
     content_number: int = 0
-    """The number of the content that it shares with others; 0 if its record has its own."""
+    """Number of the content that it shares with other copies; 0 if its record has its own."""
     causes: Causes = NO_CAUSES
 
 
 class PageResult(msgspec.Struct, gc=False):
-    """What was there."""
+    """Page as read from the store."""
 
     messages: list[PageMessage]
     """In order of sequence."""
     as_of: int
-    """Every batch up to this one is in it; what later ones did may be missing."""
+    """Last batch that the page includes; changes of later batches may be missing."""
     is_end: bool
-    """As of then, there was nothing behind it."""
+    """No message follows in the lane, as of that batch."""
 
 
 class StoreRead:
-    """A page that is wanted."""
+    """Request for a page of a lane."""
 
     __slots__ = ("after_sequence", "lane", "limit", "size_max")
 
     waits_for_commit = True
-    """It is taken in once all batches that are in it are known to be durable."""
+    """Apply the page only when all batches that it includes are known to be durable."""
 
     is_for_consumers = False
-    """Consumers of the queue may wait for what it brings into memory."""
+    """Consumers of the queue may wait for messages of this page."""
 
     def __init__(self, lane: Lane, after_sequence: int, limit: int, size_max: int) -> None:
         self.lane = lane
         self.after_sequence = after_sequence
         self.limit = limit
-        """Messages, at most."""
+        """Maximum number of messages."""
         self.size_max = size_max
-        """Bytes of records, at most, unless the first is larger."""
+        """Maximum bytes of records, unless the first is larger."""
 
     def start(self) -> None:
-        """It is wanted, until `finish`."""
+        """Mark the page as being read, until `finish`."""
 
     def finish(self) -> None:
-        """It is there."""
+        """Note that the page was applied."""
 
     @abstractmethod
     def on_page(self, page: PageResult) -> None:
-        """Whoever wanted it gets it.
-
-        Raises: StoreError if the store has lost something
-        """
+        """Apply the page. Raises: StoreError if the store has lost something"""
 
 
 class SideRead(StoreRead):
-    """A page that is nobody's next page: what is on it stays where it is, as far as the lane is concerned, which
-    remembers meanwhile what leaves it."""
+    """Request for a page that is not the next one of its lane. Its messages stay where they are; meanwhile the lane
+    remembers which messages leave it."""
 
     __slots__ = ("_is_started",)
 
@@ -102,7 +99,7 @@ class SideRead(StoreRead):
 
 
 def damage_error(lane: Lane, problem: str) -> StoreError:
-    """The store does not have what it should."""
+    """Return the error of a store that lacks messages of a lane."""
     priority = PRIORITY_MAX - split_lane_key(lane.key)[1]
     return StoreError(
         f"the store is damaged: of queue {lane.queue.name!r}, priority {priority}, {problem}. "

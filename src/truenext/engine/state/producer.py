@@ -1,7 +1,7 @@
-"""Which numbers of one producer are used, and what became of its COMMITs.
+"""Numbers that one producer has used, and the outcomes of its COMMITs.
 
-SENDs and COMMITs count by themselves. Numbers rise. A producer may have declared that they have no gaps; whether it
-has is known from its first SEND or COMMIT on. Source: docs/contract.md, L5 and "Did it happen?"
+SENDs and COMMITs are numbered separately, in rising order. A producer may declare that its numbers have no gaps,
+with its first SEND or COMMIT. Source: docs/contract.md, L5 and "Did it happen?"
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class CommitOutcome(Enum):
 class Producer(msgspec.Struct, gc=False):
     used_ms: int
     batch: int = 0
-    """The batch that makes its numbers durable; a repeat is answered once it is."""
+    """Batch that makes the numbers durable; a repeat is answered when it is durable."""
     highest_send: int = NO_NUMBER
-    """The highest number of a SEND."""
+    """Highest number of a SEND."""
     highest_commit: int = NO_NUMBER
-    """The highest number of a COMMIT that was accepted or resolved."""
+    """Highest number of a COMMIT that was accepted or resolved."""
     highest_unknown_commit: int = NO_NUMBER
-    """Whether the COMMIT of this number, or of any below it, was accepted or resolved is not known."""
+    """Highest number up to which it is not known whether COMMITs were accepted or resolved."""
     is_gapless: bool | None = None
-    """None until its first SEND or COMMIT: so far its COMMITs were resolved, one after the other."""
+    """None before the first SEND or COMMIT: so far its COMMITs were only resolved, one after the other."""
     resolved: tuple[int, ...] = ()
-    """COMMITs that were resolved as rolled back and are remembered, rising."""
+    """COMMITs resolved as rolled back that are remembered, rising."""
 
     @classmethod
     def from_state(cls, state: ProducerState) -> Self:
@@ -64,9 +64,10 @@ class Producer(msgspec.Struct, gc=False):
     # ---- SENDs and COMMITs ----
 
     def has_used(self, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
-        """Whether a SEND or COMMIT of this number is a repeat.
+        """Return whether a SEND or COMMIT of this number is a repeat.
 
-        Raises: RemoteProtocolError if it may not be used, by what the producer has declared or what was resolved
+        Raises: RemoteProtocolError if the producer may not use the number: it has declared otherwise, or the COMMIT
+        is resolved
         """
         if is_commit:
             if self.resolved and number in self.resolved:
@@ -90,7 +91,7 @@ class Producer(msgspec.Struct, gc=False):
         return number <= highest
 
     def record_use(self, number: int, *, is_commit: bool, declares_gapless: bool) -> None:
-        """The SEND or COMMIT was accepted."""
+        """Record the number of an accepted SEND or COMMIT."""
         if is_commit:
             self.highest_commit = number
         else:
@@ -99,27 +100,27 @@ class Producer(msgspec.Struct, gc=False):
             self.is_gapless = declares_gapless
 
     def is_use_unknown(self, number: int, *, is_commit: bool) -> bool:
-        """Whether a number that counts as used ever was is not known."""
+        """Return whether a number that counts as used may never have been used."""
         if is_commit and number <= self.highest_unknown_commit:
             return True
         return not self.is_gapless and number < (self.highest_commit if is_commit else self.highest_send)
 
-    # ---- Questions ----
+    # ---- COMMITs in doubt ----
 
     def outcome(self, number: int) -> CommitOutcome:
-        """What became of COMMIT `number`."""
+        """Return the outcome of COMMIT `number`."""
         if number in self.resolved:
             return CommitOutcome.ROLLED_BACK
         if not number and self.is_gapless is not False:
-            # Those without gaps begin with 1.
+            # Numbers without gaps begin with 1.
             return CommitOutcome.UNKNOWN
         if number > self.highest_commit:
             return CommitOutcome.NOT_YET_COMMITTED
         return CommitOutcome.UNKNOWN if self.is_use_unknown(number, is_commit=True) else CommitOutcome.COMMITTED
 
     def resolve(self, number: int) -> bool:
-        """COMMIT `number` is rolled back, if it has not happened so far. False if it has, or nobody knows, or if it is
-        not the next one of a producer that may not leave one out."""
+        """Resolve COMMIT `number` as rolled back, unless it was accepted. False if it was or may have been, or if it
+        is not the next number of a producer without gaps."""
         if self.outcome(number) is not CommitOutcome.NOT_YET_COMMITTED:
             return False
         if self.is_gapless is not False and number != max(self.highest_commit, 0) + 1:
@@ -133,7 +134,7 @@ class Producer(msgspec.Struct, gc=False):
 
 
 def check_gap(name: str, number: int, highest: int) -> None:
-    """Raises: RemoteProtocolError if a number without gaps is neither used nor the next"""
+    """Raise RemoteProtocolError if a number without gaps is neither used nor the next."""
     if number > max(highest, 0) + 1:
         raise RemoteProtocolError(
             f"truenext-number {number} of producer {name!r}, whose numbers have no gaps: the next is "

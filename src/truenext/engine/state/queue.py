@@ -1,21 +1,21 @@
-"""What waits, and where: queues, their lanes, and the messages in these.
+"""Queues, their lanes, and the entries in the lanes.
 
-A queue has up to ten lanes, one for each priority, made when they are first needed. A lane holds persistent and
-transient messages together, in the order of their sequences. What is in memory is a beginning of it; the rest, if any,
-is in the store alone and is read page by page:
+A queue has up to ten lanes, one for each priority, created when first needed. A lane holds persistent and transient
+messages together, in order of sequence. Its beginning is in memory; the rest, if any, is in the store alone and is
+read page by page:
 
     returned, arrived                            unread
     <----- in memory, in order -----> horizon <----- in the store, or being written ----->
 
-Every message at or below the horizon that waits is in memory, every one above it is returned by a page of the store or
-is in `unread_in_memory`, because its write is under way. What was dispatched is below it or in `SelectedEntries`. So
-there is one unread region, and a page never brings what is in memory, held or gone already. How the horizon moves:
-horizon.py
+All waiting messages at or below the horizon are in memory. A message above it is returned by a page of the store, or
+is in `unread_in_memory` because its write is in flight. Dispatched messages are below it or in `SelectedEntries`. So
+there is one unread region, and a page never adds a message that is in memory, held or removed. How the horizon
+moves: horizon.py
 
-There may be a hundred thousand lanes, most with a message or none: what holds messages is made when the first comes,
-and until then it is one empty thing that all lanes share and none can change (memory.py).
+There may be a hundred thousand lanes, most with one message or none: a container is allocated with its first
+message, and until then all lanes share an empty one that cannot be changed (memory.py).
 
-One file, for an entry knows its lane, a lane its queue, and a queue its lanes.
+One file, because entries, lanes and queues refer to one another.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from truenext.model.policy import Policy
 from truenext.model.record import lane_key
 
 UNBOUNDED = maxsize
-"""The horizon of a lane that is in memory wholly."""
+"""Horizon of a lane that is wholly in memory."""
 
 NO_ENTRIES = cast("deque[Entry]", ())
 _NO_REQUEUED = cast("list[tuple[int, Entry]]", ())
@@ -59,85 +59,85 @@ _sequence = attrgetter("sequence")
 
 
 class QueueObserver(Protocol):
-    """Who is told what happens in a queue, as long as somebody takes from it out of its turn: selecting.py."""
+    """Callbacks for events in a queue, while consumers have selectors or there are groups: selecting.py."""
 
     def on_lane_created(self, lane: Lane) -> None:
-        """There is a new lane; nothing is in it."""
+        """Called when an empty lane was created."""
 
     def on_arrived(self, entry: Entry) -> None:
-        """A message has just got its place at the end of its lane."""
+        """Called when a new message was put at the end of its lane."""
 
     def on_requeued(self, entry: Entry) -> None:
-        """A message is in its lane again."""
+        """Called when a message is in its lane again."""
 
     def on_delayed(self, entry: Entry) -> None:
-        """A message of a group waits for its next try, and others pass it."""
+        """Called when a message of a group waits for its next try, and others are dispatched meanwhile."""
 
     def on_delay_ended(self, entry: Entry) -> None:
-        """It waits no longer, for whatever reason."""
+        """Called when such a message waits no longer, for any reason."""
 
     def on_horizon_lowering(self, lane: Lane) -> None:
-        """The horizon of a lane is about to move down."""
+        """Called before the horizon of a lane moves down."""
 
     def has_found(self, entry: Entry) -> bool:
-        """It has to stay known, whatever leaves memory."""
+        """Return whether an entry must stay in memory, whatever is evicted."""
 
 
 class Entry(msgspec.Struct, gc=False):
-    """A message's place in a queue, and what became of it there so far."""
+    """Entry of one message in one queue, with its state there."""
 
     sequence: int
     message: SentMessage | None
-    """None if only the store has it: it has left memory, or it is done with."""
+    """None if only the store has the message, or it is settled."""
     lane: Lane
     batch: int
-    """It is visible once this batch is durable; 0 is at once."""
+    """The entry is visible once this batch is durable; 0: at once."""
     persistent: bool
-    """What a crash must leave of it here; not so in a subscription that ends with its connection, whatever it is."""
+    """The entry must survive a crash; always False in a temporary queue."""
     store_batch: int | None
-    """The batch that gives it to the store, 0 for one of an earlier run: its removal must be told to the store. None
-    if the store has never heard of it."""
+    """Batch that stores the message, 0 if an earlier run did: its removal must be stored too. None if the store does
+    not have it."""
     deliveries: int = 0
     attempts: int = 0
     has_mark: bool = False
     """The store has a mark for it (batch.Mark)."""
     due_us: int = 0
-    """If not 0: it failed, and waits until then for its next try; see delays.py."""
+    """Time of the next try, microseconds, see delays.py; 0 if there is no delay, DUE_NEVER if it was rejected."""
     is_out_of_lane: bool = False
-    """It stands in its lane no more; only kept while its queue is served by selectors."""
+    """The entry is no longer in its lane; maintained only while its queue has selectors or groups."""
     is_requeued: bool = False
-    """It is not in `Lane.arrived`: it was given back, or stays known while its body may leave."""
+    """The entry is not in `Lane.arrived`: it was requeued, or is kept in memory while its body may be evicted."""
     group: str = ""
-    """That of its message; see groups.py."""
+    """Group of its message; see groups.py."""
     is_first_of_group: bool = False
-    """Its last dispatch has made its group its consumer's."""
+    """The last dispatch made the consumer the owner of the group."""
     content_number: int = 0
-    """If not 0: the store has its content once for several queues, under this number."""
+    """Number of the content that the store has once for several queues; 0 if it has its own."""
     is_started: bool = False
-    """The client has said that it began this dispatch."""
+    """The client has reported this dispatch as started."""
     was_lost: bool = False
-    """Its last attempt was a lost connection."""
+    """The last attempt was a lost connection."""
     causes: KnownCauses | None = None
-    """Why consumers failed with it, as they said; None if none has."""
+    """Causes of its failures; None if no consumer gave any."""
 
     @property
     def address(self) -> str:
-        """Of the queue in which it is."""
+        """Address of its queue."""
         return self.lane.queue.destination.address
 
 
 class SelectedEntries:
-    """What of a lane was taken out of its turn, because a selector or a group wanted it.
+    """Selected entries of a lane: entries taken from within the lane for a selector or a group.
 
-    All else relies on messages leaving a lane in order: who was dispatched is below the horizon. A message that is
-    taken from the middle of a lane, or from above its horizon, is none of those. It is a *stray* until it is done with,
-    whoever has it, and no page brings a stray:
+    Otherwise messages leave a lane in order, so a dispatched message is below the horizon. A selected message comes
+    from the middle of a lane, or from above its horizon. It is selected until it is settled, and no page adds it to
+    the lane:
 
-        waits, below the horizon     in `Lane.requeued`, like any that was given back
+        waits, below the horizon     in `Lane.requeued`, like any requeued entry
         waits, above it              in `loaded_early`
-        is held, or delayed          nowhere in particular
+        is held, or delayed          with its holder, or in `Lane.delayed`
 
-    Where it was taken from it is not looked for: its place stays, and is known to be empty.
+    Its former slot is not searched for: it stays there as a gap.
     """
 
     __slots__ = (
@@ -152,24 +152,24 @@ class SelectedEntries:
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
-        """Those that were taken out of their turn and are not done with, by sequence."""
+        """Selected entries that are not settled, by sequence."""
         self.loaded_early: dict[int, Entry] = {}
-        """Those of them that wait and are above the horizon."""
+        """Selected entries that wait above the horizon."""
         self.arrived_gaps = NO_SEQUENCES
-        """Empty places in `Lane.arrived`."""
+        """Sequences of empty slots in `Lane.arrived`."""
         self.requeued_gaps = NO_SEQUENCES
-        """Empty places in `Lane.requeued`; who comes back to one of these fills it."""
+        """Sequences of empty slots in `Lane.requeued`; requeueing the entry fills its slot."""
         self.scan_read_count = 0
-        """Pages being read for a selector: while there are any nothing leaves `Lane.unread_in_memory`, for it may be
-        missing on them."""
+        """Pages being read for a selector: meanwhile nothing leaves `Lane.unread_in_memory`, as it may be missing on
+        them."""
         self.horizon_rise_count = 0
-        """How often the horizon was moved up."""
+        """Number of times that the horizon moved up."""
         self.body_reads = NO_SEQUENCES
-        """Strays that are being read."""
+        """Sequences of selected entries that are being read."""
 
     @property
     def is_empty(self) -> bool:
-        """Nothing of the lane was taken out of its turn and is not done with."""
+        """No entry of the lane is selected or being read for a selector."""
         return not (
             self.entries
             or self.loaded_early
@@ -202,39 +202,38 @@ class Lane:
 
     def __init__(self, key: bytes, queue: Queue) -> None:
         self.key = key
-        """What the store's keys of this lane begin with, see record.py."""
+        """Prefix of this lane's keys in the store, see record.py."""
         self.queue = queue
         self.rank = key[-1]
         self.arrived = NO_ENTRIES
-        """Not given back in this run, in order of sequence. Who appends keeps it so, and says `allocate_arrived` to an
-        empty one first."""
+        """Entries not requeued in this run, in order of sequence. Call `allocate_arrived` before the first is
+        appended."""
         self.requeued = _NO_REQUEUED
-        """Given back, as a heap by sequence."""
+        """Requeued entries, as a heap by sequence."""
         self.unloaded: dict[int, Entry] = EMPTY
-        """Those whose message has to be read before anything can be done with them, by sequence: given back ones, and
-        failed ones on their way to the dead-letter queue."""
+        """Entries whose message must be read before they can be used, by sequence: requeued ones, and failed ones on
+        their way to the dead-letter queue."""
         self.delayed: dict[int, Entry] = EMPTY
-        """Those that wait for their next try while others pass, by sequence; they stand nowhere else."""
+        """Entries that wait for their next try while others are dispatched, by sequence; they are in no other
+        container."""
         self.horizon = UNBOUNDED
-        """The highest sequence up to which this lane is in memory."""
+        """Highest sequence up to which this lane is in memory."""
         self.horizon_min = 0
-        """The horizon stays above this: a page has brought this message, and it may be anywhere by now."""
+        """Lower bound of the horizon: a page has loaded this message, and it may be anywhere by now."""
         self.unread = 0
-        """Messages above the horizon."""
+        """Number of messages above the horizon."""
         self.unread_in_memory = NO_ENTRIES
-        """Those of them whose write is under way, or was when the page was asked for that is being read; in order."""
+        """Unread messages whose write is in flight, or was when the page that is being read was requested; in order."""
         self.pending_read: object | None = None
-        """The page that is being read."""
+        """Request for the lane's next page, while it is being read."""
         self.is_pinned = False
-        """Nothing leaves memory: a page is being read, and is laid beside what is there."""
+        """No message may leave memory: a page is being read that must be complete together with memory."""
         self.side_read_count = 0
-        """Other pages of it that are being read, and are nobody's next ones."""
+        """Number of side reads in progress."""
         self.selected: SelectedEntries | None = None
-        """What was taken out of its turn; where there are consumers with selectors or groups, and where there were as
-        long as something is."""
+        """Selected entries; None if there are none, and the queue has no selectors and groups."""
         self.removed: dict[int, int] = EMPTY
-        """Messages that have left out of their turn, by sequence, and the batch that removes them: pages may still show
-        them."""
+        """Batches that remove messages from within the lane, by sequence: pages may still contain these messages."""
 
     def __len__(self) -> int:
         length = len(self.arrived) + len(self.requeued) + len(self.delayed) + self.unread
@@ -246,7 +245,7 @@ class Lane:
         )
 
     def __iter__(self) -> Iterator[Entry]:
-        """Those in memory, in no particular order."""
+        """Yield the entries in memory, in no particular order."""
         selected = self.selected
         if selected is None:
             yield from self.arrived
@@ -256,7 +255,8 @@ class Lane:
         yield from self.delayed.values()
 
     def requeued_entries(self) -> Iterator[Entry]:
-        """Those in memory that wait and have not just arrived, in no particular order: they may lose their bodies."""
+        """Yield waiting entries in memory that are not in `arrived`, in no particular order: their bodies may be
+        evicted."""
         selected = self.selected
         if selected is None:
             for _, entry in self.requeued:
@@ -268,18 +268,18 @@ class Lane:
     def entries_between(
         self, after: int, until: int, *, limit: int = maxsize, with_delayed: bool = True, with_unread: bool = True
     ) -> list[Entry]:
-        """What waits in memory behind the sequence `after` and up to `until`, in order; the first ones, if they are
-        more than `limit`.
+        """Return entries in memory that wait after the sequence `after` and up to `until`, in order; the first
+        `limit` of them.
 
-        Without those that wait for their next try while others pass, for whoever looks for what can be dispatched: it
-        hears of these when they are due. Without those above the horizon whose write is under way, for whoever has them
-        from elsewhere.
+        `with_delayed=False` leaves out those that wait for their next try, for a caller that searches for messages
+        to dispatch and is notified when they are due. `with_unread=False` leaves out `unread_in_memory`, for a
+        caller that has these from elsewhere.
         """
         found: list[Entry] = []
         arrived, selected = self.arrived, self.selected
         if arrived and arrived[-1].sequence > after and arrived[0].sequence <= until:
             at = bisect_right(arrived, after, key=_sequence)
-            # Turned until they are in front: to get to the middle of it step by step takes longer.
+            # Rotate them to the front: to reach the middle of a deque step by step takes longer.
             arrived.rotate(-at)
             for entry in islice(arrived, len(arrived) - at):
                 if entry.sequence > until or len(found) >= limit:
@@ -298,20 +298,20 @@ class Lane:
         return found
 
     def is_only_in_store(self, sequence: int) -> bool:
-        """Of one that a page shows: it has not gone, and nobody has it, unless it is `unread_in_memory`."""
+        """Return whether a message on a page is neither in memory, held nor removed, apart from `unread_in_memory`."""
         if sequence <= self.horizon or sequence in self.removed:
             return False
         return self.selected is None or sequence not in self.selected.entries
 
     def head(self) -> Entry | None:
-        """The earliest message in memory, ready or not."""
+        """Return the first entry in memory, ready or not."""
         arrived, requeued = self.arrived, self.requeued
         if requeued and (not arrived or requeued[0][0] < arrived[0].sequence):
             return requeued[0][1]
         return arrived[0] if arrived else None
 
     def pop(self) -> Entry:
-        """Take the head out."""
+        """Remove and return the head."""
         arrived, requeued = self.arrived, self.requeued
         if requeued and (not arrived or requeued[0][0] < arrived[0].sequence):
             entry = heappop(requeued)[1]
@@ -322,7 +322,7 @@ class Lane:
         return entry
 
     def requeue(self, entry: Entry) -> None:
-        """Put a message that was dispatched at its place again."""
+        """Put a dispatched entry back to its position."""
         sequence = entry.sequence
         entry.is_out_of_lane = False
         entry.is_requeued = True
@@ -342,19 +342,19 @@ class Lane:
         heappush(self.requeued, (sequence, entry))
 
     def add_unloaded(self, entry: Entry) -> None:
-        """It has to be read before anything can be done with it."""
+        """Note that the entry's message must be read before the entry can be used."""
         if self.unloaded is EMPTY:
             self.unloaded = {}
         self.unloaded[entry.sequence] = entry
 
     def remember_removed(self, sequence: int, batch: int) -> None:
-        """A message has left out of its turn; `batch` removes it."""
+        """Note that `batch` removes a message from within the lane."""
         if self.removed is EMPTY:
             self.removed = {}
         self.removed[sequence] = batch
 
     def delay(self, entry: Entry) -> None:
-        """It waits for its next try, and others pass it, if not of its group."""
+        """Set an entry aside until its next try; others are dispatched meanwhile, except those of its group."""
         if self.delayed is EMPTY:
             self.delayed = {}
         self.delayed[entry.sequence] = entry
@@ -363,14 +363,14 @@ class Lane:
             self.queue.observer.on_delayed(entry)
 
     def end_delay(self, sequence: int) -> None:
-        """If it waited, it does no longer."""
+        """End the delay of an entry, if it is delayed."""
         entry = self.delayed.pop(sequence, None)
         if entry is not None and entry.group:
             assert self.queue.observer is not None, "there are groups"
             self.queue.observer.on_delay_ended(entry)
 
     def forget_requeued(self, entry: Entry) -> None:
-        """Forget a message that was given back."""
+        """Forget a requeued entry."""
         entry.is_out_of_lane = True
         if self.selected is not None:
             self.selected.loaded_early.pop(entry.sequence, None)
@@ -380,14 +380,14 @@ class Lane:
         heapify(self.requeued)
 
     def forget_durable_removals(self, committed: int) -> None:
-        """This batch is durable: pages that are asked for from now on do not show what it removed."""
+        """Forget removals of durable batches: pages requested from now on do not contain these messages."""
         if self.pending_read is None and not self.side_read_count:
             remaining = {sequence: batch for sequence, batch in self.removed.items() if batch > committed}
             self.removed = remaining or EMPTY
 
     @property
     def needs_page(self) -> bool:
-        """There are messages that only the store has."""
+        """The lane has messages that only the store has."""
         return self.unread > len(self.unread_in_memory)
 
     def clear(self) -> None:
@@ -401,17 +401,17 @@ class Lane:
         if self.selected is not None:
             self._drop_selected()
 
-    # ---- Places ----
+    # ---- Containers ----
 
     def allocate_arrived(self) -> deque[Entry]:
-        """For the first message that comes; it stays until somebody finds the lane empty, or memory is short."""
+        """Allocate `arrived` for a first entry; it stays until dispatch finds the lane empty, or memory is short."""
         assert self.arrived is NO_ENTRIES, "it has begun"
         self.queue.memory.deque_bytes += DEQUE_BYTES
         self.arrived = deque()
         return self.arrived
 
     def free_arrived(self) -> None:
-        """Nothing is there any more."""
+        """Free `arrived`, which is empty."""
         self.arrived = NO_ENTRIES
         self.queue.memory.deque_bytes -= DEQUE_BYTES
 
@@ -420,7 +420,7 @@ class Lane:
         return self.unread_in_memory
 
     def shrink(self) -> None:
-        """What holds no message takes no memory either, until one comes."""
+        """Free all containers that are empty."""
         if not self.arrived and self.arrived is not NO_ENTRIES:
             self.free_arrived()
         if not self.requeued:
@@ -436,7 +436,7 @@ class Lane:
 
     @property
     def is_needed(self) -> bool:
-        """It has messages, or is being read, or knows something that must not be forgotten yet."""
+        """The lane has messages, is being read, or knows something that must not be forgotten yet."""
         selected = self.selected
         return bool(
             self.arrived
@@ -455,16 +455,16 @@ class Lane:
             )
         )
 
-    # ---- Out of turn ----
+    # ---- Selected entries ----
 
     def allocate_selected(self) -> None:
-        """Somebody has a selector, or there are groups."""
+        """Prepare the lane for selectors or groups."""
         if self.selected is None:
             self.selected = SelectedEntries()
             self.queue.memory.queue_bytes += SELECTED_ENTRIES_BYTES
 
     def free_selected(self) -> None:
-        """Nobody has a selector, and there are no groups; it stays while something is out of its turn."""
+        """Free `selected` when selectors and groups are gone, unless entries are still selected."""
         if self.selected is not None and self.selected.is_empty:
             self._drop_selected()
 
@@ -473,7 +473,7 @@ class Lane:
         self.queue.memory.queue_bytes -= SELECTED_ENTRIES_BYTES
 
     def trim_gaps(self) -> None:
-        """Let both ends of what is in memory be no empty places."""
+        """Remove gaps at the ends of the containers."""
         selected = self.selected
         assert selected is not None, "somebody has a selector"
         arrived_gaps, requeued_gaps = selected.arrived_gaps, selected.requeued_gaps
@@ -489,8 +489,7 @@ class Lane:
 _NO_LANE = -1
 
 _lane_indexes: dict[tuple[int, ...], list[int]] = {}
-"""By the ranks of the lanes that there are: where among them that of each priority is, or _NOWHERE. There are many more
-queues than these."""
+"""Index of each priority's lane in `Queue.lanes`, or _NO_LANE, by the ranks of the lanes. Shared by many queues."""
 
 
 def _lane_index_of(lanes: tuple[Lane, ...]) -> list[int]:
@@ -538,41 +537,41 @@ class Queue:
     ) -> None:
         self.destination = destination
         self.memory = memory
-        """What it takes of this it gives back with `dispose`."""
+        """Memory budget; `dispose` frees what the queue takes of it."""
         memory.queue_bytes += queue_size(destination)
         self.policy = policy
         self.number = 0 if destination.kind is DestinationKind.TEMPORARY else number
-        """What the history calls it; 0 if it is not there."""
+        """Number in the history; 0 if it has none."""
         self.stored_number = number
-        """What the store calls it, or will; 0 if it does not."""
+        """Number in the store, now or later; 0 if the store never has it."""
         self.is_temporary = destination.kind is DestinationKind.TEMPORARY
-        """It goes with its connection; nothing of it outlives a crash."""
+        """The queue is removed with its connection; nothing of it survives a crash."""
         self.holds_dead_letters = holds_dead_letters
         self.is_known_to_store = False
         self.is_paused = False
-        """Nothing is dispatched."""
+        """No message is dispatched."""
         self.lanes: tuple[Lane, ...] = ()
-        """Those that there are, by rank: the first non-empty lane is served first."""
+        """Existing lanes, by rank: the first non-empty lane is served first."""
         self._lane_index = _lane_index_of(())
         self.has_wildcards = False
-        """Somebody takes from it who takes from other queues as well."""
+        """Wildcard consumers have joined the queue."""
         self.observer: QueueObserver | None = None
-        """As long as some consumers have selectors, or there are groups."""
+        """Present while consumers have selectors, or there are groups."""
         self.has_groups = False
-        """It has had a message of one; then there is a watcher."""
+        """The queue has had a message of a group; then it has an observer."""
         self.resident_bytes = 0
-        """Bytes of memory that its messages take, waiting or held."""
+        """Bytes of memory of its messages, waiting or held."""
         self.spilled_bytes = 0
-        """Bytes of messages that have left memory; counted in a subscription that ends with its connection."""
+        """Bytes of messages evicted to disk; counted in subscriptions that end with their connection."""
         self.spilled_sizes: dict[int, int] = {}
-        """Of those among them that are known without their bodies, by sequence; in any queue of those whose bodies have
-        left memory while somebody held them."""
+        """Bytes of evicted messages whose entries are in memory, by sequence; in other queues than subscriptions, of
+        messages evicted while they were held."""
         self.resident_count = 0
-        """How many messages these are of which `resident_bytes` counts the bytes."""
+        """Number of messages that `resident_bytes` counts."""
         self.has_unloaded_held = False
-        """Bodies of messages that somebody held have left memory: `resident_bytes` does not say that nobody has one."""
+        """Bodies of held messages were evicted: that `resident_bytes` is 0 does not mean that no message is held."""
         self.last_used_us = last_used_us
-        """When something was done with it last that dispatch had to know of, by DelayedEntries' clock."""
+        """Microseconds, by DelayedEntries' clock, when the queue last had a change that concerns dispatch."""
 
     @property
     def name(self) -> str:
@@ -580,31 +579,31 @@ class Queue:
 
     @property
     def policy_name(self) -> str:
-        """By what its policy is looked up: a subscription has that of its topic."""
+        """Name by which its policy is found: for a subscription, that of its topic."""
         return self.destination.topic or self.destination.name
 
     @property
     def is_subscription(self) -> bool:
-        """To a topic, and it ends with its connection."""
+        """The queue is a topic subscription that ends with its connection."""
         return self.destination.kind is DestinationKind.TEMPORARY and bool(self.destination.topic)
 
     @property
     def is_reply_queue(self) -> bool:
-        """It goes with its connection, and never leaves memory."""
+        """The queue is removed with its connection, and never leaves memory."""
         return self.destination.kind is DestinationKind.TEMPORARY and not self.destination.topic
 
     @property
     def keeps_failures(self) -> bool:
-        """What fails here stays here, however often."""
+        """Failed messages stay here, however often they fail."""
         return self.is_temporary or self.holds_dead_letters
 
     def lane_of(self, message: SentMessage) -> Lane:
-        """Where a message of this queue stands."""
+        """Return the lane of a message of this queue."""
         index = self._lane_index[message.priority]
         return self.lanes[index] if index >= 0 else self.lane(rank(message.priority))
 
     def lane(self, rank: int) -> Lane:
-        """Made if it is not there."""
+        """Return the lane of a rank, created if missing."""
         lane = self.find_lane(rank)
         if lane is None:
             lane = Lane(lane_key(self.stored_number, rank), self)
@@ -621,12 +620,12 @@ class Queue:
 
     @property
     def is_needed(self) -> bool:
-        """Something of it is there, as far as it knows itself; or it goes with its connection."""
+        """The queue has messages, as far as it knows itself, or is removed with its connection."""
         return bool(self.resident_bytes or self.is_temporary or any(lane.is_needed for lane in self.lanes))
 
     def dispose(self) -> None:
-        """It is nobody's any more. A lane and its queue refer to one another, and the garbage collector comes rarely:
-        the circle is broken by hand."""
+        """Free the memory of a removed queue. Lanes and queue refer to one another, and the garbage collector runs
+        rarely: the cycle is broken here."""
         for lane in self.lanes:
             self.memory.queue_bytes -= LANE_BYTES
             lane.clear()
@@ -639,24 +638,23 @@ class Queue:
             lane.shrink()
 
     def waiting_count(self) -> int:
-        """Messages that no consumer holds."""
+        """Number of messages that no consumer holds."""
         return sum(map(len, self.lanes))
 
 
 def is_undeliverable(queue: Queue, attempts: int, due: int) -> bool:
-    """Whether a message failed too often, the last failure included, or was rejected, in a queue that does not keep its
-    failures; `due` is the due time of an entry, or of its mark.
-    """
+    """Return whether a message failed too often, the last failure included, or was rejected, in a queue that does
+    not keep its failures; `due` is the due time of an entry, or of its mark."""
     return (attempts >= queue.policy.attempts_max or due == DUE_NEVER) and not queue.keeps_failures
 
 
 def is_expired(message: SentMessage | None, now_ms: int) -> bool:
-    """Its time is known to have come."""
+    """Return whether a message in memory has expired."""
     return message is not None and 0 < message.expires_ms <= now_ms
 
 
 class RequeueReason(Enum):
-    """Why a message is given back, in the words of docs/history.md; all but the last count as an attempt."""
+    """Reason for requeueing a message, as in docs/history.md; all but the last count as an attempt."""
 
     NACKED = "nacked"
     ABORTED = "aborted"

@@ -1,7 +1,7 @@
-"""What a client has said inside a transaction and not yet committed; and what all have in common that hold messages.
+"""Open transactions: sends, acknowledgements and NACKs before COMMIT; and the base class of all holders of messages.
 
-It has no effect before COMMIT, but for one: a message that is acknowledged or refused here has left its consumer's
-window at once, and is the transaction's until that ends.
+Nothing has an effect before COMMIT, with one exception: a message that is settled here leaves its consumer's window
+at once, and the transaction holds it until it ends.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from truenext.errors import Code, RemoteProtocolError
 from truenext.model.commands import Nack, Send
 from truenext.model.limits import TRANSACTION_BYTES_MAX, TRANSACTION_MESSAGES_MAX, TRANSACTIONS_MAX
 
-# ---- Who has messages that wait in no lane: consumers, and open transactions ----
-#
-# Whatever asks who has what of a queue asks for holders: `ClientRegistry.held_entries`.
+# ---- Holders of messages that wait in no lane: consumers and open transactions ----
+# To find what is held of a queue, use `ClientRegistry.held_entries`.
 
 
 class EntryHolder:
     __slots__ = ()
 
     held: dict[int, Entry]
-    """By sequence, in the order in which it got them."""
+    """Entries by sequence, in the order in which the holder got them."""
 
     def drop_queue(self, queue: Queue) -> list[Entry]:
-        """Forget what is of a queue that has ended. Returns it."""
+        """Forget the entries of a queue that has ended, and return them."""
         dropped = [entry for entry in self.held.values() if entry.lane.queue is queue]
         for entry in dropped:
             del self.held[entry.sequence]
@@ -38,13 +37,13 @@ class EntryHolder:
 
 @dataclass(frozen=True, slots=True)
 class TransactionLimits:
-    """How much one connection may have in all its open transactions together."""
+    """Limits of all open transactions of one connection together."""
 
     transactions: int = TRANSACTIONS_MAX
     size: int = TRANSACTION_BYTES_MAX
-    """Bytes of what they send, unless that is a single message, and of the causes that they say."""
+    """Bytes of sends, unless there is only one, and of causes."""
     messages: int = TRANSACTION_MESSAGES_MAX
-    """What they send, acknowledge and refuse."""
+    """Number of sends, acknowledgements and NACKs."""
 
 
 class BrokerTransaction(EntryHolder):
@@ -55,22 +54,22 @@ class BrokerTransaction(EntryHolder):
 
     def __init__(self, *, counts_all: bool = True) -> None:
         self.counts_all = counts_all
-        """As of a Begin."""
+        """See commands.Begin."""
         self.sends: list[Send] = []
         self.held = {}
-        """What was acknowledged or refused."""
+        """Messages acknowledged or nacked."""
         self.nacks: dict[int, Nack] = {}
-        """By sequence, the NACK of those that were refused."""
+        """NACKs of the nacked messages, by sequence."""
         self.reserved_queues: set[str] = set()
-        """Names of the queues that it sends to, which stay or for which room is kept (unused.py)."""
+        """Names of the queues that sends are for: these are kept, or memory for them is (unused.py)."""
         self.message_count = 0
-        """How much was sent, acknowledged and refused; also of what has ended since."""
+        """Number of sends, acknowledgements and NACKs; also of queues that have ended since."""
         self.total_bytes = 0
-        """Bytes of the messages in `sends`, and of what was said of why others failed."""
+        """Bytes of the messages in `sends`, and of causes in NACKs."""
         self.is_rollback_only = False
-        """A frame of it was refused, on a connection that goes on: it can only be aborted."""
+        """A frame of the transaction was refused, on a connection that stays open: only ABORT is possible."""
         self.balance: DiskBalance | None = None
-        """What it takes from the disk and gives to it, once that was asked for."""
+        """Bytes that the transaction frees and needs on disk; None until these are counted."""
 
     def acknowledge(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -79,7 +78,7 @@ class BrokerTransaction(EntryHolder):
             self.balance.acknowledge(entries)
 
     def counted_balance(self) -> DiskBalance:
-        """The balance, of all that was said in the transaction so far."""
+        """Return the balance of all that was sent and acknowledged so far."""
         balance = self.balance
         if balance is None:
             balance = self.balance = DiskBalance()
@@ -94,9 +93,9 @@ class BrokerTransaction(EntryHolder):
             self.nacks[entry.sequence] = nack
 
     def nack_acknowledged(self, nack: Nack) -> None:
-        """Refuse one message that it has acknowledged."""
+        """Nack one message that the transaction has acknowledged."""
         self.nacks[nack.sequence] = nack
-        # Counted anew, if it is asked for again.
+        # Counted anew if it is needed again.
         self.balance = None
 
     def drop_queue(self, queue: Queue) -> list[Entry]:
@@ -104,7 +103,7 @@ class BrokerTransaction(EntryHolder):
         return super().drop_queue(queue)
 
     def acknowledges(self, sequence: int, dispatch: int) -> bool:
-        """It has acknowledged this message, and not refused it since; of `dispatch` see commands.Nack."""
+        """Return whether a message is acknowledged here, and not nacked since; `dispatch` as in commands.Nack."""
         entry = self.held.get(sequence)
         return entry is not None and sequence not in self.nacks and dispatch in (0, entry.deliveries)
 
@@ -115,19 +114,19 @@ class BrokerTransaction(EntryHolder):
         return [self.held[sequence] for sequence in self.nacks if sequence in self.held]
 
     def counts_any(self) -> bool:
-        """Its end counts an attempt for something, if that is no COMMIT."""
+        """Return whether an end other than COMMIT would count an attempt for any message."""
         return bool(self.held if self.counts_all else self.nacked())
 
     def acknowledges_persistent(self) -> bool:
-        """It takes something persistent away: its COMMIT is visible once durable, whatever it sends."""
+        """Return whether COMMIT removes a persistent message: then it is visible once durable, whatever was sent."""
         return any(entry.persistent and entry.store_batch is not None for entry in self.acknowledged())
 
 
 class OpenTransactions(dict[str, BrokerTransaction]):
-    """Those of one connection, by the client's name for them.
+    """Open transactions of one connection, by the client's names for them.
 
-    There may be thousands, so nothing that comes with each message goes through all of them: what is said in them is
-    counted here, and `settling_transactions` has those that have messages.
+    There may be thousands, so work that is done for each message must not go through all of them: their usage is
+    counted here, and `settling_transactions` has those that hold messages.
     """
 
     __slots__ = ("ended_count", "message_count", "settling_transactions", "total_bytes")
@@ -135,18 +134,18 @@ class OpenTransactions(dict[str, BrokerTransaction]):
     def __init__(self) -> None:
         super().__init__()
         self.settling_transactions: dict[BrokerTransaction, None] = {}
-        """Those that have acknowledged or refused anything."""
+        """Transactions that have acknowledged or nacked messages."""
         self.message_count = 0
-        """How much was sent, acknowledged and refused in all of them."""
+        """Number of sends, acknowledgements and NACKs in all of them."""
         self.total_bytes = 0
-        """Bytes of what was sent in them, and of causes."""
+        """Bytes of their sends and causes."""
         self.ended_count = 0
-        """How many there were that have ended, by COMMIT or ABORT."""
+        """Number of transactions that have ended, by COMMIT or ABORT."""
 
     def begin(self, name: str, limits: TransactionLimits, *, counts_all: bool = True) -> None:
         """Open a transaction.
 
-        Raises: RemoteProtocolError if the name is taken or there are too many.
+        Raises: RemoteProtocolError if the name is in use or there are too many.
         """
         if name in self:
             raise RemoteProtocolError(f"transaction {name!r} is open already", Code.IN_USE)
@@ -157,7 +156,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         self[name] = BrokerTransaction(counts_all=counts_all)
 
     def end(self, name: str) -> BrokerTransaction:
-        """It is open no more."""
+        """Close a transaction and return it."""
         transaction = self.pop(name)
         self.ended_count += 1
         self.settling_transactions.pop(transaction, None)
@@ -166,9 +165,9 @@ class OpenTransactions(dict[str, BrokerTransaction]):
         return transaction
 
     def check_limits(self, limits: TransactionLimits, *, count: int = 1, size: int = 0) -> None:
-        """Check that `count` more messages, with `size` bytes, are not too much.
+        """Check that `count` more messages, with `size` bytes, keep the limits.
 
-        Raises: RemoteProtocolError if they are.
+        Raises: RemoteProtocolError if they do not.
         """
         if self.message_count + count > limits.messages:
             raise RemoteProtocolError(
@@ -183,7 +182,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
             )
 
     def add_usage(self, transaction: BrokerTransaction, *, count: int = 1, size: int = 0) -> None:
-        """So much is said in one of them."""
+        """Count messages and bytes of one transaction."""
         transaction.message_count += count
         transaction.total_bytes += size
         self.message_count += count
@@ -191,7 +190,7 @@ class OpenTransactions(dict[str, BrokerTransaction]):
 
 
 def rollback_only_error(name: str) -> RemoteProtocolError:
-    """Why nothing more may be said in a transaction."""
+    """Return the error for a frame in a transaction that can only be aborted."""
     return RemoteProtocolError(
         f"transaction {name!r} can only be aborted: a frame of it was refused", Code.ROLLBACK_ONLY
     )

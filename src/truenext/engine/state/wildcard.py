@@ -1,9 +1,8 @@
-"""A consumer of all queues whose names match a pattern. Source: docs/contract.md, "Wildcards"
+"""Wildcard consumer: a consumer of all queues whose names match a pattern. Source: docs/contract.md, "Wildcards"
 
-Where each lane of each of its queues begins is known to it, in one heap for each rank: what is next for it is at the
-top of one of them, however many queues there are. Whatever can make something earlier ready touches its queue, and that
-is then looked at again; what has become later turns out when it is at the top. How it is
-served: dispatch/wildcard.py
+It knows the head of each lane of each of its queues, in one heap per rank: its true next is at the top of one of
+them, however many queues there are. Every change that can make an earlier message ready touches the queue, whose
+heads are then updated; a head that has become later is noticed when it is at the top. Dispatch: dispatch/wildcard.py
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from truenext.model.order import RANKS
 from truenext.model.pattern import is_pattern, matches
 
 NO_HEAD = -1
-"""In place of a sequence: nothing is ready in that lane."""
+"""Instead of a sequence: no message of the lane is ready."""
 
 STALE_MIN = 64
-"""So many heads of lanes may be no longer true before the heap is made anew."""
+"""Outdated items that a heap may have, at least, before it is rebuilt."""
 
 
 class Wildcard(BrokerConsumer):
@@ -43,19 +42,19 @@ class Wildcard(BrokerConsumer):
         )
         self.queue = None
         self.pattern_words = subscribe.destination.name.split(".")
-        """Of its pattern."""
+        """Pattern, split into words."""
         self.queues: dict[Queue, None] = {}
-        """Those that it has joined."""
+        """Queues that the consumer has joined."""
         self.is_joining = True
-        """Some that were there when it came are still to be looked at."""
+        """Queues that existed at the subscription are still to be checked."""
         self._head_sequences: list[dict[Queue, int]] = [{} for _ in RANKS]
-        """By rank, the sequence where what is next for it begins in that lane of a queue: of a message, or from which
-        on something has to be read or tested. Where nothing is there is no entry: most queues are empty."""
+        """Sequence of the consumer's head, by rank and queue: of the first ready message, or where something must be
+        read or compared first. Most queues are empty, and have no item."""
         self.heads: list[list[tuple[int, int, Queue]]] = [[] for _ in RANKS]
-        """The same, by rank, as heaps of sequence, a number to tell them apart, and queue. Some are no longer true, see
+        """Heads as heaps, by rank: sequence, a number that makes items distinct, queue. Some are outdated, see
         `head_at`."""
         self._push_count = 0
-        """Into these heaps."""
+        """Number of pushes to these heaps."""
 
     def remove_queue(self, queue: Queue) -> None:
         del self.queues[queue]
@@ -69,7 +68,7 @@ class Wildcard(BrokerConsumer):
         return list(self.queues)
 
     def matches_queue(self, queue: Queue) -> bool:
-        """Its pattern means this queue."""
+        """Return whether the pattern matches a queue."""
         destination = queue.destination
         name = destination.name
         if (
@@ -81,12 +80,12 @@ class Wildcard(BrokerConsumer):
         has_dead_letter_prefix = name.startswith(DEAD_LETTER_PREFIX)
         if queue.holds_dead_letters and not has_dead_letter_prefix:
             return False
-        # These are meant by a pattern with their own first word alone.
+        # Only a pattern with their own first word matches these.
         is_special = has_dead_letter_prefix or name.startswith(SPARK_PREFIX) or virtual_topic(name)
         return not is_special or not is_pattern(self.pattern_words[0])
 
     def set_head(self, queue: Queue, rank: int, sequence: int) -> None:
-        """What is next for it in a lane begins here."""
+        """Set the sequence of the consumer's head in a lane, or NO_HEAD."""
         heads_of_rank = self._head_sequences[rank]
         if heads_of_rank.get(queue, NO_HEAD) == sequence:
             return
@@ -104,5 +103,5 @@ class Wildcard(BrokerConsumer):
         self._push_count += len(heads_of_rank)
 
     def head_at(self, queue: Queue, rank: int) -> int:
-        """Where what is next for it begins in a lane; NOWHERE too if the queue has gone."""
+        """Return the sequence of the consumer's head in a lane; NO_HEAD also if the queue was removed."""
         return self._head_sequences[rank].get(queue, NO_HEAD)

@@ -1,12 +1,12 @@
-"""How many messages a consumer may hold when nobody has said how many: measured by what it handles in a moment.
+"""Automatic window: how many messages a consumer may hold if its client has set no window.
 
-Too few, and it waits for the network; too many, and they wait behind it while others have nothing to do, or while
-something more urgent comes. Both are known from what it did lately: its rate, and how long it kept a message that it
-got when it held none. By Little's law rate x time is what it had in work at once, however many threads it has. It may
-hold twice that, and what it handles in SLACK_MS.
+With too few, the consumer waits for the network. With too many, messages wait at the consumer while others are idle,
+or while a more urgent one arrives. Both are measured: its rate, and how long it held a message that it got when it
+held none. By Little's law rate x time is the number of messages it handled at once, however many threads it has. It
+may hold twice that, and what it handles in QUEUED_WORK_MS.
 
-A consumer may also wait for more than it was given (to acknowledge 200 together). So a full window from which nothing
-came for a while doubles. Source: docs/decisions/0024-windows.md
+A consumer may also wait for more messages than it has (to acknowledge 200 together). So a full window from which
+nothing was settled for a while doubles. Source: docs/decisions/0024-windows.md
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from truenext.engine.state.queue import Entry
 from truenext.model.limits import WINDOW_DEFAULT
 
 SIZE_INITIAL = 10
-"""Messages, before anything is known."""
+"""Initial size in messages, before anything is measured."""
 SIZE_MIN = 2
-"""Messages: the next one is there when one is done."""
+"""Smallest size in messages: the next one is there when one is done."""
 QUEUED_WORK_MS = 50
-"""Work that may wait with a consumer for no other reason than that it is quick."""
+"""Milliseconds of work that may wait at a consumer because it is quick."""
 MEASURE_MIN_MS = 20
-"""Least time over which a rate is measured."""
+"""Shortest time over which a rate is measured."""
 STRETCH_AFTER_MS = 1000
-"""Time without an answer after which a full window doubles, or PATIENCE_INTERVALS of the consumer's own, if longer."""
+"""Time without a settled message after which a full window doubles; or STRETCH_AFTER_INTERVALS of the consumer's own
+intervals, if longer."""
 STRETCH_AFTER_INTERVALS = 10
 
 
@@ -44,37 +45,37 @@ class AutoWindow:
         self.size = SIZE_INITIAL
         """Messages that the consumer may hold."""
         self.is_stretched = False
-        """It has doubled since the consumer last answered: whoever answers is served before this one."""
+        """The window has doubled since the consumer last settled a message; consumers that settle are served first."""
         self._rate_per_ms = 0.0
-        """Messages it handles in a millisecond; 0 is not known."""
+        """Messages handled in a millisecond; 0 if not known."""
         self._handling_ms = 0
-        """How long it kept a message that it got when it held none."""
+        """Milliseconds that the consumer held a message that it got when it held none."""
         self.settled_count = 0
-        """Messages it has acknowledged or refused since the last look that changed anything; whoever sees it counts."""
+        """Messages acknowledged or nacked since the last measurement; counted by the callers."""
         self._measured_since_ms = now_ms
-        """When that was."""
+        """Time of the last measurement."""
         self._last_activity_ms = now_ms
-        """When it last answered, or got a message while it held none."""
+        """Time when the consumer last settled a message, or got one while it held none."""
         self._sampled_sequence = 0
-        """Sequence of the message by which `_handling_ms` is measured; 0 is none."""
+        """Sequence of the message that measures `_handling_ms`; 0 if none does."""
         self._sampled_ms = 0
 
     def start_sample(self, sequence: int, now_ms: int) -> None:
-        """It was given a message while it held none."""
+        """Note that the consumer got a message while it held none."""
         self._sampled_sequence, self._sampled_ms = sequence, now_ms
         if now_ms - self._last_activity_ms > MEASURE_MIN_MS:
-            # That it did nothing while there was nothing to do says nothing.
+            # It was idle because there was no work: that time must not count.
             self.settled_count, self._measured_since_ms = 0, now_ms
         self._last_activity_ms = now_ms
 
     def reset(self, now_ms: int) -> None:
-        """It holds less without having handled anything: what was being measured is no measure."""
+        """Discard the measurement: the consumer holds fewer messages, but has not handled them."""
         self.settled_count, self._measured_since_ms = 0, now_ms
         self._sampled_sequence = 0
         self._last_activity_ms = now_ms
 
     def update(self, held: dict[int, Entry], now_ms: int) -> None:
-        """Make of what happened lately what it may hold from here on."""
+        """Fit the window to recent acknowledgements and NACKs."""
         if not self.settled_count:
             return
         if self._sampled_sequence and self._sampled_sequence not in held:
@@ -94,8 +95,8 @@ class AutoWindow:
             self.settled_count, self._measured_since_ms = 0, now_ms
 
     def stretch(self, now_ms: int) -> bool:
-        """To be called now and then while the window is full; True if it has doubled."""
-        # What came since the last look counts, too: after a long silence that saw the first of many.
+        """Double the window if it was full for long while nothing was settled. True if doubled."""
+        # Messages settled since the last measurement count too: after a long silence, that saw only the first of many.
         per_ms = max(self._rate_per_ms, self.settled_count / max(1, now_ms - self._measured_since_ms))
         interval_ms = 1 / per_ms if per_ms else 0
         if now_ms - self._last_activity_ms < max(STRETCH_AFTER_MS, STRETCH_AFTER_INTERVALS * interval_ms):
