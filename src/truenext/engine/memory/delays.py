@@ -1,10 +1,11 @@
-"""Which failed messages wait for their next try, and when the first of them is due.
+"""Delayed entries: failed messages that wait for their next try, in order of due time.
 
-A message that waits while others pass stands in `Lane.delayed`, and in no other place of its lane. One that holds the
-others back stands in its lane as if it were ready; dispatch comes upon it, sees that it is not due, and stops there.
+A message that waits while others are dispatched is in `Lane.delayed`, and in no other container of its lane. One
+that blocks the others stays in its lane as if it were ready; dispatch finds at the head that it is not due, and
+stops there.
 
-Time is that of a clock that does not jump. The store is told the wall clock's, which is all that is left after a
-restart. What was due once stays due, also when it has left memory and the wall clock is set back before it is read.
+Due times are of a monotonic clock. The store gets the wall clock's time, the only one left after a restart. A
+message that was due once stays due, even if it is evicted and the wall clock is set back before it is read.
 """
 
 from __future__ import annotations
@@ -22,47 +23,47 @@ class DelayedEntries:
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
         self._due_heap: list[tuple[int, int, Entry]] = []
-        """A heap by due time. What became of a message in the meantime is not noticed here until then."""
+        """Heap by due time. Messages settled or removed in the meantime stay in it until then."""
         self._heap_tie_breaker = 0
 
     @property
     def next_us(self) -> int | None:
-        """When the first of those that wait is due."""
+        """Due time of the first waiting message, microseconds."""
         return self._due_heap[0][0] if self._due_heap else None
 
     def delay(self, entry: Entry, delay_ms: int) -> bool:
-        """A message is due so many milliseconds from now. True if it has to be kept out of its lane until then."""
+        """Delay a message by `delay_ms`. True if it must be kept out of its lane until then."""
         entry.due_us = self._commit_state.now_us + delay_ms * 1000
         self._heap_tie_breaker += 1
         heappush(self._due_heap, (entry.due_us, self._heap_tie_breaker, entry))
         self._commit_state.active_work[self] = None
-        # One of a group holds back nothing but its group, which knows that.
+        # A message of a group blocks only its group, which knows about it.
         return entry.group != "" or entry.lane.queue.policy.while_waiting is WhileWaiting.SKIP
 
     def remaining_ms(self, due_ms: int) -> int:
-        """How long a message of the store still waits, which is due at a time of the wall clock; 0 if it does not."""
+        """Milliseconds that a stored message still waits, by its due time of the wall clock; 0 if it is due."""
         if due_ms == DUE_NEVER:
-            # Poison, in a queue that keeps its failures by now.
+            # Rejected, in a queue that keeps its failures by now.
             return 0
-        # No delay was ever longer: else it is the wall clock that has been somewhere else.
+        # No delay is longer: if this one seems to be, the wall clock was wrong.
         commit_state = self._commit_state
         return max(0, min(due_ms - (commit_state.now_us + commit_state.wall_clock_ahead_us) // 1000, DELAY_MS_MAX))
 
     def restore(self, entry: Entry, due_ms: int) -> bool:
-        """The same for a message of the store, which is due at a time of the wall clock."""
+        """Delay a message read from the store, which is due at a time of the wall clock. True as in `delay`."""
         if due_ms == DUE_NEVER:
             entry.due_us = 0
         delay_ms = self.remaining_ms(due_ms)
         return delay_ms > 0 and self.delay(entry, delay_ms)
 
     def due_ms(self, entry: Entry) -> int:
-        """When a message is due, for the store: milliseconds since the epoch, 0 if it does not wait."""
+        """Due time of a message for the store: milliseconds since the epoch, 0 if it does not wait."""
         if entry.due_us in (0, DUE_NEVER):
             return entry.due_us
         return self._commit_state.now_ms - (self._commit_state.now_us - entry.due_us) // 1000
 
     def pop_due(self) -> list[Entry]:
-        """Those whose time has come; they wait no longer."""
+        """Remove and return the messages that are due."""
         due: list[Entry] = []
         waiting = self._due_heap
         while waiting and waiting[0][0] <= self._commit_state.now_us:

@@ -1,11 +1,11 @@
-"""Moves messages from memory to the store when memory is short, and ends connections for it.
+"""Eviction: moves messages from memory to the store when memory is short, and selects connections to close.
 
-    above a limit     horizons move down: what would be served last leaves first
-    still above it    bodies of messages that consumers hold leave, and then those of what has failed and waits
-    still above it    the connection with the largest reply queue is ended
+    above a limit     horizons move down: messages that would be served last leave first
+    still above it    bodies of held messages leave, then bodies of requeued and delayed messages
+    still above it    the connection with the largest reply queue is closed
 
-A transient that leaves becomes a record in the store like any other, written with the gathering batch; nobody waits
-for it. Copies of one message that wait in several subscriptions leave together, so that their content is written once.
+An evicted transient message becomes a record in the store like any other, written with the gathering batch; nothing
+waits for that. Copies of one message in several subscriptions leave together, so that their content is written once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from truenext.model.limits import REPLIES_EXCESS_BYTES_MAX, STORE_TRANSACTION_BY
 from truenext.model.order import RANKS
 
 EVICTION_DIVISOR = 4
-"""Where a limit is passed a quarter of it is made free: messages leave many at a time."""
+"""Divisor of a limit: when it is passed, this part is freed, so that many messages leave at a time."""
 
 
 class Eviction:
@@ -47,10 +47,10 @@ class Eviction:
         self._spilling = spilling
 
     def enforce_memory_limits(self, queues: Collection[Queue]) -> list[Queue]:
-        """Make messages leave until the limits are kept; what the store does not have yet joins the gathering batch.
+        """Evict messages until the limits are kept; those that the store does not have yet join the gathering batch.
 
-        Not between a dispatch and the writing of what was dispatched. Returns the temporary queues that have to go: a
-        reply queue, whose messages cannot leave, and subscriptions that hold more than they may.
+        Not allowed between a dispatch and the writing of its messages. Returns temporary queues whose connections must
+        be closed: a reply queue, which cannot be evicted, and subscriptions above their limit.
         """
         too_slow = [
             queue
@@ -61,7 +61,7 @@ class Eviction:
         for queue in too_large:
             limit = queue.policy.memory_limit
             if queue.is_temporary:
-                # Of a reply queue the limit of some pattern was never meant.
+                # A pattern's limit is not meant for reply queues.
                 if queue.destination.topic and queue.resident_bytes > limit and queue not in too_slow:
                     too_slow.append(queue)
                 continue
@@ -100,12 +100,12 @@ class Eviction:
         if memory.bytes_over_limit + memory.limit // 4 > 0:
             self._resident.nothing_evictable_at = (self._commit_state.last_committed, memory.message_bytes)
         if memory.bytes_over_limit <= min(REPLIES_EXCESS_BYTES_MAX, memory.limit * 3 // 4):
-            # Somebody has asked for something large, and reads it.
+            # A client has requested a large reply, and reads it.
             return too_slow
         return too_slow + [queue for queue in largest_first[:1] if queue.is_reply_queue]
 
     def _evict_from_queues(self, queues: list[Queue], needed: int) -> None:
-        """Make `needed` bytes of the messages of these queues leave; those that would be served last go first."""
+        """Evict `needed` bytes of messages of these queues; those that would be served last leave first."""
         for queue in queues:
             if queue.is_subscription and not queue.is_known_to_store:
                 self._spilling.add(queue)
@@ -139,9 +139,8 @@ class Eviction:
                         lane.add_unloaded(entry)
 
     def _lower_horizons(self, lanes: list[Lane], needed: int) -> int:
-        """Bytes that left these lanes, or will once they are durable: what was accepted last goes first. The sequences
-        of copies follow one another, so they go together.
-        """
+        """Return the bytes that left these lanes, or will once they are durable; the last accepted messages leave
+        first. Copies have consecutive sequences, so they leave together."""
         freed = 0
         ends: list[tuple[int, Lane]] = []
         for lane in lanes:
@@ -170,7 +169,7 @@ class Eviction:
         return freed
 
     def _push_last_evictable(self, ends: list[tuple[int, Lane]], lane: Lane) -> None:
-        """Put the last message that can leave a lane, if there is one, into a heap by sequence, the last one first."""
+        """Push the last message that can leave a lane, if any, to a heap with the highest sequence first."""
         observer = lane.queue.observer
         while lane.arrived:
             entry = lane.arrived[-1]
@@ -183,7 +182,7 @@ class Eviction:
                 return
 
     def _lower_horizon(self, lane: Lane) -> None:
-        """The last message in a lane's memory leaves, or will once it is durable."""
+        """Evict the last message in a lane's memory, at once or when it is durable."""
         entry = horizon.lower_horizon(lane)
         message = entry.message
         assert message is not None, "what has arrived stands in memory as a whole"
@@ -196,9 +195,8 @@ class Eviction:
             self._resident.lanes_with_unread_in_memory[lane] = None
 
     def _unload_bodies(self, entries: list[Entry], needed: int, *, are_held: bool = False) -> int:
-        """Leave messages to the store, but not the knowledge of them. Bytes that left, or can once they are durable.
-        The size of those that consumers hold stays known: a transaction that acknowledges them may be asked for it.
-        """
+        """Evict bodies, but keep the entries. Returns the bytes that left, or can once they are durable. The size of
+        held messages is kept, as a transaction that acknowledges them may need it."""
         freed = 0
         entries.sort(key=_sequence)
         for _, of_message in groupby(entries, key=_message_identity):
@@ -227,7 +225,6 @@ class Eviction:
 
 
 def _existing_lanes(queues: list[Queue], rank: int) -> list[Lane]:
-    """Those that there are."""
     lanes = (queue.find_lane(rank) for queue in queues)
     return [lane for lane in lanes if lane is not None]
 
@@ -244,7 +241,7 @@ def _message_identity(entry: Entry) -> int:
 
 
 def _has_evictable_part(entry: Entry) -> bool:
-    """Something of it that can leave."""
+    """Return whether a body or causes are in memory."""
     return entry.message is not None or (entry.causes is not None and entry.causes.are_in_memory)
 
 
@@ -253,7 +250,7 @@ def _evictable_bytes(entry: Entry) -> int:
 
 
 def owner_close_reason(queue: Queue) -> str:
-    """The connection that owns a temporary queue must be ended."""
+    """Return why the connection that owns a temporary queue must be closed."""
     if queue.is_reply_queue:
         return "does not read what waits in its temporary queues"
     return (

@@ -1,8 +1,8 @@
-"""The paging watermark of a lane: messages up to it are in memory; and how single messages are taken out.
+"""Horizon of a lane: the sequence up to which its messages are in memory; and removal of single messages.
 
-The horizon moves up with a page (`apply_page`), down when memory is short (`lower_horizon`), and is UNBOUNDED when all
-that waits is in memory (`update_horizon`). What was taken out of its turn is kept in one place below the horizon and in
-another above it, and moves with it (`_move_selected_across`).
+The horizon moves up with a page (`apply_page`), down when memory is short (`lower_horizon`), and is UNBOUNDED when
+all waiting messages are in memory (`update_horizon`). Selected entries have separate containers below and above the
+horizon, and change them when it moves (`_move_selected_across`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from truenext.engine.state.queue import NO_ENTRIES, UNBOUNDED, Entry, Lane
 
 
 def remove_entry(lane: Lane, entry: Entry) -> None:
-    """Take a message out that waits in memory, wherever it stands."""
+    """Remove a waiting message from memory, wherever it is in its lane."""
     selected = lane.selected
     assert selected is not None, "somebody has a selector"
     entry.is_out_of_lane = True
@@ -36,7 +36,7 @@ def remove_entry(lane: Lane, entry: Entry) -> None:
 
 
 def load_early(lane: Lane, entry: Entry) -> None:
-    """Have a message in memory that is above the horizon."""
+    """Add a message above the horizon to memory."""
     assert lane.selected is not None, "somebody has a selector"
     lane.selected.entries[entry.sequence] = lane.selected.loaded_early[entry.sequence] = entry
     entry.is_requeued = True
@@ -44,13 +44,13 @@ def load_early(lane: Lane, entry: Entry) -> None:
 
 
 def lower_horizon_keeping_last(lane: Lane) -> None:
-    """Move the horizon below the last message in memory, and have that in memory all the same."""
+    """Move the horizon below the last message in memory, and keep that message as loaded early."""
     entry = lower_horizon(lane)
     load_early(lane, entry)
 
 
 def update_horizon(lane: Lane) -> None:
-    """To be called when messages above the horizon have left: if there are none it is nowhere."""
+    """Set the horizon to UNBOUNDED if no messages above it are left. Called whenever some have left."""
     if not lane.unread:
         if lane.selected is not None and lane.horizon != UNBOUNDED:
             lane.selected.horizon_rise_count += 1
@@ -61,7 +61,7 @@ def update_horizon(lane: Lane) -> None:
 
 
 def _move_selected_across(lane: Lane) -> None:
-    """The horizon has moved: what was taken out of its turn and waits stands on its other side."""
+    """Move waiting selected entries to the container of their side of the horizon, after that has moved."""
     selected = lane.selected
     assert selected is not None, "somebody has a selector"
     if selected.loaded_early and min(selected.loaded_early) <= lane.horizon:
@@ -76,9 +76,9 @@ def _move_selected_across(lane: Lane) -> None:
 
 
 def remove_entries(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
-    """Take messages out that wait anywhere in the lane; `batch` removes them. Returns those that were recent."""
+    """Remove waiting messages from anywhere in the lane; `batch` removes them. Returns those of `unread_in_memory`."""
     removed = {entry.sequence for entry in entries}
-    # The store never hears of what it was not told of before this batch.
+    # A message that this batch would store is never written.
     for one in entries:
         if one.store_batch not in (None, batch):
             lane.remember_removed(one.sequence, batch)
@@ -88,7 +88,7 @@ def remove_entries(lane: Lane, entries: list[Entry], batch: int) -> list[Entry]:
         for entry in entries:
             entry.is_out_of_lane = True
             selected.loaded_early.pop(entry.sequence, None)
-        # Who came back stands elsewhere; its empty place goes as well.
+        # A requeued entry is in another container; its gap is removed too.
         selected.arrived_gaps -= removed
         selected.requeued_gaps -= removed
     if any(sequence in removed for sequence, _ in lane.requeued):
@@ -114,7 +114,7 @@ def _remove_from_arrived(lane: Lane, removed: set[int]) -> None:
     first, last = min(removed), max(removed)
     if not arrived or arrived[0].sequence > last or arrived[-1].sequence < first:
         return
-    # Turned until the first of them is in front: what is before and behind them is not looked at.
+    # Rotated until the first of them is in front: entries before and after them are not touched.
     at = bisect_left(arrived, first, key=attrgetter("sequence"))
     arrived.rotate(-at)
     remaining: list[Entry] = []
@@ -129,7 +129,7 @@ def _remove_from_arrived(lane: Lane, removed: set[int]) -> None:
 
 
 def move_arrived_to_requeued(lane: Lane) -> None:
-    """What is in memory stays known there; its bodies can leave."""
+    """Move the entries in memory to `requeued`: the entries stay, their bodies may be evicted."""
     for entry in lane.arrived:
         if lane.selected is None or entry.sequence not in lane.selected.arrived_gaps:
             entry.is_requeued = True
@@ -142,7 +142,7 @@ def move_arrived_to_requeued(lane: Lane) -> None:
 
 
 def lower_horizon(lane: Lane) -> Entry:
-    """Move the last message in memory above the horizon; whoever asked for a page must ask again."""
+    """Move the last message in memory above the horizon. A page that is being read must be requested again."""
     entry = lane.arrived.pop()
     lane.horizon = entry.sequence - 1
     lane.unread += 1
@@ -153,9 +153,10 @@ def lower_horizon(lane: Lane) -> Entry:
 
 
 def is_first_uncommitted(lane: Lane, committed: int) -> bool:
-    """Of a lane that has no head and something in `unread_in_memory` alone: is its first message not visible yet?
+    """Return whether the first message of a lane is not visible yet. The lane has no head, and all that is unread is
+    in `unread_in_memory`.
 
-    What was plucked and has come back may stand before it, also when nobody takes out of turn any more.
+    A requeued message that was loaded early may be before it, also when selectors and groups are gone.
     """
     first = lane.unread_in_memory[0]
     if first.batch <= committed:
@@ -164,7 +165,7 @@ def is_first_uncommitted(lane: Lane, committed: int) -> bool:
 
 
 def load_unread_in_memory(lane: Lane) -> None:
-    """Nothing above the horizon has left memory: the lane is whole again."""
+    """Make the lane whole again: nothing above the horizon has left memory."""
     if lane.arrived is NO_ENTRIES:
         lane.allocate_arrived()
     lane.arrived.extend(lane.unread_in_memory)
@@ -175,17 +176,18 @@ def load_unread_in_memory(lane: Lane) -> None:
 
 
 def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: int) -> tuple[list[Entry], list[Entry]]:
-    """Move the horizon up to sequence `up_to`, UNBOUNDED at the lane's end; `page` is what the store had between the
-    two when batch `as_of` was the last, `excluded` how many of it do not belong into the lane.
+    """Move the horizon up to sequence `up_to`, UNBOUNDED at the lane's end. `page`: messages that the store had in
+    between when batch `as_of` was the last; `excluded`: how many of them do not belong to the lane any more.
 
-    Returns what was recent up to there: what is in the page as well, and what is not and has come into the lane.
+    Returns the entries of `unread_in_memory` up to there: those that are in the page too, and those that are not,
+    which are now in the lane.
     """
     in_page: list[Entry] = []
     not_in_page: list[Entry] = []
     while lane.unread_in_memory and lane.unread_in_memory[0].sequence <= up_to:
         entry = lane.unread_in_memory.popleft()
         (in_page if is_stored(entry, as_of) else not_in_page).append(entry)
-    # Nothing of what was written meanwhile may be left behind: it is below the horizon now.
+    # Messages written meanwhile must be included: they are below the horizon now.
     entries = merge(page, not_in_page, key=attrgetter("sequence")) if not_in_page else page
     if page or not_in_page:
         if lane.arrived is NO_ENTRIES:
@@ -200,9 +202,9 @@ def apply_page(lane: Lane, page: list[Entry], excluded: int, up_to: int, as_of: 
 
 
 def pop_durable(lane: Lane, committed: int) -> list[Entry]:
-    """What no longer has to be in memory, now that this batch is durable; not while a page is being read."""
+    """Remove and return entries that are durable with this batch; none while a page is being read."""
     if lane.pending_read is not None or lane.is_pinned or (lane.selected is not None and lane.selected.scan_read_count):
-        # It may have been read before the batch was written.
+        # The page may have been read before the batch was written.
         return []
     durable = [entry for entry in lane.unread_in_memory if is_stored(entry, committed)]
     if len(durable) == len(lane.unread_in_memory):
@@ -213,5 +215,5 @@ def pop_durable(lane: Lane, committed: int) -> list[Entry]:
 
 
 def is_stored(entry: Entry, as_of: int) -> bool:
-    """The store had it when this batch was the last."""
+    """Return whether the store had the entry when this batch was the last."""
     return entry.store_batch is not None and entry.store_batch <= as_of

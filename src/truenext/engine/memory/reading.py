@@ -1,10 +1,10 @@
-"""Pages: which are read from the store, and how their messages come into memory.
+"""Page reader: requests pages from the store, and loads their messages into memory.
 
-The engine does not read. It says in the effects of a turn which pages it wants, and is told later what was there.
+The engine does not read. The effects of a turn contain its requests for pages; the results are passed in later.
 
-    a lane's consumers wait, or soon will       `request_page`   a page of the lane, and its horizon moves up
-    somebody waits for one out of its turn      `request_body`   a page of that message, and of what follows it
-    a page shows a message that is needed       `load_entry`     it is in memory from then on
+    consumers of a lane wait, or soon will           `request_page`   a page of the lane; its horizon moves up
+    a selected message is awaited                    `request_body`   a page of that message and the next ones
+    a page contains a message that must be loaded    `load_entry`     makes its entry
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from truenext.model.message import SentMessage
 
 
 class LaneRead(StoreRead):
-    """The next page of a lane."""
+    """Request for the next page of a lane."""
 
     __slots__ = ("_page_reader",)
 
@@ -37,7 +37,7 @@ class LaneRead(StoreRead):
 
 
 class BodyRead(SideRead):
-    """A message that was taken out of its turn and has left memory; what follows it may come as well."""
+    """Request for the body of a selected message; bodies after it may be loaded too."""
 
     __slots__ = ("_page_reader", "entry")
 
@@ -56,7 +56,7 @@ class PageReader:
     def __init__(
         self, memory: MemoryBudget, resident: ResidentSet, delays: DelayedEntries, *, redelivered_below: int
     ) -> None:
-        """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
+        """Messages with a sequence below `redelivered_below` may have been dispatched without a record of it."""
         self._memory = memory
         self._resident = resident
         self._delayed_entries = delays
@@ -67,7 +67,7 @@ class PageReader:
         """Messages of the last pages that wait for their next try."""
 
     def request_page(self, lane: Lane) -> None:
-        """The consumers of a queue wait for this lane, or came to it last: see that they need not wait long."""
+        """Request the next page of a lane that consumers wait for or came to last, if it is needed soon."""
         if lane.pending_read is not None:
             return
         head = lane.head()
@@ -84,13 +84,13 @@ class PageReader:
         else:
             return
         if is_short:
-            # What is not taken at once may have to leave again.
+            # Messages that are not dispatched at once may have to be evicted again.
             self._request_read(lane, after_sequence, min(queue.policy.page_size, PAGE_SIZE_SHORT), PAGE_BYTES_SHORT)
         else:
             self._request_read(lane, after_sequence, queue.policy.page_size, PAGE_BYTES)
 
     def take_reads(self) -> list[StoreRead]:
-        """What is to be read from the store."""
+        """Return the pages to be read from the store."""
         for entry in self._resident.awaiting_dead_letter():
             if entry.lane.selected is not None and entry.sequence in entry.lane.selected.entries:
                 self.request_body(entry)
@@ -100,7 +100,7 @@ class PageReader:
         return reads
 
     def request_body(self, entry: Entry) -> None:
-        """Somebody waits for this one, out of its turn."""
+        """Request the body of a message within its lane."""
         lane = entry.lane
         assert lane.selected is not None, "it was taken out of its turn, or may be"
         if entry.sequence not in lane.selected.body_reads:
@@ -109,7 +109,7 @@ class PageReader:
             self._unsent_reads.append(read)
 
     def on_body_read(self, read: BodyRead, page: PageResult) -> None:
-        """Take in the message that was to be read, and what follows it.
+        """Load the requested body, and bodies after it.
 
         Raises: StoreError if the store has lost the message
         """
@@ -131,13 +131,13 @@ class PageReader:
         self._unsent_reads.append(read)
 
     def on_page_read(self, read: LaneRead, page: PageResult) -> None:
-        """Take in a page, which names no batch that is not known to be durable.
+        """Apply a page, all of whose batches are known to be durable.
 
         Raises: StoreError if the store has lost something.
         """
         lane = read.lane
         if lane.pending_read is not read:
-            # Meanwhile the lane lost what follows on the page, or got back what the page has.
+            # Meanwhile the horizon moved down, or all unread messages were loaded from memory.
             self._resident.free_durable_in_lane(lane)
             return
         lane.pending_read = None
@@ -167,10 +167,10 @@ class PageReader:
                 else:
                     fresh.append(entry)
                     if entry.due_us:
-                        # Only its body may leave memory: history has to be told when it is due.
+                        # Only its body may be evicted: the history must be told when it is due.
                         lane.horizon_min = max(lane.horizon_min, entry.sequence)
                         self._newly_delayed.append(entry)
-        # What was written after the page was read, and has left memory since, is on the next page.
+        # A message written and evicted after the page was read is on the next page.
         if any(
             read.after_sequence < sequence <= up_to and is_stored(entry, page.as_of)
             for sequence, entry in lane.unloaded.items()
@@ -181,26 +181,26 @@ class PageReader:
         self._resident.free_durable_in_lane(lane)
 
     def collect_exhausted(self, entry: Entry) -> None:
-        """A message that a page showed failed too often: it stands in no lane any more."""
+        """Collect a message of a page that failed too often; it is in no lane any more."""
         self._exhausted_entries.append(entry)
         self._resident.remember_removed(entry)
 
     def take_exhausted(self) -> list[Entry]:
-        """Those of pages since the last call."""
+        """Return the messages collected since the last call."""
         failed, self._exhausted_entries = self._exhausted_entries, []
         return failed
 
     def take_delayed(self) -> list[Entry]:
-        """Messages of pages since the last call that wait for their next try."""
+        """Return the messages of pages since the last call that wait for their next try."""
         delayed, self._newly_delayed = self._newly_delayed, []
         return delayed
 
     def collect_delayed(self, entry: Entry) -> None:
-        """A message that a page showed waits for its next try."""
+        """Collect a message of a page that waits for its next try."""
         self._newly_delayed.append(entry)
 
     def delay_selected(self, entry: Entry) -> None:
-        """The same for one that was plucked, and that others pass meanwhile: it keeps its place, but not its body."""
+        """Delay a message that was loaded early while others are dispatched: its entry stays, its body does not."""
         lane = entry.lane
         assert lane.selected is not None, "it was plucked"
         del lane.selected.loaded_early[entry.sequence]
@@ -210,14 +210,14 @@ class PageReader:
         self._newly_delayed.append(entry)
 
     def _delay_without_body(self, entry: Entry) -> None:
-        """A message of a page waits for its next try: without its body, as it may for days."""
+        """Delay a message of a page, without its body, as it may wait for days."""
         lane = entry.lane
         self._resident.unload_to_disk(entry, is_known=True)
         lane.delay(entry)
         lane.horizon_min = max(lane.horizon_min, entry.sequence)
 
     def load_entry(self, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
-        """Of a message that only the store had until now."""
+        """Return a new entry for a message that was only in the store."""
         attempts, deliveries, due_ms, was_lost = found.mark
         if found.sequence < self._redelivered_below:
             deliveries = max(deliveries, 1)
@@ -246,8 +246,8 @@ class PageReader:
         self._resident.load_causes(entry, causes)
 
     def _restore_body(self, entry: Entry, found: PageMessage) -> bool:
-        """A message that has left memory is back, if its record is not damaged. True if it is to be dead-lettered,
-        whatever its policy says by now: it stands in no lane."""
+        """Restore the body of an entry, unless its record is damaged. True if the entry is to be dead-lettered,
+        whatever its policy is by now: it is in no lane."""
         was_awaiting = self._resident.stop_awaiting_dead_letter(entry)
         if found.message is None:
             entry.lane.forget_requeued(entry)

@@ -1,7 +1,8 @@
-"""Counts the messages in memory, one by one, as they come and go.
+"""Resident set: counts the messages in memory, one by one, as they are loaded and unloaded.
 
-What the store has, or is about to get, may leave; `Entry.message` says whether it has. What is above the horizon of its
-lane leaves by itself once it is durable (`free_durable_entries`). What leaves because memory is short: eviction.py
+Messages that the store has, or is about to get, may leave; then `Entry.message` is None. A message above the horizon
+of its lane leaves as soon as it is durable (`free_durable_entries`). Messages that leave because memory is short:
+eviction.py
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ class ResidentSet:
         self._commit_state = commit_state
         self._memory = memory
         self._unread_dead_letters: list[Entry] = []
-        """Failed too often, and to be read before they can move to the dead-letter queue."""
+        """Messages that failed too often, and must be read before they can move to the dead-letter queue."""
         self.lanes_with_unread_in_memory: dict[Lane, None] = {}
-        """Lanes from which something leaves once it is durable."""
+        """Lanes with messages that leave memory once they are durable."""
         self._lanes_with_removed: dict[Lane, None] = {}
         self.queues_over_limit: dict[Queue, None] = {}
-        """Queues that may be over their own limit."""
+        """Queues that may be above their own limits."""
         self.queues_still_over_limit: dict[Queue, None] = {}
-        """Queues that are, from which more can leave once a write under way is durable."""
+        """Queues that are above their own limits until a write in flight is durable, and more can leave."""
         self.limited_subscriptions: dict[Queue, None] = {}
-        """Subscriptions that end with their connections, have a limit of their own, and have something on disk."""
+        """Subscriptions that end with their connections, have a limit of their own, and have messages on disk."""
         self._lanes_awaiting_page: dict[Lane, None] = {}
-        """Lanes in which causes stay in memory as long as a page is read."""
+        """Lanes in which causes stay in memory while a page is read."""
         self.nothing_evictable_at = NEVER_EXHAUSTED
-        """The last batch, and what was used, when everything that could leave had left."""
+        """Last durable batch, and bytes in use, when all messages that could leave had left."""
 
-    # ---- What comes and goes, message by message ----
+    # ---- Loading and unloading ----
 
     def count_loaded(self, entry: Entry, message: SentMessage) -> None:
-        """A message is in memory, in its lane or held."""
+        """Count a message that is in memory, in its lane or held."""
         size = size_of(message)
         queue = entry.lane.queue
         self._memory.message_bytes += size
@@ -54,12 +55,12 @@ class ResidentSet:
             self.queues_over_limit[queue] = None
 
     def unload(self, entry: Entry) -> None:
-        """A message is done with, or only the store has it from here on."""
+        """Remove the body of a message that is settled, or that only the store keeps."""
         if entry.causes is not None:
             self.unload_causes(entry)
         message = entry.message
         if message is not None:
-            # size_of, without the call.
+            # size_of, inlined for speed.
             size = len(message.body) + len(message.header) + ENTRY_BYTES
             self._memory.message_bytes -= size
             queue = entry.lane.queue
@@ -73,7 +74,7 @@ class ResidentSet:
                 queue.spilled_bytes -= size
 
     def unload_to_disk(self, entry: Entry, *, is_known: bool) -> None:
-        """A message stays in its queue, and only the store has it from here on, or all of it but its place."""
+        """Unload a message that stays in its queue; with `is_known`, its entry stays in memory."""
         queue = entry.lane.queue
         if queue.is_subscription:
             assert entry.message is not None, "it has not left yet"
@@ -86,7 +87,7 @@ class ResidentSet:
         self.unload(entry)
 
     def count_loaded_from_disk(self, entry: Entry, message: SentMessage) -> None:
-        """A message that only the store had is in memory again."""
+        """Count a message that was read from the store."""
         queue = entry.lane.queue
         if queue.spilled_sizes:
             queue.spilled_sizes.pop(entry.sequence, None)
@@ -95,15 +96,15 @@ class ResidentSet:
         self.count_loaded(entry, message)
 
     def add_cause(self, entry: Entry, cause: str) -> None:
-        """A consumer that has failed with a message says why."""
+        """Add the cause of a failure, as the consumer has given it."""
         self._set_causes(entry, append_cause(entry.causes, cause))
 
     def unload_causes(self, entry: Entry) -> None:
-        """Only the store has them from here on, or the message is done with."""
+        """Remove the causes of a message that is settled, or whose causes only the store keeps."""
         self._set_causes(entry, ONLY_IN_STORE)
 
     def load_causes(self, entry: Entry, causes: Causes) -> None:
-        """A page shows a message whose causes are not all in memory."""
+        """Add causes from a page to an entry whose causes are not all in memory."""
         if entry.causes is not None:
             self._set_causes(entry, merge_stored_causes(entry.causes, causes))
 
@@ -117,8 +118,8 @@ class ResidentSet:
             self.queues_over_limit[queue] = None
 
     def can_unload_causes(self, entry: Entry) -> bool:
-        """No page that was read before the store had them can bring this message back. If one may, whoever makes
-        messages leave is to ask again after that."""
+        """Return whether causes may leave: no page that was read before the store had them can bring this message
+        back. If one can, eviction is repeated when it was applied."""
         known, lane = entry.causes, entry.lane
         if known is None:
             return True
@@ -130,14 +131,14 @@ class ResidentSet:
         return True
 
     def on_page_applied(self, lane: Lane) -> None:
-        """Nothing of it is needed any more."""
+        """Note that a page of the lane was applied: causes kept for it may leave."""
         if lane in self._lanes_awaiting_page:
             del self._lanes_awaiting_page[lane]
             self.queues_over_limit[lane.queue] = None
             self.nothing_evictable_at = NEVER_EXHAUSTED
 
     def on_requeued(self, entry: Entry) -> None:
-        """A message is in its lane again; if a transaction had it, it can leave memory only now."""
+        """Note that a message is in its lane again: one that a transaction held can leave memory only now."""
         if entry.message is not None:
             self.nothing_evictable_at = NEVER_EXHAUSTED
             queue = entry.lane.queue
@@ -145,10 +146,10 @@ class ResidentSet:
                 self.queues_over_limit[queue] = None
 
     def add(self, entry: Entry, message: SentMessage) -> None:
-        """Give a new message its place in its lane."""
+        """Put a new message at the end of its lane."""
         lane = entry.lane
         queue = lane.queue
-        # `count_loaded`, without the calls.
+        # count_loaded, inlined for speed.
         size = len(message.body) + len(message.header) + ENTRY_BYTES
         memory = self._memory
         memory.message_bytes += size
@@ -162,7 +163,7 @@ class ResidentSet:
                 arrived = lane.allocate_arrived()
             arrived.append(entry)
             return
-        # Above the horizon nothing may be that the store does not get.
+        # All messages above the horizon must be in the store.
         if entry.store_batch is None:
             put(self._commit_state.batch, entry)
         lane.unread += 1
@@ -171,16 +172,16 @@ class ResidentSet:
         self.lanes_with_unread_in_memory[lane] = None
 
     def await_dead_letter(self, entry: Entry) -> None:
-        """A message that has left memory is to be dead-lettered, once it is read."""
+        """Have a message that was unloaded read, so that it can be dead-lettered."""
         entry.lane.add_unloaded(entry)
         self._unread_dead_letters.append(entry)
 
     def awaiting_dead_letter(self) -> list[Entry]:
-        """Those that are not read yet; they stand in no lane."""
+        """Return the messages that must be read before they can be dead-lettered; they are in no lane."""
         return self._unread_dead_letters[:]
 
     def stop_awaiting_dead_letter(self, entry: Entry) -> bool:
-        """It is read. True if it is to be dead-lettered."""
+        """Note that a message was read. True if it is to be dead-lettered."""
         remaining = [one for one in self._unread_dead_letters if one is not entry]
         was_awaiting = len(remaining) < len(self._unread_dead_letters)
         self._unread_dead_letters = remaining
@@ -190,14 +191,14 @@ class ResidentSet:
         return any(one is entry for one in self._unread_dead_letters)
 
     def on_policy_changed(self, queue: Queue) -> None:
-        """Its limit may be another."""
+        """Check the queue against its limit, which may have changed."""
         if queue.resident_bytes > queue.policy.memory_limit:
             self.queues_over_limit[queue] = None
         if queue.spilled_bytes:
             self.limited_subscriptions[queue] = None
 
     def remove_entries(self, lane: Lane, entries: list[Entry]) -> None:
-        """Messages leave their lane out of their turn; the gathering batch removes them."""
+        """Remove messages from anywhere in their lane; the gathering batch removes them."""
         for entry in horizon.remove_entries(lane, entries, self._commit_state.batch.number):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free_bytes -= size_of(entry.message)
@@ -205,7 +206,7 @@ class ResidentSet:
             self._lanes_with_removed[lane] = None
 
     def forget_lane(self, lane: Lane) -> None:
-        """A lane has ended with its queue: nothing of it is in memory, or will be."""
+        """Free all memory of a lane that was removed with its queue."""
         self._memory.pending_free_bytes -= sum(
             size_of(entry.message) for entry in lane.unread_in_memory if entry.message is not None
         )
@@ -224,12 +225,12 @@ class ResidentSet:
         self._unread_dead_letters = [entry for entry in self._unread_dead_letters if entry.lane is not lane]
 
     def remember_removed(self, entry: Entry) -> None:
-        """A message of the page that came last did not come into its lane; the gathering batch removes it."""
+        """Note that a message of the last page did not enter its lane; the gathering batch removes it."""
         entry.lane.remember_removed(entry.sequence, self._commit_state.batch.number)
         self._lanes_with_removed[entry.lane] = None
 
     def forget_selected(self, entry: Entry) -> None:
-        """A message that was taken out of its turn is done with; the gathering batch removes it."""
+        """Forget a selected message that is settled; the gathering batch removes it."""
         lane = entry.lane
         batch = self._commit_state.batch.number
         assert lane.selected is not None, "somebody had a selector"
@@ -248,10 +249,10 @@ class ResidentSet:
         if up_to == UNBOUNDED and lane.unread:
             raise damage_error(lane, f"the count of its messages and what is in it differ by {lane.unread}")
 
-    # ---- What leaves by itself ----
+    # ---- Unloading of durable messages ----
 
     def free_durable_entries(self) -> None:
-        """A batch is durable, and so is whatever was written with it."""
+        """Unload messages that became durable with a batch."""
         self.queues_over_limit.update(self.queues_still_over_limit)
         self.queues_still_over_limit.clear()
         for lane in list(self.lanes_with_unread_in_memory):
@@ -259,16 +260,15 @@ class ResidentSet:
         self.forget_durable_removals()
 
     def forget_durable_removals(self) -> None:
-        """What durable batches have removed, and no page that is being read may show. To be called now and then as
-        well: the last such page may come when nothing more is written.
-        """
+        """Forget removed messages whose removal is durable and that no page being read can contain. Called once in a
+        while too: the last such page may come when nothing more is written."""
         for lane in list(self._lanes_with_removed):
             lane.forget_durable_removals(self._commit_state.last_committed)
             if not lane.removed:
                 del self._lanes_with_removed[lane]
 
     def free_durable_in_lane(self, lane: Lane) -> None:
-        """The same for one lane, of which no page is being read any more."""
+        """Unload durable messages above the horizon of a lane, unless a page of it is being read."""
         for entry in horizon.pop_durable(lane, self._commit_state.last_committed):
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free_bytes -= size_of(entry.message)
@@ -277,18 +277,18 @@ class ResidentSet:
             self.lanes_with_unread_in_memory.pop(lane, None)
 
     def pin(self, lane: Lane) -> None:
-        """Nothing leaves its memory until `unpin`."""
+        """Keep everything of the lane in memory until `unpin`."""
         lane.is_pinned = True
 
     def unpin(self, lane: Lane) -> None:
         lane.is_pinned = False
         self.free_durable_in_lane(lane)
-        # Whatever could not leave meanwhile can.
+        # Messages that were to leave meanwhile can leave now.
         self.queues_over_limit[lane.queue] = None
         self.nothing_evictable_at = NEVER_EXHAUSTED
 
     def load_unread_in_memory(self, lane: Lane) -> None:
-        """What was about to leave the lane is needed now."""
+        """Return messages that were about to leave memory to the lane."""
         for entry in lane.unread_in_memory:
             assert entry.message is not None, "what is recent has not left memory yet"
             self._memory.pending_free_bytes -= size_of(entry.message)

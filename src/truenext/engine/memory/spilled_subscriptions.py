@@ -1,12 +1,12 @@
-"""Subscriptions that end with their connection and have messages on disk; finds the one that must end for space.
+"""Subscriptions that end with their connection and have messages on disk, and the choice of a stalled one to end.
 
-    memory is short        `add`      it gets a number, and the name of an ended queue; what leaves memory is transient
-    somebody takes it      pages, as of any queue (reading.py)
-    it ends                `remove`   the rest is removed like an ended durable subscription (subscription_cleanup.py)
-    the broker ends        nothing    a crash drops transients; behind a clean stop a start finds an ended queue
+    memory is short        `add`      gets a number, and the name of an ended queue; evicted messages are transient
+    messages are consumed  pages, as of any queue (reading.py)
+    it ends                `remove`   the rest is removed as of a durable subscription (subscription_cleanup.py)
+    the broker ends        nothing    a crash drops transients; after a clean stop, the next start finds an ended queue
 
-So whatever becomes of the broker, nobody finds such a subscription. Its name contains a
-sequence, so that no two are the same. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
+So such a subscription is never restored, however the broker ends. Its name contains a sequence, so that no two names
+are equal. Source: docs/decisions/0034-what-a-subscription-leaves-to-the-disk.md
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from truenext.model.record import lane_key
 
 
 class ConnectionProgress(NamedTuple):
-    """What a connection has taken, acknowledged and refused so far, in numbers that change with it."""
+    """Counters that change whenever a connection takes or settles a message."""
 
     bytes_sent: int
-    """By its socket."""
+    """Bytes that the connection's socket has taken."""
     consumer_progress: tuple[tuple[int, int], ...]
-    """Of each of its consumers how many messages it holds, and when it got the last one."""
+    """Number of messages held, and last dispatch number, for each consumer."""
 
 
 class SpilledSubscriptions:
@@ -37,14 +37,14 @@ class SpilledSubscriptions:
         self._commit_state = commit_state
         self._numbers = numbers
         self._queues: dict[Queue, None] = {}
-        """Subscriptions of which something is, or was, on disk."""
+        """Subscriptions that have, or had, messages on disk."""
         self._progress: dict[ConnectionState, tuple[ConnectionProgress, int]] = {}
-        """Of their connections, and since when that has not changed: microseconds by a clock that does not jump."""
+        """Progress of their connections, and since when it is unchanged: monotonic microseconds."""
 
     def add(self, queue: Queue) -> None:
-        """Something of a subscription is about to leave memory."""
+        """Prepare a subscription whose messages are about to be evicted."""
         number = self._numbers.allocate()
-        # No name had this sequence before.
+        # No earlier name contains this sequence.
         sequence = self._commit_state.allocate_sequence()
         queue.stored_number = number
         for lane in queue.lanes:
@@ -54,7 +54,7 @@ class SpilledSubscriptions:
         self._commit_state.batch.queues[number] = f"{ENDED_PREFIX}/{queue.destination.session},{sequence}"
 
     def remove(self, queue: Queue) -> bool:
-        """A temporary queue goes. True if something of it may be on disk."""
+        """Remove a temporary queue. True if it may have messages on disk."""
         if queue not in self._queues:
             return False
         del self._queues[queue]
@@ -67,9 +67,8 @@ class SpilledSubscriptions:
         *,
         needs_space: bool,
     ) -> tuple[ConnectionState, str] | None:
-        """To be called once a second or so: who has stood still for as long as the policy allows, and why it has to go:
-        of all the one of which most is kept. None as long as nobody needs the room.
-        """
+        """Return the connection to close for space, and why: it made no progress for as long as its policy allows,
+        and has the most bytes of these. None if there is none, or no space is needed. Called about once a second."""
         now_us = self._commit_state.now_us
         before, self._progress = self._progress, {}
         found: list[tuple[int, ConnectionState, Queue]] = []
