@@ -1,16 +1,16 @@
-"""How a message gets its place in a queue: the one rule of when it is visible, and whether it is stored.
+"""Arrival of messages in queues: their sequence, when they are visible, and whether they are stored.
 
-    it is stored if it is persistent, and its queue does not go with a connection
+    a message is stored if it is persistent, and its queue is not temporary
 
     sent alone, or a copy               not stored                      visible at once
                                         stored, queue is `concurrent`   at once, while its write is in flight
                                         stored                          with the gathering batch
     sent in a transaction               its COMMIT stores nothing       at once
-                                        its COMMIT stores something     with the gathering batch, whatever it is
-    moved, dead-lettered or due         whatever it is                  with the gathering batch: so is what it was
-    the broker's answer to a question   never stored                    with the batch that has what was asked for
+                                        its COMMIT stores something     with the gathering batch, stored or not
+    moved, dead-lettered or due         stored or not                   with the gathering batch, as its removal
+    reply to a control request          never stored                    with the batch of the requested change
 
-Whatever the rule says, nothing is visible before its sequence is reserved durably. Source: docs/contract.md
+In any case no message is visible before its sequence is reserved durably. Source: docs/contract.md
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from truenext.model.record import timer_key
 _CONCURRENT = StoreAndDispatch.CONCURRENT
 
 SENT_ALONE = -1
-"""In place of a batch: a message is visible as one that is sent alone."""
+"""Instead of a batch: the message is visible as one that is sent alone."""
 
 EXPIRY_ROUND_MS = 1000
-"""Timers of expiry are due at multiples of it: many messages share one."""
+"""Timers of expiry are due at multiples of this many milliseconds, so that many messages share one."""
 
 _DUE_MAX = (2**63 - 1) // EXPIRY_ROUND_MS * EXPIRY_ROUND_MS
 
@@ -51,7 +51,7 @@ class Arrivals:
         queues: Queues,
         timers: Timers,
     ) -> None:
-        """`timers` are those of what expires."""
+        """`timers` are the timers of expiry."""
         self._commit_state = commit_state
         self._events = commit_state.events
         self._resident = resident
@@ -63,8 +63,10 @@ class Arrivals:
     def accept(
         self, queue: Queue, message: SentMessage, batch: int = SENT_ALONE, contents: ContentNumbers = NO_CONTENTS
     ) -> bool:
-        """Give a new message its place. It is visible with `batch`, 0 is at once; SENT_ALONE if sent alone, or is one
-        of several copies. True if it is stored. Of `contents` see `share_content`.
+        """Accept a new message into a queue. True if it is stored.
+
+        It is visible when `batch` is durable, 0 is at once; SENT_ALONE if it is sent alone, or is one of several
+        copies. `contents`: see `share_content`.
         """
         commit_state = self._commit_state
         sequence = commit_state.next_sequence
@@ -109,9 +111,8 @@ class Arrivals:
         return is_stored
 
     def accept_copies(self, queues: Sequence[Queue], message: SentMessage) -> bool:
-        """Give a message its places in several queues, in one batch; each copy is visible as if it were the only one.
-        True if any is stored.
-        """
+        """Accept a message into several queues, in one batch; each copy is visible as if it were the only one. True
+        if any is stored."""
         contents = self.share_content(message, queues)
         is_stored = False
         for queue in queues:
@@ -119,16 +120,15 @@ class Arrivals:
         return is_stored
 
     def share_content(self, message: SentMessage, queues: Sequence[Queue]) -> ContentNumbers:
-        """What all these queues are to have is stored once, with the gathering batch, as far as it is stored; for
-        `accept`.
-        """
+        """Put the content of a message into the gathering batch, once for all these queues, as far as they store it.
+        Return it for `accept`."""
         if len(queues) < 2:
             return NO_CONTENTS
         message.arrived_ms = self._commit_state.now_ms
         return put_shared_content(self._commit_state.batch, message, queues, self._commit_state.next_sequence)
 
     def accept_scheduled(self, name: str, to: str, message: SentMessage) -> None:
-        """Accept a scheduled send, in the queue of this name, or everywhere that the address `to` stands for now."""
+        """Accept a scheduled send into the queue `name`, or into all queues that the address `to` stands for now."""
         needed = self._queues.ensure
         if to:
             queues = self._queues.queues_for_copies(parse_stored_address(to), message, needed)

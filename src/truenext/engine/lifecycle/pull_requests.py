@@ -1,7 +1,7 @@
-"""What subscriptions that pull have asked for: when it begins, is spent, and has ended.
+"""Pull requests of subscriptions: from the request until it is satisfied, withdrawn or ended.
 
-A wish that does not wait ends when nothing is ready; who finds that out is engine/turn.py. Source:
-docs/contract.md, "Pulling"
+A request that does not wait ends when no message is ready; engine/turn.py finds that out. Source: docs/contract.md,
+"Pulling"
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from truenext.engine.writing.event_log import EventLog
 
 
 class EndedPullRequest(NamedTuple):
-    """What a client is told of a wish that has ended though not all has come, or was withdrawn."""
+    """Notice to a client that a pull request has ended or was withdrawn before all messages came."""
 
     consumer: BrokerConsumer
     unused: int
@@ -27,14 +27,14 @@ class PullRequests:
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self.open_consumers: dict[BrokerConsumer, None] = {}
-        """Those that have asked for something that has not come."""
+        """Consumers with a request that is not satisfied."""
         self.no_wait_by_queue: dict[Queue | BrokerConsumer, dict[BrokerConsumer, None]] = {}
-        """Those whose wish does not wait, by their queue; of those that take from many each by itself."""
+        """Consumers whose request does not wait, by queue; each wildcard consumer by itself."""
         self.ended: list[EndedPullRequest] = []
-        """Those of which the clients are to be told."""
+        """Ended requests of which clients are still to be notified."""
 
     def add(self, consumer: BrokerConsumer) -> None:
-        """It has asked for more."""
+        """Open a consumer's request, or add to it."""
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
         self._log_request(consumer, pull_request.remaining)
@@ -45,11 +45,11 @@ class PullRequests:
             self.no_wait_by_queue.setdefault(consumer.queue or consumer, {})[consumer] = None
 
     def end_with_notice(self, consumer: BrokerConsumer) -> None:
-        """Nothing is ready for it, and its client is told so, behind what was dispatched."""
+        """End a request because no message is ready. Its client is notified, after what was dispatched."""
         self.ended.append(self.withdraw(consumer))
 
     def withdraw(self, consumer: BrokerConsumer) -> EndedPullRequest:
-        """Nothing more comes of what it has asked for."""
+        """End a request and return what was not satisfied."""
         pull_request = consumer.pull_request
         assert pull_request is not None, "it pulls"
         ended = EndedPullRequest(consumer, pull_request.remaining, pull_request.correlation)
@@ -57,23 +57,23 @@ class PullRequests:
         return ended
 
     def end_without_notice(self, consumer: BrokerConsumer) -> None:
-        """The same, and its client knows."""
+        """End a request whose client knows that already."""
         pull_request = consumer.pull_request
         if pull_request is not None:
             pull_request.remaining = 0
             self.open_consumers.pop(consumer, None)
-            # Else what it acknowledges from here on would look like credit to whoever counts by its window.
+            # Else acknowledgements from now on would look like credit, to code that compares with the window.
             consumer.adjust_window(0)
             self._remove_no_wait(consumer)
             self._log_request(consumer, 0)
 
     def remove_consumer(self, consumer: BrokerConsumer) -> None:
-        """Its subscription has ended."""
+        """Forget a consumer whose subscription has ended."""
         self.open_consumers.pop(consumer, None)
         self._remove_no_wait(consumer)
 
     def deduct_dispatched(self, deliveries: Mapping[BrokerConsumer, list[Entry]]) -> None:
-        """This was dispatched."""
+        """Deduct dispatched messages from the requests."""
         for consumer, entries in deliveries.items():
             pull_request = consumer.pull_request
             if pull_request is not None:
@@ -83,12 +83,12 @@ class PullRequests:
                     self._remove_no_wait(consumer)
 
     def take_ended(self) -> list[EndedPullRequest]:
-        """Those of subscriptions that are still there."""
+        """Return the ended requests of subscriptions that still exist."""
         ended, self.ended = self.ended, []
         return [one for one in ended if one.consumer.is_subscribed]
 
     def _remove_no_wait(self, consumer: BrokerConsumer) -> None:
-        """It is none of those whose wish does not wait, or not any more."""
+        """Remove a consumer from those whose request does not wait, if it is one."""
         key = consumer.queue or consumer
         consumers = self.no_wait_by_queue.get(key)
         if consumers is not None:

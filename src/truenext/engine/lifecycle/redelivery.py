@@ -1,15 +1,15 @@
-"""The rules of redelivery: when a failed message is tried again, when it is given up, and what its dead letter says.
+"""Rules of redelivery: when a failed message is retried, when it becomes a dead letter, and the headers of that.
 
-A dead letter says in its headers what it was and why it is one, so it can be sent again as it was (`restore_original`):
+A dead letter's headers say what it was and why it is one, so that it can be restored (`restore_original`):
 
     truenext-dead-letter-cause            "attempts exhausted", "expired", "rejected"
-    truenext-dead-letter-timestamp        milliseconds since the epoch, when it was given up
-    truenext-original-destination         where it was; of a durable subscription, to which nobody can send, where it
-                                          was sent to: the way back is `Message.redrive_queue`, which no client sees
+    truenext-dead-letter-timestamp        milliseconds since the epoch, when it became a dead letter
+    truenext-original-destination         its queue; for a durable subscription, to which no client can send, the topic:
+                                          the way back is `Message.redrive_queue`, which clients do not see
     truenext-original-priority, -persistent, -expires
-    truenext-original-timestamp           when it had arrived there
-    truenext-original-attempts            how often a consumer failed with it
-    truenext-original-first-cause, -last-cause   why, as the first and the last consumer said that said it, if one has
+    truenext-original-timestamp           time of its arrival there
+    truenext-original-attempts            number of attempts
+    truenext-original-first-cause, -last-cause   the first and the last cause that a consumer gave, if any did
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from truenext.model.message import SentMessage
 from truenext.model.policy import INDIVIDUAL_DEAD_LETTERS, Policy
 
 EXHAUSTED, EXPIRED, REJECTED = "attempts exhausted", "expired", "rejected"
-"""Why a message is a dead letter."""
+"""Values of truenext-dead-letter-cause."""
 
 ORIGINAL_DESTINATION = "truenext-original-destination"
 _EXPIRES = "truenext-original-expires"
@@ -55,14 +55,14 @@ def retry_delay_ms(policy: Policy, attempts: int, random: Callable[[], float]) -
 def make_dead_letter(
     message: SentMessage, origin: str, policy: Policy, *, attempts: int, causes: Causes, reason: str, now_ms: int
 ) -> tuple[Destination, SentMessage]:
-    """What becomes of a message that is given up in queue `origin`, and where it goes.
+    """Return the dead letter of a message that failed in queue `origin`, and its destination.
 
-    A new arrival: persistent whatever it was, and without expiry, for nobody could look into it otherwise.
+    It is a new arrival: persistent in any case, and without expiry, as it could not be examined otherwise.
     """
     name = dead_letter_name(origin) if policy.dead_letters == INDIVIDUAL_DEAD_LETTERS else policy.dead_letters
     destination = Destination(DestinationKind.QUEUE, name)
     headers = decode_header_lines(message.header)
-    # What was a dead letter before, and was moved, says of causes what was said before that.
+    # Causes of an earlier dead letter, which was moved here, must not stay.
     for name in ("expires", _FIRST_CAUSE, _LAST_CAUSE):
         headers.pop(name, None)
     address = Destination(DestinationKind.QUEUE, origin).address
@@ -96,7 +96,7 @@ def make_dead_letter(
 
 
 def redirect(message: SentMessage, destination: Destination) -> tuple[Destination, SentMessage]:
-    """What a message is in the queue that somebody moves it to: what it was."""
+    """Return a message as moved to another destination, otherwise unchanged."""
     headers = decode_header_lines(message.header)
     headers |= {"destination": destination.address, "priority": str(message.priority)}
     return destination, SentMessage(
@@ -111,17 +111,17 @@ def redirect(message: SentMessage, destination: Destination) -> tuple[Destinatio
 
 
 def restore_original(letter: SentMessage, now_ms: int) -> tuple[Destination, SentMessage] | None:
-    """What a dead letter was, and where; None if it is none.
+    """Return the original message of a dead letter, and its destination; None if it is no dead letter.
 
-    An expiry that is past is left out: the message would be gone before anybody saw it, and whoever moves it back wants
-    it to be handled.
+    A past expiry is left out: the message would be removed before a consumer got it, and an operator who moves it
+    back wants it to be handled.
     """
     headers = decode_header_lines(letter.header)
     address = headers.get(ORIGINAL_DESTINATION, "")
     name = letter.redrive_queue or address.removeprefix("/queue/")
     if name == address or not name:
         return None
-    # Letters of durable subscriptions that were given up by an earlier version say their way back there.
+    # In dead letters of earlier versions, the destination itself may name a durable subscription.
     if len(name) > DESTINATION_LENGTH_MAX and not name.startswith(SUBSCRIPTION_PREFIX):
         return None
     expires = headers.get(_EXPIRES, "0")

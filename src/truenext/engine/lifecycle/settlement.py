@@ -1,9 +1,9 @@
-"""Settles messages: counts attempts, and completes, requeues or gives up what was dispatched or has expired.
+"""Settlement: counts attempts, and completes, requeues or dead-letters dispatched and expired messages.
 
-acknowledged               done with
-nacked, aborted, lost      back to its place, once its delay is over; or given up, if it failed too often
-released                   back to its place
-given up, expired          a dead letter, or gone
+acknowledged               completed
+nacked, aborted, lost      requeued, after a delay; or dead-lettered, after too many failures
+released                   requeued
+expired                    dead-lettered, or removed
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Settlement:
         arrivals: Arrivals,
         random: Callable[[], float],
     ) -> None:
-        """`random` gives random numbers from 0 to 1, for the jitter of delays."""
+        """`random` returns random numbers from 0 to 1, for the jitter of delays."""
         self._commit_state = commit_state
         self._events = commit_state.events
         self._delays = delays
@@ -44,28 +44,28 @@ class Settlement:
         self._arrivals = arrivals
         self._random = random
 
-    # ---- Done with ----
+    # ---- Completion ----
 
     def acknowledge(self, entry: Entry) -> bool:
-        """True if the store has to be told."""
+        """Acknowledge a message. True if its removal must become durable."""
         self._events.acknowledged(entry)
         return self.complete(entry)
 
     def complete(self, entry: Entry) -> bool:
-        """A message is done with: acknowledged, expired or moved. True if the store has to be told."""
+        """Complete an acknowledged, expired or moved message. True if its removal must become durable."""
         self._resident.unload(entry)
         if entry.lane.selected is not None:
             self._resident.forget_selected(entry)
         if entry.store_batch is None:
             return False
         remove(self._commit_state.batch, entry)
-        # What is in a temporary queue nobody sees after any end of the broker.
+        # A temporary queue does not survive the broker, however that ends.
         return entry.persistent or not entry.lane.queue.is_temporary
 
-    # ---- Back to its place ----
+    # ---- Requeueing ----
 
     def fail(self, entry: Entry, reason: RequeueReason, nack: Nack | None = None) -> None:
-        """Give back a message that a consumer failed with, to be tried again as its queue's policy or the NACK says."""
+        """Requeue a message that a consumer failed with; its delay is the NACK's or that of its queue's policy."""
         delay_ms = None
         cause = ""
         if nack is not None:
@@ -78,12 +78,11 @@ class Settlement:
         self.requeue(entry, reason, delay_ms=delay_ms, cause=cause)
 
     def requeue(self, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = "") -> None:
-        """Put a message at its place again, once it is due, or into the dead-letter queue; `cause` is what a consumer
-        says of why it failed."""
+        """Put a message back to its position after its delay, or dead-letter it; `cause` is the consumer's."""
         lane = entry.lane
         queue = lane.queue
         if not self._queues.exists(queue):
-            # A temporary queue that went with its connection.
+            # A temporary queue that was removed with its connection.
             self._resident.unload(entry)
             return
         has_failed = reason is not RequeueReason.RELEASED
@@ -94,9 +93,9 @@ class Settlement:
             if cause:
                 self._resident.add_cause(entry, cause)
             if entry.persistent:
-                # A crash before the batch is durable forgets the attempt: the batch is not left to gather for longer.
+                # A crash before the batch is durable forgets the attempt: do not let the batch gather for longer.
                 self._commit_state.is_batch_awaited = True
-        # Also without a failure: the policy may have changed while somebody held it.
+        # Also without a failure: the policy may have changed while the message was held.
         if is_undeliverable(queue, entry.attempts, entry.due_us):
             self.dead_letter(entry)
             return
@@ -118,7 +117,7 @@ class Settlement:
         self._commit_state.touched_queues[queue] = None
 
     def end_delay(self, entry: Entry) -> None:
-        """A message is due; whatever has become of it meanwhile."""
+        """Note that a message is due, and put it back to its lane if it waited outside."""
         lane = entry.lane
         queue = lane.queue
         if lane.delayed.get(entry.sequence) is entry:
@@ -126,7 +125,7 @@ class Settlement:
             self._requeue(entry)
             self._events.became_due(entry)
         elif entry.message is not None or lane.unloaded.get(entry.sequence) is entry:
-            # It held the others back, and is still in its queue.
+            # It blocked its lane, and is still in its queue.
             self._events.became_due(entry)
         if self._queues.exists(queue):
             self._commit_state.touched_queues[queue] = None
@@ -137,13 +136,13 @@ class Settlement:
         if lane.queue.observer is not None:
             lane.queue.observer.on_requeued(entry)
 
-    # ---- Given up ----
+    # ---- Dead letters and expiry ----
 
     def dead_letter(self, entry: Entry, reason: str = "") -> None:
-        """Move a message that is in no lane any more to where failed ones go; at once, if it is in memory."""
+        """Move a message that is in no lane to the dead-letter queue: at once, or when its body is read."""
         message: SentMessage | None = entry.message
         if message is None:
-            # Should the broker end before it is read, it is moved when it is read after that.
+            # If the broker ends before the message is read, the next run moves it when it reads it.
             mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
             self._resident.await_dead_letter(entry)
             return
@@ -166,7 +165,7 @@ class Settlement:
         self._arrivals.accept(dead_letters, letter, self._commit_state.batch.number)
 
     def dead_letter_exhausted(self, lane: Lane) -> None:
-        """Dead-letter what is in memory and has failed too often by now."""
+        """Dead-letter the messages of a lane in memory that have failed too often by now."""
         failed = [entry for entry in lane if is_undeliverable(lane.queue, entry.attempts, entry.due_us)]
         if not failed:
             return
@@ -176,16 +175,16 @@ class Settlement:
             if entry.message is not None:
                 self.dead_letter(entry)
                 continue
-            # Its mark says that it has failed so often, unless it was stored only after that.
+            # Its mark says how often it has failed, unless it was stored only after that.
             if not entry.has_mark:
                 mark(self._commit_state.batch, entry, self._delays.due_ms(entry))
             self._resident.await_dead_letter(entry)
 
     def expire(self, entry: Entry) -> None:
-        """The time of a message has come that stands in no lane any more."""
+        """Remove or dead-letter an expired message that is in no lane."""
         queue = entry.lane.queue
         if is_undeliverable(queue, entry.attempts, entry.due_us):
-            # It had failed already, and only had to be read.
+            # It had failed too often already, and only had to be read.
             self.dead_letter(entry)
             return
         if queue.policy.expired is ExpiryAction.DEAD_LETTER and not queue.keeps_failures:
