@@ -1,9 +1,9 @@
-"""Dispatch from queues without selectors, groups and wildcards: which consumer gets which message now.
+"""Dispatch from queues without selectors, groups and wildcard consumers.
 
-The lanes are asked in order of rank. A lane answers with its head. If the head's commit is still in flight the lane
-waits, for it must not be overtaken by its equals, and the lower lanes go on. If the head has to be read from the store
-first, the lane and all lower ones wait: that message is ready, so it is next. So they do if it holds the others back
-until it is due. Source: docs/contract.md, "True next".
+Lanes are served in order of rank, and each offers its head. If the commit of the head is in flight, the lane waits,
+because its equals must not overtake the head, and the lower lanes are served. If the head must be read from the
+store first, the lane and all lower ones wait: the head is ready, so it is next. They also wait if the head blocks
+them until it is due. Source: docs/contract.md, "True next".
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
 from truenext.engine.writing.commit_state import CommitState
 
 RankedConsumer = tuple[int, int, int, int, "BrokerConsumer"]
-"""Its service rank, messages it holds, when it was last served, its place among the queue's consumers, and itself."""
+"""Service rank, messages held, last dispatch number, index among the queue's consumers, and the consumer."""
 
 Deliveries = dict["BrokerConsumer", list["Entry"]]
 
 
 class Dispatcher:
-    """Hands out what is next in one queue. Where some consumers have selectors, or there are groups, selective.py finds
-    it."""
+    """Dispatches the true nexts of one queue. With selectors or groups, selective.py finds them."""
 
     def __init__(
         self,
@@ -52,10 +51,10 @@ class Dispatcher:
         self._settlement = settlement
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
-        """Give out true nexts until no consumer has credit or no message is ready.
+        """Dispatch true nexts until no consumer has credit or no message is ready.
 
-        What is given out is added to `deliveries`. Returns the lane that the consumers wait for until it is read, or
-        that they came to last.
+        Dispatched entries are added to `deliveries`. Returns the lane that consumers wait for until it is read, or
+        the last one that was reached.
         """
         receivers_of_queue = self._clients.receivers_by_queue.get(queue)
         if receivers_of_queue is None:
@@ -94,7 +93,7 @@ class Dispatcher:
     def _dispatch_selective(
         self, queue: Queue, consumers: Sequence[BrokerConsumer], deliveries: Deliveries
     ) -> Lane | None:
-        """The same where some consumers have selectors."""
+        """Dispatch in a queue with selectors or groups."""
         entries: list[Entry] = []
         consumer_numbers: list[int] = []
 
@@ -115,7 +114,7 @@ class Dispatcher:
         return queue_dispatch.awaited_lane
 
     def new_queue_dispatch(self, queue: Queue) -> QueueDispatch:
-        """How to find what is next in a queue for each of its consumers."""
+        """Return the search for the true nexts of the consumers of a queue."""
         kind = QueueDispatch
         if queue.has_groups:
             kind = GroupedQueueDispatch
@@ -132,7 +131,7 @@ class Dispatcher:
         )
 
     def dispatch_entry(self, entry: Entry, consumer: BrokerConsumer, deliveries: Deliveries) -> None:
-        """What has left its lane is this consumer's; as in `_dispatch_lane`, which has no time for a call."""
+        """Assign an entry that has left its lane to a consumer. `_dispatch_lane` has the same inlined for speed."""
         message = entry.message
         assert message is not None, "what has left memory is read first"
         entry.deliveries += 1
@@ -160,13 +159,13 @@ class Dispatcher:
         entries: list[Entry],
         consumer_numbers: list[int],
     ) -> Lane | None:
-        """Where nobody has credit, give what is more urgent than all that a consumer holds to that consumer all the
-        same, if it has express. Returns the lane that has to be read for it."""
+        """Without credit, dispatch messages more urgent than all that an express consumer holds to that consumer.
+        Returns the lane that must be read for that."""
         for lane in queue.lanes:
             while lane.arrived or lane.requeued or lane.unread:
                 receivers = [consumer for consumer in consumers if consumer.has_express_credit(lane.rank)]
                 if not receivers:
-                    # Nor has anybody for what is less urgent.
+                    # Less urgent messages have no receiver either.
                     return None
                 consumer = max(receivers, key=lambda consumer: consumer.last_ack_number)
                 count_before = len(entries)
@@ -188,7 +187,7 @@ class Dispatcher:
         entries: list[Entry],
         consumer_numbers: list[int],
     ) -> bool:
-        """Give out what is ready in one lane. False if the lower lanes get no turn."""
+        """Dispatch the ready messages of one lane. False if the lower lanes are not served."""
         memory, clients = self._memory, self._clients
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
         while True:
@@ -198,7 +197,7 @@ class Dispatcher:
                     return False
                 if not lane.unread or is_first_uncommitted(lane, committed):
                     return True
-                # All that is above the horizon is still in memory.
+                # All messages above the horizon are still in memory.
                 self._resident.load_unread_in_memory(lane)
                 continue
             if entry.batch > committed:
@@ -241,7 +240,7 @@ class Dispatcher:
                     continue
             else:
                 heappop(receivers)
-            # Subscriptions of one connection share its room: those behind may just have lost theirs.
+            # Subscriptions of one connection share its unsent bytes: the next ones may just have lost their credit.
             while receivers and not receivers[0][4].has_credit():
                 heappop(receivers)
             if not receivers:

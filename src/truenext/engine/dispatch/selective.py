@@ -1,9 +1,10 @@
-"""Which consumer gets which message now, where some of them have selectors.
+"""Dispatch from queues with selectors or groups.
 
-Consumers with the same selector (and those without) want the same: they are asked together for the first message that
-is ready for them, and so are those of them that own no message group of which anything waits. The first of all these is
-dispatched, to the preferred consumer among those to which it was offered. So no lane is gone through, whatever waits in
-it, and one question is asked for each selector, not for each consumer. Source: docs/contract.md, "True next"
+Consumers with the same selector, or without one, form a class; the owner of a group with waiting messages is a class
+by itself. One search per class finds the first message that is ready for its consumers. The first of all these
+messages is dispatched, to the preferred consumer among those to which it was offered. So no lane is scanned, however
+many messages wait in it, and the searches are as many as the selectors, not the consumers. Source: docs/contract.md,
+"True next"
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from truenext.engine.state.queue import NO_ENTRIES, Entry, Lane, Queue
 from truenext.engine.writing.commit_state import CommitState
 
 RankedConsumer = tuple[int, int, int, int, BrokerConsumer]
-"""Its service rank, messages it holds, when it was last served, its place among the consumers, and itself."""
+"""Service rank, messages held, last dispatch number, index among the consumers, and the consumer."""
 
 Offer = tuple[int, int, int, Entry, "ConsumerClass"]
-"""Rank and sequence of a message, the number of its bidders, the message, and these."""
+"""Rank and sequence of a message, number of the class that it is offered to, the message, and that class."""
 
 Head = Entry | int | None
-"""What is ready first in a lane for a consumer: a message; None if nothing is, or it is being committed; or where
-something must be read or tested first: from this sequence on, from POSITION_UNKNOWN on, or, with BLOCKED_BY_RETRY,
+"""First ready message of a lane for a consumer; None if none is ready, or it is being committed. A number if
+something must be read or compared first: from this sequence on, from POSITION_UNKNOWN on, or, with BLOCKED_BY_RETRY,
 nowhere in the queue."""
 
 BLOCKED_BY_RETRY = -1
-"""A message holds back all behind it until it is due."""
+"""A message blocks all after it until it is due."""
 
 POSITION_UNKNOWN = 0
-"""Before every sequence."""
+"""Less than every sequence."""
 
 
 class ConsumerClass:
-    """Consumers that are offered the same."""
+    """Consumers that are offered the same message."""
 
     __slots__ = ("group_owner", "may_get_better_offer", "number", "offered_entry", "receivers", "scan")
 
@@ -49,27 +50,27 @@ class ConsumerClass:
         self.number = number
         self.scan = scan
         self.group_owner = group_owner
-        """The one consumer, if these are one alone because it owns groups."""
+        """The only consumer, if the class is the owner of groups."""
         self.receivers: list[RankedConsumer] = []
-        """As a heap, the best first; of those behind some may have no credit any more."""
+        """Heap, the preferred consumer first; others may have no credit any more."""
         self.offered_entry: Entry | None = None
-        """What was found for them, and not given out yet."""
+        """Message that was found for the class and is not dispatched yet."""
         self.may_get_better_offer = False
-        """What others are given may be what they wait for."""
+        """After a dispatch to another class, an earlier message may be ready for this one."""
 
     def has_receiver_with_credit(self) -> bool:
-        # Subscriptions of one connection share its room.
+        # Subscriptions of one connection share its unsent bytes.
         while self.receivers and not self.receivers[0][4].has_credit():
             heappop(self.receivers)
         return bool(self.receivers)
 
     def best_preference(self) -> tuple[int, int, int, int]:
-        """How well the best one stands among others: the smallest is served. There is one."""
+        """Preference of the first consumer; the smallest is served. There must be a consumer."""
         return self.receivers[0][:4]
 
 
 class QueueDispatch:
-    """One queue's dispatch in one turn."""
+    """Dispatch of one queue in one turn."""
 
     __slots__ = (
         "_commit_state",
@@ -101,14 +102,14 @@ class QueueDispatch:
         self._page_reader = page_reader
         self._settlement = settlement
         self._has_skipped_uncommitted = False
-        """Whoever was asked last would have got something earlier, were it not being committed."""
+        """The last search would have found an earlier message, were that not being committed."""
         self.awaited_lane: Lane | None = None
-        """The lane that consumers without a selector wait for until it is read, or that they came to last."""
+        """Lane that consumers without a selector wait for until it is read, or the last one that was reached."""
 
     def dispatch(
         self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
     ) -> None:
-        """Give out true nexts until no consumer has credit or no message is ready."""
+        """Dispatch true nexts until no consumer has credit or no message is ready."""
         classes: dict[Hashable, ConsumerClass] = {}
         for index, consumer in enumerate(consumers):
             if consumer.has_credit():
@@ -130,7 +131,7 @@ class QueueDispatch:
             to_query = []
             while offers and offers[0][3] is entry:
                 consumer_class = heappop(offers)[4]
-                # Else they were asked once more since.
+                # Else the class was searched for once more since.
                 if consumer_class.offered_entry is entry:
                     consumer_class.offered_entry = None
                     to_query.append(consumer_class)
@@ -153,7 +154,7 @@ class QueueDispatch:
     def _add_consumer(
         self, classes: dict[Hashable, ConsumerClass], consumer: BrokerConsumer, index: int
     ) -> ConsumerClass:
-        """Put a consumer, who is at this place among all, to those who are offered the same."""
+        """Add a consumer, with its index among all, to its class."""
         scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         has_own_groups = self._owns_groups(consumer, scan)
         key = consumer if has_own_groups else scan
@@ -164,24 +165,24 @@ class QueueDispatch:
         return consumer_class
 
     def _owns_groups(self, consumer: BrokerConsumer, scan: QueueScan | None) -> bool:
-        """Something is for this consumer alone."""
+        """Return whether the consumer owns groups with waiting messages."""
         return False
 
     def _is_available_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
-        """What was offered still is."""
+        """Return whether an offered message is still available to the class."""
         return True
 
     def _classes_to_query(
         self, classes: dict[Hashable, ConsumerClass], queried: list[ConsumerClass], offers: list[Offer]
     ) -> list[ConsumerClass]:
-        """Who is to be asked when a message was given that was offered to `queried`; all others keep their offers."""
+        """Return the classes to search for again, after a message was dispatched that was offered to `queried`; all
+        others keep their offers."""
         return queried
 
     def dispatch_express(
         self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
     ) -> None:
-        """Where nobody has credit, give what is more urgent than all that a consumer holds to that consumer all the
-        same, if it has express."""
+        """Without credit, dispatch messages more urgent than all that an express consumer holds to that consumer."""
         while not any(consumer.has_credit() for consumer in consumers):
             offers = []
             for consumer in consumers:
@@ -199,7 +200,7 @@ class QueueDispatch:
             dispatch_entry(entry, receiver)
 
     def first_for(self, consumer: BrokerConsumer) -> Entry | None:
-        """What is ready first for a consumer; None if nothing is, or something has to be read or tested before."""
+        """Return the first ready message for a consumer; None also if something must be read or compared first."""
         return self._first_of_scan(None if self._selection is None else self._scans.find_scan(consumer, self._queue))
 
     def _first_of_class(self, consumer_class: ConsumerClass) -> Entry | None:
@@ -255,18 +256,18 @@ class QueueDispatch:
                 return self._head_from_entry(entry)
 
     def _head_from_entry(self, entry: Entry) -> Head:
-        """What the first of what was found in a lane is for who waits for it."""
+        """Return the head of a lane whose first matching entry is this one."""
         if entry.batch > self._commit_state.last_committed:
             self._has_skipped_uncommitted = True
             return None
         if entry.message is None:
-            # Whether it is wanted, and so holds back anything for this one, is known when it is read.
+            # Whether it matches, and so blocks later messages, is known when it is read.
             self._page_reader.request_body(entry)
             return entry.sequence
         return BLOCKED_BY_RETRY if entry.due_us else entry
 
     def head_for(self, consumer: BrokerConsumer, rank: int) -> Head:
-        """The same of one lane."""
+        """Return the head of one lane for a consumer."""
         scan = None if self._selection is None else self._scans.find_scan(consumer, self._queue)
         if scan is None:
             lane = self._queue.find_lane(rank)
@@ -275,7 +276,7 @@ class QueueDispatch:
         return None if cursor is None else self._scan_head(cursor)
 
     def _expire_if_expired(self, entry: Entry) -> bool:
-        """It was ready, and has expired."""
+        """Expire a ready message whose time has come. True if it was expired."""
         message = entry.message
         if message is None or not 0 < message.expires_ms <= self._commit_state.now_ms:
             return False
@@ -287,7 +288,7 @@ class QueueDispatch:
 
 
 def remove_from_lane(entry: Entry) -> None:
-    """Out of its lane, where it is the head if nobody has a selector."""
+    """Remove an entry from its lane; without selectors and groups it is the head."""
     lane = entry.lane
     if lane.selected is None:
         lane.pop()
@@ -296,7 +297,7 @@ def remove_from_lane(entry: Entry) -> None:
 
 
 class GroupedQueueDispatch(QueueDispatch):
-    """The same where there are groups: what is ready first differs from consumer to consumer."""
+    """Dispatch of a queue with groups: the first ready message differs from consumer to consumer."""
 
     __slots__ = ("_counts",)
 
@@ -309,7 +310,7 @@ class GroupedQueueDispatch(QueueDispatch):
         self, consumers: Sequence[BrokerConsumer], dispatch_entry: Callable[[Entry, BrokerConsumer], object]
     ) -> None:
         groups = self._groups
-        # As of when somebody was asked last.
+        # Counts as of the last search.
         self._counts = groups.assigned_count, groups.freed_count
         super().dispatch(consumers, dispatch_entry)
 
@@ -321,7 +322,7 @@ class GroupedQueueDispatch(QueueDispatch):
         )
 
     def _is_available_to(self, consumer_class: ConsumerClass, entry: Entry) -> bool:
-        # Meanwhile its group may have become another's.
+        # Another consumer may have become the owner of its group meanwhile.
         owner = self._groups.owners.get(entry.group)
         return owner is None or owner is consumer_class.group_owner
 
@@ -332,11 +333,11 @@ class GroupedQueueDispatch(QueueDispatch):
         owned, freed = self._counts
         self._counts = groups.assigned_count, groups.freed_count
         if groups.freed_count != freed:
-            # Anybody may get something earlier.
+            # An earlier message may be ready for any class.
             offers.clear()
             return list(classes.values())
         if groups.assigned_count != owned:
-            # What of this group was being committed, or had to be read, holds nobody else back any more.
+            # Uncommitted and unread messages of this group do not block other consumers any more.
             queried += [
                 consumer_class
                 for consumer_class in classes.values()
@@ -354,7 +355,7 @@ class GroupedQueueDispatch(QueueDispatch):
         return self._first_in_groups(scan, consumer)
 
     def _first_in_groups(self, scan: QueueScan, consumer: BrokerConsumer | None) -> Entry | None:
-        """None is somebody who owns no group."""
+        """Return the first ready message for a consumer; `consumer` is None for all that own no group."""
         for cursor in scan.cursors.values():
             head = self._group_head(cursor, consumer)
             if head is not None:

@@ -1,9 +1,9 @@
-"""Which consumer gets which message now, in queues that have wildcard consumers.
+"""Dispatch from queues that have wildcard consumers.
 
-Those are served together: of all that is next for somebody, in whichever queue, the smallest K goes first. So what a
-wildcard gets is its true next; what others get is that of their queue as ever. A turn costs what was touched and what
-is dispatched, times the wildcards of these queues; a queue in which nothing happens costs nothing. Source: contract,
-"Wildcards"
+These queues are served together: of all messages that are next for a consumer, in whichever queue, the one with the
+smallest key goes first. So a wildcard consumer gets its true next, and other consumers get that of their queue, as
+always. A turn costs touched queues and dispatched messages, times the wildcard consumers of these queues; an idle
+queue costs nothing. Source: contract, "Wildcards"
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from truenext.engine.state.wildcard import NO_HEAD, Wildcard
 from truenext.engine.writing.commit_state import CommitState
 
 READ_AHEAD = 8
-"""Lanes of which something has to be read before anything else that are read at the same time for one wildcard."""
+"""Lanes read at the same time for one wildcard consumer that waits for a read."""
 
 _NO_LANE: Lane | None = None
-"""None for a type checker that is not to take it for the only value: what is called next may set a lane."""
+"""None for a type checker that must not take it for the only value: the next call may set a lane."""
 
 
 class WildcardDispatch:
-    """The dispatch of one turn."""
+    """Dispatch of one turn, in all queues that have wildcard consumers."""
 
     __slots__ = (
         "_awaited_lanes",
@@ -74,23 +74,23 @@ class WildcardDispatch:
         self._dispatcher = dispatcher
         self._deliveries = deliveries
         self._awaiting_page: set[BrokerConsumer] = set()
-        """Wildcards of which something has to be read or tested before it is known what is next."""
+        """Wildcard consumers whose true next is unknown until something is read or compared."""
         self._queue_dispatches: dict[Queue, QueueDispatch] = {}
         self._first_by_consumer: dict[Queue, dict[BrokerConsumer, Entry]] = {}
-        """What is next for those who take from that queue alone, and have credit."""
+        """First ready message for each consumer of that queue alone that has credit."""
         self._first_by_source: dict[Queue | Wildcard, Entry | None] = {}
-        """The first of these of each queue, and what is next for a wildcard."""
+        """First of these in each queue, and the true next of each wildcard consumer."""
         self._offers: list[tuple[int, int, int, Queue | Wildcard]] = []
-        """The same as a heap: rank and sequence, a number to tell them apart, whose it is. Some are no longer true."""
+        """Heap of the same: rank, sequence, a number that makes items distinct, source. Some are outdated."""
         self._first_uncommitted_cache: dict[tuple[Wildcard, int], int] = {}
-        """What is being committed that a wildcard could take, by rank: its first sequence."""
+        """First sequence of a rank that is being committed and that a wildcard consumer could take."""
         self._awaited_lanes: dict[Lane, None] = {}
         self._dispatched_by_queue: dict[Queue, tuple[list[Entry], list[int]]] = {}
 
     def run(self, queues: Iterable[Queue], wildcards: Iterable[Wildcard]) -> Iterable[Lane]:
-        """Give out true nexts until nobody has credit or nothing is ready, where something has happened in these
-        queues, and these may have credit again. Returns the lanes that somebody waits for until they are read, or came
-        to."""
+        """Dispatch true nexts until no consumer has credit or no message is ready, after changes in these queues,
+        and for wildcard consumers that may have credit again. Returns the lanes that consumers wait for until they
+        are read, or that were reached."""
         wildcards = dict.fromkeys(wildcards)
         for queue in queues:
             receivers = self._receivers.get(queue, NO_RECEIVERS)
@@ -114,7 +114,7 @@ class WildcardDispatch:
         return self._awaited_lanes
 
     def queried_queues(self) -> Iterable[Queue]:
-        """The queues that were asked for what is next in them."""
+        """Return the queues that were searched."""
         return self._queue_dispatches
 
     def _dispatch_offers(self) -> None:
@@ -140,7 +140,7 @@ class WildcardDispatch:
                 remove_from_lane(entry)
                 self._dispatch_entry(entry, receiver)
             else:
-                # Subscriptions of one connection share its room.
+                # Subscriptions of one connection share its unsent bytes.
                 self._query_source_again(queue, source)
 
     def _dispatch_entry(self, entry: Entry, receiver: BrokerConsumer) -> None:
@@ -152,7 +152,7 @@ class WildcardDispatch:
         entries.append(entry)
         consumer_numbers.append(receiver.number)
         if entry.group:
-            # What is being committed of it may be another's now.
+            # Its uncommitted messages may be another consumer's now.
             self._first_uncommitted_cache.clear()
         self._update_heads(queue)
         self._query_queue(queue)
@@ -178,7 +178,7 @@ class WildcardDispatch:
                 if queue_dispatch.awaited_lane is not None:
                     self._awaited_lanes[queue_dispatch.awaited_lane] = None
 
-    # ---- What is next ----
+    # ---- Search ----
 
     def _queue_dispatch(self, queue: Queue) -> QueueDispatch:
         queue_dispatch = self._queue_dispatches.get(queue)
@@ -187,7 +187,7 @@ class WildcardDispatch:
         return queue_dispatch
 
     def _query_queue(self, queue: Queue) -> None:
-        """What is next for those who take from this queue alone?"""
+        """Find the first ready messages for consumers of this queue alone."""
         self._first_by_source[queue] = None
         firsts = self._first_by_consumer[queue] = {}
         receivers = self._receivers.get(queue, NO_RECEIVERS)
@@ -208,11 +208,11 @@ class WildcardDispatch:
             heappush(self._offers, (best.lane.rank, best.sequence, queue.number, queue))
 
     def queried_wildcards(self) -> list[Wildcard]:
-        """Those for which it was asked what is next."""
+        """Return the wildcard consumers for which a true next was searched."""
         return [one for one in self._first_by_source if isinstance(one, Wildcard)]
 
     def has_nothing_ready_for(self, wildcard: Wildcard) -> bool:
-        """Of one that was asked: nothing is ready for it, and nothing has to be read or tested before that is known."""
+        """Return whether a searched wildcard consumer has credit, and no message that is ready or may be."""
         return self._first_by_source[wildcard] is None and wildcard not in self._awaiting_page and wildcard.has_credit()
 
     def _query_wildcard(self, wildcard: Wildcard) -> None:
@@ -227,7 +227,7 @@ class WildcardDispatch:
         return self._first_by_source[wildcard]
 
     def _update_heads(self, queue: Queue) -> None:
-        """Something has changed in a queue: see where its lanes begin for those who take from others as well."""
+        """Update the heads of the lanes of a changed queue in its wildcard consumers."""
         receivers = self._receivers.get(queue, NO_RECEIVERS)
         for wildcard in receivers.wildcards:
             has_nothing = queue.is_paused or receivers.exclusive not in (None, wildcard)
@@ -245,7 +245,7 @@ class WildcardDispatch:
                 wildcard.set_head(queue, rank, sequence)
 
     def _true_next(self, wildcard: Wildcard) -> Entry | None:
-        """None also if something has to be read or tested before."""
+        """Return the true next; None also if something must be read or compared first."""
         if not wildcard.has_credit():
             return None
         for rank, heap in enumerate(wildcard.heads):
@@ -255,7 +255,7 @@ class WildcardDispatch:
                     heappop(heap)
                     continue
                 if self._first_uncommitted(wildcard, rank) < sequence:
-                    # So do all of this rank wait.
+                    # All messages of this rank wait too.
                     break
                 head = self._queue_dispatch(queue).head_for(wildcard, rank)
                 if head is None or head == BLOCKED_BY_RETRY:
@@ -272,7 +272,7 @@ class WildcardDispatch:
         return None
 
     def _request_pages(self, wildcard: Wildcard, rank: int) -> None:
-        """The first thing to do for it is to read; what comes soon is read at the same time."""
+        """Request pages of the first lanes, READ_AHEAD at most, for a wildcard consumer that waits for a read."""
         self._awaiting_page.add(wildcard)
         for _, _, queue in wildcard.heads[rank][:READ_AHEAD]:
             has_scan = queue.observer is not None and self._scans.find_scan(wildcard, queue) is not None
@@ -280,7 +280,7 @@ class WildcardDispatch:
                 self._awaited_lanes[queue.lane(rank)] = None
 
     def _first_uncommitted(self, wildcard: Wildcard, rank: int) -> int:
-        """The first sequence of this rank that is being committed and that it could take."""
+        """Return the first sequence of this rank that is being committed and that the wildcard consumer could take."""
         limit = self._first_uncommitted_cache.get((wildcard, rank))
         if limit is None:
             limit = self._first_uncommitted_cache[wildcard, rank] = next(
