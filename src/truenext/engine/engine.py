@@ -1,19 +1,19 @@
-"""The pure core of the broker: the rooms of the engine, built and put together.
+"""Engine: the pure core of the broker, put together from its parts.
 
-Commands go in, effects come out; there is no clock, socket, disk or task here. The caller says what time it is
-(`tick`), makes the batches durable one after the other and reports it (`on_committed`), and carries out what `turn`
-returns. Everything is single-threaded and nothing blocks.
+Commands go in, effects come out; there is no clock, socket, disk or task here. The caller passes the time (`tick`),
+makes the batches durable one after the other and reports that (`on_committed`), and carries out what `turn` returns.
+Everything is single-threaded and nothing blocks.
 
-    command -> accept / acknowledge / give back -> the gathering batch
+    command -> accept / acknowledge / requeue -> the gathering batch
     turn    -> dispatch in every queue that changed -> deliveries, answers
 
-    take_batch()         hands the gathering batch over; the next one starts
-    committed(batch)     what waited for it becomes visible, its answers leave
-    page_read(...)       what a turn wanted to be read from the store is there
-    timers_read(...)     the same for timers
-    evict()              messages leave memory where it is short
+    take_batch()          hands the gathering batch over; the next one starts
+    on_committed(batch)   what waited for the batch becomes visible, its answers leave
+    on_page_read(...)     a page that a turn requested from the store is there
+    on_timers_read(...)   the same for timers
+    evict()               messages leave memory where it is short
 
-What happens is decided in the rooms; where a feature goes: docs/architecture.md
+The parts decide what happens; where a feature goes: docs/architecture.md
 """
 
 from __future__ import annotations
@@ -79,36 +79,35 @@ class Engine:
         event_log: EventLog | None = None,
         random: Callable[[], float] = lambda: 0.5,
     ) -> None:
-        """`sequence_limit` and `redelivered_below` are the store's: no sequence from the one on was ever given out, and
-        what is below the other may have been dispatched without a trace. Of the limits of memory see Memory. `random`
-        gives random numbers from 0 to 1, for the jitter of delays.
-        """
-        # What there is.
+        """`sequence_limit` and `redelivered_below` are the store's: no sequence from the first on was ever allocated,
+        and messages below the second may have been dispatched without a record of it. Limits of memory: see
+        MemoryBudget. `random` returns random numbers from 0 to 1, for the jitter of delays."""
+        # State.
         state = EngineState(MemoryBudget(memory_limit, queues_memory_limit))
         self.memory = memory = state.memory
         self.clients = clients = state.clients
-        # What is written down.
+        # Writing.
         self.commit_state = commit_state = CommitState(event_log or NoEventLog(), sequence_limit=sequence_limit)
         numbers = QueueNumberAllocator(commit_state)
         self._producers = producers = ProducerRegistry(commit_state)
-        # What is in memory.
+        # Memory.
         delays = DelayedEntries(commit_state)
         expiry_timers = Timers(commit_state, end=SCHEDULED_TIMERS)
         self._resident_set = resident = ResidentSet(commit_state, memory)
         page_reader = PageReader(memory, resident, delays, redelivered_below=redelivered_below)
         self._spilling = spilling = SpilledSubscriptions(commit_state, numbers)
         self._eviction = Eviction(commit_state, state, resident, spilling)
-        # What somebody wants of a queue, and which queues there are.
+        # Selectors, groups and queues.
         self.selections = selections = Selections(commit_state, state, delays, resident, page_reader)
         self.wildcards = wildcards = Wildcards(commit_state, state, selections)
         subscription_cleanup = SubscriptionCleanup(commit_state, numbers, spilling)
         self._queues = queues = Queues(
             commit_state, state, resident, numbers, selections, wildcards, subscription_cleanup, policies or Policies()
         )
-        # What becomes of a message.
+        # Life of a message.
         arrivals = Arrivals(commit_state, resident, selections, wildcards, queues, expiry_timers)
         settlement = Settlement(commit_state, delays, resident, queues, arrivals, random)
-        # What goes on beside commands.
+        # Background tasks.
         expiry = ExpiryTask(commit_state, expiry_timers, clients, resident, page_reader, queues, settlement)
         self._scheduler = scheduler = Scheduler(commit_state, resident, queues, arrivals)
         browsing = BrowseTask(commit_state, state, queues, redelivered_below=redelivered_below)
@@ -117,7 +116,7 @@ class Engine:
         )
         self.bulk_task = bulk_task = BulkTask(commit_state, clients, bulk)
         pull_requests = PullRequests(commit_state.events)
-        # What each command does.
+        # Commands.
         limits = transaction_limits or TransactionLimits()
         sending = Sending(commit_state, memory, queues, arrivals, scheduler, producers, when_full, limits)
         acknowledging = Acknowledging(commit_state, state, settlement, limits)
@@ -131,7 +130,7 @@ class Engine:
             commit_state, state, queues, settlement, acknowledging, transactions, subscribing, releasing
         )
         administering = Administering(commit_state, resident, queues, arrivals, settlement)
-        # One pass, what the store says, and a whole run.
+        # Turns, results of the store, start and stop.
         dispatcher = Dispatcher(commit_state, state, selections, resident, page_reader, settlement)
         timers = (expiry_timers, scheduler.timers)
         self._turn = Turn(
@@ -180,7 +179,7 @@ class Engine:
             redelivered_below=redelivered_below,
         )
 
-        # The rooms' own functions, so that it costs nothing to come by here.
+        # The parts' own methods: a call through the engine costs nothing extra.
         self.restore_queue = run.restore_queue
         self.restore_lane = run.restore_lane
         self.restore_pause = run.restore_pause
@@ -238,42 +237,42 @@ class Engine:
         self.on_timers_read = results.on_timers_read
         self.on_committed = results.on_committed
 
-    # ---- What the shell asks ----
+    # ---- Queries of the shell ----
 
     @property
     def has_work(self) -> bool:
-        """A turn would do something."""
+        """A turn has work to do."""
         return self._turn.has_work
 
     @property
     def next_due_ms(self) -> int | None:
-        """When a turn is needed though nothing else happens: see Turn."""
+        """Time of the next turn that is needed even if nothing else happens: see Turn."""
         return self._turn.next_due_ms
 
     def queues(self) -> Iterable[Queue]:
         return self._queues.by_name.values()
 
     def scheduled_count(self, name: str) -> int:
-        """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
+        """Number of scheduled sends for a queue; for the name "", of those that are not for one queue."""
         return self._queues.scheduled_count(name)
 
     def scheduled_queue_names(self) -> list[str]:
-        """Names of queues for which something has been scheduled; "" is for what is not one queue."""
+        """Return the names of queues for which messages were scheduled; "" for those that are not for one queue."""
         return list(self._queues.hidden_by_name)
 
     # ---- Batches ----
 
     def take_batch(self) -> Batch | None:
-        """The gathering batch, to be made durable; None if there is nothing to write and nobody waits."""
+        """Close and return the gathering batch, to be made durable; None if it is empty and nothing waits for it."""
         self._producers.forget_old()
         return self.commit_state.close_batch() if self.commit_state.has_batch else None
 
-    # ---- Now and then ----
+    # ---- Periodic work ----
 
     def evict(self) -> dict[ConnectionState, str]:
-        """Make messages leave memory where it is short; the batch may grow by what the store does not have yet.
+        """Evict messages where memory is short; those that the store does not have yet join the gathering batch.
 
-        Not before what the last turn dispatched is written. Returns connections that must be ended, and why.
+        Not allowed before the last turn's deliveries are written. Returns connections that must be closed, and why.
         """
         queues = self._eviction.enforce_memory_limits(self._queues.by_name.values())
         return {self.clients.sessions[queue.destination.session]: owner_close_reason(queue) for queue in queues}
@@ -281,20 +280,19 @@ class Engine:
     def find_stalled_connection(
         self, bytes_sent: Callable[[ConnectionState], int]
     ) -> tuple[ConnectionState, str] | None:
-        """To be called once a second or so: a connection that must be ended, and why. `bytes_sent` says how much its
-        socket has ever taken.
-        """
+        """Return a connection that must be closed, and why; called about once a second. `bytes_sent` returns the bytes
+        that its socket has ever taken."""
         needs_space = self.commit_state.disk_level is not DiskLevel.PLENTY or self.memory.bytes_over_limit > 0
         return self._spilling.find_stalled_connection(self.clients.sessions, bytes_sent, needs_space=needs_space)
 
     def stretch_windows(self) -> Generator[None, None, None]:
-        """To be done now and then, in steps: who waits for more than its window lets it have gets more."""
+        """Enlarge automatic windows whose consumers wait for more; called once in a while, in steps."""
         for session in list(self.clients.sessions.values()):
             self._connecting.stretch_windows(session)
             yield
 
     def remove_unused_queues(self) -> None:
-        """To be called once a second: queues go that nobody needs."""
+        """Remove queues that are not needed; called once a second."""
         if not self.commit_state.is_stopped:
             self._scheduler.remove_empty_queues()
             self._resident_set.forget_durable_removals()

@@ -1,10 +1,11 @@
-"""Why does nothing come to a subscription?
+"""Idle reasons: why a subscription gets no messages.
 
-What its consumer would be given next is looked for as dispatch does it, and nothing is changed: nothing expires, is
-taken or asked for. In a queue the lanes are looked at in order of rank, until one has a message that could be given, or
-that has to be found out first; of several queues the first of these counts, in the order of K. There may be tens of
-thousands of queues, so it is done in steps, and what is said of them is from different moments. What has expired and is
-still there counts as if it had not: the next turn removes it. Source: docs/stomp.md, "What a connection may ask"
+The consumer's next message is searched for as dispatch does it, but nothing is changed: nothing expires, is
+dispatched or requested. In a queue the lanes are inspected in order of rank, until one has a message that could be
+dispatched, or that must be read or compared first; of several queues the first of these counts, in the order of
+keys. There may be tens of thousands of queues, so the search is done in steps, and its parts are of different
+moments. Expired messages that are still there count as if they had not expired: the next turn removes them. Source:
+docs/stomp.md, "What a connection may ask"
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from truenext.engine.state.queue import Entry, Lane, Queue
 from truenext.engine.state.wildcard import Wildcard
 
 ITEMS_PER_STEP = 50
-"""Queues, groups or messages that are looked at in one step."""
+"""Queues, groups or messages inspected in one step."""
 
 
 class IdleReason(Enum):
-    """Why nothing comes. Of several that are true the first is said, of several queues the one that is next."""
+    """Reason for no messages. The first one that is true is reported, of several queues that of the next message."""
 
     BROWSES = "browses"
     SUSPENDED = "suspended"
@@ -40,18 +41,18 @@ class IdleReason(Enum):
     DELAYED = "delayed"
     EMPTY = "empty"
     NOT_IDLE = ""
-    """Something could come."""
+    """A message could be dispatched."""
 
 
 _REASON_ORDER = {reason: index for index, reason in enumerate(IdleReason)}
 _UNDECIDED_REASONS = (IdleReason.SCANNING, IdleReason.READING)
 
 LaneIdleReason = tuple[int, IdleReason]
-"""Of a lane: where what it says begins, as a sequence, and what it says."""
+"""Sequence from which the reason holds in a lane, and the reason."""
 
 
 def idle_reason(engine: Engine, consumer: BrokerConsumer) -> Generator[None, None, IdleReason]:
-    """Why nothing comes to a consumer, as of now, in steps. It may end meanwhile."""
+    """Return why a consumer gets no messages now, found in steps. The consumer may end meanwhile."""
     own_reason = _consumer_reason(consumer)
     if own_reason is not None:
         return own_reason
@@ -72,7 +73,7 @@ def idle_reason(engine: Engine, consumer: BrokerConsumer) -> Generator[None, Non
 
 
 def _consumer_reason(consumer: BrokerConsumer) -> IdleReason | None:
-    """Whatever is in its queues."""
+    """Return the reason that holds whatever is in the queues, if there is one."""
     if consumer.is_suspended:
         return IdleReason.SUSPENDED
     pull_request = consumer.pull_request
@@ -86,23 +87,23 @@ def _consumer_reason(consumer: BrokerConsumer) -> IdleReason | None:
 
 
 class _QueueInspection:
-    """At the queues of one consumer."""
+    """Inspection of the queues of one consumer."""
 
     def __init__(self, engine: Engine, consumer: BrokerConsumer) -> None:
         self._engine = engine
         self._consumer = consumer
         self._is_wildcard = isinstance(consumer, Wildcard)
         self._first_reasons: dict[int, LaneIdleReason] = {}
-        """By rank, the first of all queues."""
+        """First reason in all queues, by rank."""
         self.queue_reasons: set[IdleReason] = set()
-        """What keeps back all there is in a queue, or all that is behind."""
+        """Reasons that hold back all messages of a queue, or all later ones."""
 
     def first_reason(self) -> IdleReason | None:
-        """None if nothing is next."""
+        """Return the reason at the next message; None if there is none."""
         committing = None
         for _, (_, reason) in sorted(self._first_reasons.items()):
             if reason is not IdleReason.COMMITTING:
-                # What is being committed holds back its equals alone.
+                # A message being committed holds back only its equals.
                 return reason if reason is IdleReason.NOT_IDLE or committing is None else committing
             committing = reason
         return committing
@@ -121,7 +122,7 @@ class _QueueInspection:
             if reason is None:
                 continue
             if reason[1] is IdleReason.DELAYED:
-                # It holds back all behind it.
+                # It blocks all later messages.
                 self.queue_reasons.add(IdleReason.DELAYED)
                 return
             self._first_reasons[rank] = min(reason, self._first_reasons.get(rank, reason), key=lambda one: one[0])
@@ -154,7 +155,7 @@ class _QueueInspection:
         if isinstance(cursor, GroupScanCursor):
             needs_refill = cursor.needs_refill
             entry, must_wait = cursor.first_for(self._consumer)
-            # Only dispatch asks for more.
+            # Only dispatch requests a refill.
             cursor.needs_refill = needs_refill
             if entry is None:
                 return (0, IdleReason.SCANNING) if must_wait else None
@@ -172,7 +173,7 @@ class _QueueInspection:
         return entry.sequence, IdleReason.DELAYED if entry.due_us else IdleReason.NOT_IDLE
 
     def inspect_entries_not_ready(self, queue: Queue) -> Generator[None, None, None]:
-        """What waits in a queue of which nothing is next: in others' groups, or for its next try."""
+        """Inspect the waiting messages of a queue without a next one: those of others' groups, and delayed ones."""
         scan = self._engine.selections.scan_of(self._consumer, queue)
         cursors = [] if scan is None else list(scan.cursors.values())
         for cursor in cursors:
@@ -194,7 +195,7 @@ class _QueueInspection:
                     yield
 
     def _may_match(self, scan: QueueScan | None, entry: Entry) -> bool:
-        """What a body that is not in memory says is not known, and counts as wanted."""
+        """Return whether a message may match; a body that is not in memory counts as a match."""
         selector = None if scan is None else scan.selector
         return selector is None or entry.message is None or selector.matches(entry.message)
 

@@ -1,4 +1,4 @@
-"""Start and stop of the engine: takes what the store has kept, and makes the final batches."""
+"""Start and stop of the engine: restores what the store has kept, and makes the final batches."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class EngineLifespan:
         self._connecting = connecting
         self._redelivered_below = redelivered_below
 
-    # ---- What the store has kept ----
+    # ---- Restoring ----
 
     def restore_queue(self, number: int, name: str) -> Queue:
-        """Take over a queue that the store knows."""
+        """Restore a queue that the store knows."""
         if name.startswith(SCHEDULED_PREFIX):
             return self._scheduler.restore_queue(number, name)
         return self._queues.restore(number, name)
 
     def restore_lane(self, queue: Queue, rank: int, count: int) -> None:
-        """The store has `count` messages of a queue and rank; they are read when somebody wants them."""
+        """Restore a lane with `count` messages in the store; they are read when consumers need them."""
         lane = queue.lane(rank)
         lane.horizon = 0
         lane.unread = count
@@ -59,10 +59,10 @@ class EngineLifespan:
     def restore_pause(self, queue: Queue) -> None:
         queue.is_paused = True
 
-    # ---- The beginning and the end ----
+    # ---- Start and stop ----
 
     def start(self, *, after_clean_stop: bool = True) -> None:
-        """Ask for what must be durable before anybody is listened to: sequences, and that this run has not ended."""
+        """Request what must be durable before clients are served: sequences, and that this run has no clean stop."""
         commit_state = self._commit_state
         self._events.run_started(after_clean_stop=after_clean_stop)
         queues = self._queues
@@ -70,7 +70,7 @@ class EngineLifespan:
             if name and queues.scheduled_count(name) and name not in queues.by_name:
                 queues.create(Destination(DestinationKind.QUEUE, name))
         all_queues = queues.all_with_ended()
-        # The history knows queues by their names: what is left of ended ones counts with what is in the queue of now.
+        # The history knows queues by name: messages of ended queues count with those of the current queue.
         counts: Counter[str] = Counter()
         for queue in all_queues:
             counts[queue.name] += queue.waiting_count()
@@ -86,20 +86,20 @@ class EngineLifespan:
         commit_state.is_batch_awaited = True
 
     def stop(self) -> None:
-        """Take back, without an attempt, what anybody holds; nobody is served from here on, nothing expires or becomes
-        due, and pages are not looked at: what waits is about to be written down."""
+        """Requeue all held messages, without an attempt. From now on nothing is dispatched, expires or becomes due,
+        and pages are ignored: waiting messages are about to be written."""
         self._commit_state.is_stopped = True
         self._connecting.disconnect_all()
 
     def final_batches(self) -> Iterator[Batch]:
-        """What a clean stop writes down: waiting transients, delivery counts, the numbers of producers that only sent
-        transients, and last that the stop was clean.
+        """Make the batches of a clean stop: waiting transients, delivery counts, numbers of producers that only sent
+        transients, and in the last one that the stop was clean.
 
-        Each must be durable before the next is asked for. To be called after `stop`, with no batch in flight.
+        Each must be durable before the next is taken. Call it after `stop`, with no batch in flight.
         """
         commit_state = self._commit_state
         permanent = (queue for queue in self._queues.by_name.values() if not queue.is_temporary)
-        # Some may leave memory in between, and with that their lanes.
+        # Lanes may be freed when messages leave memory in between.
         waiting = [entry for queue in permanent for lane in queue.lanes for entry in lane]
         for entry in waiting + self._resident.awaiting_dead_letter():
             if commit_state.batch.size >= STORE_TRANSACTION_BYTES_MAX:
@@ -114,7 +114,7 @@ class EngineLifespan:
         yield commit_state.close_batch()
 
     def _put_final_state(self, entry: Entry) -> None:
-        """Store a waiting transient, and of any message how often it was dispatched."""
+        """Store a waiting transient, and the delivery count of any message."""
         if entry.store_batch is None:
             put(self._commit_state.batch, entry)
         if entry.deliveries or entry.attempts:

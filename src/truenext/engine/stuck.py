@@ -1,8 +1,8 @@
-"""Is there a queue in which a message is ready, a consumer has credit, and nothing happens?
+"""Detector of stuck queues: a message is ready, a consumer has credit, and nothing happens.
 
-Such a queue cannot be: docs/contract.md, "True next". This looks at what waits and at who has credit and asks the
-contract's own question again. What the dispatcher and the paging believe (whom to ask, which page is being read, whose
-socket is full) is not looked at, for it is what may be wrong.
+The contract rules such a queue out: docs/contract.md, "True next". The detector inspects waiting messages and
+credit, and evaluates the contract anew. It does not use what dispatch and paging believe (which consumers are next,
+which page is being read, which socket is full), because that may be wrong.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from truenext.model.order import RANKS
 from truenext.model.policy import WhileWaiting
 
 COMPARED_MAX = 2000
-"""Messages of a queue that are compared with selectors at one look; the next one goes on behind them."""
+"""Messages of a queue that are compared with selectors in one check; the next check continues after them."""
 
 QUEUES_MAX = 1000
-"""Queues that one look looks at; the next one goes on behind them."""
+"""Queues in one check; the next check continues after them."""
 
 QUEUES_PER_STEP = 50
-"""Of these, queues that one step looks at."""
+"""Queues in one step of a check."""
 
 CONSUMERS_PER_STEP = 500
-"""Consumers that are found in one step."""
+"""Consumers collected in one step."""
 
 STUCK_MS = 5000
-"""Milliseconds after which what should never be is said aloud."""
+"""Milliseconds after which a stuck queue is reported."""
 
 
 class StuckQueueDetector:
-    """Remembers from one look to the next which queues it found so."""
+    """Remembers between checks which queues were stuck."""
 
     def __init__(self) -> None:
         self._stuck_since_ms: dict[Queue, int] = {}
-        """When it was first seen so, in milliseconds, for each queue that was so at every look since."""
+        """Milliseconds when a queue was found stuck first, for each queue that was so in every check since."""
         self._reported_queues: set[Queue] = set()
         self._selective_checks: dict[Queue, _SelectiveCheck] = {}
         self._consumers_by_queue: dict[Queue, list[BrokerConsumer]] = {}
-        """The queues that had consumers when the round began, and these: each is looked at once in it."""
+        """Queues that had consumers when the round began, with these: each is checked once in it."""
         self._remaining: list[Queue] = []
-        """Those of them that were not looked at yet."""
+        """Queues of the round that are still to be checked."""
 
     def check(self, engine: Engine, read_lanes: Callable[[], Collection[Lane]]) -> Generator[None, None, list[Queue]]:
-        """To be done from time to time, each step of it right behind a turn; `read_lanes` says of which lanes a page is
-        being read.
+        """Check some queues. Called periodically, each step right after a turn; `read_lanes` returns the lanes of
+        which a page is being read.
 
-        Returns the queues that have been so for longer than STUCK_MS by now, each once.
+        Returns the queues that have been stuck for longer than STUCK_MS by now, each once.
         """
         if not self._remaining:
             yield from self._start_round(engine)
@@ -126,7 +126,7 @@ class StuckQueueDetector:
                 self._stuck_since_ms[queue] = since_ms
 
     def stuck_queues(self, now_ms: int) -> list[tuple[Queue, int]]:
-        """The queues that were stuck at the last look, and for how many milliseconds each has been by now."""
+        """Return the queues that were stuck at the last check, and for how many milliseconds each has been by now."""
         return [
             (queue, now_ms - self._stuck_since_ms[queue])
             for queue in sorted(self._reported_queues, key=lambda queue: queue.name)
@@ -134,7 +134,7 @@ class StuckQueueDetector:
 
 
 def _unsent_bytes_max(engine: Engine) -> int:
-    """So many bytes may wait for a connection's socket before its consumers have no credit."""
+    """Unsent bytes of a connection at which its consumers have no credit."""
     threshold = max(engine.memory.limit // 4, UNSENT_THRESHOLD_MIN)
     unsent = sum(session.unsent_bytes for session in engine.clients.sessions.values())
     return 1 if unsent > threshold else UNSENT_BYTES_MAX
@@ -154,7 +154,7 @@ def _consumers_with_credit(queue: Queue, consumers: list[BrokerConsumer], unsent
 
 
 class _BlockedWildcards:
-    """Who takes from many queues, in which something is read, compared or committed that may be before the rest."""
+    """Wildcard consumers with a queue in which a message is read, compared or committed that may precede all others."""
 
     def __init__(self, engine: Engine, read_lanes: Collection[Lane]) -> None:
         self._has_uncommitted_for_wildcards = engine.wildcards.has_uncommitted
@@ -184,9 +184,8 @@ class _BlockedWildcards:
 
 
 class _SelectiveReceiver:
-    """Consumers that could take the same of what waits in a queue: those with the same selector, or, where there are
-    groups, one of them.
-    """
+    """Consumers that could take the same messages of a queue: those with the same selector, or, where there are
+    groups, a single consumer."""
 
     def __init__(self, consumer: BrokerConsumer, scan: QueueScan, selection: QueueSelection, now_us: int) -> None:
         self._consumer = consumer
@@ -195,7 +194,7 @@ class _SelectiveReceiver:
         self._now_us = now_us
 
     def could_take(self, entry: Entry) -> bool:
-        """What a body that is not in memory says is not known, and counts as wanted."""
+        """Return whether these consumers could take a message; a body that is not in memory counts as a match."""
         if entry.message is not None and self._selector is not None and not self._selector.matches(entry.message):
             return False
         groups = self._groups
@@ -213,23 +212,22 @@ class _SelectiveReceiver:
 
 
 class _SelectiveCheck:
-    """What waits in memory in a queue for consumers with selectors, or where there are groups; what nobody wants does
-    not.
+    """Check of a queue with selectors or groups for waiting messages in memory that a consumer could take.
 
-    Of the messages that a consumer could take one is remembered until it waits no longer. What only the store has is
-    not looked at: whether it is wanted is known when it is read.
+    One message that a consumer could take is remembered until it waits no longer. Messages that only the store has
+    are not checked: whether they match is known when they are read.
     """
 
     def __init__(self) -> None:
         self._suspects: dict[str | int, Entry] = {}
-        """By selector, or, where there are groups, by the consumer's number."""
+        """Messages remembered, by selector, or, where there are groups, by the consumer's number."""
         self._position = (0, 0)
-        """Rank and sequence up to which the queue was looked at."""
+        """Rank and sequence up to which the queue was checked."""
 
     def has_ready(
         self, selection: QueueSelection, consumers: list[BrokerConsumer], committed: int, now_ms: int, now_us: int
     ) -> bool:
-        """True if one of them could take a message that is ready for it."""
+        """Return whether one of these consumers could take a message that is ready for it."""
         receivers: dict[str | int, _SelectiveReceiver] = {}
         for one in consumers:
             scan = selection.consumer_scans.find_scan(one, selection.queue)
@@ -255,7 +253,7 @@ class _SelectiveCheck:
         return bool(ready)
 
     def _next_entries(self, queue: Queue) -> list[Entry]:
-        """What follows where the last look ended."""
+        """Return the messages after those of the last check."""
         rank, after_sequence = self._position
         lane = queue.find_lane(rank)
         if lane is None:
@@ -271,7 +269,7 @@ class _SelectiveCheck:
 
 
 def _is_behind_blocked(entry: Entry, receiver: _SelectiveReceiver, committed: int, now_us: int) -> bool:
-    """Something before it that is wanted as well is being committed, or waits for its next try."""
+    """Return whether an earlier message that matches too is being committed, or waits for its next try."""
     lane = entry.lane
     in_flight = takewhile(lambda one: one.batch > committed, reversed(lane.arrived))
     earlier = [one for one in (*in_flight, *lane.requeued_entries(), *lane.unread_in_memory) if one.batch > committed]
@@ -294,11 +292,11 @@ class _FirstReadyPlace(Enum):
     MEMORY = 1
     STORE = 2
     NONE = 3
-    """Nothing is ready, here and in the lanes behind: a failed message holds them back."""
+    """No message is ready, here and in lower lanes: a failed message blocks them."""
 
 
 def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_ms: int, now_us: int) -> bool:
-    """A message is ready that nobody is about to dispatch or to read."""
+    """Return whether a message is ready that is neither about to be dispatched nor about to be read."""
     for lane in queue.lanes:
         if _is_empty(lane):
             continue
@@ -313,7 +311,7 @@ def _has_ready(queue: Queue, committed: int, read_lanes: Collection[Lane], now_m
 
 
 def _first_ready(lane: Lane, committed: int, now_ms: int, now_us: int) -> _FirstReadyPlace | None:
-    """Where the first message of a lane is, if that is ready."""
+    """Return where the first message of a lane is, if it is ready."""
     has_unread = lane.unread > len(lane.unread_in_memory)
     for entry in lane.entries_between(0, UNBOUNDED):
         if entry.batch > committed:

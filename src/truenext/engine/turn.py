@@ -1,8 +1,8 @@
-"""One pass of the engine: background tasks, dispatch, and what the store has read or made durable.
+"""Turn: one pass of the engine; and the results of the store.
 
-Turn            a piece of each background task, a dispatch, and what the shell is to do, the pages to read included
-TurnDispatch    the dispatch of a turn: in each queue in which something happened (dispatch/)
-StoreResults    pages go to those that wait for them; what waited for a batch becomes visible
+Turn            a step of each background task, dispatch, and the effects for the shell, pages to read included
+TurnDispatch    the dispatch of a turn: in each queue that has changed (dispatch/)
+StoreResults    applies pages that were read; makes messages of durable batches visible
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from truenext.model.batch import Batch
 
 
 class Effects(NamedTuple):
-    """What one turn asks the shell to do, answers first."""
+    """Effects of one turn, to be carried out by the shell, answers first."""
 
     answers: list[tuple[ConnectionState, Answer]]
     deliveries: Deliveries
     """Per consumer, in order of dispatch."""
     reads: list[StoreRead]
-    """What is to be read from the store; `on_page_read` takes it."""
+    """Pages to be read from the store; results go to `on_page_read`."""
     browse_slices: list[BrowseSlice]
-    """What browsers are shown."""
+    """Messages for browsers."""
     timer_reads: list[TimerRead]
-    """Pages of timers that are to be read; `on_timers_read` takes them."""
+    """Pages of timers to be read; results go to `on_timers_read`."""
     finished_pieces: list[FinishedPiece]
-    """Pieces of bulk work that are done, and are to be answered."""
+    """Finished pieces of bulk work, to be answered."""
     ended_pull_requests: list[EndedPullRequest]
-    """What pulling clients are told behind what was dispatched."""
+    """Pull requests whose end is reported to clients, after what was dispatched."""
 
 
 class TurnDispatch:
-    """Dispatches in every queue that has changed, and from many queues for wildcards."""
+    """Dispatches in every queue that has changed, and from many queues for wildcard consumers."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class TurnDispatch:
         self._no_wait_pull_ender = NoWaitPullEnder(clients, dispatcher, pull_requests)
 
     def run(self, deliveries: Deliveries) -> None:
-        """What is given out is added to `deliveries`."""
+        """Dispatch where something changed; dispatched messages are added to `deliveries`."""
         commit_state = self._commit_state
         touched, commit_state.touched_queues = commit_state.touched_queues, {}
         wildcards, commit_state.touched_wildcards = commit_state.touched_wildcards, {}
@@ -101,7 +101,7 @@ class TurnDispatch:
     def _dispatch_wildcards(
         self, shared: list[Queue], wildcards: dict[Wildcard, None], deliveries: Deliveries
     ) -> WildcardDispatch:
-        """Queues from which somebody takes who takes from others as well."""
+        """Dispatch in queues that have wildcard consumers."""
         dispatch = WildcardDispatch(
             self._commit_state,
             self._clients,
@@ -130,7 +130,7 @@ class Turn:
         timers: Sequence[Timers],
         tasks_before_dispatch: Sequence[BackgroundTask],
     ) -> None:
-        """Tasks run in this order; those that answer clients, `browsing` and `bulk_task`, run behind dispatch."""
+        """Tasks run in this order; those that answer clients, `browsing` and `bulk_task`, run after dispatch."""
         self._commit_state = commit_state
         self._dispatch = dispatch.run
         self._page_reader = page_reader
@@ -141,11 +141,11 @@ class Turn:
         self._tasks_before_dispatch = [(work.active_work_key, work) for work in tasks_before_dispatch]
         self._tasks_after_dispatch = [(work.active_work_key, work) for work in (browsing, bulk_task)]
 
-    # ---- Whether there is anything to do ----
+    # ---- Pending work ----
 
     @property
     def has_work(self) -> bool:
-        """A turn would do something."""
+        """A turn has work to do."""
         commit_state = self._commit_state
         if commit_state.touched_queues or commit_state.touched_wildcards or commit_state.has_answers:
             return True
@@ -158,9 +158,8 @@ class Turn:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When a turn is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
-        is known only when something else has happened.
-        """
+        """Time of the next turn that is needed even if nothing else happens, in milliseconds since the epoch; None
+        if there is none, or if it becomes known only when something else happens."""
         busy = self._commit_state.active_work
         if not busy:
             return None
@@ -174,11 +173,10 @@ class Turn:
     # ---- One pass ----
 
     def run(self) -> Effects:
-        """Go on with all work, and dispatch wherever something changed; hand over what was to be said since the last
-        turn."""
+        """Step all tasks, dispatch wherever something changed, and return all effects since the last turn."""
         commit_state = self._commit_state
         commit_state.request_sequences_if_low()
-        # With nothing to do all of this must cost next to nothing: somebody sends one message after the other.
+        # Without work this must cost next to nothing: a client may send one message after the other.
         work_reads = self._run_tasks(self._tasks_before_dispatch) if commit_state.active_work else []
         deliveries: Deliveries = {}
         if commit_state.touched_queues or commit_state.touched_wildcards:
@@ -203,7 +201,7 @@ class Turn:
         )
 
     def _run_tasks(self, works: Sequence[tuple[object, BackgroundTask]]) -> list[StoreRead]:
-        """Returns the pages that are wanted."""
+        """Step the tasks that can, and return the pages that they request."""
         commit_state = self._commit_state
         reads: list[StoreRead] = []
         for source, work in works:
@@ -217,7 +215,7 @@ class Turn:
 
 
 class StoreResults:
-    """Takes what the store has read, and hears which batches it has made durable."""
+    """Applies pages that the store has read, and batches that it has made durable."""
 
     def __init__(
         self,
@@ -231,7 +229,7 @@ class StoreResults:
         timers: Sequence[Timers],
         on_committed: Sequence[Callable[[], object]],
     ) -> None:
-        """`on_committed` is called for each durable batch, in this order."""
+        """Call all of `on_committed` for each durable batch, in this order."""
         self._commit_state = commit_state
         self._events = commit_state.events
         self._queues = queues
@@ -242,10 +240,10 @@ class StoreResults:
         self._timers = timers
         self._on_committed = on_committed
         self._uncommitted_pages: list[tuple[StoreRead, PageResult]] = []
-        """Pages, with what was asked for, that show a batch of which the store has not said yet that it is durable."""
+        """Requests and pages that include a batch which the store has not reported as durable yet."""
 
     def on_page_read(self, read: StoreRead, page: PageResult) -> None:
-        """What a turn wanted to be read is there.
+        """Apply a page that a turn has requested.
 
         Raises: StoreError if the store has lost something.
         """
@@ -253,7 +251,7 @@ class StoreResults:
         if commit_state.is_stopped:
             return
         if read.waits_for_commit and page.as_of > commit_state.last_committed:
-            # Its batch became durable a moment ago; all queues are to see that in one step.
+            # Its batch became durable a moment ago; all queues must see that in one step.
             self._uncommitted_pages.append((read, page))
             return
         queue = read.lane.queue
@@ -271,12 +269,12 @@ class StoreResults:
             commit_state.touched_queues[queue] = None
 
     def on_timers_read(self, read: TimerRead, page: TimersResult) -> None:
-        """The timers that a turn wanted are there."""
+        """Apply a page of timers that a turn has requested."""
         for timers in self._timers:
             timers.on_page_read(read, page)
 
     def on_committed(self, batch: Batch) -> None:
-        """The batch is durable, and so are all before it."""
+        """Make the messages and answers of a durable batch visible; all batches before it are durable."""
         commit_state = self._commit_state
         commit_state.set_committed(batch)
         for callback in self._on_committed:
@@ -293,11 +291,10 @@ def _has_group(found: PageMessage) -> bool:
     return found.message is not None and found.message.group != ""
 
 
-# ---- When has a wish ended that does not wait: is no message ready for the subscription, wherever? ----
-#
-# It is asked right behind a dispatch, so what is ready was given. What is left: something has to be read or compared
-# before anybody can know, or the connection has no room. Then the wish stays, and is looked at again when anything
-# happens in its queue, as that brings the page or the comparison on. Source: docs/contract.md, "Pulling"
+# ---- End of a pull request that does not wait: when no message is ready for the subscription ----
+# It is checked right after dispatch, so ready messages were dispatched. If something must be read or compared first, or
+# the connection has no credit, the request stays. It is checked again when anything happens in its queue, as when a
+# page was read or messages were compared. Source: docs/contract.md, "Pulling"
 
 
 class NoWaitPullEnder:
@@ -307,8 +304,8 @@ class NoWaitPullEnder:
         self._pull_requests = pull_requests
 
     def end_unsatisfied(self, touched: Iterable[Queue], wildcard_dispatch: WildcardDispatch | None) -> None:
-        """End the wishes that have ended, where something has happened; `wildcard_dispatch` is what wildcards took
-        part in, if they did."""
+        """End the requests for which nothing is ready, in changed queues; `wildcard_dispatch` is that of this turn,
+        if there was one."""
         pull_requests = self._pull_requests
         for queue in touched:
             for consumer in list(pull_requests.no_wait_by_queue.get(queue, ())):
