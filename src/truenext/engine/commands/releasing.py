@@ -34,7 +34,9 @@ class Releasing:
         self._pull_requests = pull_requests
 
     def check_request(self, session: ConnectionState, request: Release) -> list[BrokerConsumer]:
-        """The consumers that give back. Raises: RemoteProtocolError if the request cannot be carried out."""
+        """The consumers that give back.
+        Raises: RemoteProtocolError if the request cannot be carried out.
+        """
         if not session.has_rounds:
             raise RemoteProtocolError(
                 "release is for connections that say truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED

@@ -90,7 +90,9 @@ class Subscribing:
         self._commit_state.touched_queues[queue] = None
 
     def _get_or_create_queue(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
-        """Made if it is not there. Raises: as `subscribe`"""
+        """Made if it is not there.
+        Raises: as `subscribe`
+        """
         destination, selector = subscribe.destination, subscribe.selector
         is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
         existing = None if is_to_topic else self._queues.by_name.get(destination.name)

@@ -289,7 +289,9 @@ class ConnectionState:
         return not destination.topic and all(queue.destination.topic for queue in self.temporary_queues)
 
     def check_subscription(self, subscription: str, destination: Destination) -> None:
-        """Check that this subscription can be added. Raises: RemoteProtocolError if not."""
+        """Check that this subscription can be added.
+        Raises: RemoteProtocolError if not.
+        """
         if subscription in self.consumers or subscription in self.browsers:
             raise RemoteProtocolError(f"subscription {subscription!r} exists already on this connection", Code.IN_USE)
         if len(self.consumers) + len(self.browsers) >= SUBSCRIPTIONS_MAX:
@@ -340,14 +342,18 @@ class ConnectionState:
         )
 
     def transaction(self, name: str) -> BrokerTransaction:
-        """Return an open transaction. Raises: RemoteProtocolError if it is not open, or is rollback-only."""
+        """Return an open transaction.
+        Raises: RemoteProtocolError if it is not open, or is rollback-only.
+        """
         transaction = self.transaction_to_abort(name)
         if transaction.is_rollback_only:
             raise rollback_only_error(name)
         return transaction
 
     def transaction_to_abort(self, name: str) -> BrokerTransaction:
-        """Return an open transaction, also a rollback-only one. Raises: RemoteProtocolError if it is not open."""
+        """Return an open transaction, also a rollback-only one.
+        Raises: RemoteProtocolError if it is not open.
+        """
         transaction = self.transactions.get(name)
         if transaction is None:
             raise RemoteProtocolError(f"transaction {name!r} is not open on this connection", Code.NO_TRANSACTION)

@@ -69,7 +69,9 @@ class StoreRead:
 
     @abstractmethod
     def on_page(self, page: PageResult) -> None:
-        """Apply the page. Raises: StoreError if the store has lost something"""
+        """Apply the page.
+        Raises: StoreError if the store has lost something
+        """
 
 
 class SideRead(StoreRead):
