@@ -1,4 +1,4 @@
-"""What an ACK and a NACK do. Source: docs/contract.md, "Acknowledging" """
+"""ACK, NACK and started: settling messages that a consumer holds. Source: docs/contract.md, "Acknowledging"."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Acknowledging:
         self._limits = limits
 
     def acknowledge(self, session: ConnectionState, ack: Ack) -> None:
-        """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
+        """Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open."""
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         started = ack.started
         if started is not None:
             is_the_same = started.subscription == ack.subscription and session.names_begun
             next_one = consumer.held.get(started.sequence) if is_the_same else None
             if next_one is not None and started.dispatch in (0, next_one.deliveries):
-                # As most often: without asking for the consumer once more.
+                # The usual case: the same subscription, so the consumer need not be looked up again.
                 next_one.is_started = True
                 self._events.started(next_one, consumer)
             else:
@@ -53,7 +53,7 @@ class Acknowledging:
             self._clients.express_ack_count += 1
             consumer.last_ack_number = self._clients.express_ack_count
         if ack.transaction is None and consumer.mode is _INDIVIDUAL:
-            # The general way below, without its lists.
+            # A shortcut for the usual case: the general way below would build lists.
             entry = consumer.held.pop(ack.sequence)
             events = self._events
             if queue is not None and events.acknowledging_queue is queue:
@@ -73,7 +73,7 @@ class Acknowledging:
                 session.last_batch = self._commit_state.batch.number
 
     def nack(self, session: ConnectionState, nack: Nack) -> None:
-        """Raises: RemoteProtocolError if the message is not held, or the transaction not open."""
+        """Raises: RemoteProtocolError if the consumer does not hold the message, or the transaction is not open."""
         if nack.transaction is not None:
             transaction = session.transaction(nack.transaction)
             if transaction.acknowledges(nack.sequence, nack.dispatch):
@@ -95,7 +95,7 @@ class Acknowledging:
         session.last_batch = self._commit_state.latest_batch
 
     def _add_cause(self, session: ConnectionState, transaction: BrokerTransaction, nack: Nack) -> None:
-        """Of what is refused that the transaction had acknowledged."""
+        """Count the cause of a NACK for a message that the transaction had acknowledged."""
         if nack.cause:
             size = len(nack.cause)
             session.transactions.check_limits(self._limits, count=0, size=size)
@@ -103,8 +103,8 @@ class Acknowledging:
             self._memory.transaction_bytes += size
 
     def _extend_transaction(self, session: ConnectionState, name: str, count: int, size: int = 0) -> BrokerTransaction:
-        """The open transaction, which answers for `count` messages more, of which `size` bytes are said; these are not
-        too many."""
+        """Count `count` more messages and `size` more bytes of causes in the open transaction, and return it.
+        Raises: RemoteProtocolError if it is not open or rollback-only, or if a limit is exceeded."""
         transaction = session.transaction(name)
         open_transactions = session.transactions
         open_transactions.check_limits(self._limits, count=count, size=size)
@@ -115,11 +115,11 @@ class Acknowledging:
     def _touch(self, consumer: BrokerConsumer) -> None:
         self._commit_state.touch(consumer)
         if consumer.is_suspended:
-            # Groups may become free for others.
+            # Groups of a suspended consumer may become free for other consumers.
             self._commit_state.touched_queues.update((entry.lane.queue, None) for entry in consumer.held.values())
 
     def mark_started(self, session: ConnectionState, started: Started) -> None:
-        """Raises: RemoteProtocolError if this dispatch is not held, or the client has not said that it says so."""
+        """Raises: RemoteProtocolError if the dispatch is not held, or CONNECT did not announce `started`."""
         if not session.names_begun:
             raise RemoteProtocolError(
                 "started is for connections that say truenext-started:true on CONNECT", Code.NOT_SUPPORTED
@@ -132,17 +132,17 @@ class Acknowledging:
     def _move_to_transaction(
         self, session: ConnectionState, consumer: BrokerConsumer, covered: list[int]
     ) -> list[Entry]:
-        """These leave the consumer for a transaction, which counts them as begun."""
+        """Move messages from their consumer to a transaction; they count as started."""
         entries = [consumer.held.pop(sequence) for sequence in covered]
         if session.names_begun:
             for entry in entries:
                 self._events.started(entry, consumer)
         return entries
 
-    # ---- What the socket has taken of a consumer in auto mode ----
+    # ---- Auto mode: messages that the socket has taken ----
 
     def acknowledge_all(self, consumer: BrokerConsumer) -> None:
-        """All that it holds."""
+        """Acknowledge all messages that the consumer holds."""
         held = consumer.held
         if consumer.queue is not None:
             self._events.acknowledged_all(consumer.queue, held.values())
@@ -154,6 +154,6 @@ class Acknowledging:
         held.clear()
 
     def acknowledge_first(self, consumer: BrokerConsumer, count: int) -> None:
-        """The first of those that it holds."""
+        """Acknowledge the first `count` messages that the consumer holds, in order of dispatch."""
         for sequence in list(consumer.held)[:count]:
             self._settlement.acknowledge(consumer.held.pop(sequence))

@@ -1,4 +1,4 @@
-"""What somebody asks of the broker as a whole: to pause a queue, to take over other policies, and to be answered."""
+"""Control requests about the whole broker: pause and resume queues, change policies, send replies."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ class Administering:
     # ---- Pausing ----
 
     def pause(self, name: str) -> bool:
-        """Nothing is dispatched from a queue any more, which is made if it is not there; true if it was not. Durable
-        with the next answer.
+        """Stop dispatching from a queue, which is created if it is missing; return whether it was.
 
-        Raises: RemoteProtocolError if there can be no such queue.
+        Durable with the next answer. Raises: RemoteProtocolError if the queue cannot be created.
         """
         queue = self._queues.by_name.get(name)
         is_new = queue is None or queue.is_temporary
@@ -42,7 +41,7 @@ class Administering:
         assert queue is not None, "it belongs to no connection"
         self._queues.set_paused(queue, is_paused=True)
         if queue.has_wildcards:
-            # What is being committed in it holds back nobody in other queues any more.
+            # Its uncommitted messages no longer hold back wildcard consumers in other queues.
             self._commit_state.touched_queues[queue] = None
         return is_new
 
@@ -57,10 +56,10 @@ class Administering:
     def change_policies(self, policies: Policies) -> None:
         """Give every queue its policy anew, in one step.
 
-        What waits and has failed too often by its new policy is given up. To be followed by a turn and by `evict`.
+        Messages that failed too often by the new policy are dead-lettered. The caller then runs a turn and `evict`.
         """
         self._queues.policies = policies
-        # A dead-letter queue may be made meanwhile.
+        # A copy: dead-lettering may create a queue.
         for queue in list(self._queues.by_name.values()):
             queue.policy = policies.for_queue(queue.policy_name)
             queue.holds_dead_letters = policies.holds_dead_letters(queue.name) and not queue.is_temporary
@@ -68,20 +67,20 @@ class Administering:
             if not queue.keeps_failures:
                 for lane in queue.lanes:
                     self._settlement.dead_letter_exhausted(lane)
-                # What stands behind a message that had to be read is next now.
+                # An exhausted message that had to be read blocked those after it; they may be ready now.
                 self._commit_state.touched_queues[queue] = None
 
     # ---- Answers ----
 
     def expect_reply(self, destination: Destination) -> None:
-        """Somebody asks, and is to be answered in this temporary queue, which is made if it is not there.
+        """Create the temporary queue for the reply to a control request, if it is missing.
 
-        Raises: RemoteProtocolError if there are too many
+        Raises: RemoteProtocolError if the connection has too many queues, or memory for queues is full.
         """
         self._queues.get_or_create(destination)
 
     def reply(self, send: Send, batch: int = 0) -> None:
-        """Answer a question once what it made the broker do is durable, and `batch` is, of which it speaks."""
+        """Send the reply to a control request, visible once the request's effects and `batch` are durable."""
         queue = self._queues.by_name.get(send.destination.name)
         if queue is not None:
             durable_with = max(self._commit_state.last_control_batch, batch)

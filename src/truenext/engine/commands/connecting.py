@@ -1,4 +1,4 @@
-"""CONNECT and DISCONNECT: begins and ends sessions, and requeues what they held."""
+"""CONNECT and DISCONNECT: opening, parking and ending connections; bytes that their sockets have taken."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Connecting:
         return session
 
     def log_in(self, session: ConnectionState, login: Login) -> None:
-        """The client has said how it wants to be served."""
+        """Note the extensions that the client asked for on CONNECT."""
         session.has_rounds = login.has_rounds
         session.names_begun = login.names_begun
         session.keeps_open = login.keeps_open
@@ -55,9 +55,9 @@ class Connecting:
         return session.id in self._clients.sessions
 
     def park(self, session: ConnectionState) -> bool:
-        """Keep of a connection what would count as an attempt if it ended now: what is begun, and open transactions of
-        which something counts. All else ends or goes back at once. False if nothing of it is left: then it can as well
-        end."""
+        """Reduce a lost connection to the state that would count an attempt if it ended now: started messages, and
+        transactions that count any. All else ends or is released at once. Returns False if nothing stays: then the
+        connection can end."""
         for browser in session.browsers.values():
             self._subscribing.end_browser(browser)
         session.browsers.clear()
@@ -72,10 +72,10 @@ class Connecting:
         return bool(session.consumers or session.transactions)
 
     def disconnect(self, session: ConnectionState, *, is_clean: bool) -> None:
-        """End a connection: what it held goes back in one step.
+        """End a connection, and requeue all messages that it held in one step.
 
-        If not `is_clean`, what the client had begun counts as an attempt: what it acknowledged in open transactions,
-        unless their BEGIN says otherwise, and of each subscription what `Subscribing.end_consumer` says.
+        If not `is_clean`, an attempt counts for messages of open transactions, for acknowledged ones unless BEGIN
+        says otherwise, and for messages of consumers as `Subscribing.end_consumer` says.
         """
         if self._clients.sessions.pop(session.id, None) is None:
             return
@@ -90,14 +90,13 @@ class Connecting:
         self._reset_unsent_bytes(session)
 
     def disconnect_all(self) -> None:
-        """End every connection cleanly."""
         for session in list(self._clients.sessions.values()):
             self.disconnect(session, is_clean=True)
 
-    # ---- What the socket has taken ----
+    # ---- Bytes and messages that the socket has taken ----
 
     def on_all_sent(self, session: ConnectionState) -> None:
-        """The socket has taken all bytes of all messages dispatched to the connection."""
+        """Note that the socket has taken all bytes of all messages dispatched to the connection."""
         was_blocked = session.unsent_bytes >= self._memory.unsent_bytes_max
         self._reset_unsent_bytes(session)
         served, session.served_consumers = session.served_consumers, {}
@@ -108,7 +107,7 @@ class Connecting:
                 self._acknowledging.acknowledge_all(consumer)
 
     def _reset_unsent_bytes(self, session: ConnectionState) -> None:
-        """The connection's socket has nothing waiting any more."""
+        """Note that no bytes wait for the connection's socket."""
         memory = self._memory
         memory.unsent_bytes -= session.unsent_bytes
         session.unsent_bytes = 0
@@ -119,12 +118,11 @@ class Connecting:
                     self._commit_state.touch(consumer)
 
     def hold_partially_sent(self, consumer: BrokerConsumer) -> Entry:
-        """Take the first message that a consumer holds from it, of which the socket has taken a part; it is nobody's
-        until `resolve_partially_sent`."""
+        """Take from a consumer its first message, which is partially sent, until `resolve_partially_sent`."""
         return consumer.held.pop(next(iter(consumer.held)))
 
     def resolve_partially_sent(self, entry: Entry, *, is_sent: bool) -> None:
-        """Acknowledge it, if the socket has taken the rest; else give it back."""
+        """Acknowledge the message if the socket has taken all of it; else release it."""
         if is_sent and self._queues.exists(entry.lane.queue):
             self._settlement.acknowledge(entry)
         else:
@@ -133,7 +131,7 @@ class Connecting:
     # ---- Windows ----
 
     def stretch_windows(self, session: ConnectionState) -> None:
-        """Who waits for more than its window lets it have gets more."""
+        """Enlarge automatic windows that were full for a while without a message being settled."""
         for consumer in session.consumers.values():
             if consumer.stretch_window(self._commit_state.now_ms):
                 if consumer.queue is not None:
@@ -142,7 +140,8 @@ class Connecting:
 
 
 def _started_entries(consumer: BrokerConsumer) -> list[Entry]:
-    """What it has begun, as far as that counts: what is temporary ends with its connection."""
+    """Return the held messages that count an attempt if the connection is lost; none in auto mode or of a temporary
+    queue, which end with it."""
     if consumer.mode is _AUTO or (consumer.queue is not None and consumer.queue.is_temporary):
         return []
     held = list(consumer.held.values())

@@ -1,6 +1,4 @@
-"""How a subscription that pulls asks for messages, and when it is told that there are none.
-
-Source: docs/contract.md, "Pulling" """
+"""Pull requests: requesting messages, and withdrawing the request. Source: docs/contract.md, "Pulling"."""
 
 from __future__ import annotations
 
@@ -20,9 +18,10 @@ class Pulling:
         self._releasing = releasing
 
     def pull(self, session: ConnectionState, credit: Credit) -> EndedPullRequest | None:
-        """The end of the wish that it withdraws, if it does: to be said before anything is dispatched.
+        """Request messages, or withdraw the request. Returns the withdrawn request, to be sent before anything is
+        dispatched.
 
-        Raises: RemoteProtocolError if there is no such subscription, or it does not pull, or that is too much
+        Raises: RemoteProtocolError if there is no such subscription, it does not pull, or it requests too many.
         """
         consumer = session.consumer(credit.subscription)
         pull_request = consumer.pull_request

@@ -1,6 +1,4 @@
-"""What a request to give back does, and how a subscription that rests goes on.
-
-Source: docs/contract.md, "Releasing" """
+"""Releasing messages without an attempt; suspending and waking subscriptions. Source: docs/contract.md, "Releasing"."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class Releasing:
         self._pull_requests = pull_requests
 
     def check_request(self, session: ConnectionState, request: Release) -> list[BrokerConsumer]:
-        """The consumers that give back.
-        Raises: RemoteProtocolError if the request cannot be carried out.
-        """
+        """Return the consumers that are to release messages. Raises: RemoteProtocolError if the request is invalid."""
         if not session.has_rounds:
             raise RemoteProtocolError(
                 "release is for connections that say truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED
@@ -47,10 +43,11 @@ class Releasing:
         return consumers
 
     def release(self, session: ConnectionState, request: Release) -> None:
-        """Raises: RemoteProtocolError as `check_request`"""
+        """Raises: RemoteProtocolError as `check_request`."""
         consumers = self.check_request(session, request)
         if not request.suspends:
-            # Before anything is released: those that go on never rest without a message of their groups.
+            # Before anything is released: a consumer that goes on is not to be suspended without messages of its
+            # groups.
             for consumer in consumers:
                 self.wake_consumer(consumer)
         if request.transaction is not None:
@@ -64,19 +61,19 @@ class Releasing:
         session.release_count += 1
 
     def release_all_but(self, consumer: BrokerConsumer, retained: Collection[Entry]) -> None:
-        """Give back all that it holds but for these, and let it rest."""
+        """Release all messages that the consumer holds except `retained`, and suspend it."""
         self._release_held(consumer, {(consumer.subscription, entry.sequence, entry.deliveries) for entry in retained})
         self._commit_state.touch(consumer)
         self._suspend(consumer)
 
     def wake(self, session: ConnectionState, wake: Wake) -> None:
-        """Raises: RemoteProtocolError if there is no such subscription"""
+        """Raises: RemoteProtocolError if there is no such subscription."""
         consumer = session.consumer(wake.subscription)
         self.wake_consumer(consumer)
         self._commit_state.touch(consumer)
 
     def _release_held(self, consumer: BrokerConsumer, retained: set[tuple[str, int, int]]) -> None:
-        """Give back all that it holds, but for these (commands.Release)."""
+        """Release all messages that the consumer holds except `retained` (commands.Release.kept)."""
         held, name = consumer.held, consumer.subscription
         for entry in list(held.values()):
             if retained and (name, entry.sequence, entry.deliveries) in retained:
@@ -96,7 +93,7 @@ class Releasing:
                 self._commit_state.touched_queues[queue] = None
 
     def wake_consumer(self, consumer: BrokerConsumer) -> None:
-        """May be said of one that does not rest."""
+        """Wake the consumer, if it is suspended."""
         if consumer.is_suspended:
             consumer.wake(self._commit_state.now_ms)
             self._log_window(consumer, consumer.window)

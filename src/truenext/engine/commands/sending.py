@@ -1,9 +1,9 @@
-"""What a SEND does. Source: docs/contract.md, "Accepting"
+"""SEND: accepts a message, by where and when it is sent. Source: docs/contract.md, "Accepting"
 
-alone                 it gets its place at once
-to several            a copy in each of their queues
-to be sent later      it waits among the scheduled ones
-in a transaction      it waits for its COMMIT (transactions.py)
+to one queue          accepted at once
+to several queues     a copy is accepted in each
+scheduled             stored until it is due (scheduled.py)
+in a transaction      kept in it until COMMIT (transactions.py)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from truenext.model.message import SentMessage, with_ttl
 from truenext.model.policy import WhenFull
 from truenext.model.schedule import Schedule
 
-# A member of an enumeration costs more to look up than a name; this is asked for with every message.
+# Looking up an enumeration's member costs more than a global name, and this one is needed for every message.
 _DISK_PLENTY = DiskLevel.PLENTY
 
 
@@ -56,7 +56,7 @@ class Sending:
         self._limits = limits
 
     def send(self, session: ConnectionState, send: Send) -> None:
-        """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoSpaceError"""
+        """Raises: RemoteProtocolError if there is no such transaction, or a limit is reached; NoSpaceError."""
         if send.transaction is not None:
             self._send_in_transaction(session, send, send.transaction)
             return
@@ -70,7 +70,7 @@ class Sending:
         message = send.message
         destination = send.destination
         if send.schedule is not None:
-            # Whatever can be refused is refused now.
+            # All that can raise comes now: once the send is due there is no client to refuse it to.
             self._queues.queues_for(send, self._queues.get_or_create)
             self._queues.await_introduction(session, destination)
             is_stored = message.persistent
@@ -80,7 +80,7 @@ class Sending:
             is_stored = self._arrivals.accept_copies(queues, message)
             self._queues.await_introduction(session, destination)
         else:
-            # Most queues are there.
+            # A shortcut: most queues exist.
             queue = self._by_name.get(destination.name)
             if queue is None:
                 queue = self._queues.get_or_create(destination)
@@ -114,11 +114,11 @@ class Sending:
         memory.transaction_bytes += size
 
     def with_ttl(self, send: Send) -> Send:
-        """It is accepted now, and its time to live begins."""
+        """Return the send with its time to live counted from now."""
         return replace(send, message=with_ttl(send.message, send.ttl_ms, self._commit_state.now_ms))
 
     def schedule(self, destination: Destination, message: SentMessage, schedule: Schedule) -> None:
-        """It is sent later, and waits until then."""
+        """Store a send until it is due."""
         name = destination.name
         if destination.is_multi_queue:
             name, schedule = "", replace(schedule, to=destination.address)
@@ -126,23 +126,24 @@ class Sending:
         self._commit_state.is_batch_awaited |= message.persistent
 
     def is_repeat(self, session: ConnectionState, command: Send | Commit) -> bool:
-        """This producer has used the number before: it is answered once that is durable, and `command` is told.
+        """Return whether the command's number was used before, and note it in the command; its receipt then waits
+        until the first use is durable.
 
-        Raises: RemoteProtocolError if the number may not be used, or its producer is one too many
+        Raises: RemoteProtocolError if the number may not be used, or there are too many producers.
         """
         known = self._producers.find_repeat(command)
         if known is None:
             return False
-        # The first may have made a queue that remembers, though nothing else of it is stored.
+        # The first use may have created a queue that must be kept, even if nothing else of it was stored.
         session.last_batch = max(session.last_batch, known.batch, self._queues.introduction_batch)
         return True
 
-    # ---- Where room is short ----
+    # ---- Short disk space ----
 
     def _check_disk(self, session: ConnectionState, send: Send, transaction: BrokerTransaction | None = None) -> None:
-        """To be asked where room is short.
+        """Check a send while free disk space is short.
 
-        Raises: NoSpaceError if the store has none for what this connection sends, in `transaction` if that is not None.
+        Raises: NoSpaceError if the store has none for this connection, or for `transaction` if that is not None.
         """
         if send.destination.kind is DestinationKind.TEMPORARY:
             return
@@ -159,27 +160,26 @@ class Sending:
             raise _disk_full_error()
 
     def contents_to_count(self, session: ConnectionState, command: Command) -> Collection[int]:
-        """While room is short: numbers of contents of which this send depends on how many copies are left, which only
-        the store knows. To be told by `count_contents` before the send.
-        """
+        """Return the shared contents whose remaining copies must be counted in the store before this SEND; none
+        unless the disk is full. The caller passes the counts to `count_contents`."""
         if self._commit_state.disk_level is not DiskLevel.NONE or not isinstance(command, Send):
             return ()
         transaction = session.transactions.get(command.transaction or "")
         return () if transaction is None else transaction.counted_balance().shared_copies
 
     def count_contents(self, session: ConnectionState, command: Command, references: Mapping[int, int]) -> None:
-        """So many copies of contents are left, which `contents_to_count` has named."""
+        """Note how many copies the store has of each content that `contents_to_count` returned."""
         assert isinstance(command, Send) and command.transaction is not None, "it has named contents"
         session.transactions[command.transaction].counted_balance().count_contents(references)
 
     def waits_while_disk_short(self, session: ConnectionState, command: Command) -> bool:
-        """While room is short this is for whoever only sends to wait with, and whatever is behind it.
+        """Return whether a command, and all after it, must wait for disk space: its connection only sends.
 
-        Raises: NoSpaceError if its connection does not wait
+        Raises: NoSpaceError instead if an error leaves its connection open.
         """
         if not self.waits_with_send(session):
             return False
-        # A transaction makes room only if it takes messages away, and none are held here.
+        # A transaction frees space only by acknowledging messages, and this connection holds none.
         waits = isinstance(command, Begin) or (
             isinstance(command, Send) and command.destination.kind is not DestinationKind.TEMPORARY
         )
@@ -188,7 +188,7 @@ class Sending:
         return waits
 
     def waits_with_send(self, session: ConnectionState) -> bool:
-        """While room is short the next SEND of this connection is to wait."""
+        """Return whether the next SEND of this connection must wait while disk space is short."""
         return self._when_full is WhenFull.SLOW and session.only_sends
 
 

@@ -1,10 +1,10 @@
-"""What SUBSCRIBE and UNSUBSCRIBE do: who takes from a queue, or only looks at it. Source: docs/contract.md
+"""SUBSCRIBE and UNSUBSCRIBE: making and ending consumers and browsers. Source: docs/contract.md
 
-to a queue                      a consumer of it
-to queues by a pattern          a consumer that joins all of them (wildcards.py)
-to a topic                      a consumer of a queue of its own, which goes with it
-to a topic, durably             a consumer of a queue that stays
-to what waits in a queue        a browser (browsing.py)
+to a queue                a consumer of it
+to queues by a pattern    a consumer that joins all of them (wildcards.py)
+to a topic                a consumer of a queue of its own, which ends with it
+to a topic, durably       a consumer of a queue that stays
+to browse a queue         a browser (browsing.py)
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from truenext.model.selector import are_equivalent
 
 
 class DiscardedSubscription(NamedTuple):
-    """A durable subscription whose messages went, because a SUBSCRIBE took it up for something else."""
+    """A durable subscription whose messages were dropped, because a SUBSCRIBE changed its topic or selector."""
 
     durable_key: str
-    """As `destination.durable_key` makes it."""
+    """Key from `destination.durable_key`."""
     message_count: int
     old_destination: Destination
-    """Its queue, with topic and selector."""
+    """Destination of its queue, with the topic and selector."""
     new_destination: Destination
 
 
@@ -69,9 +69,8 @@ class Subscribing:
     # ---- Consumers ----
 
     def subscribe(self, session: ConnectionState, subscribe: Subscribe) -> None:
-        """Raises: RemoteProtocolError if the subscription is taken, or the queue is another connection's, or somebody
-        uses the durable subscription, or there is no room.
-        """
+        """Raises: RemoteProtocolError if the subscription exists, the queue is another connection's, the durable
+        subscription is in use, or there is no memory."""
         session.check_subscription(subscribe.subscription, subscribe.destination)
         if subscribe.destination.kind is DestinationKind.QUEUE_PATTERN and not subscribe.durable_key:
             self._subscribe_to_pattern(session, subscribe)
@@ -79,7 +78,7 @@ class Subscribing:
         queue = self._get_or_create_queue(session, subscribe)
         self._queues.await_introduction(session, queue.destination)
         consumer = QueueConsumer(queue, session, subscribe, self._memory, **self._new_consumer_fields())
-        # What waits in a subscription to a topic is what its selector wants.
+        # The queue of a topic subscription contains only messages that match its selector.
         selector = None if queue.destination.topic else subscribe.selector
         if selector is not None or queue.has_groups:
             self._selections.subscribe(consumer, queue, selector)
@@ -90,9 +89,7 @@ class Subscribing:
         self._commit_state.touched_queues[queue] = None
 
     def _get_or_create_queue(self, session: ConnectionState, subscribe: Subscribe) -> Queue:
-        """Made if it is not there.
-        Raises: as `subscribe`
-        """
+        """Raises: as `subscribe`."""
         destination, selector = subscribe.destination, subscribe.selector
         is_to_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
         existing = None if is_to_topic else self._queues.by_name.get(destination.name)
@@ -111,7 +108,7 @@ class Subscribing:
         return queue
 
     def _subscribe_to_pattern(self, session: ConnectionState, subscribe: Subscribe) -> None:
-        """To all queues whose names match a pattern."""
+        """Subscribe to all queues whose names match a pattern. Raises: as `subscribe`."""
         wildcard = Wildcard(session, subscribe, self._memory, **self._new_consumer_fields())
         size = self._wildcards.join_bytes(wildcard)
         self._check_memory(subscribe, size)
@@ -121,7 +118,7 @@ class Subscribing:
         self._wildcards.step()
 
     def _new_consumer_fields(self) -> dict[str, int]:
-        """What a new consumer has to know."""
+        """Return arguments that the constructors of all consumers take."""
         self._clients.last_consumer_number += 1
         return {
             "number": self._clients.last_consumer_number,
@@ -130,9 +127,9 @@ class Subscribing:
         }
 
     def _get_or_create_durable(self, key: str, destination: Destination, selector: str) -> Queue:
-        """Return the queue of the durable subscription, made now if it is not there, or has another topic or selector.
+        """Return the queue of the durable subscription, created if it is missing or has another topic or selector.
 
-        Raises: as `subscribe`
+        Raises: as `subscribe`.
         """
         if destination.session or destination.kind not in (DestinationKind.TOPIC, DestinationKind.TOPIC_PATTERN):
             raise RemoteProtocolError(
@@ -145,7 +142,7 @@ class Subscribing:
         if queue is None:
             self._queues.check_queue_memory()
         elif not _is_same_subscription(queue.destination, requested):
-            # One goes, and one comes: there is room.
+            # No memory check: the new queue replaces the old one.
             count = self._queues.end_durable_subscription(queue)
             if count:
                 self._discarded_subscription = DiscardedSubscription(key, count, queue.destination, requested)
@@ -155,21 +152,20 @@ class Subscribing:
         return queue
 
     def take_discarded_subscription(self) -> DiscardedSubscription | None:
-        """Return what the last SUBSCRIBE discarded, once; None if it discarded no message."""
+        """Return, once, the subscription that the last SUBSCRIBE discarded; None if it discarded no message."""
         discarded, self._discarded_subscription = self._discarded_subscription, None
         return discarded
 
     def durable_subscribers(self, key: str) -> list[ConnectionState]:
-        """Whose subscription is to it: one at most, if it is there."""
+        """Return the connections that use a durable subscription: at most one."""
         queue = self._queues.durable_by_key.get(key)
         return [] if queue is None else [each.session for each in self._clients.receivers_of(queue).consumers]
 
     # ---- Browsers ----
 
     def browse(self, session: ConnectionState, browse: Browse) -> None:
-        """Raises: RemoteProtocolError if the subscription is taken, the queue is another connection's, there is no such
-        durable subscription, or too many browse.
-        """
+        """Raises: RemoteProtocolError if the subscription exists, the queue is another connection's, there is no
+        such durable subscription, or there are too many browsers."""
         session.check_subscription(browse.subscription, browse.destination)
         if len(self._clients.active_browsers) >= BROWSERS_MAX:
             raise RemoteProtocolError(
@@ -181,7 +177,7 @@ class Subscribing:
         if browse.destination.kind is DestinationKind.DURABLE:
             queue = self._queues.require_durable(name)
         else:
-            # One that is not there is empty, and is not made for being looked at.
+            # Browsing does not create a missing queue: an empty stand-in is browsed.
             queue = self._queues.by_name.get(name)
             queue = queue or Queue(browse.destination, 0, self._queues.policies.for_queue(name), MemoryBudget())
         browser = Browser(session, queue, browse, self._memory, last_sequence=self._commit_state.last_sequence)
@@ -196,7 +192,7 @@ class Subscribing:
     # ---- The end of a subscription ----
 
     def unsubscribe(self, session: ConnectionState, unsubscribe: Unsubscribe) -> None:
-        """Raises: RemoteProtocolError if there is no such subscription, or somebody else uses it."""
+        """Raises: RemoteProtocolError if there is no such subscription, or another one uses its durable queue."""
         if unsubscribe.durable_key:
             self._unsubscribe_durable(session, unsubscribe)
             return
@@ -229,9 +225,9 @@ class Subscribing:
         session.last_batch = self._commit_state.batch.number
 
     def end_consumer(self, consumer: BrokerConsumer, *, is_lost: bool) -> None:
-        """End a consumer. If its connection `is_lost`, an attempt is charged to what it has begun: the first message it
-        holds, if its client does not say it. Not so in auto mode: what it holds never left the broker.
-        """
+        """End a consumer and requeue its messages. If its connection `is_lost`, an attempt counts for each started
+        one, or for the first one if the client does not send `started`; none in auto mode, where they never left the
+        broker."""
         self._subtract_memory_use(consumer)
         if consumer.pull_request is not None:
             self._pull_requests.remove_consumer(consumer)
@@ -240,7 +236,7 @@ class Subscribing:
             self._wildcards.unsubscribe(consumer)
         for queue in queues:
             self._clients.remove_consumer(consumer, queue)
-            # Nobody may come by again before it goes.
+            # Now, because nothing may look at the queue again until it is removed.
             queue.shrink()
             self._selections.remove_consumer(consumer, queue)
         counts_attempt = is_lost and consumer.mode is not AckMode.AUTO
@@ -253,19 +249,19 @@ class Subscribing:
         consumer.session.served_consumers.pop(consumer, None)
         for queue in queues:
             self._events.unsubscribed(consumer, queue)
-            # Of those of a wildcard most have nobody else to whom this makes a difference.
+            # Most queues of a wildcard consumer have no other receiver that could get more now, and need no dispatch.
             has_no_others = not (
                 self._clients.receivers_of(queue).consumers or queue.has_groups or consumer.is_exclusive
             )
             if not (has_no_others and isinstance(consumer, Wildcard)):
                 self._commit_state.touched_queues[queue] = None
 
-    # ---- Room ----
+    # ---- Memory ----
 
     def _check_memory(self, subscribe: Subscribe | Browse, size: int) -> None:
-        """`size` is what it makes queues take that are there.
+        """Check that there is memory for a subscription; `size` is its bytes in existing queues.
 
-        Raises: RemoteProtocolError if there is no room for it, and no queue can go
+        Raises: RemoteProtocolError if there is not, and no queue can be removed.
         """
         size += consumer_size(subscribe.subscription, subscribe.destination)
         size += self._memory.bytes_for_selector(subscribe.selector)
@@ -275,7 +271,7 @@ class Subscribing:
                 raise consumer_memory_error(size, self._memory)
 
     def _add_memory_use(self, subscriber: Subscriber) -> None:
-        """It is there; to be followed by `_subtract_memory_use`."""
+        """Count the memory of a new subscriber, until `_subtract_memory_use`."""
         self._memory.queue_bytes += consumer_size(subscriber.subscription, subscriber.destination)
         self._memory.add_selector(subscriber.selector)
 
@@ -285,5 +281,5 @@ class Subscribing:
 
 
 def _is_same_subscription(existing: Destination, requested: Destination) -> bool:
-    """Whether a durable subscription is to the same topic, with the same selector, however that is spelled."""
+    """Return whether both are to the same topic with equivalent selectors."""
     return existing.topic == requested.topic and are_equivalent(existing.selector, requested.selector)

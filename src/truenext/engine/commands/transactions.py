@@ -1,4 +1,4 @@
-"""What BEGIN, COMMIT and ABORT do. Source: docs/contract.md, "Transactions" """
+"""BEGIN, COMMIT and ABORT. Source: docs/contract.md, "Transactions"."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Transactions:
         self._limits = limits
 
     def begin(self, session: ConnectionState, command: Begin) -> None:
-        """Raises: RemoteProtocolError if the name is taken or there are too many."""
+        """Raises: RemoteProtocolError if the name is in use, or there are too many open transactions."""
         session.transactions.begin(command.transaction, self._limits, counts_all=command.counts_all)
 
     def commit(self, session: ConnectionState, commit: Commit) -> None:
-        """Raises: RemoteProtocolError if the transaction is doomed, or is not open and its number is new, or if its
-        number may not be used."""
+        """Raises: RemoteProtocolError if the transaction is rollback-only, its number may not be used, or it is not
+        open and the COMMIT no repeat."""
         transaction = session.transactions.get(commit.transaction)
         if transaction is not None and transaction.is_rollback_only:
             raise rollback_only_error(commit.transaction)
@@ -58,7 +58,7 @@ class Transactions:
                 "it was rolled back, or committed under another number",
                 Code.NO_TRANSACTION if commit.producer is None else Code.ROLLED_BACK,
             )
-        # Everything that can be refused is asked for first: from here on all of it happens.
+        # All that can raise comes first: from here on the COMMIT is executed as a whole.
         queues = self._queues
         sends = [self._sending.with_ttl(send) if send.ttl_ms else send for send in transaction.sends]
         queues_of_sends = [queues.queues_for(send, queues.ensure_if_connected) for send in sends]
@@ -76,13 +76,13 @@ class Transactions:
             contents = self._arrivals.share_content(send.message, each)
             for queue in each:
                 self._arrivals.accept(queue, send.message, batch, contents)
-        # Behind the others, whose sequences are one block.
+        # After the others, whose sequences are one block.
         for send, schedule in scheduled:
             self._sending.schedule(send.destination, send.message, schedule)
         for entry in transaction.acknowledged():
             self._settlement.acknowledge(entry)
             if entry.group:
-                # Of a consumer that rests it may be free now.
+                # The group of a suspended consumer may be free now.
                 self._commit_state.touched_queues[entry.lane.queue] = None
         nacked = transaction.nacked()
         for entry in nacked:
@@ -101,7 +101,7 @@ class Transactions:
         self.abort_open(session, abort.transaction, counts_all=abort.counts_all)
 
     def abort_open(self, session: ConnectionState, name: str, *, counts_all: bool) -> None:
-        """Of charges see commands.Abort."""
+        """Roll back an open transaction; commands.Abort says which messages count an attempt."""
         transaction = self._end(session, name)
         counts_all = counts_all and transaction.counts_all
         for entry in transaction.acknowledged():
@@ -122,18 +122,18 @@ class Transactions:
         return transaction
 
     def abort_uncounted(self, session: ConnectionState) -> None:
-        """Abort the transactions of which nothing would count as an attempt if the connection were lost."""
+        """Abort the transactions whose loss would count no attempt."""
         for name, transaction in list(session.transactions.items()):
             if not transaction.counts_any():
                 self.abort_open(session, name, counts_all=False)
 
     def mark_rollback_only(self, session: ConnectionState, name: str) -> None:
-        """A frame of it was refused, if it is open."""
+        """Allow only ABORT for a transaction, if it is open, because one of its frames was refused."""
         if name in session.transactions:
             session.transactions[name].is_rollback_only = True
 
     def abort_all(self, session: ConnectionState, reason: RequeueReason) -> None:
-        """The connection ends: what was acknowledged or refused in open transactions goes back."""
+        """End all transactions of a connection that ends, and requeue the messages that they acknowledged or nacked."""
         for name in list(session.transactions):
             transaction = self._end(session, name)
             for entry in transaction.acknowledged():
