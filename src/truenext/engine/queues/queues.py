@@ -1,10 +1,10 @@
-"""Which queues there are: how they are found, made and let go.
+"""The queues of the broker: finding, creating and removing them.
 
-    named by a client     made if it is not there and there is room (`get_or_create`)
-    needed                made whether there is room or not: what failed must have a place to go (`ensure`)
-    sent to               all that a destination stands for (`queues_for`)
+    named by a client     created if missing and memory allows (`get_or_create`)
+    needed                created in any case: a failed message must have a destination (`ensure`)
+    sent to               all queues of a destination (`queues_for`)
 
-A queue that goes leaves nothing here, and nothing with whoever else keeps something of queues (`_unregister`).
+A removed queue leaves no reference here, nor in any other object that indexes queues (`_unregister`).
 """
 
 from __future__ import annotations
@@ -73,90 +73,86 @@ class Queues:
         self._subscription_cleanup = subscription_cleanup
         self.policies = policies
         self.durable_by_key: dict[str, Queue] = {}
-        """Of each durable subscription, by its key."""
+        """Queue of each durable subscription, by the subscription's key."""
         self.hidden_by_name: dict[str, Queue] = {}
-        """Those in which scheduled sends wait (scheduled.py), by the names of the queues that it is for; of what is not
-        for one queue, by ""."""
+        """Queues of scheduled sends (scheduled.py), by the name of their destination; "" for more than one
+        destination."""
         self._by_number: dict[int, Queue] = {}
-        """Those that the store may know, but those that have ended."""
+        """Queues that the store may know, by number, without ended ones."""
         self._introduction_batches: dict[Queue, int] = {}
-        """Those that remember of which the store does not know durably yet, and the batch that tells it."""
+        """Queues that must be kept and are not yet durably known to the store, with the batch that introduces them."""
         self._reservations = QueueReservations(self._memory)
         self._unused_finder = UnusedQueueFinder(self.by_name, commit_state, self._memory)
         self._no_removal_until_us = 0
-        """Until then no queue more can go."""
+        """Time until which no queue can be removed: all were checked in vain."""
 
     # ---- Finding ----
 
     def require_permanent(self, name: str) -> Queue:
-        """Raises: RemoteProtocolError if there is no such queue"""
+        """Raises: RemoteProtocolError if there is no such queue."""
         queue = self.by_name.get(name)
         if queue is None or queue.is_temporary:
             raise RemoteProtocolError(f"there is no queue {name!r}", Code.NOT_FOUND)
         return queue
 
     def require_durable(self, key: str) -> Queue:
-        """Raises: RemoteProtocolError if there is no such durable subscription"""
+        """Raises: RemoteProtocolError if there is no such durable subscription."""
         queue = self.durable_by_key.get(key)
         if queue is None:
             raise RemoteProtocolError(f"there is no durable subscription {key!r}", Code.NOT_FOUND)
         return queue
 
     def all_with_ended(self) -> list[Queue]:
-        """All but the hidden ones, those included that have ended and of which something is left in the store."""
+        """Return all queues except hidden ones, with ended ones that still have messages in the store."""
         return [*self.by_name.values(), *self._subscription_cleanup.queues()]
 
     def exists(self, queue: Queue) -> bool:
-        """It has neither gone nor ended."""
+        """Return whether the queue was neither removed nor ended."""
         return self.by_name.get(queue.name) is queue
 
     def has_subscription_ended(self, name: str) -> bool:
-        """A durable subscription is no more: nobody can make its queue by sending to it."""
+        """Return whether this is the queue name of an ended durable subscription, which no send creates again."""
         return name.startswith(SUBSCRIPTION_PREFIX) and name not in self.by_name
 
     def lane_of(self, key: bytes) -> Lane | None:
-        """None if there is no such lane any more, or nothing was in it in this run."""
+        """Return the lane of this key; None if it was removed, or has not been used in this run."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
         return queue.find_lane(rank) if queue is not None and rank in RANKS else None
 
     def scheduled_count(self, name: str) -> int:
-        """Scheduled sends that wait for a queue; of the name "", those that wait for what is not one queue."""
+        """Return how many scheduled sends wait for a queue, or, for the name "", for more than one queue."""
         queue = self.hidden_by_name.get(name)
         return 0 if queue is None else queue.waiting_count()
 
-    # ---- Finding or making ----
+    # ---- Finding or creating ----
 
     def get_or_create(self, destination: Destination) -> Queue | None:
-        """The queue a client names, made on first use; None if it went with its connection.
+        """Return the queue that a client names, created on first use; None if it ended with its connection.
 
-        Raises: RemoteProtocolError if there can be no such queue more
+        Raises: RemoteProtocolError if it cannot be created.
         """
         queue = self.by_name.get(destination.name)
         if queue is not None:
-            # Nothing is in it yet.
+            # It is still empty: until its message comes it must not count as unused.
             queue.last_used_us = self._commit_state.now_us
             return queue
         return self.create(destination) if self._check_can_create(destination) else None
 
     def ensure(self, destination: Destination) -> Queue:
-        """Made if it is not there, whether there is room or not: it was there once, or asked for (a move), or what
-        failed must have a place to go.
-        """
+        """Return the queue, created without a memory check if missing: a request or failed message needs it."""
         return self.by_name.get(destination.name) or self.create(destination)
 
     def ensure_if_connected(self, destination: Destination) -> Queue | None:
-        """The same of one that a client names; None if it went with its connection."""
+        """Return the queue as `ensure` does; None if it ended with its connection."""
         is_disconnected = (
             destination.kind is DestinationKind.TEMPORARY and destination.session not in self._clients.sessions
         )
         return None if is_disconnected else self.ensure(destination)
 
     def queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None]) -> list[Queue]:
-        """Each once; none for those that went with their connections, or for a topic without subscriptions.
-
-        Raises: what `queue_of` raises
-        """
+        """Return the queues of a send, each once; without those that ended with their connections. Raises: as
+        `queue_of`."""
         destination = send.destination
         if not destination.is_multi_queue:
             queue = queue_of(destination)
@@ -166,9 +162,9 @@ class Queues:
     def queues_for_copies(
         self, destination: Destination, message: SentMessage, queue_of: Callable[[Destination], Queue | None]
     ) -> list[Queue]:
-        """Where the copies of a message stand that is sent to a topic, or to several destinations."""
+        """Return the queues that get a copy of a message sent to a topic or to several destinations."""
         queues: dict[Queue, None] = {}
-        # A selector may ask for it.
+        # A selector may refer to it.
         message.arrived_ms = self._commit_state.now_ms
         for part in destination.parts or (destination,):
             if part.kind is DestinationKind.TOPIC:
@@ -178,7 +174,7 @@ class Queues:
         return list(queues)
 
     def copy_count(self, destination: Destination, message: SentMessage) -> int:
-        """In how many queues a message would be that is sent there now; none is made."""
+        """Return how many queues a message would get into if it were sent now; create none."""
         missing: set[str] = set()
 
         def find(part: Destination) -> Queue | None:
@@ -190,14 +186,14 @@ class Queues:
         return len(self.queues_for_copies(destination, message, find)) + len(missing)
 
     def reserve(self, send: Send, reserved: set[str]) -> None:
-        """What is sent in a transaction needs queues that need not be there before its COMMIT, which makes them without
-        asking: keep the room for them. `reserved` are those of the transaction, which grow.
+        """Reserve memory for the queues that a SEND in a transaction needs, as COMMIT creates them without a check.
+        Adds their names to `reserved`, those of the transaction.
 
-        Raises: RemoteProtocolError if there can be no such queue; then nothing is kept
+        Raises: RemoteProtocolError if such a queue cannot be created; then nothing is reserved.
         """
         destination = send.destination
         if not destination.is_multi_queue and send.schedule is None:
-            # As most often.
+            # The usual case.
             name = destination.name
             if name in reserved:
                 return
@@ -227,17 +223,17 @@ class Queues:
         new.append(name)
 
     def has_open_sends(self, queue: Queue) -> bool:
-        """An open transaction sends to it."""
+        """Return whether an open transaction sends to the queue."""
         return queue.name in self._reservations
 
     def free_reserved(self, reserved: Iterable[str]) -> None:
-        """The transaction has ended that sends to these."""
+        """Free the reservations of an ended transaction."""
         self._reservations.free(reserved)
 
     def _check_can_create(self, destination: Destination) -> bool:
-        """False if it went with its connection.
+        """Return False if the queue's connection has ended.
 
-        Raises: RemoteProtocolError if there can be no such queue more
+        Raises: RemoteProtocolError if the queue cannot be created.
         """
         if self._reservations.has_reserved_space(destination.name):
             return True
@@ -256,25 +252,25 @@ class Queues:
         return True
 
     def check_queue_memory(self) -> None:
-        """Raises: RemoteProtocolError if there is none for one more queue, and no other queue can go"""
+        """Raises: RemoteProtocolError if there is no memory for one more queue, and no other queue can be removed."""
         if not self._memory.has_space_for_queue:
             self.free_queue_memory()
             if not self._memory.has_space_for_queue:
                 raise no_memory_error(len(self.by_name), self._memory)
 
     def free_queue_memory(self) -> None:
-        """There is none for what is to be made: let queues go, if any can."""
+        """Remove unused queues, if there are any."""
         now_us = self._commit_state.now_us
         if now_us >= self._no_removal_until_us and not self._remove_unused(len(self.by_name)):
-            # Who asks again and again must not have all looked at again and again.
+            # A client that tries again and again must not cause a check of all queues each time.
             self._no_removal_until_us = now_us + int(UNUSED_QUEUE_SECONDS_SHORT * 1_000_000)
 
-    # ---- Making ----
+    # ---- Creating ----
 
     def create(self, destination: Destination) -> Queue:
         number = 0
         if destination.kind is DestinationKind.QUEUE:
-            # The store never hears of the others.
+            # The store never knows the others.
             number = self._numbers.allocate()
         queue = self._new_queue(destination, number)
         if destination.kind is DestinationKind.TEMPORARY:
@@ -292,7 +288,7 @@ class Queues:
         return queue
 
     def create_hidden(self, name: str, number: int = 0) -> Queue:
-        """For scheduled sends to a queue of this name; `number` is the store's, if it has one already."""
+        """Create the queue for scheduled sends to this name; `number` is its number in the store, if it has one."""
         number = number or self._numbers.allocate()
         queue = Queue(Destination(DestinationKind.QUEUE, SCHEDULED_PREFIX + name), number, DEFAULT_POLICY, self._memory)
         self.hidden_by_name[name] = queue
@@ -300,7 +296,7 @@ class Queues:
         return queue
 
     def restore(self, number: int, name: str) -> Queue:
-        """Take over a queue that the store knows, and that is not hidden."""
+        """Restore a queue, not a hidden one, that the store has recovered."""
         self._numbers.restore(number)
         queue = self._new_queue(parse_stored_queue_name(name.removeprefix(ENDED_PREFIX)), number)
         queue.is_known_to_store = True
@@ -333,7 +329,7 @@ class Queues:
         )
 
     def await_introduction(self, session: ConnectionState, destination: Destination) -> None:
-        """A queue that remembers must not be forgotten once it is confirmed to whoever made it."""
+        """Delay the connection's receipts until queues that it created, and that must be kept, are durable."""
         if self._introduction_batches:
             for part in destination.parts or (destination,):
                 queue = self.by_name.get(part.name)
@@ -342,11 +338,11 @@ class Queues:
 
     @property
     def introduction_batch(self) -> int:
-        """The last batch that tells the store of a queue; 0 if it knows of all durably."""
+        """Last batch that introduces a queue to the store; 0 if all are durable."""
         return max(self._introduction_batches.values(), default=0)
 
     def on_committed(self) -> None:
-        """A batch is durable."""
+        """Forget introductions that are durable."""
         if self._introduction_batches:
             committed = self._commit_state.last_committed
             self._introduction_batches = {
@@ -356,8 +352,8 @@ class Queues:
     # ---- Pausing ----
 
     def set_paused(self, queue: Queue, *, is_paused: bool) -> None:
-        """Durable with the gathering batch."""
-        # Also if it is so already: an answer that it is must not come before that is durable.
+        """Pause or resume a queue; durable with the gathering batch."""
+        # Even if nothing changes: the answer must not be sent before the state that it reports is durable.
         self._commit_state.last_control_batch = self._commit_state.batch.number
         if queue.is_paused == is_paused:
             return
@@ -372,14 +368,14 @@ class Queues:
         else:
             self._events.resumed(queue)
 
-    # ---- Going ----
+    # ---- Removing ----
 
     def remove_some_unused(self) -> None:
-        """To be called once a second."""
+        """Remove some unused queues; called once a second."""
         self._remove_unused(UNUSED_QUEUES_CHECKED_MAX)
 
     def _remove_unused(self, count: int) -> int:
-        """Look at so many queues, or until UNUSED_QUEUES_REMOVED_MAX have gone: how many have."""
+        """Check `count` queues, or until UNUSED_QUEUES_REMOVED_MAX are removed; return how many were."""
         removed = 0
         for queue in self._unused_finder.candidates(count):
             if not self.is_removable(queue):
@@ -392,7 +388,7 @@ class Queues:
         return removed
 
     def is_removable(self, queue: Queue) -> bool:
-        """It remembers nothing, and nobody has or wants anything of it."""
+        """Return whether the queue is empty, has no state to keep, and is not in use."""
         if queue.is_needed or must_keep(queue) or self._clients.receivers_of(queue).consumers:
             return False
         if (
@@ -404,12 +400,12 @@ class Queues:
         if any(browser.queue is queue for browser in self._clients.active_browsers):
             return False
         if queue.has_unloaded_held:
-            # `resident_bytes` does not say that nobody has a message of it.
+            # `resident_bytes` does not count unloaded messages that are held.
             queue.has_unloaded_held = next(self._clients.held_entries(queue), None) is not None
         return not queue.has_unloaded_held
 
     def remove(self, queue: Queue) -> None:
-        """Nobody needs a queue any more."""
+        """Remove an unused queue."""
         self._unregister(queue)
         self._wildcards.on_queue_removed(queue)
         self._numbers.free(queue)
@@ -421,7 +417,7 @@ class Queues:
         queue.dispose()
 
     def drop_temporary(self, queue: Queue, session: ConnectionState) -> None:
-        """A temporary queue goes with its messages, those in open transactions of its connection included."""
+        """Remove a temporary queue with its messages, also from open transactions of its connection."""
         for transaction in session.transactions.settling_transactions:
             for entry in transaction.drop_queue(queue):
                 self._resident.unload(entry)
@@ -433,27 +429,27 @@ class Queues:
         self._subscription_cleanup.end_temporary(queue)
 
     def end_durable_subscription(self, queue: Queue) -> int:
-        """End a durable subscription that has no consumer, with all that is in it.
+        """End a durable subscription that has no consumer, with all its messages.
 
-        Returns: the number of messages that go, those of open transactions included
+        Returns: number of messages dropped, those of open transactions included.
         """
         count = queue.waiting_count()
         del self.durable_by_key[durable_key_of(queue.destination)]
         self._topics.remove(queue)
         if queue.is_paused:
-            # Its number may be that of another queue.
+            # Its number may be given to another queue.
             self.set_paused(queue, is_paused=False)
         acknowledged: list[Entry] = []
         for session in self._clients.sessions.values():
             for transaction in session.transactions.settling_transactions:
                 acknowledged += transaction.drop_queue(queue)
         count += len(acknowledged)
-        # Before anything of a new queue of this name. It ends the open block as well: some may have been accepted just
-        # now, and what is told of that asks their messages.
+        # Before any event of a new queue of this name. This also closes the open block of events: its entries may have
+        # been accepted just now, and writing them needs their messages.
         self._events.subscription_ended(queue)
         for entry in chain(*queue.lanes, *(lane.unread_in_memory for lane in queue.lanes), acknowledged):
             if entry.store_batch is None:
-                # The others are on the pages that will be read.
+                # The others get this event when their pages are read.
                 self._events.expired(entry)
         for entry in acknowledged:
             self._resident.unload(entry)

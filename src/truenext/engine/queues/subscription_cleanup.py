@@ -1,13 +1,13 @@
-"""What becomes of a subscription that has ended: its messages go, wherever they are.
+"""Removal of ended subscriptions: deletes their messages, wherever they are.
 
-    it ends       its queue gets another name in the store, and no client can reach it any more
-    from then on  page after page of it is read from the store and removed, a lane at a time
-    in the end    it goes as any queue does in which nothing is (numbers.py)
+    it ends       its queue is renamed in the store, and no client can reach it any more
+    from then on  its pages are read from the store and removed one by one, lane by lane
+    in the end    it is removed like any empty queue (numbers.py)
 
-One that ends with its connection has such a name from the beginning, see spilled_subscriptions.py.
+A subscription that ends with its connection has such a name from the beginning, see spilled_subscriptions.py.
 
-Whatever is in memory is forgotten at once: what of it is in the store, or on its way there, is on the pages that are
-read once the new name is durable. A broker that ends meanwhile goes on when it starts again.
+Messages in memory are dropped at once: those in the store, or on their way there, are on the pages that are read
+once the new name is durable. A restarted broker continues the removal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from truenext.model.record import message_key
 
 
 class CleanupRead(SideRead):
-    """A page of which all is to be removed."""
+    """A page whose messages are all to be removed."""
 
     __slots__ = ("_cleanup",)
 
@@ -46,10 +46,10 @@ class CleanupRead(SideRead):
 class _EndedQueue:
     queue: Queue
     end_batch: int
-    """Once it is durable nothing comes to the queue any more."""
+    """Batch after which the queue gets no messages any more."""
     rank: int = 0
     removed_up_to: int = 0
-    """The last sequence of the lane that is gone."""
+    """Last removed sequence of the lane."""
     has_damage: bool = False
 
 
@@ -62,25 +62,25 @@ class SubscriptionCleanup(BackgroundTask):
         self._numbers = numbers
         self._spilling = spilling
         self._ended_queues: list[_EndedQueue] = []
-        """The first is under way."""
+        """Queues to remove; the first is in progress."""
         self._is_reading = False
 
     def end_subscription(self, queue: Queue) -> None:
-        """A queue has ended: the store is told with the gathering batch."""
+        """Rename an ended queue in the store with the gathering batch, and remove it after that."""
         batch = self._commit_state.batch
         batch.queues[queue.number] = ENDED_PREFIX + queue.name
         self.add_ended_queue(queue, batch.number)
 
     def end_temporary(self, queue: Queue) -> None:
-        """A temporary queue has ended: what may be on disk of it goes."""
+        """End a temporary queue, and remove its messages from the disk, if it has any there."""
         if self._spilling.remove(queue):
-            # Nothing comes to it once the last batch that has anything in it is durable.
+            # It gets no messages after the last batch that is not empty.
             self.add_ended_queue(queue, self._commit_state.latest_batch)
         else:
             queue.dispose()
 
     def add_ended_queue(self, queue: Queue, batch: int) -> None:
-        """The store knows that a queue has ended as soon as a batch is durable."""
+        """Remove a queue from the store once `batch` is durable."""
         self._ended_queues.append(_EndedQueue(queue, batch))
         self._commit_state.active_work[self] = None
 
@@ -113,7 +113,7 @@ class SubscriptionCleanup(BackgroundTask):
         for found in page.messages:
             ended.removed_up_to = found.sequence
             if found.message is None:
-                # Nobody can say which of the store's two kinds it is of. It does no harm where it is.
+                # A damaged record does not tell whether it is persistent, and so where to remove it. It does no harm.
                 ended.has_damage = True
                 continue
             key = message_key(lane.key, found.sequence)

@@ -1,9 +1,8 @@
-"""Which queues get what is sent to a topic.
+"""Routing of topics: finds the queues that get a message sent to a topic.
 
-Nothing waits in a topic. Each of its subscriptions has a queue of its own, and a message sent to the topic stands in
-every one of them, as one object: from there on a subscription is a queue like others. What a subscription's selector
-does not want never comes to its queue. A virtual topic gives its messages to ordinary queues as well, those that are
-called `Consumer.*.` and its name.
+A topic stores nothing. Each of its subscriptions has a queue of its own, and a message sent to the topic is in all
+of them, as one object: from there on a subscription's queue is like any other, but contains only messages that its
+selector matches. A virtual topic also sends to ordinary queues, those called `Consumer.*.` and its name.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from truenext.model.selector import Selector, compile_stored_selector
 _T = TypeVar("_T")
 
 CACHE_MAX = 65_536
-"""Queues in the answers that are kept until subscriptions change: names that are sent to once must not pile up."""
+"""Queues in cached results: topics that are sent to once must not fill memory."""
 
 CACHED_TOPIC_COST = 16
-"""As so many of these a topic itself counts."""
+"""Cost of a cached topic itself, in queues."""
 
 
 class TopicRouter:
     def __init__(self) -> None:
         self._by_topic: dict[str, dict[Queue, None]] = {}
         self._by_pattern: dict[str, dict[Queue, list[str]]] = {}
-        """Subscriptions to patterns, with the words of these, by their first word."""
+        """Queues subscribed to patterns, with the words of each pattern, by its first word."""
         self._selectors: dict[Queue, Selector] = {}
-        """Of subscriptions that have one."""
+        """Selectors of the subscriptions that have one."""
         self._cache: dict[str, list[Queue]] = {}
         self._cache_size = 0
 
     def add(self, queue: Queue) -> None:
-        """A queue was made; most have nothing to do with topics."""
+        """Register a new queue, if it is of a topic."""
         topic = queue.destination.topic or virtual_topic(queue.name)
         if not topic:
             return
@@ -51,7 +50,7 @@ class TopicRouter:
         self._clear_cache()
 
     def remove(self, queue: Queue) -> None:
-        """A subscription ends."""
+        """Remove the queue of an ended subscription."""
         topic = queue.destination.topic
         queue.memory.remove_selector(self._selectors.pop(queue, None))
         if is_pattern(topic):
@@ -61,7 +60,7 @@ class TopicRouter:
         self._clear_cache()
 
     def queues_of(self, topic: str, message: SentMessage) -> list[Queue]:
-        """Where a message sent to a topic stands."""
+        """Return the queues that get a message sent to a topic."""
         queues = self._cache.get(topic)
         if queues is None:
             queues = [*self._by_topic.get(topic, ()), *self._match_patterns(topic)]
@@ -81,7 +80,7 @@ class TopicRouter:
 
     def _match_patterns(self, topic: str) -> list[Queue]:
         if topic.startswith("/"):
-            # A temporary topic is the private business of one connection.
+            # A temporary topic is private to its connection.
             return []
         words = topic.split(".")
         found: list[Queue] = []

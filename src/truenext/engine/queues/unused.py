@@ -1,11 +1,10 @@
-"""Which queues may go because nobody has used them for a while, and which stay, or have room kept for them, because an
-open transaction sends to them. All are looked at in turns.
+"""Removal of unused queues, and memory reserved for queues of open transactions.
 
-A queue costs memory though nothing is in it. So one that is empty, unused and has nothing to remember goes, in memory
-and in the store, and is made again when somebody names it. Source: docs/contract.md, "Queues that come and go"
+A queue costs memory even if it is empty. So a queue that is empty, unused and has no state to keep is removed, also
+from the store, and created again when a client names it. Source: docs/contract.md, "Queues that come and go"
 
-    every second       a part of all queues is looked at: what was not used for a minute goes
-    a queue is made    where there is no room for it, what was not used for a second goes
+    every second           some queues are checked: those unused for a minute are removed
+    a queue is created     if there is no memory for it, those unused for a second are removed
 """
 
 from __future__ import annotations
@@ -23,14 +22,13 @@ from truenext.model.limits import UNUSED_QUEUE_SECONDS, UNUSED_QUEUE_SECONDS_SHO
 class UnusedQueueFinder:
     def __init__(self, by_name: Mapping[str, Queue], commit_state: CommitState, memory: MemoryBudget) -> None:
         self._by_name = by_name
-        """All that there are."""
         self._commit_state = commit_state
         self._memory = memory
         self._remaining: list[Queue] = []
-        """Those that are still to be looked at, the next one last."""
+        """Queues still to check in this round, the next one last."""
 
     def candidates(self, count: int) -> Iterator[Queue]:
-        """Of so many queues those that were not used lately."""
+        """Check up to `count` queues, and yield those that were not used lately."""
         is_short = not self._memory.has_space_for_queue
         seconds = UNUSED_QUEUE_SECONDS_SHORT if is_short else UNUSED_QUEUE_SECONDS
         before_us = self._commit_state.now_us - int(seconds * 1_000_000)
@@ -44,12 +42,12 @@ class UnusedQueueFinder:
 
 
 def must_keep(queue: Queue) -> bool:
-    """It is there for what was said of it, or comes by itself, whether it is used or not."""
+    """Return whether a queue stays though it is unused: it is paused, or gets messages from a topic."""
     return bool(queue.is_paused or queue.destination.topic or virtual_topic(queue.name))
 
 
 def consumer_memory_error(size: int, memory: MemoryBudget) -> RemoteProtocolError:
-    """A consumer or a browser takes so many bytes, with its selector, and there is no room for that."""
+    """Return the error for a subscription, of `size` bytes with its selector, that does not fit into memory."""
     return RemoteProtocolError(
         f"no room for this subscription: it takes {-(-size >> 10)} KiB with its selector and in all its queues, and "
         f"queues and their consumers take {memory.queue_bytes >> 20} of the {memory.queues_limit >> 20} MiB that "
@@ -59,7 +57,7 @@ def consumer_memory_error(size: int, memory: MemoryBudget) -> RemoteProtocolErro
 
 
 def no_memory_error(queues: int, memory: MemoryBudget) -> RemoteProtocolError:
-    """There is no room for another queue, and none of those that are there can go."""
+    """Return the error for a queue that does not fit into memory."""
     return RemoteProtocolError(
         f"no room for another queue: {queues} queues and their consumers take all of the {memory.queues_limit >> 20} "
         "MiB that --memory-limit leaves for them; make it larger, or let fewer queues be in use at once",
@@ -67,35 +65,35 @@ def no_memory_error(queues: int, memory: MemoryBudget) -> RemoteProtocolError:
     )
 
 
-# ---- Which queues open transactions send to, and the room that is kept for those that are not there ----
+# ---- Memory reserved for the queues that open transactions send to ----
 #
-# A SEND in a transaction is refused where there is no room for its queue, and its COMMIT is not. So the queue that it
-# names does not go before the transaction ends, and the room for one that is not there counts as taken until it is
-# made, or no open transaction sends to it any more.
+# A SEND in a transaction is refused if there is no memory for its queue; its COMMIT is not. So an existing queue stays
+# until the transaction ends, and memory for a missing one is reserved until it is created, or no open transaction sends
+# to it any more.
 
 
 class QueueReservations:
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
         self._transaction_counts: dict[str, int] = {}
-        """By the name of a queue, how many open transactions send to it."""
+        """Number of open transactions that send to each queue, by name."""
         self._missing_queues: dict[str, Destination] = {}
-        """Those of them that are not there, and for which room is kept."""
+        """Destinations of those queues that do not exist yet, and for which memory is reserved."""
 
     def __contains__(self, name: str) -> bool:
-        """An open transaction sends to the queue of this name."""
+        """Return whether an open transaction sends to the queue of this name."""
         return name in self._transaction_counts
 
     def has_reserved_space(self, name: str) -> bool:
-        """It is not there, and may be made without asking whether there is room."""
+        """Return whether the queue does not exist and memory is reserved for it."""
         return name in self._missing_queues
 
     def reserved_temporary(self, session: str) -> list[Destination]:
-        """Of the connection of this name, those that are not there."""
+        """Return the reserved temporary queues of a connection."""
         return [one for one in self._missing_queues.values() if one.session == session]
 
     def reserve(self, destination: Destination, *, exists: bool) -> None:
-        """One open transaction more sends to a queue."""
+        """Count one more open transaction that sends to a queue."""
         name = destination.name
         self._transaction_counts[name] = self._transaction_counts.get(name, 0) + 1
         if not exists and name not in self._missing_queues:
@@ -103,7 +101,7 @@ class QueueReservations:
             self._memory.queue_bytes += _queue_bytes(destination)
 
     def free(self, names: Iterable[str]) -> None:
-        """One that sends to these is over."""
+        """Count one open transaction less for these queues."""
         senders = self._transaction_counts
         for name in names:
             remaining = senders[name] - 1
@@ -115,12 +113,12 @@ class QueueReservations:
                 self.on_queue_created(name)
 
     def on_queue_created(self, name: str) -> None:
-        """A queue counts by itself from here on, or is needed no more."""
+        """Free the memory reserved for a queue: it exists now, or is not needed any more."""
         destination = self._missing_queues.pop(name, None)
         if destination is not None:
             self._memory.queue_bytes -= _queue_bytes(destination)
 
 
 def _queue_bytes(destination: Destination) -> int:
-    """What it takes once something is in it."""
+    """Return the bytes of a queue with one lane."""
     return queue_size(destination) + LANE_BYTES

@@ -1,8 +1,8 @@
-"""Which queues the consumers of many have joined, and what of these queues is being committed.
+"""Wildcard consumers: the queues that they have joined, and the uncommitted messages of these queues.
 
-That is noted in the order of sequences: for a wildcard it holds back its equals in all of its queues. Where there are
-many queues a wildcard joins some of them in each turn, and gets nothing before it has joined all: else it might get
-what is behind its true next. Source: docs/contract.md, "Wildcards"
+Uncommitted messages are kept in order of sequence: for a wildcard consumer each holds back later ones of its
+priority in all its queues. With many queues a wildcard consumer joins some of them in each turn, and gets nothing
+before it has joined all: it might get a message later than its true next. Source: docs/contract.md, "Wildcards"
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from truenext.model.order import RANKS
 
 
 class Wildcards(BackgroundTask):
-    """All of them, and what of their queues is being committed."""
-
     def __init__(self, commit_state: CommitState, state: EngineState, selections: Selections) -> None:
         self._commit_state = commit_state
         self._queues = state.queues_by_name
@@ -32,19 +30,19 @@ class Wildcards(BackgroundTask):
         self._selections = selections
         self._wildcards: list[Wildcard] = []
         self.joining: dict[Wildcard, int] = {}
-        """Those that have not joined all their queues yet, with the bytes that are counted for those; one after the
-        other does."""
+        """Consumers that have not joined all their queues, with the bytes reserved for the rest; they join one by
+        one."""
         self._joining_now: Wildcard | None = None
-        """The one whose turn it is, if it has begun."""
+        """The consumer that is joining now."""
         self._queues_to_join: list[Queue] = []
-        """Queues that were there when it had, at which it is still to look."""
+        """Queues that existed when it began, and that it has not looked at yet."""
         self.uncommitted: list[deque[Entry]] = [deque() for _ in RANKS]
-        """By rank, in the order of sequences; some may be durable by now."""
+        """Uncommitted messages by rank, in order of sequence; some may be durable by now."""
         self.express_queues: dict[Queue, None] = {}
-        """Queues that have had consumers with express."""
+        """Queues that have had consumers with express dispatch."""
 
     def join_bytes(self, wildcard: Wildcard) -> int:
-        """Bytes for which there must be room before it can subscribe. Each queue has room for its first wildcard."""
+        """Return the bytes that must be free for a new wildcard consumer. Each queue counts its first one already."""
         selector = wildcard.selector
         if selector is None and not self._wildcards:
             return 0
@@ -57,7 +55,7 @@ class Wildcards(BackgroundTask):
         )
 
     def subscribe(self, wildcard: Wildcard, size: int) -> None:
-        """A step joins it to the queues that it means; `join_bytes` is counted for them until it has."""
+        """Register a wildcard consumer; steps join it to its queues, and `size` bytes are reserved until then."""
         self._wildcards.append(wildcard)
         self.joining[wildcard] = size
         self._commit_state.active_work[self] = None
@@ -71,11 +69,11 @@ class Wildcards(BackgroundTask):
         return bool(self.joining)
 
     def step(self) -> tuple[()]:
-        """Look at some of the queues that somebody has to join."""
+        """Join one consumer to some of its queues."""
         wildcard = next(iter(self.joining))
         if wildcard is not self._joining_now:
             self._joining_now, self._queues_to_join = wildcard, list(self._queues.values())
-        # The last ones, which are let go of for nothing.
+        # From the end, where removing them from the list is cheap.
         queues = self._queues_to_join[-JOIN_QUEUES_PER_TURN:]
         del self._queues_to_join[-JOIN_QUEUES_PER_TURN:]
         known, joined = self._queues, wildcard.queues
@@ -86,7 +84,7 @@ class Wildcards(BackgroundTask):
         before = memory.queue_bytes
         for queue in matching:
             self._join(wildcard, queue)
-        # What was counted for that before is not counted twice.
+        # Memory that is counted for the joined queues now is not reserved any more.
         counted = min(self.joining[wildcard], memory.queue_bytes - before)
         self.joining[wildcard] -= counted
         memory.queue_bytes -= counted
@@ -103,7 +101,7 @@ class Wildcards(BackgroundTask):
             self._joining_now, self._queues_to_join = None, []
 
     def on_queue_created(self, queue: Queue) -> None:
-        """There is a new queue; nothing is in it."""
+        """Join wildcard consumers to a new, empty queue."""
         for wildcard in self._wildcards:
             if wildcard.matches_queue(queue):
                 self._join(wildcard, queue)
@@ -118,7 +116,7 @@ class Wildcards(BackgroundTask):
                 queue.memory.queue_bytes -= JOIN_BYTES
 
     def on_queue_removed(self, queue: Queue) -> None:
-        """A queue has gone in which nothing was."""
+        """Remove an empty queue from its wildcard consumers."""
         wildcards = self._clients.receivers_of(queue).wildcards
         for wildcard in wildcards:
             self._events.unsubscribed(wildcard, queue)
@@ -129,11 +127,11 @@ class Wildcards(BackgroundTask):
 
     @property
     def has_uncommitted(self) -> bool:
-        """Something is not durable yet in a queue from which somebody takes who takes from others as well."""
+        """Return whether a queue of a wildcard consumer has a message that is not durable yet."""
         return any(entry.batch > self._commit_state.last_committed for entry in chain(*self.uncommitted))
 
     def on_message_accepted(self, entry: Entry) -> None:
-        """A message of such a queue is visible when its batch is durable."""
+        """Note a message in a queue of a wildcard consumer that is visible once its batch is durable."""
         self.uncommitted[entry.lane.rank].append(entry)
 
     def on_committed(self) -> None:
@@ -149,7 +147,7 @@ class Wildcards(BackgroundTask):
         self._clients.add_wildcard(wildcard, queue)
         if wildcard.selector is not None or queue.has_groups:
             self._selections.subscribe(wildcard, queue, wildcard.selector)
-        # What it passes over in a queue may be held back in another one: the history takes it for one with a selector.
+        # It may skip a message because of another queue: to the audit of the history that looks like a selector.
         self._events.subscribed(wildcard, queue, has_selector=True)
 
     def _add_uncommitted(self, queues: Iterable[Queue]) -> None:
@@ -158,7 +156,7 @@ class Wildcards(BackgroundTask):
         found: list[list[Entry]] = [[] for _ in RANKS]
         for queue in queues:
             for lane in queue.lanes:
-                # What was given back was dispatched, and so is visible, unless it had left memory too early.
+                # Requeued messages were dispatched, and so are visible, except those of `move_arrived_to_requeued`.
                 found[lane.rank] += (
                     entry
                     for entry in lane.entries_between(since - 1, UNBOUNDED, with_delayed=False)
@@ -167,6 +165,6 @@ class Wildcards(BackgroundTask):
         for rank, new in enumerate(found):
             if not new:
                 continue
-            # Some may be known from another wildcard, which has ended.
+            # Some may be known already from a wildcard consumer that has ended.
             everything = {entry.sequence: entry for entry in (*self.uncommitted[rank], *new)}
             self.uncommitted[rank] = deque(entry for _, entry in sorted(everything.items()))
