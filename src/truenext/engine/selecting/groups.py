@@ -1,19 +1,19 @@
-"""Whose the groups of a queue are, and what of them its consumers may have.
+"""Message groups of a queue: their owners, and the messages that each consumer may get.
 
-A queue has groups from the first message on that belongs to one, until its last consumer leaves with nothing in it,
-or it goes. Then every consumer's next messages are found as those of a selector (selecting.py), one without a selector
-wanting all, and what was found in a lane stands in lines:
+A queue has groups from the first message that belongs to one, until its last consumer ends with the queue empty, or
+it is removed. From then on each consumer's next message is found by a scan, as for a selector (selecting.py); a
+consumer without a selector matches all. The messages found in a lane are kept in queues:
 
-    of no group               one line, for everybody
-    of each group             a line of its own, of which only the head can be dispatched
-    heads of free groups      for everybody
+    without a group           one queue, for all consumers
+    each group                a group queue, of which only the head can be dispatched
+    heads of free groups      for all consumers
     heads of owned groups     for the owner alone
 
-So the next of a consumer is the smallest of three, and a message of a busy group is never looked at by anybody else.
+So a consumer's next message is the smallest of three, and no other consumer looks at the messages of a busy group.
 
-A line is short: what of a group does not fit is passed over, and where that began is known (`skipped`). It needs no
-memory, wherever it is. When the line has run out the lane is gone through again from there (`refill`), for all groups
-that have room; meanwhile those wait that could take them, and nobody else. Source: docs/contract.md, "Groups"
+A group queue is short: messages that do not fit are skipped, and only the first skipped sequence is noted
+(`_skipped`). When the group queue runs out, the lane is scanned again from there (`refill`), for all groups with
+space; meanwhile only consumers that could take these messages wait. Source: docs/contract.md, "Groups"
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from truenext.model.selector import Selector
 
 
 class GroupOwnership:
-    """The groups of one queue."""
-
     __slots__ = (
         "_cursors",
         "_delayed",
@@ -52,35 +50,36 @@ class GroupOwnership:
     )
 
     def __init__(self, cursors: Callable[[], Iterable[GroupScanCursor]], memory: MemoryBudget) -> None:
-        """`cursors` are those of all selectors."""
+        """`cursors` returns the cursors of all selectors."""
         self._cursors = cursors
         self._memory = memory
         self.owned_bytes = 0
-        """Bytes that are counted for the owned ones."""
+        """Bytes of memory counted for owned groups."""
         self.owners: dict[str, BrokerConsumer] = {}
-        """Whose a group is, the one that was dispatched last at the end; others are free."""
+        """Owner of each group that is not free; the group dispatched last is at the end."""
         self.suspended_owners: dict[BrokerConsumer, tuple[int, int]] = {}
-        """Those of the owners that rest, with how much they and their transactions had when that was last looked at."""
+        """Suspended consumers, with the number of messages held and of transactions ended when their groups were
+        last checked."""
         self._owned_max = GROUPS_MAX + GROUPS_MAX // 4
-        """With more owned groups than these some are forgotten."""
+        """Number of owned groups beyond which some are freed."""
         self._owned_max_if_short = GROUPS_MIN
-        """The same where there is no room for them."""
+        """A lower limit, used while memory for queues is short."""
         self.assigned_count = self.freed_count = 0
-        """How often a group became somebody's, and how often one could be had that could not before."""
+        """Number of times that a group got an owner, and that messages of a group became available."""
         self._delayed: dict[str, set[tuple[int, int]]] = {}
-        """Rank and sequence of what waits for its next try."""
+        """Rank and sequence of delayed messages, by group."""
         self._first_delayed: dict[str, tuple[int, int]] = {}
 
     def is_open_to(self, consumer: BrokerConsumer, group: str) -> bool:
         return self.owners.get(group, consumer) is consumer
 
     def has_earlier_delayed(self, group: str, rank: int, sequence: int) -> bool:
-        """An earlier message of the group waits for its next try."""
+        """Return whether an earlier message of the group waits for its next try."""
         first = self._first_delayed.get(group)
         return first is not None and first < (rank, sequence)
 
     def on_dispatched(self, entry: Entry, consumer: BrokerConsumer) -> None:
-        """A message of a group is dispatched to a consumer."""
+        """Make the consumer the owner of the dispatched message's group, or free the group if the message closes it."""
         group = entry.group
         assert entry.message is not None, "what has left memory is read first"
         owner = self.owners.pop(group, None)
@@ -100,21 +99,23 @@ class GroupOwnership:
             self._on_freed(group)
 
     def suspend_owner(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        """Nothing until `wake_owner`: what it and its transactions have nothing of is free. The groups are of this
-        queue."""
+        """Free the consumer's groups without held messages, now and until `wake_owner`; `queue` is the queue of
+        these groups."""
         self.suspended_owners[consumer] = _NEVER_CHECKED
         self.free_groups_of_suspended(queue)
 
     def wake_owner(self, consumer: BrokerConsumer, queue: Queue) -> None:
-        # What became free while it rested is free, though nobody has looked since.
+        # Groups that became free while it was suspended are free, even if no check has noticed it yet.
         self.free_groups_of_suspended(queue)
         self.suspended_owners.pop(consumer, None)
 
     def free_groups_of_suspended(self, queue: Queue) -> None:
-        """To be called before a message of this queue, whose groups these are, is given to anybody."""
+        """Free groups of suspended consumers that hold no message of them, nor do their transactions. Called before
+        each dispatch from `queue`, the queue of these groups."""
         for consumer, seen in self.suspended_owners.items():
             session = consumer.session
-            # It gets nothing: what it has grows no more, and leaves it for good, or for a transaction, which ends.
+            # A suspended consumer gets nothing: what it holds only leaves it, for good or for a transaction, which
+            # ends. So groups become free only if one of these numbers changes.
             now = (len(consumer.held), session.transactions.ended_count)
             if now == seen:
                 continue
@@ -129,7 +130,7 @@ class GroupOwnership:
                         self._free(group)
 
     def on_unsubscribed(self, consumer: BrokerConsumer) -> None:
-        """A consumer has ended: its groups are free."""
+        """Free the groups of a consumer that has ended."""
         self.suspended_owners.pop(consumer, None)
         freed = [group for group, owner in self.owners.items() if owner is consumer]
         for cursor in self._cursors():
@@ -138,13 +139,13 @@ class GroupOwnership:
             self._free(group)
 
     def on_delayed(self, entry: Entry) -> None:
-        """A message waits for its next try, in `Lane.delayed`."""
+        """Hold back a group from a delayed message on."""
         key = (entry.lane.rank, entry.sequence)
         self._delayed.setdefault(entry.group, set()).add(key)
         self._first_delayed[entry.group] = min(key, self._first_delayed.get(entry.group, key))
 
     def on_delay_ended(self, entry: Entry) -> None:
-        """It waits no longer, for whatever reason."""
+        """End a delay; only other delayed messages hold back the group from now on."""
         group = entry.group
         delayed = self._delayed.get(group, set())
         delayed.discard((entry.lane.rank, entry.sequence))
@@ -173,13 +174,13 @@ class GroupOwnership:
         self._on_freed(group)
 
     def _free_oldest(self, count: int) -> None:
-        """Let all but so many groups be free, those that were dispatched longest ago, if nothing of them is held."""
+        """Free all but the `count` groups dispatched last, except those of which messages are held."""
         held = {entry.group for consumer in set(self.owners.values()) for entry in consumer.held.values()}
         oldest = list(self.owners)[: len(self.owners) - count]
         for group in oldest:
             if group not in held:
                 self._free(group)
-        # Not at once again, should all be held.
+        # If all are held, the next dispatch must not try again.
         self._owned_max = max(GROUPS_MAX, len(self.owners)) + GROUPS_MAX // 4
         self._owned_max_if_short = min(GROUPS_MIN + len(self.owners) * 5 // 4, self._owned_max - 1)
 
@@ -188,12 +189,12 @@ _NEVER_CHECKED = (-1, -1)
 
 
 def group_bytes(group: str) -> int:
-    """Bytes that it takes to know whose a group is, roughly."""
+    """Return the approximate bytes of memory for one group's owner."""
     return GROUP_BYTES + getsizeof(group)
 
 
 class GroupScanCursor(ScanCursor):
-    """How far one lane of a queue with groups was tested for one selector, and what was found in it."""
+    """A ScanCursor for a lane of a queue with groups."""
 
     __slots__ = (
         "_group_queues",
@@ -210,22 +211,22 @@ class GroupScanCursor(ScanCursor):
         super().__init__(lane, selector)
         self._groups = groups
         self._group_queues: dict[str, list[int]] = {}
-        """What was found of each group, as heaps of sequences."""
+        """Group queues, as heaps of sequences."""
         self._skipped: dict[str, int] = {}
-        """Groups of which nothing more was noted from this sequence on."""
+        """Sequence from which on messages of a group were skipped."""
         self._refilling: dict[str, int] = {}
-        """The same of those for which the lane is gone through once more."""
+        """Sequence from which on the lane is scanned again for a group."""
         self._refill_until = 0
-        """If that is so, up to where the lane was tested already."""
+        """During a refill, the sequence up to which the lane had been tested before it; else 0."""
         self.heads_by_owner: dict[BrokerConsumer | None, list[tuple[int, str]]] = {}
-        """Where the groups of each consumer begin, as heaps; None has the free ones. Some are no longer true, see
+        """Heads of group queues by owner, as heaps; None has those of free groups. Stale ones differ from
         `_head_by_group`."""
         self._head_by_group: dict[str, tuple[BrokerConsumer | None, int]] = {}
-        """Of each group where among the heads it stands, if it does."""
+        """Owner and sequence of each group's valid entry in `heads_by_owner`."""
         self.needs_refill = False
-        """Somebody waits for what was passed over."""
+        """A consumer waits for skipped messages."""
 
-    # ---- How far it is tested ----
+    # ---- Progress of the tests ----
 
     @property
     def tested_to(self) -> int:
@@ -237,7 +238,7 @@ class GroupScanCursor(ScanCursor):
 
     @property
     def is_full(self) -> bool:
-        # A lane is gone through once more for those who wait already.
+        # A refill goes on however much was found: consumers wait for it.
         return not self._refill_until and self._has_found_enough
 
     @property
@@ -265,7 +266,7 @@ class GroupScanCursor(ScanCursor):
             self.pending.clear()
 
     def refill(self) -> None:
-        """Go through the lane once more from where messages were passed over; not before the last time is over."""
+        """Scan the lane again from the first skipped message on, unless a refill is under way."""
         self.needs_refill = False
         if self._refill_until:
             return
@@ -278,7 +279,7 @@ class GroupScanCursor(ScanCursor):
             self.position = min(self._refilling.values()) - 1
             self.pending = []
 
-    # ---- What is found ----
+    # ---- Matches found ----
 
     def matches(self, message: SentMessage, sequence: int) -> bool:
         if not super().matches(message, sequence):
@@ -327,8 +328,8 @@ class GroupScanCursor(ScanCursor):
         self.update_head(group)
 
     def _will_be_refilled(self, entry: Entry) -> bool:
-        """It is come upon when the lane is gone through once more for its group. What comes back before the place from
-        which that fills its group is not: all of the group is known there."""
+        """Return whether the current refill will reach the entry; not if it precedes the sequence from which its
+        group is refilled: up to there the group queue has all of the group."""
         return entry.sequence > self.position and entry.sequence >= self._refilling.get(entry.group, UNBOUNDED)
 
     def _limit_per_group(self) -> int:
@@ -339,17 +340,17 @@ class GroupScanCursor(ScanCursor):
         if since is not None:
             return sequence >= since
         group_queue = self._group_queues.get(group)
-        # What goes before all that is known of it is what is waited for.
+        # A message before all known ones of its group is never skipped: consumers wait for it.
         if not group_queue or sequence < group_queue[0] or len(group_queue) < self._limit_per_group():
             return False
         self._skipped[group] = sequence
         self._refilling.pop(group, None)
         return True
 
-    # ---- What is next ----
+    # ---- Next message ----
 
     def update_head(self, group: str) -> None:
-        """See that a group stands among the right heads, at its place."""
+        """Put the group's head into `heads_by_owner`, unless it is valid there or the group is held back."""
         sequence, _ = self._head_and_is_known(group)
         owner = self._groups.owners.get(group)
         if sequence is None or self._groups.has_earlier_delayed(group, self.lane.rank, sequence):
@@ -359,8 +360,8 @@ class GroupScanCursor(ScanCursor):
             heappush(self.heads_by_owner.setdefault(owner, []), (sequence, group))
 
     def first_for(self, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
-        """The first of what was found that a consumer could take, or anybody who owns no group (None); True if it has
-        to wait for what is tested, or for what was passed over."""
+        """Return the first found message that the consumer (None: any without groups of its own) could take. If it
+        must wait for tests or a refill: None and True."""
         ungrouped = self._first_ungrouped()
         candidates = [] if ungrouped is None else [(ungrouped, True)]
         for owner in (None,) if consumer is None else (None, consumer):
@@ -378,11 +379,11 @@ class GroupScanCursor(ScanCursor):
         return self.found[sequence], False
 
     def groups_with_heads(self) -> list[str]:
-        """Those of which something is noted that could be next for somebody."""
+        """Return the groups whose heads could be next for a consumer."""
         return list(self._head_by_group)
 
     def is_owned_by_another(self, group: str, consumer: BrokerConsumer) -> bool:
-        """Something of this group waits, and it is another consumer's."""
+        """Return whether messages of this group wait here and another consumer owns it."""
         return not self._groups.is_open_to(consumer, group) and self._head_and_is_known(group)[0] is not None
 
     def _first_ungrouped(self) -> int | None:
@@ -409,7 +410,7 @@ class GroupScanCursor(ScanCursor):
         return None
 
     def _head_and_is_known(self, group: str) -> tuple[int | None, bool]:
-        """Where a group begins, and whether that is a message, and not what was passed over."""
+        """Return the sequence where a group begins, and whether it is a known message, not a skipped one."""
         group_queue = self._group_queues.get(group)
         while group_queue and not self._is_current(group_queue[0]):
             heappop(group_queue)

@@ -1,8 +1,8 @@
-"""Which of a queue's selectors can want a message, told without comparing it with each.
+"""Index of a queue's selectors by the property values that they require, to avoid comparing a message with each.
 
 A hundred consumers that each wait for a value of their own (`JMSCorrelationID = '17'`) have a hundred selectors, of
-which one wants a message at most. What such a selector asks of one property is kept here by that; what a message says
-of it is looked for once, however many selectors there are.
+which at most one matches a message. Such a selector is indexed by the value that it requires of one property; that
+property of a message is looked up once, however many selectors there are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from truenext.model.message import SentMessage
 from truenext.model.selector import HeaderProperty, Selector
 
 KEYS_PER_SELECTOR_MAX = 8
-"""Texts up to which a selector is kept by each: more take more memory in each queue than they save time."""
+"""Values of one selector, at most: more would take more memory in each queue than the time saved is worth."""
 
 
 class KeyedScans:
@@ -20,9 +20,9 @@ class KeyedScans:
 
     def __init__(self) -> None:
         self._by_property: dict[HeaderProperty, dict[str, dict[QueueScan, None]]] = {}
-        """By the property that has to be one of certain texts, and by these."""
+        """Scans by the property that their selectors require, and by its value."""
         self._unkeyed_scans: dict[QueueScan, None] = {}
-        """Those of which no such thing is known."""
+        """Scans whose selectors require no property to have one of a few values."""
 
     def add(self, scan: QueueScan) -> None:
         required = _required_property(scan.selector)
@@ -62,7 +62,7 @@ class KeyedScans:
 
 
 def key_count(selector: Selector | None) -> int:
-    """As how many texts it is kept."""
+    """Return the number of values by which the selector is indexed."""
     required = _required_property(selector)
     return 0 if required is None else len(required[1])
 

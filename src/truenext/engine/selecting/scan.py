@@ -1,4 +1,4 @@
-"""The progress of one selector in a queue: what it wants, and how far each lane was tested."""
+"""The scan of a queue for one selector: the matches found, and how far each lane was tested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from truenext.model.message import SentMessage
 from truenext.model.selector import Selector
 
 PENDING_ENTRIES_MAX = 10_000
-"""Messages of a lane that are noted at a time to be tested: to get to the middle of a lane takes a while."""
+"""Messages of a lane to collect at once for tests: reaching the middle of a lane takes a while."""
 
 
 def _descending_sequence(entry: Entry) -> int:
@@ -21,7 +21,7 @@ def _descending_sequence(entry: Entry) -> int:
 
 
 class ScanCursor:
-    """How far one lane was tested for one selector, and what was found in it."""
+    """Position up to which one lane was tested for one selector, and the matches found."""
 
     __slots__ = ("_found_heap", "_selector", "_untested", "found", "lane", "pending", "pending_to", "position")
 
@@ -29,17 +29,17 @@ class ScanCursor:
         self._selector = selector
         self.lane = lane
         self.position = 0 if len(lane) else UNBOUNDED
-        """All that waits in the lane up to this sequence was tested."""
+        """Sequence up to which all messages waiting in the lane were tested."""
         self.found: dict[int, Entry] = {}
-        """What is wanted, by sequence; some may have been taken by others."""
+        """Matches by sequence; some may have been dispatched to other consumers."""
         self._found_heap: list[int] = []
-        """The same, as a heap."""
+        """Sequences of `found`, as a heap."""
         self._untested = NO_SEQUENCES
-        """Those whose bodies have left memory, so that they are still to be tested."""
+        """Sequences of found messages that were unloaded, and so could not be tested yet."""
         self.pending: list[Entry] = []
-        """What follows in memory, the last first."""
+        """Messages in memory to test next, the last first."""
         self.pending_to = 0
-        """Up to here."""
+        """Last sequence in `pending`."""
 
     @property
     def is_unfinished(self) -> bool:
@@ -47,7 +47,7 @@ class ScanCursor:
 
     @property
     def tested_to(self) -> int:
-        """All that waits in the lane up to this sequence was tested, if not of groups."""
+        """Sequence up to which all messages waiting in the lane were tested, or skipped for their group."""
         return self.position
 
     @property
@@ -56,22 +56,22 @@ class ScanCursor:
 
     @property
     def has_space(self) -> bool:
-        """Of what may wait half was taken."""
+        """Whether at most half of the matches that may wait do: then a full scan goes on."""
         return len(self.found) <= SCAN_FOUND_MAX // 2
 
     def stop_before(self, sequence: int) -> bool:
-        """If too much was found go no further than before this one."""
+        """Stop before this sequence if the scan is full; return whether it is."""
         if not self.is_full:
             return False
         self.position = sequence - 1
         return True
 
     def advance_to(self, sequence: int) -> None:
-        """All up to this one was tested."""
+        """Note that all messages up to this sequence were tested."""
         self.position = sequence
 
     def first(self) -> Entry | None:
-        """The first of what was found, if all before it was tested. One without a body has to be read."""
+        """Return the first match, if all messages before it were tested. It must be read first if it is unloaded."""
         while self._found_heap:
             sequence = self._found_heap[0]
             entry = self.found[sequence]
@@ -92,7 +92,7 @@ class ScanCursor:
         return self._selector is None or self._selector.matches(message)
 
     def test(self, entry: Entry) -> bool:
-        """Add a message that waits, if it is wanted or that cannot be said yet. True if it was added."""
+        """Add a waiting message if it matches, or is unloaded and cannot be tested yet; return whether it was added."""
         message = entry.message
         sequence = entry.sequence
         if message is None:
@@ -103,7 +103,7 @@ class ScanCursor:
         return True
 
     def on_arrived(self, entry: Entry) -> bool:
-        """The same of one that has just arrived."""
+        """Test a message that has just arrived; return whether it was added."""
         return self.test(entry)
 
     def add(self, entry: Entry) -> None:
@@ -119,21 +119,20 @@ class ScanCursor:
             self.add_pending(entry)
 
     def add_pending(self, entry: Entry) -> None:
-        """One came back that is not tested yet: if what follows it was noted it is noted too. It is not among what was
-        found: too much of that would leave no room to test what is before it.
-        """
+        """Add a requeued, untested message to `pending`, if it belongs there; not to `found`: too many there would
+        leave no space for tests of earlier messages."""
         pending = self.pending
         if not pending or entry.sequence > self.pending_to:
             return
         index = bisect_left(pending, -entry.sequence, key=_descending_sequence)
         if index < len(pending) and pending[index].sequence == entry.sequence:
-            # It was noted before somebody took it.
+            # It was pending already before it was dispatched.
             pending[index] = entry
         else:
             pending.insert(index, entry)
 
     def load_pending(self) -> None:
-        """See what follows in memory; nothing if nothing does."""
+        """Collect the messages in memory that follow the position, if there are any."""
         lane = self.lane
         pending = lane.entries_between(
             self.position, lane.horizon, limit=PENDING_ENTRIES_MAX, with_delayed=False, with_unread=False
@@ -146,7 +145,7 @@ class ScanCursor:
             self.advance_to(up_to)
 
     def test_pending(self, count: int) -> int:
-        """Test what follows in memory, at most so much. Returns how much that was."""
+        """Test up to `count` pending messages; return how many."""
         remaining = count
         pending = self.pending
         while pending and remaining > 0 and not self.is_full:
@@ -159,30 +158,28 @@ class ScanCursor:
 
 
 class QueueScan:
-    """What one selector wants of a queue."""
+    """The scan of a queue for one selector, shared by all consumers that have it."""
 
     __slots__ = ("consumers", "cursors", "selector")
 
     def __init__(self, selector: Selector | None, cursors: dict[int, ScanCursor]) -> None:
         self.selector = selector
-        """None wants all; only where there are groups."""
+        """Selector; None matches all, and is used only with groups."""
         self.consumers = 0
         self.cursors = cursors
-        """By rank, those of the lanes in which there can be anything that is wanted."""
+        """Cursors of the lanes that can contain matches, by rank."""
 
 
 class ConsumerScans:
-    """The scan of each consumer that has one, in each of its queues."""
-
     __slots__ = ("_by_consumer", "_by_wildcard")
 
     def __init__(self) -> None:
         self._by_consumer: dict[BrokerConsumer, QueueScan] = {}
-        """Of those who take from one queue."""
+        """Scans of consumers of one queue."""
         self._by_wildcard: dict[BrokerConsumer, dict[Queue, QueueScan]] = {}
 
     def find_scan(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
-        """None if it wants all, in a queue without groups."""
+        """Return the consumer's scan in a queue; None if it matches all and the queue has no groups."""
         if consumer.queue is not None:
             return self._by_consumer.get(consumer)
         scans = self._by_wildcard.get(consumer)
@@ -195,7 +192,7 @@ class ConsumerScans:
             self._by_wildcard.setdefault(consumer, {})[queue] = scan
 
     def remove(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
-        """It takes from a queue no more. Returns the scan that it had there."""
+        """Remove the scan of a consumer that leaves a queue, and return it."""
         if consumer.queue is not None:
             return self._by_consumer.pop(consumer, None)
         scans = self._by_wildcard.get(consumer)

@@ -1,15 +1,15 @@
-"""What the selectors of a queue's consumers want, wherever it is.
+"""Selectors of a queue's consumers: find their matches in memory and in the store.
 
-Each selector is one `QueueScan`, however many consumers have it. In each lane that there is, and that it can want
-anything of, it has a `ScanCursor`; a lane that is made later gets one when it is made:
+Each selector has one `QueueScan`, however many consumers use it. The scan has a `ScanCursor` in each lane that can
+contain matches; a lane that is created later gets one then:
 
-    tested                                 position            not tested yet
-    <----- `found`: what it wants of it -----> | <--- in memory, in slices; in the store, page by page --->
+    tested                            position          not tested yet
+    <---- matches are in `found` ----> | <---- in memory, in slices; in the store, page by page ---->
 
-What arrives where all is tested, or is given back where it is tested, is compared at once. So a consumer's next message
-is the first of what was found; if there is none, and not all is tested, its consumers wait. What is found above the
-horizon is plucked (horizon.py): it comes into memory alone, and the horizon stays. If too much was found and not taken,
-the position stays where it is until some was. Source: docs/contract.md, "True next"
+A message that arrives when all is tested, or is requeued in the tested part, is compared at once. So a consumer's
+next message is the first match found; if there is none, and not all is tested, its consumers wait. A match above the
+horizon is loaded early (horizon.py): it alone comes into memory, and the horizon stays. If too many matches wait,
+the position stays where it is until some were dispatched. Source: docs/contract.md, "True next"
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from truenext.model.limits import SCAN_MESSAGES_PER_TURN
 from truenext.model.selector import Selector
 
 Load = Callable[[Lane, PageMessage], Entry]
-"""Brings a message of a page into memory; it may have to wait for its next try."""
+"""Function that loads a message of a page into memory; the message may be delayed."""
 
 
 class QueueSelection:
-    """The selectors of one queue."""
+    """Selectors of one queue."""
 
     __slots__ = ("_keyed", "_memory", "consumer_scans", "groups", "queue", "scans", "unfinished_cursors")
 
     def __init__(self, queue: Queue, memory: MemoryBudget, consumer_scans: ConsumerScans) -> None:
-        """`consumer_scans` has those of the consumers of all queues."""
+        """`consumer_scans` has the scans of the consumers of all queues."""
         self._memory = memory
         self.queue = queue
         self.scans: dict[str, QueueScan] = {}
-        """By the text of the selector."""
+        """Scans by the text of their selector."""
         self.consumer_scans = consumer_scans
         self.groups: GroupOwnership | None = None
-        """Since the queue has had a message of one."""
+        """Groups of the queue; None before its first message that has one."""
         memory.queue_bytes += SELECTION_BYTES
         self._keyed = KeyedScans()
         self.unfinished_cursors: dict[ScanCursor, None] = {}
-        """Places that are not tested to their ends."""
+        """Cursors that have not tested their whole lane."""
         for lane in queue.lanes:
             lane.allocate_selected()
 
     def on_lane_created(self, lane: Lane) -> None:
-        """There is a new lane; nothing is in it."""
+        """Add cursors for a new, empty lane."""
         lane.allocate_selected()
         for scan in self.scans.values():
             if self._may_match(scan.selector, lane):
@@ -100,7 +100,7 @@ class QueueSelection:
         return {lane.rank: self._new_cursor(selector, lane) for lane in lanes}
 
     def _may_match(self, selector: Selector | None, lane: Lane) -> bool:
-        # Where there are groups any lane: a message that waits for its next try holds back its group.
+        # With groups, any lane: a delayed message holds back its group.
         return self.groups is not None or (selector is not None and lane.rank in selector.ranks)
 
     def _new_cursor(self, selector: Selector | None, lane: Lane) -> ScanCursor:
@@ -112,7 +112,7 @@ class QueueSelection:
         return SELECTOR_BYTES + KEYED_BYTES * key_count(scan.selector) + len(scan.cursors) * of_lane
 
     def close(self) -> None:
-        """Nobody needs it any more, or there is no queue."""
+        """End the selection of a queue that needs none any more, or was removed."""
         queue = self.queue
         self._memory.queue_bytes -= SELECTION_BYTES + sum(map(self._scan_bytes, self.scans.values()))
         if self.groups is not None:
@@ -124,7 +124,7 @@ class QueueSelection:
             lane.free_selected()
 
     def start_groups(self, consumers: Iterable[BrokerConsumer]) -> None:
-        """All is tested anew, for all consumers: these."""
+        """Begin to track groups; all messages are tested again, for `consumers`: all consumers of the queue."""
         queue = self.queue
         self._memory.queue_bytes += GROUPS_BYTES - sum(map(self._scan_bytes, self.scans.values()))
         self.groups = GroupOwnership(self.group_cursors, self._memory)
@@ -142,10 +142,10 @@ class QueueSelection:
                 assert isinstance(cursor, GroupScanCursor), "there are groups"
                 yield cursor
 
-    # ---- What comes and goes ----
+    # ---- Messages that arrive, return or leave ----
 
     def on_arrived(self, entry: Entry) -> None:
-        """A message has just got its place at the end of its lane."""
+        """Test a message that has just been added to the end of its lane."""
         lane = entry.lane
         is_match = False
         assert entry.message is not None, "it has just arrived"
@@ -164,7 +164,7 @@ class QueueSelection:
             update_horizon(lane)
 
     def on_requeued(self, entry: Entry) -> None:
-        """A message is in its lane again."""
+        """Test a message that was requeued."""
         for scan in self.scans.values():
             cursor = scan.cursors.get(entry.lane.rank)
             if cursor is not None:
@@ -178,29 +178,30 @@ class QueueSelection:
 
     @property
     def existing_groups(self) -> GroupOwnership:
-        """To be asked of a queue in which a message has a group."""
+        """Groups of a queue that has had a message with one."""
         assert self.groups is not None, "it has had a message of a group"
         return self.groups
 
     def on_horizon_lowering(self, lane: Lane) -> None:
-        """The horizon of a lane is about to move down."""
+        """Drop pending messages, before the horizon of a lane moves down."""
         for scan in self.scans.values():
             cursor = scan.cursors.get(lane.rank)
             if cursor is not None:
                 cursor.pending = []
 
     def has_found(self, entry: Entry) -> bool:
-        """It has to stay known, whatever leaves memory."""
+        """Return whether a scan has found the entry: then it must stay in memory, with or without its body."""
         for scan in self.scans.values():
             cursor = scan.cursors.get(entry.lane.rank)
             if cursor is not None and entry.sequence in cursor.found:
                 return True
         return False
 
-    # ---- What was there before ----
+    # ---- Messages that were there before ----
 
     def next_cursor(self) -> ScanCursor | None:
-        """Where something is to be tested, in the order of the lanes. Half of what may wait has to be taken first."""
+        """Return the cursor to go on with: of those that are unfinished and have space, that of the highest
+        priority."""
         return min(
             (cursor for cursor in self.unfinished_cursors if cursor.has_space),
             key=lambda cursor: cursor.lane.rank,
@@ -208,7 +209,7 @@ class QueueSelection:
         )
 
     def test_slice(self, cursor: ScanCursor) -> bool:
-        """Test a slice. True if what follows on its position has to be read."""
+        """Test a slice; return whether the next messages must be read from the store."""
         lane = cursor.lane
         remaining = SCAN_MESSAGES_PER_TURN
         while remaining > 0 and cursor.is_unfinished and not cursor.is_full:
@@ -226,7 +227,7 @@ class QueueSelection:
         return False
 
     def test_page(self, lane: Lane, after_sequence: int, last: int, found: list[PageMessage], load: Load) -> None:
-        """Test what a page shows behind the one sequence, and up to the other."""
+        """Test a page, which has the messages after `after_sequence` up to `last`."""
         cursors = [
             cursor
             for cursor in self.unfinished_cursors
@@ -246,8 +247,7 @@ class QueueSelection:
         last: int,
         load: Load,
     ) -> None:
-        """Test what is above the horizon, up to `last`: what is on a page, what is being written, and what was plucked
-        already."""
+        """Test messages above the horizon, up to `last`: on a page, being written, or loaded early."""
         selected = lane.selected
         assert selected is not None, "somebody has a selector"
         in_memory = {
@@ -286,7 +286,7 @@ class QueueSelection:
 
 
 def bytes_to_join(queue: Queue, selection: QueueSelection | None, selector: Selector) -> int:
-    """Bytes that one consumer more, with this selector, makes a queue take, which has this QueueSelection."""
+    """Return the bytes that one more consumer with this selector adds to a queue that has this QueueSelection."""
     size = SELECTOR_BYTES + KEYED_BYTES * key_count(selector)
     if selection is None:
         size += SELECTION_BYTES + len(queue.lanes) * SELECTED_ENTRIES_BYTES

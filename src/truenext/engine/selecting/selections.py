@@ -1,6 +1,6 @@
-"""The selectors of all queues, and in which order their scans go on.
+"""Selections of all queues, and the order in which their scans go on.
 
-One slice of one queue in a turn, and one page at a time for all queues.
+In each turn one slice of one queue is tested. One page at a time is read, for all queues together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from truenext.model.selector import Selector
 
 
 class ScanRead(SideRead):
-    """A page that is read to be tested."""
+    """Read of a page that is to be tested."""
 
     __slots__ = ("_selections", "horizon_rise_count")
 
@@ -58,13 +58,12 @@ class Selections(BackgroundTask):
         self._clients = state.clients
         self.scans = ConsumerScans()
         self.by_queue: dict[Queue, QueueSelection] = {}
-        """Those of which some consumers have selectors, or that have groups."""
+        """Selections of the queues that have consumers with selectors, or groups."""
         self._active: dict[QueueSelection, None] = {}
-        """Those that have something to test, the one that was served last at the end."""
+        """Selections with messages to test, the one served last at the end."""
         self._awaiting_page: dict[QueueSelection, None] = {}
-        """Those that need a page when the one that is being read is there."""
+        """Selections that need a page, and wait until the current read ends."""
         self._current_read: ScanRead | None = None
-        """The page that is being read."""
 
     @property
     def has_work(self) -> bool:
@@ -74,13 +73,13 @@ class Selections(BackgroundTask):
         return bool(self._active)
 
     def subscribe(self, consumer: BrokerConsumer, queue: Queue, selector: Selector | None) -> None:
-        """To be told of those with a selector, and of all where there are groups."""
+        """Register a consumer with a selector, or any consumer of a queue with groups."""
         selection = self._get_or_create(queue)
         selection.add(consumer, selector)
         self.activate_selection(selection)
 
     def start_groups(self, queue: Queue) -> None:
-        """A queue has a message of a group, for the first time in this run."""
+        """Begin to track the groups of a queue, with its first message that has one in this run."""
         selection = self._get_or_create(queue)
         selection.start_groups(self._clients.receivers_of(queue).all())
         self.activate_selection(selection)
@@ -92,15 +91,15 @@ class Selections(BackgroundTask):
         return selection
 
     def scan_of(self, consumer: BrokerConsumer, queue: Queue) -> QueueScan | None:
-        """What is wanted of a queue by a consumer with a selector; of one with groups everybody has one."""
+        """Return the scan of a consumer in a queue; None if it has no selector and the queue no groups."""
         return self.scans.find_scan(consumer, queue)
 
     def bytes_to_join(self, queue: Queue, selector: Selector) -> int:
-        """Bytes that one consumer more, with this selector, makes a queue take."""
+        """Return the bytes that one more consumer with this selector adds to a queue."""
         return bytes_to_join(queue, self.by_queue.get(queue), selector)
 
     def existing_groups_of(self, queue: Queue) -> GroupOwnership:
-        """To be asked of a queue in which a message has a group."""
+        """Return the groups of a queue that has had a message with one."""
         return self.by_queue[queue].existing_groups
 
     def remove_consumer(self, consumer: BrokerConsumer, queue: Queue) -> None:
@@ -113,7 +112,7 @@ class Selections(BackgroundTask):
                 self.drop_selection(queue)
 
     def drop_selection(self, queue: Queue) -> None:
-        """There is nobody with a selector any more, and nothing of a group; or no queue."""
+        """Drop the selection of a queue that has neither selectors nor groups any more, or was removed."""
         selection = self.by_queue.pop(queue, None)
         if selection is not None:
             for consumer in self._clients.receivers_of(queue).all():
@@ -123,13 +122,13 @@ class Selections(BackgroundTask):
             selection.close()
 
     def activate_queue(self, queue: Queue) -> None:
-        """Something may have become possible in a queue."""
+        """Go on with the scans of a queue, if they can."""
         selection = self.by_queue.get(queue)
         if selection is not None:
             self.activate_selection(selection)
 
     def activate_selection(self, selection: QueueSelection) -> None:
-        """Something may have become possible."""
+        """Go on with the scans of a selection, if they can."""
         current_read = self._current_read
         if selection in self._awaiting_page or (
             current_read is not None and current_read.lane.queue is selection.queue
@@ -157,9 +156,9 @@ class Selections(BackgroundTask):
         return ()
 
     def on_page_read(self, read: ScanRead, page: PageResult) -> None:
-        """Test a page, which names no batch that is not known to be durable.
+        """Test a page; all batches that it contains are known to be durable.
 
-        Raises: StoreError if the store has lost something
+        Raises: StoreError if the store has lost messages.
         """
         lane = read.lane
         self._current_read = None
@@ -167,7 +166,7 @@ class Selections(BackgroundTask):
         self._active.update(waiting)
         self._commit_state.active_work[self] = None
         if lane.selected is not None:
-            # Else its subscription has ended.
+            # Otherwise its subscription has ended.
             lane.selected.scan_read_count -= 1
             if lane.queue.observer is None:
                 lane.free_selected()
@@ -192,7 +191,7 @@ class Selections(BackgroundTask):
                 self._page_reader.collect_exhausted(self._page_reader.load_entry(lane, found, found.message))
                 lane.unread -= 1
             elif found.message.group and self._delayed_entries.remaining_ms(found.mark.due_ms):
-                # Whoever wants it, it holds back its group.
+                # It holds back its group, for all selectors.
                 waiting.append(found)
             else:
                 tested.append(found)
@@ -214,7 +213,7 @@ class Selections(BackgroundTask):
 
 
 def _is_page_current(read: ScanRead) -> bool:
-    """What a page does not show is still where it was when that was asked for."""
+    """Return whether messages that the page lacks are still where they were when it was requested."""
     lane = read.lane
     return (
         lane.selected is not None
@@ -224,5 +223,5 @@ def _is_page_current(read: ScanRead) -> bool:
 
 
 def _needs_groups(queue: Queue) -> bool:
-    """Nobody takes from it; a message of a group may be there, or come back."""
+    """Return whether a queue without consumers may still contain, or get back, messages of a group."""
     return queue.has_groups and (queue.is_needed or queue.has_unloaded_held)
