@@ -1,11 +1,11 @@
-"""What time it is, which batch gathers, what is durable, and who waits for that: the one owner of all of it.
+"""Commit state: the engine's time, the gathering batch, the last committed batch, and all that waits for a commit.
 
     tick            sets the time
-    batch           what the store must do next; every room adds to it
-    close_batch     it is made durable; the next one gathers
-    committed       it is durable: what waited for it is touched, or said
+    batch           changes for the store; every part of the engine adds to it
+    close_batch     hands it over to be made durable; the next one gathers
+    set_committed   it is durable: queues that waited for it are touched, answers sent
 
-A message is visible once `entry.batch <= commit_state.last_committed`. What waits for a batch keeps its number.
+A message is visible once `entry.batch <= commit_state.last_committed`. All that waits for a batch notes its number.
 """
 
 from __future__ import annotations
@@ -28,51 +28,52 @@ class CommitState:
     def __init__(self, events: EventLog, *, sequence_limit: int = 1) -> None:
         """No sequence from `sequence_limit` on was ever given out."""
         self.events = events
-        """What happened to every message; batches carry it to the history."""
+        """Events of all messages; batches carry them to the history."""
         self.now_ms = 0
         """Milliseconds since the epoch."""
         self.now_us = 0
-        """Microseconds since whenever, of a clock that does not jump."""
+        """Microseconds of a monotonic clock."""
         self.wall_clock_ahead_us = 0
-        """By how much the wall clock was ahead of that one, when it was most."""
+        """Largest lead of the wall clock over the monotonic one so far, in microseconds."""
         self.disk_level = DiskLevel.PLENTY
-        """For what senders bring."""
+        """Disk space for new messages."""
         self.is_stopped = False
-        """Nothing is dispatched, expires or becomes due any more: what waits is being written down."""
+        """True while the broker stops: nothing is dispatched, expires or becomes due; waiting messages are being
+        stored."""
         self.batch = Batch(1)
-        """The one that gathers."""
+        """The gathering batch."""
         self.last_committed = 0
-        """The last one that is known to be durable; so are all before it."""
+        """Number of the last batch known to be durable; so are all before it."""
         self.last_control_batch = 0
-        """The last one in which somebody has paused a queue, or moved or removed messages: answers wait for it."""
+        """Last batch in which a control request paused a queue, or moved or removed messages; replies wait for it."""
         self.is_batch_awaited = False
-        """Somebody waits for the gathering batch: a message to become visible, or an answer."""
+        """The gathering batch is needed soon: for a message to become visible, or for an answer."""
         self.touched_queues: dict[Queue, None] = {}
         """Queues in which a dispatch may have become possible, in order of the first touch."""
         self.touched_wildcards: dict[Wildcard, None] = {}
-        """Consumers of many queues that may have credit again."""
+        """Wildcard consumers that may have credit again."""
         self.active_work: dict[object, None] = {}
-        """The sources of work that has something to do, now or later: see BackgroundTask."""
+        """Background tasks with work to do, now or later; by key, see BackgroundTask."""
         self.waiting_queues: dict[int, dict[Queue, None]] = {}
-        """By the batch that makes messages visible in them."""
+        """Queues in which a batch makes messages visible, by its number."""
         self._answers: list[tuple[ConnectionState, Answer]] = []
         self._waiting_answers: dict[int, list[tuple[ConnectionState, Answer]]] = {}
-        """By the batch they wait for."""
+        """Answers that wait for a batch, by its number."""
 
         self.next_sequence = sequence_limit
         self.sequence_limit = sequence_limit
-        """Sequences below it are reserved durably: what has one of these may be seen."""
+        """First sequence that is not reserved durably; messages with lower ones may be visible."""
         self._requested_limit = sequence_limit
-        """What the store was last asked to reserve."""
+        """The limit last requested from the store."""
         self.sequences_requested_in = 0
-        """The batch that asked for it."""
+        """The batch that requested it."""
         self._first_sequences = (sequence_limit, sequence_limit)
-        """Of the batch that was handed over last, and of the gathering one."""
+        """First sequences of the batch that was handed over last, and of the gathering one."""
 
     # ---- Time ----
 
     def tick(self, now_us: int, steady_us: int) -> None:
-        """It is so many microseconds since the epoch, and by a clock that does not jump."""
+        """Set the time: microseconds since the epoch, and of the monotonic clock."""
         self.now_ms = now_us // 1000
         self.now_us = steady_us
         if now_us - steady_us > self.wall_clock_ahead_us:
@@ -83,16 +84,16 @@ class CommitState:
 
     @property
     def first_uncommitted_sequence(self) -> int:
-        """What has a sequence below it is durable."""
+        """First sequence of the batch handed over last; all lower ones are durable."""
         return self._first_sequences[0]
 
     @property
     def last_sequence(self) -> int:
-        """The last that was given out."""
+        """Last sequence that was given out."""
         return self.next_sequence - 1
 
     def allocate_sequence(self) -> int:
-        """The next one, for what is durable with the gathering batch at the earliest."""
+        """Return the next sequence, for a change that is durable with the gathering batch at the earliest."""
         sequence = self.next_sequence
         self.next_sequence = sequence + 1
         if sequence >= self._requested_limit:
@@ -100,14 +101,13 @@ class CommitState:
         return sequence
 
     def reserving_batch(self, sequence: int) -> int:
-        """The batch with which a sequence is reserved that was just given out and is not reserved yet: nobody may see
-        what has it before that."""
+        """Return the batch that reserves a sequence just given out; its message must not be visible before."""
         if sequence >= self._requested_limit:
             self.request_sequence_range()
         return self.sequences_requested_in
 
     def request_sequences_if_low(self) -> None:
-        """If few are left that were asked for."""
+        """Request a new range of sequences if few requested ones are left."""
         if self._requested_limit - self.next_sequence < SEQUENCE_BLOCK // 2:
             self.request_sequence_range()
 
@@ -121,11 +121,11 @@ class CommitState:
 
     @property
     def has_answers(self) -> bool:
-        """That are to be said now."""
+        """Whether there are answers to send now."""
         return bool(self._answers)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
-        """Say something to a connection once all that it asked for so far is durable, in order."""
+        """Send an answer to a connection once all its earlier commands are durable; answers stay in order."""
         if session.last_batch <= self.last_committed:
             self._answers.append((session, answer))
         else:
@@ -135,7 +135,7 @@ class CommitState:
                 self.is_batch_awaited = True
 
     def take_answers(self) -> list[tuple[ConnectionState, Answer]]:
-        """What is to be said now."""
+        """Return the answers to send now, once."""
         answers, self._answers = self._answers, []
         return answers
 
@@ -143,35 +143,35 @@ class CommitState:
 
     @property
     def has_capacity(self) -> bool:
-        """More commands may be taken: sequences are left, and the gathering batch is not too large."""
+        """Whether more commands may be executed: sequences are left, and the gathering batch is not too large."""
         if self.sequence_limit - self.next_sequence < SEQUENCE_RESERVE:
             return False
         return self.batch.size + self.events.size < GATHERING_BYTES_MAX
 
     @property
     def is_full(self) -> bool:
-        """What can wait is not added to the gathering batch any more."""
+        """Whether the gathering batch is so large that work that can wait must not add to it."""
         return self.batch.size >= GATHERING_BYTES_MAX
 
     @property
     def has_batch(self) -> bool:
-        """There is something to write, or somebody waits for what need not be written any more."""
+        """Whether the gathering batch is to be closed: it has content or events, or is awaited."""
         return self.is_batch_awaited or not self.batch.is_empty() or not self.events.is_empty()
 
     @property
     def latest_batch(self) -> int:
-        """The last batch with anything in it."""
+        """Number of the gathering batch, or of the one before it if that is empty."""
         return self.batch.number if not self.batch.is_empty() else self.batch.number - 1
 
     def touch(self, consumer: BrokerConsumer) -> None:
-        """It may have credit again."""
+        """Note that the consumer may have credit again."""
         if isinstance(consumer, Wildcard):
             self.touched_wildcards[consumer] = None
         elif consumer.queue is not None:
             self.touched_queues[consumer.queue] = None
 
     def close_batch(self) -> Batch:
-        """The gathering batch, to be made durable."""
+        """Return the gathering batch, to be made durable, and begin the next one."""
         batch = self.batch
         batch.history = self.events.close_chunk(of_batch=not batch.is_empty())
         self.batch = Batch(batch.number + 1)
@@ -180,52 +180,52 @@ class CommitState:
         return batch
 
     def set_committed(self, batch: Batch) -> None:
-        """The batch is durable, and so are all before it. Call `queue_waiting_answers` after it, once whatever was only
-        waiting for that has been settled."""
+        """Note that the batch is durable, and so are all before it. The caller then settles all that only waited for
+        it, and calls `queue_waiting_answers`."""
         assert batch.number > self.last_committed
         self.last_committed = batch.number
         if not batch.is_empty():
-            # One that only carries history makes nothing visible, and would else be followed by another for ever.
+            # A batch of events alone makes nothing visible, and an event for it would cause another such batch, for
+            # ever.
             self.events.on_committed(batch.number)
         if batch.sequence_limit:
             self.sequence_limit = batch.sequence_limit
 
     def touch_waiting_queues(self) -> None:
-        """What has become visible is looked at in the next turn."""
+        """Touch the queues in which messages have become visible."""
         self.touched_queues.update(self.waiting_queues.pop(self.last_committed, {}))
 
     def queue_waiting_answers(self) -> None:
-        """What waited for the batch is said in the next turn."""
+        """Queue the answers that waited for the batch, to be sent with the next turn."""
         self._answers.extend(self._waiting_answers.pop(self.last_committed, ()))
 
 
-# ---- What all work has in common that goes on beside commands, a piece in each turn ----
+# ---- Background tasks: work that goes on beside commands, a slice in each turn ----
 #
-# Whoever comes to have some says so (`CommitState.active_work`), and is then asked in each turn whether a step would
-# do something, until it has none any more. So work costs nothing while there is none. What a step wants to be read
-# comes back by `StoreRead.on_page`.
+# A task that gets work adds itself to `CommitState.active_work`. Each turn then calls its `can_step`, until it has no
+# work any more; a task without work costs nothing. Pages that a step reads come back by `StoreRead.on_page`.
 
 
 class BackgroundTask(ABC):
     @property
     def active_work_key(self) -> object:
-        """What stands for it in `CommitState.active_work`."""
+        """Key in `CommitState.active_work`."""
         return self
 
     @property
     @abstractmethod
     def has_work(self) -> bool:
-        """There is something to do, now or later."""
+        """Whether there is work to do, now or later."""
 
     @abstractmethod
     def can_step(self) -> bool:
-        """A step would do something."""
+        """Return whether a step would do something."""
 
     @abstractmethod
     def step(self) -> Sequence[StoreRead]:
-        """Do a piece of it. Returns the pages that are wanted to go on."""
+        """Do a slice of the work; return reads of pages that it needs to go on."""
 
     def next_due_ms(self) -> int | None:
-        """When a step is needed though nothing else happens, in milliseconds since the epoch; None if never, or if that
-        is known only when something else has happened."""
+        """Return when a step is needed though nothing else happens, in milliseconds since the epoch; None if never,
+        or not known before something else happens."""
         return None

@@ -1,4 +1,4 @@
-"""What the store is told of a message: it is there, it failed, it is gone; and how the copies of one are written."""
+"""Changes of entries in a batch: storing, marking and removing messages, and sharing one content among copies."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from truenext.model.record import content_key, encode_record, encode_reference, 
 
 
 def introduce_queue(batch: Batch, queue: Queue) -> None:
-    """The store is to know a queue, though nothing is in it."""
+    """Introduce a queue to the store, even if it is empty."""
     queue.is_known_to_store = True
     batch.queues[queue.number] = queue.name
     batch.size += len(queue.name)
 
 
 def put(batch: Batch, entry: Entry) -> None:
-    """The message is to be stored; its queue is introduced to the store first if that does not know it."""
+    """Store a message; introduce its queue first if the store does not know it."""
     queue = entry.lane.queue
     if not queue.is_known_to_store:
         introduce_queue(batch, queue)
@@ -36,7 +36,7 @@ def put(batch: Batch, entry: Entry) -> None:
     else:
         record = encode_record(key, _as_stored(message, persistent=entry.persistent))
     if entry.persistent and not entry.content_number:
-        # Most are; the rest is for the others.
+        # A shortcut for the most common case.
         batch.puts[key] = record
         batch.size += len(record)
     else:
@@ -44,19 +44,18 @@ def put(batch: Batch, entry: Entry) -> None:
         batch.size += len(record) + _batch_overhead_bytes(entry)
     entry.store_batch = batch.number
     if entry.causes is not None:
-        # It has failed before: what is said of that may leave memory, too.
+        # It has failed before: its causes may leave memory, too.
         mark(batch, entry, 0)
 
 
 def _batch_overhead_bytes(entry: Entry) -> int:
-    """What a message takes in memory beside its record for as long as its batch does: of copies and of transients that
-    leave memory there may be very many in one batch."""
+    """Return the bytes beside its record that a message takes in memory as long as its batch does: of copies and of
+    evicted transients there may be very many in one batch."""
     return ENTRY_BYTES if entry.content_number or not entry.persistent else 0
 
 
 def put_content(batch: Batch, number: int, message: SentMessage, copies: int, *, persistent: bool) -> None:
-    """The content of a message is to be stored once for so many copies, each of which is to be put with the same batch,
-    with that number, and is as persistent."""
+    """Store a content once for `copies` copies; the same batch must put each copy with this number and persistence."""
     key = content_key(number)
     record = encode_record(key, _as_stored(message, persistent=persistent))
     (batch.puts if persistent else batch.transient_puts)[key] = record
@@ -65,12 +64,12 @@ def put_content(batch: Batch, number: int, message: SentMessage, copies: int, *,
 
 
 def dereference_content(batch: Batch, content: int, *, persistent: bool) -> None:
-    """A stored copy of a content is gone, which an earlier batch has put."""
+    """Remove a stored copy's reference to a content that an earlier batch has put."""
     (batch.dereferenced if persistent else batch.transient_dereferenced).append(content_key(content))
 
 
 def _cancel_content_copy(batch: Batch, content: int, *, persistent: bool) -> None:
-    """A copy of a content is not written at all."""
+    """Count one copy less of a content in this batch: the copy is not written at all."""
     key = content_key(content)
     copies = batch.marks[key].attempts - 1
     if copies:
@@ -81,12 +80,13 @@ def _cancel_content_copy(batch: Batch, content: int, *, persistent: bool) -> Non
 
 
 def _as_stored(message: SentMessage, *, persistent: bool) -> SentMessage:
-    """Its record says of which kind it is: for a subscription that ends with its connection all are transient."""
+    """Return the message as its record describes it: in a subscription that ends with its connection all are
+    transient."""
     return message if message.persistent == persistent else replace(message, persistent=persistent)
 
 
 def remove(batch: Batch, entry: Entry) -> None:
-    """A stored message is gone; one that is still to be written with this batch is not written at all."""
+    """Remove a stored message; if this batch would have put it, it is not written at all."""
     key = message_key(entry.lane.key, entry.sequence)
     if entry.store_batch == batch.number:
         batch.size -= len((batch.puts if entry.persistent else batch.transient_puts).pop(key)) + _batch_overhead_bytes(
@@ -107,8 +107,7 @@ def remove(batch: Batch, entry: Entry) -> None:
 
 
 def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
-    """How often a stored message was dispatched, how often a consumer failed with it, what is new of the causes, and
-    when it is due."""
+    """Store the attempts, deliveries, new causes and due time of a stored message."""
     entry.has_mark = True
     key = message_key(entry.lane.key, entry.sequence)
     batch.marks[key] = Mark(entry.attempts, entry.deliveries, due_ms, entry.was_lost)
@@ -120,15 +119,15 @@ def mark(batch: Batch, entry: Entry, due_ms: int) -> None:
         entry.causes = KnownCauses(known.first, known.last, batch.number)
 
 
-# ---- How the copies of one message are written: what is the same in all of them once, if there is enough of it ----
+# ---- Copies of one message: a large content is stored once for all of them ----
 #
 # The content of persistent copies is persistent, that of transient ones transient: after a crash the one is there with
-# all its references, and the other is gone with them. So a message may have two, and their numbers must differ: a
-# persistent one has the sequence of the first copy, a transient one that of the last of those that refer to it.
+# all its references, and the other is gone with them. So a message may have two, and their numbers must differ: the
+# persistent one has the sequence of the first copy, the transient one that of the last copy that refers to it.
 
 
 class ContentNumbers(NamedTuple):
-    """Numbers of the contents of one message; 0 if every record has its own."""
+    """Numbers of a message's persistent and transient content; 0 if every record has its own."""
 
     persistent: int
     transient: int
@@ -138,9 +137,8 @@ NO_CONTENTS = ContentNumbers(0, 0)
 
 
 def put_shared_content(batch: Batch, message: SentMessage, queues: Sequence[Queue], first: int) -> ContentNumbers:
-    """The content of a message that is about to be accepted in all these queues, with sequences from `first` on, is
-    written with this batch, as is every copy that has to be stored at once.
-    """
+    """Store a large content once, for all copies that the gathering batch stores of a message that is about to be
+    accepted in these queues, with sequences from `first` on."""
     if len(queues) < 2 or not _is_large(message):
         return NO_CONTENTS
     persistent = 0
@@ -160,7 +158,7 @@ def put_shared_content(batch: Batch, message: SentMessage, queues: Sequence[Queu
 
 
 def put_copies(batch: Batch, copies: Sequence[Entry]) -> None:
-    """Copies of one message, which the store does not have and which are all transient, are to be stored."""
+    """Store transient copies of one message that the store does not have yet."""
     message = copies[0].message
     assert message is not None, "what has left memory is in the store already"
     if len(copies) > 1 and _is_large(message):

@@ -1,10 +1,10 @@
-"""What happened to every message, in the order in which it happened, as bytes for the history.
+"""Log of the events of all messages, in the order in which they happen, encoded for the history.
 
-Events of one kind in one queue that follow one another make one block, whose columns are written at once: for a message
-an event costs an append to a list. So what a block says of an entry is what the entry says when the block ends; only
-events of another kind may change it, and those end the block first.
+Consecutive events of one kind in one queue make one block, whose columns are encoded at once: an event of a message
+costs an append to a list. So a block describes an entry as it is when the block ends; only events of another kind
+may change the entry, and those end the block first.
 
-Temporary queues are not accounted for: they are the private business of one connection.
+Temporary queues have no events: they are private to one connection.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _ACCEPTED, _DISPATCHED, _ACKNOWLEDGED, _RETURNED, _EXPIRED, _REMOVED, _OF_GROUP,
     )
 )
 BLOCK_US_MAX = 500
-"""Longest time in microseconds over which events share a block, and with it their time."""
+"""Longest time over which events share a block and its timestamp, in microseconds."""
 
 _SINGLE_EVENT = struct.Struct(BLOCK.format + "Q")
 _SINGLE_ACCEPTED = struct.Struct(_SINGLE_EVENT.format + "IB")
@@ -68,7 +68,7 @@ _RETURNED_CODES = {reason: REASONS.index(reason.value) for reason in RequeueReas
 
 
 def _reason_codes(wait: str) -> dict[RequeueReason | None, int]:
-    """None is what a page has shown, whose failure was told before."""
+    """Return the code of each reason; None is that of a message from a page, whose failure has had its event."""
     failures = (reason for reason in RequeueReason if reason is not RequeueReason.RELEASED)
     return {None: REASONS.index(wait)} | {reason: REASONS.index(f"{reason.value} and {wait}") for reason in failures}
 
@@ -82,53 +82,53 @@ class EventLog:
         self._now_us = 0
         self._unwritten_names: dict[int, str] = {}
         self._forgotten_numbers: list[int] = []
-        """Those of them of which nothing is told behind the chunk that is under way,"""
+        """Numbers of forgotten queues that may have events in the current chunk."""
         self._forgotten_in_file: list[int] = []
-        """behind the last chunk, while the file is the same,"""
+        """Numbers of forgotten queues that may have events in the current file, but only in earlier chunks."""
         self.reusable_numbers: list[int] = []
-        """and while it is another; see `take_reusable_numbers`."""
+        """Numbers of forgotten queues that have events only in earlier files; see `take_reusable_numbers`."""
         self._next_event = first_event
-        """Number of the next event, those of the block that is open not counted."""
+        """Number of the next event, without counting those of the open block."""
         self._chunk_event = first_event
         self._blocks: list[bytes] = []
         self.size = 0
-        """Bytes that wait to be handed over, the open block left out."""
+        """Bytes of finished blocks to hand over."""
         self._file_size = HISTORY_FILE_BYTES
-        """Bytes in the file so far: the first chunk begins one."""
+        """Bytes in the current file; initially full, so that the first chunk begins a file."""
 
         self._causes: dict[str, int] = {}
-        """Of the chunk that is under way, with what stands for them there."""
+        """Causes of the current chunk, with their numbers in it."""
 
-        # The block that is open.
+        # The open block.
         self._block_kind = -1
         self._block_code = 0
         self._block_queue = 0
         self._block_other = 0
         self._opened_us = 0
         self._started_entries: list[Entry] = []
-        """What was started since the open block began, or a little before,"""
+        """Entries of the block of started events, which is open beside the other."""
         self._started_consumer_numbers: list[int] = []
-        """the numbers of the consumers,"""
+        """Numbers of the consumers that started them."""
         self._started_us = 0
-        """and when the first of it was."""
+        """Time of the first of them."""
         self.block_entries: list[Entry] = []
-        """What the open block is of. Whoever finds it open for its own event may append to it."""
+        """Entries of the open block. A caller that finds it open for its own event may append to it."""
         self.accepting_queue: Queue | None = None
-        """The open block is of messages of no group accepted in this queue,"""
+        """Queue of the open block, if that has accepted events without groups."""
         self.accepting_batch = 0
-        """visible with this batch."""
+        """Batch that makes the messages of such a block visible."""
         self.acknowledging_queue: Queue | None = None
-        """The open block is of messages acknowledged in this queue."""
+        """Queue of the open block, if that has acknowledged events."""
         self._block_consumers: list[int] = []
 
     def tick(self, now_us: int) -> None:
-        """It is so many microseconds since the epoch."""
+        """Set the time, in microseconds since the epoch."""
         opened_us = self._opened_us if self.block_entries else self._started_us
         if (self.block_entries or self._started_entries) and now_us - opened_us > BLOCK_US_MAX:
             self.end_block()
         self._now_us = now_us
 
-    # ---- What happens to many messages ----
+    # ---- Frequent events ----
 
     def accepted(self, entry: Entry) -> None:
         queue = entry.lane.queue
@@ -143,7 +143,7 @@ class EventLog:
             self.block_entries.append(entry)
 
     def dispatched(self, queue: Queue, entries: list[Entry], consumers: list[int]) -> None:
-        """`consumers` are the numbers of those who got them, one by one."""
+        """Add dispatched events; `consumers` has the consumer's number for each entry."""
         if queue.number:
             if self._block_kind != _DISPATCHED or self._block_queue != queue.number:
                 self._open_block(_DISPATCHED, queue.number)
@@ -161,12 +161,13 @@ class EventLog:
             self.block_entries.extend(entries)
 
     def started(self, entry: Entry, consumer: BrokerConsumer) -> None:
-        """The client has said that it has started this dispatch, or has acknowledged or nacked the message inside a
-        transaction; to be told of connections that say what they start."""
+        """Add the event that the client has started this dispatch, or has settled the message inside a transaction.
+        Only for connections that announced `started`."""
         queue = entry.lane.queue
         if queue.number:
-            # A client acknowledges one, and starts the next: what was started has a block of its own, which is written
-            # before the open one. So the open one may tell of nothing but messages that are gone.
+            # A client acknowledges one message and starts the next. So that neither ends the other's block, started
+            # events have their own, written before the open one. The open one must have nothing but acknowledged
+            # messages then: they are gone.
             if self._block_kind not in (-1, _ACKNOWLEDGED) or (
                 self._started_entries and self._started_entries[0].lane.queue is not queue
             ):
@@ -177,11 +178,12 @@ class EventLog:
             self._started_consumer_numbers.append(consumer.number)
 
     def returned(self, entry: Entry, reason: RequeueReason, cause: str = "") -> None:
-        """`cause` is what the consumer says of why it failed."""
+        """Add the event that a message was requeued; `cause` is the consumer's text."""
         self._add_returned(entry, _RETURNED_CODES[reason], cause)
 
     def delayed(self, entry: Entry, reason: RequeueReason | None = None, *, is_blocking: bool, cause: str = "") -> None:
-        """It waits for its next try: it has just failed, or, without a reason, a page has shown it."""
+        """Add the event that a message waits for its next try: it has just failed, or, without a reason, came with a
+        page."""
         self._add_returned(entry, (_BLOCKING_CODES if is_blocking else _DELAYED_CODES)[reason], cause)
 
     def became_due(self, entry: Entry) -> None:
@@ -201,7 +203,7 @@ class EventLog:
             self.block_entries.append(entry)
 
     def _cause_number(self, cause: str) -> int:
-        """What stands for a cause in this chunk, which says it once."""
+        """Return the number of a cause in this chunk; its text is written once."""
         number = self._causes.get(cause, 0)
         if not number:
             self.end_block()
@@ -216,13 +218,13 @@ class EventLog:
             self.block_entries.append(entry)
 
     def removed(self, entry: Entry) -> None:
-        """Somebody has asked for that."""
+        """Add the event that a message was removed on request."""
         if entry.lane.queue.number:
             if self._block_kind != _REMOVED or self._block_queue != entry.lane.queue.number:
                 self._open_block(_REMOVED, entry.lane.queue.number)
             self.block_entries.append(entry)
 
-    # ---- What happens rarely ----
+    # ---- Rare events ----
 
     def run_started(self, *, after_clean_stop: bool) -> None:
         self._add_single_event(EventKind.RUN_STARTED, code=REASONS.index("clean" if after_clean_stop else "unclean"))
@@ -256,17 +258,16 @@ class EventLog:
             )
 
     def window_changed(self, consumer: BrokerConsumer, queue: Queue, window: int) -> None:
-        """From here on the consumer may hold so many, 0 while it is suspended. Not of a consumer of a pattern, nor of
-        one that pulls; to be told behind what was dispatched by the window before."""
+        """Add the event that the consumer may hold `window` messages, 0 while suspended; after dispatches by the old
+        window. Not for wildcard consumers, nor for those that pull."""
         if queue.number:
             self._add_single_event(
                 EventKind.WINDOW, queue.number, other=consumer.number, columns=_column("I", [window])
             )
 
     def pull_requested(self, consumer: BrokerConsumer, queue: Queue, count: int) -> None:
-        """From here on the consumer, which pulls, gets so many more, in all; 0 if its pull request is withdrawn or
-        has ended before all of it came. Not of a consumer of a pattern; to be told behind what was dispatched by the
-        pull request before."""
+        """Add the event that the consumer may get `count` more messages, 0 if its pull request was withdrawn or
+        ended; after dispatches by the old request. Not for wildcard consumers."""
         if queue.number:
             self._add_single_event(
                 EventKind.REQUESTED, queue.number, other=consumer.number, columns=_column("I", [count])
@@ -277,7 +278,7 @@ class EventLog:
             self._add_single_event(EventKind.UNSUBSCRIBED, queue.number, other=consumer.number)
 
     def dead_lettered(self, entry: Entry, target: Queue, target_sequence: int) -> None:
-        """The message is in memory, and so are its causes."""
+        """Add the event that a message, which is in memory with its causes, was dead-lettered."""
         self._add_moved(EventKind.DEAD_LETTERED, entry, target, target_sequence)
 
     def moved(self, entry: Entry, target: Queue, target_sequence: int) -> None:
@@ -290,7 +291,7 @@ class EventLog:
         self._add_single_event(EventKind.RESUMED, queue.number)
 
     def subscription_ended(self, queue: Queue) -> None:
-        """With all that is in it, of which each is told to have expired when it is removed."""
+        """Add the event that a subscription ended; each of its messages has an expired event when it is removed."""
         if queue.number:
             self._add_single_event(EventKind.ENDED, queue.number)
 
@@ -302,34 +303,34 @@ class EventLog:
         self._add_single_event(kind, entry.lane.queue.number, other=cause, columns=columns)
 
     def queue_named(self, queue: Queue) -> None:
-        """To be told of every queue before anything happens in it."""
+        """Write the queue's name and number, before any event of it."""
         if queue.number:
             self.end_block()
             self._unwritten_names[queue.number] = queue.name
             self._add_block(_encode_queue_name(queue.number, queue.name, self._now_us), 0)
 
     def forget_queue(self, queue: Queue) -> bool:
-        """Nothing more is told of a queue. True if its number must not be another's before `take_reusable_numbers` says
-        so: in one file a number stands for one name, also where a part of the file is lost."""
+        """Note that a queue has no more events. Returns True if its number must not be reused before
+        `take_reusable_numbers` returns it: in one file a number has one name, even if a part of the file is lost."""
         if not queue.number:
             return False
         self._forgotten_numbers.append(queue.number)
         return True
 
     def take_reusable_numbers(self) -> list[int]:
-        """Numbers of queues that were forgotten in an earlier file; batches up to the last one that was handed over
-        but one are durable."""
+        """Return, once, the numbers of queues forgotten in earlier files. Their removal is durable: so are all
+        batches before the last one handed over."""
         reusable, self.reusable_numbers = self.reusable_numbers, []
         return reusable
 
-    # ---- Handing over ----
+    # ---- Chunks ----
 
     def is_empty(self) -> bool:
         return not self._blocks and not self.block_entries and not self._started_entries
 
     def close_chunk(self, *, of_batch: bool = False) -> bytes:
-        """Everything since the last call, as one chunk of a history file; nothing if nothing happened. `of_batch` says
-        that it goes with a batch that the store writes."""
+        """Return all events since the last call, as one chunk of a history file; empty if there are none.
+        `of_batch`: the store writes a batch with it."""
         self.end_block()
         if not self._blocks:
             self._forget_queues()
@@ -340,12 +341,12 @@ class EventLog:
             self._file_size = 0
             self.reusable_numbers += self._forgotten_in_file
             self._forgotten_in_file = []
-            # A file can be read by itself.
+            # Each file names all queues, so that it can be read by itself.
             self._blocks[:0] = [
                 _encode_queue_name(number, name, self._now_us) for number, name in self._unwritten_names.items()
             ]
         size = sum(map(len, self._blocks))
-        # All at once, and not piece by piece: with the names of a hundred thousand queues it is large.
+        # Joined at once: with the names of a hundred thousand queues it is large.
         rest = b"".join((CHUNK.pack(0, size, self._run, flags, self._chunk_event)[CHECKSUM.size :], *self._blocks))
         self._blocks = []
         self._causes.clear()
@@ -356,11 +357,11 @@ class EventLog:
         self._file_size += len(rest)
         return CHECKSUM.pack(crc32(rest)) + rest
 
-    # ---- Inside ----
+    # ---- Blocks ----
 
     def _forget_queues(self) -> None:
         for number in self._forgotten_numbers:
-            # One in which scheduled sends waited was never named.
+            # A queue of scheduled sends was never named.
             self._unwritten_names.pop(number, None)
         self._forgotten_in_file += self._forgotten_numbers
         self._forgotten_numbers.clear()
@@ -371,7 +372,7 @@ class EventLog:
         self._opened_us = self._now_us
 
     def end_block(self) -> None:
-        """Write down what is in the open block. To be called before messages go of which nothing is told."""
+        """Encode the open block. Called before messages leave memory without an event."""
         if self._started_entries:
             self._end_started()
         entries = self.block_entries
@@ -386,7 +387,7 @@ class EventLog:
         block = BLOCK.pack(kind, self._block_code, count, self._block_queue, self._block_other, self._opened_us)
         columns = _column("Q", [entry.sequence for entry in entries])
         if kind in (_ACCEPTED, _OF_GROUP):
-            # All there: nothing leaves memory before its batch is durable, and handing that over ends the block.
+            # All are in memory: no message leaves it before its batch is durable, and closing the batch ends the block.
             messages = cast("list[SentMessage]", [entry.message for entry in entries])
             columns += _column("I", [len(message.body) for message in messages])
             columns += bytes([message.priority + PERSISTENT_FLAG * message.persistent for message in messages])
@@ -409,7 +410,8 @@ class EventLog:
         self._add_block(BLOCK.pack(_STARTED, 0, len(entries), queue, 0, self._started_us) + columns, len(entries))
 
     def _single_event_block(self, kind: int, entry: Entry) -> bytes:
-        """As below, at a third of the cost: one message at a time makes three of these for each."""
+        """Encode a block of one event, at a third of the general cost: messages that come one at a time need three
+        each."""
         sequence = entry.sequence
         queue, other, opened_us = self._block_queue, self._block_other, self._opened_us
         if kind == _ACCEPTED:
@@ -439,7 +441,7 @@ class EventLog:
 
 
 class NoEventLog(EventLog):
-    """Nothing is written down."""
+    """An event log that records nothing."""
 
     def accepted(self, entry: Entry) -> None:
         pass
@@ -482,7 +484,7 @@ def _encode_queue_name(number: int, name: str, now_us: int) -> bytes:
 
 
 def _encode_numbered_text(kind: EventKind, number: int, value: str, now_us: int) -> bytes:
-    """For which the number stands from here on."""
+    """Encode a block that gives a text its number."""
     text = value.encode()
     return BLOCK.pack(kind, 0, 0, number, len(text), now_us) + text
 

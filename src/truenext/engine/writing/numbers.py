@@ -1,7 +1,7 @@
-"""Which number a queue has for the store and the history, and when a number is used again.
+"""Numbers of queues, for the store and the history: allocation and reuse.
 
-A number is given to a queue when it is made, and given again once nothing of the queue is left: not in memory, durably
-not in the store, and not in the file of the history that is being written.
+A queue gets its number when it is created. The number is reused once nothing of the queue is left: not in memory,
+not in the store (durably), and not in the current file of the history.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class QueueNumberAllocator:
         self._commit_state = commit_state
         self._events = commit_state.events
         self._last = 0
-        """The highest that was ever given."""
+        """Highest number ever allocated."""
         self._free: list[int] = []
         self._pending_free: list[tuple[int, int]] = []
-        """Batches and the numbers that are free when these are durable, in order; where there is no history."""
+        """Batches with the numbers that are free once they are durable, in order; used without a history."""
 
     def allocate(self) -> int:
         if self._free:
@@ -28,16 +28,17 @@ class QueueNumberAllocator:
         return self._last
 
     def restore(self, number: int) -> None:
-        """The store knows a queue by it."""
+        """Keep the number of a queue that the store knows from being allocated."""
         self._last = max(self._last, number)
 
     def free(self, queue: Queue) -> None:
-        """Nothing of a queue is left but what batches up to the gathering one take away; its name goes with that."""
+        """Free the number of a queue, and remove its name from the store: batches up to the gathering one remove the
+        rest."""
         batch = self._commit_state.batch
         number = queue.stored_number
         if queue.is_known_to_store:
             if number in batch.queues:
-                # The store never hears of it.
+                # The store never gets to know it.
                 del batch.queues[number]
                 batch.paused.pop(number, None)
             else:
@@ -51,7 +52,7 @@ class QueueNumberAllocator:
             self._free.append(number)
 
     def on_committed(self) -> None:
-        """A batch is durable."""
+        """Free numbers whose batch is durable."""
         committed = self._commit_state.last_committed
         if self._events.reusable_numbers:
             self._free += self._events.take_reusable_numbers()

@@ -1,8 +1,8 @@
-"""Which producers are remembered with their numbers (guarantee L5), and which are forgotten when they are too many.
+"""Producers and their numbers (guarantee L5): remembering them, and forgetting some if there are too many.
 
-A producer is remembered for PRODUCER_RETENTION_MS after its last use. If there are PRODUCERS_MAX, a new one takes the
-place of one that had one SEND alone, and long ago: most likely a process that sent one message and ended. One that had
-more, or a COMMIT, keeps its place. Source: docs/decisions/0036-producers-that-are-forgotten.md
+A producer is remembered for PRODUCER_RETENTION_MS after its last use. If there are PRODUCERS_MAX, a new one replaces
+one that had a single SEND, long ago: most likely a process that sent one message and ended. A producer with more
+SENDs, or with a COMMIT, is kept. Source: docs/decisions/0036-producers-that-are-forgotten.md
 """
 
 from __future__ import annotations
@@ -20,40 +20,38 @@ from truenext.model.commands import Commit, Send
 from truenext.model.limits import PRODUCER_RETENTION_MS, PRODUCER_RETENTION_MS_MIN, PRODUCERS_MAX, RESOLVED_TOTAL_MAX
 
 _RESOLVED_BYTES = 9
-"""Of a COMMIT that was resolved, in the store."""
+"""Bytes of one resolved COMMIT in the store."""
 
 
 class ProducerInfo(NamedTuple):
-    """What is known of a producer."""
-
     producer: Producer | None
-    """None: it is not known."""
+    """None if it is not remembered."""
     outcome: CommitOutcome | None
-    """Of the COMMIT that was asked for."""
+    """Outcome of the COMMIT in question."""
     batch: int
-    """All of this is durable once this batch is."""
+    """Batch with which all of this is durable."""
 
 
 class ProducerRegistry:
-    """The highest numbers of every producer, in order of last use."""
+    """Producers with their highest numbers, in order of last use."""
 
     def __init__(self, commit_state: CommitState) -> None:
         self._commit_state = commit_state
-        # Not plain dictionaries: to look for the first of one takes long where many before it were deleted.
+        # Not plain dicts: finding the first key of one takes long after many deletions at its front.
         self._producers: OrderedDict[str, Producer] = OrderedDict()
         self._used_once: OrderedDict[str, None] = OrderedDict()
-        """Those of them that had one SEND, and nothing since; in the same order."""
+        """Names of producers that had one SEND and nothing since, in the same order."""
         self._unstored: set[str] = set()
-        """Used since the store was last told of them."""
+        """Names of producers that were used since the store last wrote them."""
         self._forgotten_count = 0
         self._last_forgotten = ""
         self._last_forgetting_batch = 0
-        """The last batch that forgets one."""
+        """Last batch that forgets a producer."""
         self._resolved_count = 0
-        """COMMITs that are remembered as resolved, of all producers."""
+        """Number of COMMITs remembered as resolved, for all producers."""
 
     def restore(self, states: Iterable[tuple[str, ProducerState]]) -> None:
-        """Take over what the store recovered, in order of last use."""
+        """Restore the producers that the store has recovered, in order of last use."""
         for name, state in states:
             self._producers[name] = Producer.from_state(state)
             self._resolved_count += len(state.resolved)
@@ -63,10 +61,10 @@ class ProducerRegistry:
     # ---- SENDs and COMMITs ----
 
     def find_repeat(self, command: Send | Commit) -> Producer | None:
-        """The producer, if it has used this number before; `command` is told what kind of repeat it is.
+        """Return the producer if it has used this number before, and note in `command` what kind of repeat it is.
 
-        Raises: RemoteProtocolError if the number may not be used, or if there are too many producers, and none that may
-        be forgotten for a new one
+        Raises: RemoteProtocolError if the number may not be used, or if there are too many producers and none that
+        may be forgotten for a new one.
         """
         name, number = command.producer, command.number
         assert name is not None, "it has a number"
@@ -91,14 +89,14 @@ class ProducerRegistry:
         if name in self._used_once:
             del self._used_once[name]
             if name not in self._unstored:
-                # After a crash it must not be taken for one that never came back.
+                # After a crash it must not count as a producer that was used once.
                 self._store(name, producer)
                 return producer
         self._unstored.add(name)
         return producer
 
     def record_use(self, command: Send | Commit, *, is_stored: bool) -> None:
-        """Remember that a SEND or COMMIT was accepted; if `is_stored`, durably with the gathering batch."""
+        """Record the number of an accepted SEND or COMMIT; if `is_stored`, durably with the gathering batch."""
         name = command.producer
         assert name is not None, "it has a number"
         is_commit = type(command) is Commit
@@ -115,16 +113,15 @@ class ProducerRegistry:
             producer.batch = self._commit_state.batch.number
             self._store(name, producer)
         else:
-            # What its batch was stays: a transient one must not hide that an earlier number is not durable yet.
+            # `batch` stays: a use that is not stored must not hide that an earlier number is not durable yet.
             self._unstored.add(name)
 
-    # ---- Questions ----
+    # ---- Queries ----
 
     def query(self, name: str, commit: int | None, *, resolves: bool) -> ProducerInfo:
-        """What is known of a producer, and what became of its COMMIT of the number `commit`. If it `resolves`, what has
-        not happened so far is rolled back; but not out of turn, nor if there is no room for one more producer, or
-        for one more number.
-        """
+        """Return what is known of a producer, and the outcome of its COMMIT number `commit`. If it `resolves`, a
+        COMMIT that has not happened is rolled back for good; but not out of turn, nor without space for one more
+        producer or number."""
         producer = self._producers.get(name)
         resolves = resolves and self._resolved_count < RESOLVED_TOTAL_MAX
         if producer is None:
@@ -142,7 +139,7 @@ class ProducerRegistry:
             producer.batch = batch
             self._store(name, producer)
         elif name in self._unstored:
-            # What is answered is durable, numbers of transients as well.
+            # The reply must be durable, also for numbers of transient messages.
             producer.batch = batch
             self._store(name, producer)
         return ProducerInfo(producer, None if commit is None else producer.outcome(commit), producer.batch)
@@ -150,14 +147,14 @@ class ProducerRegistry:
     # ---- Forgetting ----
 
     def forget(self, session: ConnectionState, names: Iterable[str]) -> None:
-        """Somebody says that these are not needed any more; those that are not known are passed over."""
+        """Forget producers that a client does not need any more; unknown names are ignored."""
         for name in names:
             if name in self._producers:
                 self._forget_producer(name)
         session.last_batch = max(session.last_batch, self._last_forgetting_batch)
 
     def forget_old(self) -> None:
-        """Drop those not used for PRODUCER_RETENTION_MS."""
+        """Forget producers that were not used for PRODUCER_RETENTION_MS."""
         producers = self._producers
         while producers:
             name = next(iter(producers))
@@ -166,18 +163,18 @@ class ProducerRegistry:
             self._forget_producer(name)
 
     def take_forgotten(self) -> tuple[int, str]:
-        """How many were forgotten before their time since the last call, and the last of them."""
+        """Return how many producers were forgotten early since the last call, and the last one's name."""
         forgotten, self._forgotten_count = self._forgotten_count, 0
         return forgotten, self._last_forgotten
 
     def unstored_states(self) -> Iterator[tuple[str, ProducerState]]:
-        """What the store does not know of yet: a clean stop writes it down."""
+        """Yield the states that the store does not know yet; a clean stop stores them."""
         for name in self._unstored:
             yield name, self._state(name, self._producers[name])
 
     @property
     def _has_space(self) -> bool:
-        """For one more; another may have to go for it."""
+        """Whether one more producer can be remembered, perhaps instead of another."""
         return len(self._producers) < PRODUCERS_MAX or self._oldest_dispensable() is not None
 
     def _add_producer(self, name: str) -> Producer:
@@ -187,7 +184,7 @@ class ProducerRegistry:
         return producer
 
     def _oldest_dispensable(self) -> str | None:
-        """Who may be forgotten before its time, and has not been used for longest."""
+        """Return the producer that may be forgotten early and was not used for longest."""
         name = next(iter(self._used_once), None)
         if name is None or self._producers[name].used_ms + PRODUCER_RETENTION_MS_MIN > self._commit_state.now_ms:
             return None
@@ -205,7 +202,7 @@ class ProducerRegistry:
         self._resolved_count -= len(self._producers.pop(name).resolved)
         self._used_once.pop(name, None)
         self._unstored.discard(name)
-        # It may be in the same batch, if the clock was set forward.
+        # The same batch may store it, if the clock was set forward.
         batch.producers.pop(name, None)
         batch.forgotten_producers.append(name)
         batch.size += len(name)
@@ -215,7 +212,7 @@ class ProducerRegistry:
 
     def _use(self, name: str, producer: Producer) -> None:
         producer.used_ms = self._commit_state.now_ms
-        # To the end: forgetting looks at the front alone.
+        # `forget_old` checks only the front.
         self._producers.move_to_end(name)
 
     def _store(self, name: str, producer: Producer) -> None:
