@@ -1,14 +1,14 @@
-"""Shows what waits in a queue, without effect on it.
+"""Browsers: show the messages of a queue without any effect on them.
 
-A browser has a position in its queue, which only moves on: a lane, and a sequence in it. What is behind that is looked
-at slice by slice, one slice of one browser in a turn, so that nobody else is held up:
+A browser has a position in its queue, a lane and a sequence, which only moves on. What follows it is shown slice by
+slice, one slice of one browser in a turn, so that other work is not held up:
 
-    below the horizon              the entries of the lane
-    above it                       a page of the store, and what was `unread_in_memory` when it was asked for
-    one that has left memory       a page of that message alone
+    below the horizon        the entries of the lane
+    above it                 a page of the store, and the entries `unread_in_memory` when it was requested
+    an unloaded message      a page of that message alone
 
-A browser's page is for nobody else: it never enters the lane, and no horizon moves for it. What was accepted after the
-browse began is not looked at, so that a browse ends, however much comes. Source: docs/contract.md, "Browsing"
+A browser's page never enters the lane, and moves no horizon. Messages accepted after the browse began are not shown,
+so that it ends, however many come. Source: docs/contract.md, "Browsing"
 """
 
 from __future__ import annotations
@@ -28,44 +28,45 @@ from truenext.model.limits import BROWSE_BYTES_PER_TURN, BROWSE_MESSAGES_PER_TUR
 
 
 class BrowseSlice(NamedTuple):
-    """What a turn shows to one browser."""
+    """Entries that a turn shows to one browser."""
 
     browser: Browser
     entries: list[Entry]
     is_end: bool
-    """That was all."""
+    """Whether the browse ends with these."""
 
 
 class BrowseRead(SideRead):
-    """A page that is read to be shown, and not for its lane."""
+    """Read of a page for a browser, not for its lane."""
 
     __slots__ = ("_browsing", "browser", "last_sequence", "selected_sequences", "unread_in_memory")
 
     waits_for_commit = False
 
     def __init__(self, browsing: BrowseTask, browser: Browser, lane: Lane, limit: int, size_max: int) -> None:
-        """What follows on the browser's position, above the horizon."""
+        """Read the messages above the horizon that follow the browser's position."""
         super().__init__(lane, browser.after_sequence, limit, size_max)
         self._browsing = browsing
         self.browser = browser
         self.last_sequence = browser.last_sequence
-        """What is behind it on the page is not to be shown."""
+        """Last sequence to show; later messages on the page are ignored."""
         self.unread_in_memory = {
             entry.sequence: entry
             for entry in lane.entries_between(max(self.after_sequence, lane.horizon), self.last_sequence)
         }
-        """What is above the horizon and in memory when the page is asked for, in order; the page may miss it."""
+        """Entries above the horizon that were in memory when the page was requested, in order; the page may lack
+        them."""
         self.selected_sequences: set[int] = (
             set() if lane.selected is None else lane.selected.entries.keys() - self.unread_in_memory.keys()
         )
-        """What consumers hold of it; the page may show it."""
+        """Sequences of selected entries that consumers hold; the page may contain them."""
 
     def on_page(self, page: PageResult) -> None:
         self._browsing.on_page_read(self, page)
 
 
 class BrowseEntryRead(BrowseRead):
-    """The same for one message, which was given back and has left memory."""
+    """Read of a single requeued message whose body was unloaded."""
 
     __slots__ = ("entry",)
 
@@ -87,7 +88,7 @@ class BrowseTask(BackgroundTask):
         *,
         redelivered_below: int,
     ) -> None:
-        """Messages with a sequence below `redelivered_below` may have been dispatched without a trace."""
+        """Messages with a sequence below `redelivered_below` may have been dispatched without the store's knowledge."""
         self._commit_state = commit_state
         self._memory = state.memory
         self._redelivered_below = redelivered_below
@@ -95,12 +96,11 @@ class BrowseTask(BackgroundTask):
         self._queues = queues
         self._slices: list[BrowseSlice] = []
         self._current_read: BrowseRead | None = None
-        """The page that is being read: one for all of them, so that those of lanes do not have to wait for many."""
+        """Read that is under way: one for all browsers, so that reads for lanes do not wait for many."""
         self._pending_page: tuple[BrowseRead, PageResult] | None = None
-        """A page that was not looked at yet."""
+        """A page that was not shown yet."""
 
     def start(self, browser: Browser) -> None:
-        """Somebody wants to be shown what waits in a queue."""
         self._clients.active_browsers[browser] = None
         self._commit_state.active_work[self] = None
 
@@ -117,12 +117,9 @@ class BrowseTask(BackgroundTask):
         return self._current_read is None and any(browser.has_credit() for browser in self._clients.active_browsers)
 
     def on_page_read(self, read: BrowseRead, page: PageResult) -> None:
-        """It is looked at in the next turn.
-
-        Raises: StoreError if the store has lost something.
-        """
+        """Keep the page for the next turn. Raises: StoreError if the store has lost messages."""
         if not self._queues.exists(read.lane.queue):
-            # A durable subscription, which has ended with all that the page shows.
+            # The queue of a durable subscription, which has ended with all messages of the page.
             page.messages, page.is_end = [], True
         if not (page.messages or page.is_end):
             raise damage_error(read.lane, "a page is empty, but not the last")
@@ -135,18 +132,18 @@ class BrowseTask(BackgroundTask):
         self._commit_state.active_work[self] = None
 
     def take_slices(self) -> list[BrowseSlice]:
-        """What browsers are shown since the last call."""
+        """Return the slices shown since the last call."""
         shown, self._slices = self._slices, []
         return shown
 
     def step(self) -> list[BrowseRead]:
-        """One slice for one browser that has room: what it is shown, and the page that it needs next."""
+        """Show one slice to one browser that has credit; return the read of the page that it needs next."""
         shown: list[Entry] = []
         browsers = self._clients.active_browsers
         if self._pending_page is not None:
             (read, page), self._pending_page = self._pending_page, None
             browser = read.browser
-            # Who has no room any more asks for the page again when it has.
+            # A browser without credit requests the page again later.
             if browser in browsers and browser.has_credit():
                 self._show_page(read, page, shown)
                 if shown:
@@ -167,10 +164,10 @@ class BrowseTask(BackgroundTask):
             self._slices.append(BrowseSlice(browser, shown, browser.is_done))
         return [] if self._current_read is None else [self._current_read]
 
-    # ---- Inside ----
+    # ---- Slices and pages ----
 
     def _show_slice(self, browser: Browser, shown: list[Entry]) -> BrowseRead | None:
-        """Show what is in memory; returns the page that is needed next, if one is."""
+        """Show entries in memory; return the read of the page that is needed next, if one is."""
         count = size = 0
         while not browser.is_done:
             lane = browser.queue.find_lane(browser.rank)
@@ -209,7 +206,7 @@ class BrowseTask(BackgroundTask):
             if sequence > last:
                 break
             if known.message is None and sequence not in in_page:
-                # It was written, and left memory, after the page was read: from here on it is read again.
+                # It was written, and unloaded, after the page was read: the next page begins with it.
                 last = sequence - 1
                 break
         for sequence in merge(in_page, (sequence for sequence in read.unread_in_memory if sequence not in in_page)):
@@ -226,7 +223,8 @@ class BrowseTask(BackgroundTask):
         browser.after_sequence = last
 
     def _entry_to_show(self, read: BrowseRead, found: PageMessage) -> Entry | None:
-        """A message of a page, to be shown and forgotten; None if it is damaged, or on its way to the dead letters."""
+        """Return an entry for a message of a page, to be shown and forgotten; None if it is damaged or to be
+        dead-lettered."""
         lane = read.lane
         message = found.message
         attempts, deliveries, due_ms, _ = found.mark
@@ -235,7 +233,7 @@ class BrowseTask(BackgroundTask):
         known = read.entry if isinstance(read, BrowseEntryRead) else read.unread_in_memory.get(found.sequence)
         causes = causes_from_store(found.causes)
         if known is not None:
-            # The store was told of its failures, and not of each dispatch.
+            # The store knows of all its failures, but not of each dispatch.
             deliveries, attempts = known.deliveries, known.attempts
             causes = None if known.causes is None else merge_stored_causes(known.causes, found.causes)
         elif found.sequence < self._redelivered_below:
@@ -264,6 +262,6 @@ class BrowseTask(BackgroundTask):
 
 
 def _entries_in_memory(lane: Lane, after_sequence: int) -> list[Entry]:
-    """What is behind a sequence in memory and nowhere else, in order; as much as is shown at once, at least."""
+    """Return the entries after a sequence that only memory has, in order: at least as many as one slice shows."""
     up_to = lane.horizon if lane.needs_page else UNBOUNDED
     return lane.entries_between(after_sequence, up_to, limit=BROWSE_MESSAGES_PER_TURN + 1)

@@ -1,18 +1,18 @@
-"""Requests to move or remove many messages of a queue, and which messages one piece of such work takes.
+"""Bulk requests: move, remove or list many messages of a queue; planning of one piece of such work.
 
-    redrive     dead letters go back to where they came from
+    redrive     dead letters go back to their original queues
     move        messages go to another queue
     purge       messages are removed
-    scheduled   scheduled sends that wait are shown, and left where they are
-    unschedule  they are removed (engine/background/scheduled.py)
+    scheduled   waiting scheduled sends are listed
+    unschedule  waiting scheduled sends are removed (engine/background/scheduled.py)
 
-A piece is one page of the store, together with what is in memory alone: it reaches what has left memory, and nothing is
-kept from one piece to the next but a position, which whoever asked brings along. What stands on the page may have
-changed since: it is taken only if it still waits in the lane. What is taken goes in one batch with what comes of it. A
-page that was read before that is durable still shows it; `Lane.removed` says that it is gone.
+A piece is one page of the store, with the messages that only memory has, so that it reaches unloaded messages, too.
+The only state between two pieces is a position, which the client passes on. A message of the page may have changed
+since: it is taken only if it still waits in the lane. Messages are removed and their replacements accepted in one
+batch. A page read before that is durable still contains them; `Lane.removed` excludes them.
 
-While the page is read nothing leaves the lane's memory (`Lane.is_pinned`): what is neither on the page nor in memory
-then is not there.
+While the page is read nothing leaves the lane's memory (`Lane.is_pinned`): a message that is neither on the page nor
+in memory then does not exist.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ _Sequence = Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
 
 
 class BulkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One piece of work, as it is asked for, in JSON: a purge, and what all of them have."""
+    """Request for one piece of work, in JSON: the fields that all requests have."""
 
     queue: str
     sequences: Annotated[tuple[_Sequence, ...], Meta(max_length=CONTROL_REQUEST_SEQUENCES_MAX)] | None = None
-    """In order; None is all."""
+    """Sequences of the messages, in order; None is all."""
     selector: str | None = None
-    """Which messages are wanted; None is all."""
+    """Text of a selector that messages must match; None is all."""
     limit: Annotated[int, Meta(ge=1)] | None = None
-    """Messages to take from here on; None is all."""
+    """Maximum number of messages from here on; None is all."""
     dry_run: bool = False
-    """Nothing is done; the answer is what would be."""
+    """Change nothing, and report what would be changed."""
     after: tuple[Annotated[int, Meta(ge=0, lt=len(RANKS))], _Sequence] = (0, 0)
-    """Rank and sequence behind which it goes on: `next` of the last answer."""
+    """Rank and sequence after which to go on: `next` of the last result."""
     until: _Sequence | None = None
-    """The last sequence that is looked at: `until` of the last answer; None is what was accepted so far."""
+    """Last sequence to include: `until` of the last result; None is the last accepted so far."""
 
 
 class Redrive(BulkRequest, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class Redrive(BulkRequest, frozen=True, forbid_unknown_fields=True):
 
 class Move(BulkRequest, frozen=True, forbid_unknown_fields=True, kw_only=True):
     to: str
-    """The queue that the messages go to."""
+    """Name of the target queue."""
 
 
 class Purge(BulkRequest, frozen=True, forbid_unknown_fields=True):
@@ -81,11 +81,12 @@ class Purge(BulkRequest, frozen=True, forbid_unknown_fields=True):
 
 
 class ScheduledRequest(BulkRequest, frozen=True, forbid_unknown_fields=True):
-    """Here `queue` is the one that scheduled sends go to, and "" stands for all that do not go to one queue; they have
-    their numbers for sequences, and each keeps its first one."""
+    """Request for scheduled sends. `queue` is the queue that they go to; "" is all that do not go to a single queue.
+    Their numbers stand for sequences; a repeated send keeps its first one."""
 
     to: str | None = None
-    """Of the latter, only what goes to this address; None is all. The order of several destinations does not matter."""
+    """With `queue` "": the address that they must go to; None is all. The order of several destinations does not
+    matter."""
 
 
 class ListScheduled(ScheduledRequest, frozen=True, forbid_unknown_fields=True):
@@ -106,75 +107,75 @@ VERBS: dict[str, type[BulkRequest]] = {
 
 
 class BulkResult(msgspec.Struct):
-    """The answer, in JSON."""
+    """Result of one piece, in JSON."""
 
     count: int = msgspec.field(name="moved")
-    """How many were moved, removed or shown."""
+    """Number of messages moved, removed or listed."""
     to: dict[str, int]
-    """Those of them that went to each queue."""
+    """Number of messages moved, by queue."""
     left: int
-    """Wanted, and left where they are: they are still being committed, or (re-drive) they do not say where they came
-    from, or are `ended`; and what consumers and open transactions have (`count_held`)."""
+    """Number of matching messages that stay: uncommitted, without an original queue (re-drive), or `ended`; at the
+    end also those of consumers and open transactions (`count_held`)."""
     next: tuple[int, int] | None
-    """Where to go on; None at the end."""
+    """Position to go on after; None at the end."""
     until: int
-    """What was accepted behind this is not looked at."""
+    """Last sequence included; later messages are ignored."""
     sequences: list[int] = []
-    """Which ones were moved, if single ones were wanted."""
+    """Sequences of the messages moved, if the request had some."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
-    """Those of `left` whose durable subscription is no more, by the name that its queue had."""
+    """Number of messages among `left` whose durable subscription has ended, by the name of its queue."""
     error: str = ""
-    """Why nothing more can be done, if that turned out only after it was asked for; such as that the queue was that of
-    a durable subscription, which has ended."""
+    """Reason why the work cannot go on, found after it was accepted, such as that the durable subscription has
+    ended."""
 
 
 class ScheduledSendInfo(msgspec.Struct):
-    """A scheduled send as it is shown, in JSON; times are in milliseconds, due times since the epoch."""
+    """A scheduled send, in JSON; times are in milliseconds, due times since the epoch."""
 
     number: int
     due_ms: int
     to: str
-    """The address, if it is not that of one queue."""
+    """Address, if it is not that of one queue."""
     period_ms: int
     repeat: int
     cron: str
     delay_ms: int
-    """Of `cron`: from each hit on. What has no `cron` is due when its delay is over."""
+    """Delay after each hit of `cron`; 0 without it, as `due_ms` includes the delay."""
     priority: int
     persistent: bool
     headers: dict[str, str]
     size: int
-    """Bytes of the body."""
+    """Size of the body in bytes."""
     body: str
-    """The first SHOWN_BODY_BYTES of it."""
+    """First SHOWN_BODY_BYTES of the body."""
 
 
 class ScheduledResult(BulkResult):
-    """The answer to ListScheduled and Unschedule; the latter shows nothing."""
+    """Result of ListScheduled and Unschedule; the latter has no `sends`."""
 
     sends: list[ScheduledSendInfo] = msgspec.field(default_factory=list)
 
 
 HELD_COMPARED_MAX = 5000
-"""Messages that a selector is asked about only to say that they are left: 50 ms or so, during which nothing else is
+"""Held messages compared with a selector, at most, only to count them: about 50 ms, during which nothing else is
 done."""
 
 
 class PlannedRemoval(NamedTuple):
-    """A message that leaves its place."""
+    """A message to remove from its lane."""
 
     entry: Entry
     replacement: tuple[Destination, SentMessage] | None
-    """What it becomes, and where; None if it is removed."""
+    """Message to accept instead, and its destination; None if there is none."""
 
 
 class BulkPageHandler(Protocol):
     def on_page_read(self, read: BulkRead, page: PageResult) -> None:
-        """The page of a piece is there."""
+        """Execute the piece whose page has been read."""
 
 
 class BulkRead(SideRead):
-    """The page of a piece."""
+    """Read of the page of a piece."""
 
     __slots__ = ("page_handler", "until")
 
@@ -190,8 +191,8 @@ class BulkRead(SideRead):
             self.page_handler.on_page_read(self, page)
 
     def next_position(self, sequence: int, *, is_end: bool) -> tuple[int, int] | None:
-        """Where the next piece goes on, when this one came to the `sequence`, and nothing is behind that in its lane
-        or something is."""
+        """Return the position after which the next piece goes on, if this one got to `sequence`; `is_end`: that is
+        the end of its lane."""
         rank = self.lane.rank
         if not is_end:
             return rank, sequence
@@ -199,7 +200,7 @@ class BulkRead(SideRead):
 
 
 def parse_request(verb: str, body: bytes) -> BulkRequest:
-    """Raises: RemoteProtocolError if that is not a question for such work."""
+    """Raises: RemoteProtocolError if the body is not a valid request."""
     if len(body) > CONTROL_REQUEST_BYTES_MAX:
         raise RemoteProtocolError(
             f"{verb}: a question of more than {CONTROL_REQUEST_BYTES_MAX} bytes", Code.CONTROL_REQUEST
@@ -215,12 +216,12 @@ def parse_request(verb: str, body: bytes) -> BulkRequest:
 
 
 def target_of(request: Move) -> Destination:
-    """Raises: RemoteProtocolError if there can be no such queue."""
+    """Raises: RemoteProtocolError if the name is not valid for a queue."""
     return parse_queue_name(request.to)
 
 
 def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRead | None:
-    """What is to be read of a queue for a piece; None if nothing is left there. `last_sequence` is the last that was
+    """Return the read for the next piece in a queue; None if nothing is left. `last_sequence` is the last that was
     given out."""
     rank, after = request.after
     until = last_sequence if request.until is None else min(request.until, last_sequence)
@@ -234,7 +235,7 @@ def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRea
         if lane.rank > rank:
             after = 0
         if len(lane):
-            # What repeats stands behind the number by which it is known.
+            # A repeated send is stored with a later number than the one that identifies it.
             if request.sequences is None or is_scheduled:
                 return BulkRead(lane, after, limit, until)
             index = bisect_right(request.sequences, after)
@@ -244,18 +245,14 @@ def next_read(request: BulkRequest, queue: Queue, last_sequence: int) -> BulkRea
 
 
 def empty_result(request: BulkRequest, error: str = "") -> BulkResult:
-    """The answer when nothing is left to do, or `error` it cannot be done any more."""
+    """Return the result if nothing is left to do, or if an `error` stops the work."""
     kind = ScheduledResult if isinstance(request, ScheduledRequest) else BulkResult
     return kind(count=0, to={}, left=0, next=None, until=request.until or 0, error=error)
 
 
-def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: tuple[int, int] | None = None) -> int:
-    """How many of those wanted are among what consumers and open transactions have of the queue: they are left there.
-    Only those of this piece count, which goes to the position `to` (None is the end): what returns when its piece is
-    done was counted.
-
-    Of what has left memory, and of more than HELD_COMPARED_MAX, it is not known whether a selector wants it; it counts.
-    """
+def count_held(entries: Iterable[Entry], request: BulkRequest, until: int) -> int:
+    """Count the messages of a request that consumers and open transactions hold. Those that are unloaded or exceed
+    HELD_COMPARED_MAX are not compared with the selector, and count."""
     sequences = None if request.sequences is None else set(request.sequences)
     held = (
         one
@@ -280,8 +277,10 @@ def plan_piece(
     now_ms: int,
     has_ended: Callable[[str], bool],
 ) -> tuple[list[PlannedRemoval], BulkResult]:
-    """What is to be taken out of the lane, and the answer when that is done. What came from queues of which `has_ended`
-    says that they are no more stays."""
+    """Return the removals from the lane, and the result once they are executed.
+
+    Messages that would go back to a queue stay there if `has_ended` says that its subscription has ended.
+    """
     lane = read.lane
     last = read.until if page.is_end else min(page.messages[-1].sequence, read.until)
     in_memory = _entries_in_memory(lane, read.after_sequence, last)
@@ -333,7 +332,7 @@ def _plan_entry(
     if message is None and found is not None:
         message = found.message
     if message is None:
-        # Damaged, or it has just left memory and is held together by what a page will bring.
+        # Damaged, or its body was unloaded just now and is not on the page.
         result.left += 1
         return
     if (matches is not None and not matches(message)) or is_expired(message, now_ms):
@@ -341,7 +340,7 @@ def _plan_entry(
     if entry is None and found is not None:
         entry = _entry_in_store(lane, found)
     if entry is None:
-        # It has gone, or is going, or a consumer holds it (`count_held`).
+        # It was or will be removed, or a consumer holds it (`count_held`).
         return
     if entry.batch > committed:
         result.left += 1
@@ -364,19 +363,20 @@ def _plan_entry(
 def _replacement_function(
     request: BulkRequest, now_ms: int
 ) -> Callable[[SentMessage], tuple[Destination, SentMessage] | None] | None:
-    """What a message becomes, and where; None if it is removed."""
+    """Return a function from a message to its destination and replacement; None if messages are removed."""
     if isinstance(request, Move):
         return partial(redirect, destination=target_of(request))
     return partial(restore_original, now_ms=now_ms) if isinstance(request, Redrive) else None
 
 
 def _entries_in_memory(lane: Lane, after: int, last: int) -> dict[int, Entry]:
-    """What waits in memory behind the one sequence, up to the other; what somebody is about to dead-letter left out."""
+    """Return entries waiting in memory after the one sequence, up to the other; not those about to be dead-lettered."""
     return {entry.sequence: entry for entry in lane.entries_between(after, last, limit=BULK_MESSAGES_PER_PIECE + 1)}
 
 
 def _entry_in_store(lane: Lane, found: PageMessage) -> Entry | None:
-    """A message that only the store has; None if it is held, on its way out, or to be given up."""
+    """Return an entry for a message that only the store has; None if it is held, being removed, or to be
+    dead-lettered."""
     if found.message is None or not lane.is_only_in_store(found.sequence):
         return None
     attempts, deliveries, due_ms, _ = found.mark

@@ -1,10 +1,10 @@
-"""Runs requests for many messages piece by piece, each once the piece before is durable.
+"""Execution of bulk requests piece by piece, each once the piece before is durable.
 
-    asked for      `BulkTask.add`                whatever is wrong with it is said at once
-    its turn       `BulkPieceExecutor.next_read`  the page that it needs
-    it is there    `BulkPieceExecutor.execute`    messages move or go, all in one batch; the answer
+    requested        `BulkTask.add`                 invalid requests are refused at once
+    its turn         `BulkPieceExecutor.next_read`  returns the read of the page that it needs
+    page is read     `BulkPieceExecutor.execute`    messages are moved or removed in one batch; the result is returned
 
-What a piece is, and which messages it takes: bulk.py
+Pieces and their messages: bulk.py
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from truenext.model.limits import PIECES_MAX
 
 
 class BulkPieceExecutor:
-    """One piece: what it needs, and how it is done."""
+    """Prepares and executes single pieces."""
 
     def __init__(
         self,
@@ -53,17 +53,17 @@ class BulkPieceExecutor:
         self._scheduler = scheduler
 
     def check_request(self, request: bulk.BulkRequest) -> None:
-        """Whether messages can be moved or removed. Of work that has begun, and whose queue is no more, the answer says
-        what is so.
+        """Check that messages can be moved or removed. If work has begun and its queue is gone, the result says so
+        instead.
 
-        Raises: RemoteProtocolError if there is no such queue or too many, NoSpaceError
+        Raises: RemoteProtocolError if there is no such queue or too many; NoSpaceError.
         """
         was_removed = request.until is not None and request.queue not in self._queues.by_name
         if not (isinstance(request, bulk.ScheduledRequest) and request.queue == "") and not was_removed:
             self._require_queue(request)
 
     def _was_removed_since(self, request: bulk.BulkRequest) -> bool:
-        """There was a piece before, and nothing is left since: the queue has gone (unused.py)."""
+        """Return whether the queue was removed as unused (unused.py) after an earlier piece: nothing is left to do."""
         name = request.queue
         return (
             request.until is not None
@@ -72,7 +72,7 @@ class BulkPieceExecutor:
         )
 
     def _require_queue(self, request: bulk.BulkRequest) -> Queue:
-        """The queue that they are in, or for which they are scheduled."""
+        """Return the queue that the messages are in, or are scheduled for. Raises: as `check_request`."""
         queue = self._queues.require_permanent(request.queue)
         queue.last_used_us = self._commit_state.now_us
         if isinstance(request, bulk.Purge | bulk.ScheduledRequest):
@@ -89,16 +89,14 @@ class BulkPieceExecutor:
 
     @property
     def can_execute(self) -> bool:
-        """No page can show any more what was taken."""
+        """Whether the last piece is durable: pages do not contain its messages any more."""
         return self._commit_state.last_control_batch <= self._commit_state.last_committed
 
     def next_read(self, request: bulk.BulkRequest) -> bulk.BulkRead | None:
-        """What has to be read for a piece, which `execute` takes; None if nothing is left to do.
+        """Return the read for a piece, to be passed to `execute`; None if nothing is left to do.
 
-        Not before the last piece is durable (`can_execute`), and one at a time; of what is scheduled while it is held
-        (`freeze_scheduled`).
-
-        Raises: as `check_request`
+        Only one at a time, once the last piece is durable (`can_execute`); scheduled sends must be frozen
+        (`freeze_scheduled`). Raises: as `check_request`.
         """
         if isinstance(request, bulk.ScheduledRequest):
             read = self._scheduler.next_read(request)
@@ -115,7 +113,7 @@ class BulkPieceExecutor:
         return read
 
     def empty_result(self, request: bulk.BulkRequest) -> bulk.BulkResult:
-        """The answer where `next_read` says that there is nothing to do."""
+        """Return the result if `next_read` returns None."""
         result = bulk.empty_result(request)
         queue = self._queues.by_name.get(request.queue)
         if queue is not None and not isinstance(request, bulk.ScheduledRequest):
@@ -124,21 +122,21 @@ class BulkPieceExecutor:
         return result
 
     def freeze_scheduled(self) -> bool:
-        """Nothing becomes due until a piece is done, or `unfreeze_scheduled`. Whether all is durable that was accepted
-        before; if it is not, it is to be asked again with the next commit.
+        """Let no scheduled send become due until a piece is done, or `unfreeze_scheduled`.
+
+        Returns whether all sends accepted before are durable; if not, call again after the next commit.
         """
         batch = self._scheduler.freeze()
         self._commit_state.is_batch_awaited |= batch == self._commit_state.batch.number
         return not batch
 
     def unfreeze_scheduled(self) -> None:
-        """The piece is not done."""
+        """Undo `freeze_scheduled`, because the piece is not executed."""
         self._scheduler.unfreeze()
 
     def execute(self, request: bulk.BulkRequest, read: bulk.BulkRead, page: PageResult) -> bulk.BulkResult:
-        """Move or remove messages of a page, all in one batch with what they become; or show or cancel what is
-        scheduled.
-        """
+        """Move or remove messages of a page, in one batch with their replacements; or list or cancel scheduled
+        sends."""
         read.finish()
         commit_state = self._commit_state
         lane = read.lane
@@ -174,14 +172,14 @@ class BulkPieceExecutor:
             self._events.moved(entry, queue, commit_state.next_sequence)
             self._settlement.complete(entry)
             self._arrivals.accept(queue, message, batch)
-        # It may have held back what stands behind it.
+        # The removed messages may have blocked later ones.
         commit_state.touched_queues[lane.queue] = None
         return result
 
 
 class BulkPiece(NamedTuple):
     session: ConnectionState
-    """Who has asked."""
+    """Connection that sent the request."""
     control: ControlRequest
     request: bulk.BulkRequest
 
@@ -192,19 +190,19 @@ class FinishedPiece(NamedTuple):
 
 
 class BulkTask(BackgroundTask):
-    """One after the other, in the order in which they were asked for."""
+    """Executes pieces one by one, in the order of their requests."""
 
     def __init__(self, commit_state: CommitState, clients: ClientRegistry, operations: BulkPieceExecutor) -> None:
         self._commit_state = commit_state
         self._clients = clients
         self._operations = operations
         self._pieces: deque[BulkPiece] = deque()
-        """The first is under way if `_current_read` is there."""
+        """Pieces to execute; the first is in progress if `_current_read` is set."""
         self._current_read: bulk.BulkRead | None = None
         self._finished: list[FinishedPiece] = []
 
     def add(self, session: ConnectionState, control: ControlRequest) -> None:
-        """Raises: RemoteProtocolError if it cannot be done, or too many answers are waited for; NoSpaceError"""
+        """Raises: RemoteProtocolError if the request is invalid, or too many answers are pending; NoSpaceError."""
         request = bulk.parse_request(control.verb, control.body)
         self._operations.check_request(request)
         if self.pending_answer_count(session) >= PIECES_MAX:
@@ -216,16 +214,16 @@ class BulkTask(BackgroundTask):
         self._commit_state.active_work[self] = None
 
     def pending_answer_count(self, session: ConnectionState) -> int:
-        """How many answers a connection waits for."""
+        """Return the number of answers that a connection waits for."""
         return sum(piece.session is session for piece in self._pieces)
 
     def drop(self) -> None:
-        """Nothing more is done: the broker ends."""
+        """Drop all pieces, because the broker stops."""
         self._pieces.clear()
         self._current_read = None
 
     def take_finished_pieces(self) -> list[FinishedPiece]:
-        """What was done since the last call, and is to be answered."""
+        """Return the pieces finished since the last call, to be answered."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -248,13 +246,13 @@ class BulkTask(BackgroundTask):
             try:
                 read = self._operations.next_read(piece.request)
             except NoSpaceError:
-                # There was when it was asked for, and others may make some.
+                # There was space when it was requested, and other pieces may free some.
                 self._pieces.rotate(-1)
                 if isinstance(self._pieces[0].request, bulk.Move | bulk.Redrive):
                     break
                 continue
             except RemoteProtocolError as error:
-                # When it was asked for this could be done: a durable subscription was still there.
+                # It was possible when it was requested: the durable subscription has ended since.
                 self._finish_piece(bulk.empty_result(piece.request, str(error)))
                 continue
             if read is not None:

@@ -1,15 +1,15 @@
-"""Expired messages are removed wherever they are, whether or not anybody comes upon them.
+"""Removal of expired messages, wherever they are, also if no dispatch reaches them.
 
-    a message with an expiry is accepted   -> arrivals.py   -> a timer for its block, at the next whole second
-    the timer is due                       -> `step`        -> what has expired of the block and is in memory goes at
-                                                               once; for the rest the block becomes a BlockRead, a page
-    the page is there                      -> `on_page_read`   -> what has expired on it, and is not in memory, goes
+    a message with an expiry is accepted  -> arrivals.py     -> a timer for its block, at the next whole second
+    the timer is due                      -> `step`          -> expired messages of the block that are in memory are
+                                                                removed; for the rest a page is read: ExpiryBlockRead
+    the page is read                      -> `on_page_read`  -> expired messages that only the page has are removed
 
-What is above a lane's horizon goes without coming into memory, and the lane's own reading knows nothing of it. A page
-that was read before that is durable still shows it: until no such page can come any more, the lane remembers
-(`Lane.removed`).
+Messages above a lane's horizon are removed without coming into memory, and reads for the lane do not know of it. A
+page read before that is durable still contains them: until no such page can come any more, `Lane.removed` excludes
+them.
 
-What a consumer or an open transaction has does not expire; its block is looked at again after a minute.
+Messages of consumers and open transactions do not expire; their block is checked again after a minute.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from truenext.model.limits import PAGE_BYTES
 from truenext.model.record import BLOCK_BITS, split_timer, timer_key
 
 RECHECK_MS = 60_000
-"""After that time a block is looked at again in which somebody held something."""
+"""Time after which a block with held messages is checked again."""
 
 EXPIRED_PER_STEP_MAX = 1000
-"""Expired messages, about, that one step takes out of memory."""
+"""Approximate number of expired messages that one step removes from memory."""
 
 BLOCK_SIZE = 1 << BLOCK_BITS
 
 
 class ExpiryBlockRead(SideRead):
-    """A page of a block that was due."""
+    """Read of a page of a block whose timer was due."""
 
     __slots__ = ("_expiry", "had_uncommitted", "recheck_ms", "timer", "until")
 
@@ -55,14 +55,14 @@ class ExpiryBlockRead(SideRead):
         super().__init__(lane, after_sequence, lane.queue.policy.page_size, PAGE_BYTES)
         self._expiry = expiry
         self.until = until
-        """The first sequence that is not in the block."""
+        """First sequence after the block."""
         self.timer = timer
         self.recheck_ms = recheck_ms
-        """When it is to be looked at again, for somebody had something of it when it was due; 0 is never. It may come
-        back behind what was looked at."""
+        """Time to check the block again, because messages of it were held; 0 is never. They may be requeued where
+        this check has been already."""
         self.had_uncommitted = had_uncommitted
-        """Something of it was over and not visible yet when it was due. Meanwhile it may have become visible, and left
-        memory, without the page showing it."""
+        """Expired messages of it were uncommitted when it was due. They may have become visible, and been unloaded,
+        without being on the page."""
 
     def on_page(self, page: PageResult) -> None:
         self._expiry.on_page_read(self, page)
@@ -87,13 +87,13 @@ class ExpiryTask(BackgroundTask):
         self._queues = queues
         self._settlement = settlement
         self._current_read: ExpiryBlockRead | None = None
-        """One at a time."""
+        """The read that is under way; at most one."""
         self._unsent_read: ExpiryBlockRead | None = None
-        """It has not been handed out yet."""
+        """The current read, while it was not returned by a step yet."""
         self._waiting_timers: list[bytes] = []
-        """Timers that were due when something that has expired was not visible yet; the next commit changes that."""
+        """Timers of blocks with expired, uncommitted messages; due again after the next commit."""
 
-    # ---- What is due ----
+    # ---- Due timers ----
 
     @property
     def active_work_key(self) -> object:
@@ -113,11 +113,11 @@ class ExpiryTask(BackgroundTask):
 
     def next_due_ms(self) -> int | None:
         due_ms = self._timers.next_due_ms
-        # If one is due and nothing is done, something else has to happen before.
+        # If one is due and `step` did nothing, it waits for another event.
         return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
     def step(self) -> list[ExpiryBlockRead]:
-        """Go on with what is due, until something has to be read or enough was removed for now."""
+        """Process due timers until a page must be read, or enough was removed for one step."""
         self._process_due()
         read, self._unsent_read = self._unsent_read, None
         return [] if read is None else [read]
@@ -160,15 +160,15 @@ class ExpiryTask(BackgroundTask):
                 self._finish_timer(lane, due, recheck_ms)
 
     def on_page_read(self, read: ExpiryBlockRead, page: PageResult) -> None:
-        """Take out what has expired on a page that names no batch that is not known to be durable."""
+        """Remove the expired messages of a page; all batches that it contains are known to be durable."""
         lane, until = read.lane, read.until
         if self._queues.lane_of(lane.key) is not lane:
-            # It ended meanwhile, with its queue.
+            # The lane has ended with its queue.
             self._current_read = None
             self._timers.clear_unless_set_again(read.timer)
             return
         _, _, first = split_timer(read.timer)
-        # What came into memory meanwhile is not above the horizon any more.
+        # Messages that came into memory meanwhile are not above the horizon any more.
         self._expire_in_memory(lane, first, until)
         in_memory = {entry.sequence for entry in lane.unread_in_memory}
         expired: list[Entry] = []
@@ -206,10 +206,10 @@ class ExpiryTask(BackgroundTask):
             self._timers.set(timer_key(recheck_ms, lane.key, first))
         self._timers.clear_unless_set_again(due)
 
-    # ---- Taking out ----
+    # ---- Removing messages ----
 
     def _expire_in_memory(self, lane: Lane, first: int, until: int) -> int:
-        """Of this block; what is not visible yet stays. How many they were."""
+        """Remove expired, visible messages of a block from memory; return how many."""
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
 
         def has_expired(entry: Entry) -> bool:
@@ -220,7 +220,7 @@ class ExpiryTask(BackgroundTask):
         return len(expired)
 
     def _unloaded_entries(self, lane: Lane, found: PageMessage) -> list[Entry]:
-        """Of a message that only the store has; none of what is in memory, held, or gone already."""
+        """Return the entry of a message that only the store has; empty if it is in memory, held or removed."""
         assert found.message is not None, "it is known to be over"
         if found.sequence > lane.horizon and (lane.selected is None or found.sequence not in lane.selected.entries):
             return [self._page_reader.load_entry(lane, found, found.message)]
@@ -237,32 +237,32 @@ class ExpiryTask(BackgroundTask):
             self._resident.remove_entries(lane, expired)
             for entry in expired:
                 self._settlement.expire(entry)
-                # Whoever waited for it to be read or to be committed waits no longer.
+                # Consumers need not wait for it to be read or committed any more.
                 self._commit_state.touched_queues[lane.queue] = None
 
     def _has_uncommitted(self, lane: Lane, first: int, until: int) -> bool:
-        """Something of a block is over, and not visible yet."""
+        """Return whether a block has expired messages that are not visible yet."""
         committed, now_ms = self._commit_state.last_committed, self._commit_state.now_ms
         in_memory = lane.entries_between(first - 1, until - 1, with_delayed=False)
         return any(one.batch > committed and is_expired(one.message, now_ms) for one in in_memory)
 
     def _has_held(self, lane: Lane, first: int, until: int) -> bool:
-        """Somebody has a message of a block that may have expired."""
+        """Return whether messages of a block are held that may have expired."""
         now_ms = self._commit_state.now_ms
         return any(
             entry.lane is lane and (entry.message is None or is_expired(entry.message, now_ms))
             for entry in self._clients.held_entries(lane.queue, first, until)
         )
 
-    # ---- What was not visible ----
+    # ---- Uncommitted messages ----
 
     def on_committed(self) -> None:
-        """A batch is durable."""
+        """Make the waiting timers due again."""
         waiting, self._waiting_timers = self._waiting_timers, []
         for due in waiting:
             self._timers.put_back(due)
 
 
 def _unloaded_sequences(lane: Lane) -> list[int]:
-    """Messages of a lane that are not above its horizon and have to be read before anything can be known of them."""
+    """Return the sequences of messages up to the lane's horizon that must be read before they can be checked."""
     return [*lane.unloaded, *(entry.sequence for entry in lane.delayed.values() if entry.message is None)]

@@ -1,4 +1,4 @@
-"""When failed messages are ready again: once their delays are over."""
+"""Retries: make failed messages ready again when their delays end."""
 
 from __future__ import annotations
 

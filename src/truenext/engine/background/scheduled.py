@@ -1,21 +1,21 @@
-"""Sends that are to be sent later: they wait in the store, and become messages when they are due.
+"""Scheduled sends: wait in the store, and become messages when they are due.
 
-    a scheduled send is accepted   -> `accept`     -> a record in a hidden queue, and a timer
-    its timer is due               -> `step`       -> the record is to be read, with those due next: a DueSendsRead
-    they are there                 -> `on_page_read`  -> the records go, and the messages are accepted, in one batch
+    a scheduled send is accepted   -> `accept`        -> a record in a hidden queue, and a timer
+    its timer is due               -> `step`          -> it is read, with those due next: a DueSendsRead
+    they are read                  -> `on_page_read`  -> records removed and messages accepted, in one batch
 
-The hidden queue of `orders` is called /scheduled/orders, and nobody can name it; that of all topics, and of several
-destinations at once, has no name behind /scheduled/. What waits there has a number instead of a sequence, from the same
-counter: its place among those that were scheduled. Its record is that of the message, with what is still to be done
+The hidden queue of `orders` is called /scheduled/orders, which clients cannot use; that of all topics, and of
+several destinations at once, has no name after /scheduled/. Its entries have numbers, in the order in which they
+were scheduled, from the same counter as sequences. A record is that of the message, with its remaining schedule
 (schedule.py) as a line of JSON before its header lines.
 
-Whoever asks is shown what waits, or has it cancelled, a page at a time (`list_or_cancel`): as in bulk.py, but that
-nothing of it is in memory. So that a page has all of it, nothing becomes due from when the page is wanted until it was
-looked at (`freeze`), and it is read once all is durable that was accepted before that.
+Waiting sends are listed or cancelled on request, a page at a time (`list_or_cancel`): as in bulk.py, but none of
+them is in memory. So that a page has all of them, nothing becomes due from the request for the page until it was
+processed (`freeze`), and it is read once all sends accepted before are durable.
 
-A timer names one record, and stands in the order of (due, number), over all queues (record.py, `scheduled_timer_key`).
-Those that are due are taken from the front, so that sequences are given in that order: one that is still being written
-makes those behind it wait. Nothing is kept in memory but the first timers, and how many wait in each queue.
+A timer names one record. Timers are ordered by (due, number), over all queues (record.py, `scheduled_timer_key`).
+Due ones are taken from the front, so that sequences are given in that order: a record that is still being written
+makes those after it wait. Only the first timers, and the number of sends in each queue, are in memory.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ _decode_schedule = msgspec.json.Decoder(Schedule).decode
 
 
 class DueSendsRead(SideRead):
-    """What is due first, wherever it is: no page of one lane."""
+    """Read of the records due first, in any lanes, not of a page of one lane."""
 
     __slots__ = ("_scheduler", "lanes")
 
     def __init__(self, scheduler: Scheduler, lanes: dict[int, Lane]) -> None:
-        """`lanes` are those of what is due, by number."""
+        """Read the records with the numbers that are the keys of `lanes`."""
         first = next(iter(lanes))
         super().__init__(lanes[first], first - 1, len(lanes), PAGE_BYTES)
         self._scheduler = scheduler
@@ -68,7 +68,7 @@ class DueSendsRead(SideRead):
 
     @property
     def keys(self) -> list[bytes]:
-        """Of the records."""
+        """Keys of the records in the store."""
         return [message_key(lane.key, number) for number, lane in self.lanes.items()]
 
     def lanes_read(self) -> Collection[Lane]:
@@ -92,33 +92,33 @@ class Scheduler(BackgroundTask):
         self._arrivals = arrivals
         self.timers = Timers(commit_state, first=SCHEDULED_TIMERS)
         self._by_number: dict[int, Queue] = {}
-        """The hidden queues (`Queues.hidden_by_name`)."""
+        """Hidden queues (`Queues.hidden_by_name`) by number."""
         self._maybe_empty_queues: dict[Queue, None] = {}
-        """Those in which nothing may be left."""
+        """Hidden queues that may be empty."""
         self._uncommitted_batches: dict[int, int] = {}
-        """Numbers of what is not durable yet, and the batch that it is durable with."""
+        """Batches of uncommitted records, by number of the record."""
         self._current_read: DueSendsRead | None = None
-        """One at a time."""
+        """The read that is under way; at most one."""
         self._read_limit = DUE_SENDS_PER_READ
-        """Records that are read with the next look, at most."""
+        """Maximum number of records in the next read."""
         self._frozen_since_batch: int | None = None
-        """Nothing becomes due; the batch with which all is durable that was accepted before."""
+        """Batch with which all records accepted before the freeze are durable; None if not frozen."""
 
     def restore_queue(self, number: int, name: str) -> Queue:
-        """Take over a hidden queue; `name` is its own."""
+        """Restore a hidden queue; `name` is its own."""
         queue = self._by_number[number] = self._queues.restore_hidden(number, name)
-        # Unless it is said to have messages.
+        # Until recovery finds messages of it.
         self._maybe_empty_queues[queue] = None
         return queue
 
     def accept(self, name: str, message: SentMessage, timing: Schedule) -> None:
-        # A selector may ask for it.
+        # A selector may refer to it.
         message.arrived_ms = self._commit_state.now_ms
         first = schedule.start_schedule(timing, self._commit_state.now_ms)
         if first is not None:
             self._add_record(name, message, first)
 
-    # ---- What is due ----
+    # ---- Due sends ----
 
     @property
     def active_work_key(self) -> object:
@@ -146,7 +146,7 @@ class Scheduler(BackgroundTask):
     def next_due_ms(self) -> int | None:
         first = self.timers.first
         due_ms = None if first is None else split_scheduled_timer(first)[0]
-        # If one is due and nothing is done, something else has to happen before.
+        # If one is due and `step` did nothing, it waits for another event.
         return due_ms if due_ms is not None and due_ms > self._commit_state.now_ms else None
 
     def step(self) -> list[DueSendsRead]:
@@ -170,11 +170,11 @@ class Scheduler(BackgroundTask):
         return []
 
     def on_page_read(self, read: DueSendsRead, page: PageResult) -> None:
-        """Send what is due and was read."""
+        """Send due messages whose records were read."""
         self._current_read = None
         if self._frozen_since_batch is not None:
             return
-        # One is read however large it is.
+        # At least one: a read returns one record, however large.
         self._read_limit = (
             min(2 * self._read_limit, DUE_SENDS_PER_READ) if page.is_end else max(len(page.messages) // 2, 1)
         )
@@ -182,16 +182,16 @@ class Scheduler(BackgroundTask):
         while (first := self.timers.first) is not None and not self._commit_state.is_full:
             due_ms, number, _ = split_scheduled_timer(first)
             lane, found = read.lanes.get(number), found_by_number.get(number)
-            # Meanwhile the clock may have been set, and what is due before these may have been accepted.
+            # Meanwhile the clock may have been set, or sends that are due earlier may have been accepted.
             if due_ms > self._commit_state.now_ms or lane is None or (found is None and not page.is_end):
                 break
             self.timers.pop_first()
-            # A transient that a crash has dropped is not there; a damaged one stays for whoever looks into it.
+            # A transient one that a crash has dropped is missing; a damaged one stays in the store for inspection.
             if found is not None and found.message is not None and number not in lane.removed:
                 self._send_due(lane, found, found.message)
 
     def on_committed(self) -> None:
-        """A batch is durable."""
+        """Forget batches that are durable."""
         committed = self._commit_state.last_committed
         if self._uncommitted_batches:
             self._uncommitted_batches = {
@@ -200,7 +200,7 @@ class Scheduler(BackgroundTask):
         self.timers.on_committed()
 
     def remove_empty_queues(self) -> None:
-        """Hidden queues go in which nothing is, and of which no page is under way."""
+        """Remove empty hidden queues, unless a page of them may be under way."""
         emptied, self._maybe_empty_queues = self._maybe_empty_queues, {}
         for queue in emptied:
             if queue.waiting_count():
@@ -212,11 +212,11 @@ class Scheduler(BackgroundTask):
             del self._by_number[queue.number]
             self._queues.remove_hidden(queue)
 
-    # ---- What waits ----
+    # ---- Waiting sends ----
 
     def freeze(self) -> int:
-        """Nothing becomes due until `unfreeze`. Returns the batch that has to be durable before a page is read; 0 if it
-        is."""
+        """Let nothing become due until `unfreeze`. Returns the batch that must be durable before a page is read; 0
+        if it is."""
         if self._frozen_since_batch is None:
             self._frozen_since_batch = max(self._uncommitted_batches.values(), default=0)
         return self._frozen_since_batch if self._frozen_since_batch > self._commit_state.last_committed else 0
@@ -225,14 +225,14 @@ class Scheduler(BackgroundTask):
         self._frozen_since_batch = None
 
     def next_read(self, request: bulk.ScheduledRequest) -> bulk.BulkRead | None:
-        """What is to be read for a piece, while all is held; None if nothing is left."""
+        """Return the read for a piece, while sends are frozen; None if nothing is left."""
         queue = self._queues.hidden_by_name.get(request.queue)
         return None if queue is None else bulk.next_read(request, queue, self._commit_state.last_sequence)
 
     def list_or_cancel(
         self, request: bulk.ScheduledRequest, read: bulk.BulkRead, page: PageResult
     ) -> bulk.ScheduledResult:
-        """Show what waits and is on a page, or cancel it."""
+        """List or cancel the scheduled sends of a page."""
         lane = read.lane
         matches = selector.compile_selector(request.selector).matches if request.selector is not None else None
         numbers = set(request.sequences) if request.sequences is not None else None
@@ -267,7 +267,7 @@ class Scheduler(BackgroundTask):
         result.next = read.next_position(sequence, is_end=is_end)
         return result
 
-    # ---- Inside ----
+    # ---- Records ----
 
     def _send_due(self, lane: Lane, found: PageMessage, record: SentMessage) -> None:
         timing, message = _decode_record(record)
@@ -282,7 +282,7 @@ class Scheduler(BackgroundTask):
 
     def _remove_record(self, lane: Lane, number: int, message: SentMessage) -> None:
         entry = Entry(number, None, lane, 0, message.persistent, 0)
-        # Until this is durable a page may show it, and the clock may be set back.
+        # Until the removal is durable a page may contain the record, and the clock may be set back.
         self._resident.remember_removed(entry)
         remove(self._commit_state.batch, entry)
         lane.unread -= 1
@@ -305,7 +305,7 @@ class Scheduler(BackgroundTask):
         self.timers.set(scheduled_timer_key(timing.due_ms, number, lane.key))
 
     def _lane_by_key(self, key: bytes) -> Lane | None:
-        """None if nothing was in it in this run, or when it began."""
+        """Return the lane of this key; None if it has had no records in this run."""
         number, rank = split_lane_key(key)
         queue = self._by_number.get(number)
         return None if queue is None else queue.find_lane(rank)
@@ -330,7 +330,7 @@ def _send_info(number: int, timing: Schedule, message: SentMessage) -> bulk.Sche
         persistent=message.persistent,
         headers=decode_header_lines(message.header),
         size=len(message.body),
-        # Not with half a character at its end.
+        # Without a partial character at the end.
         body=getincrementaldecoder("utf-8")("replace").decode(message.body[:SHOWN_BODY_BYTES], is_whole),
     )
 
