@@ -117,7 +117,9 @@ class BrowseTask(BackgroundTask):
         return self._current_read is None and any(browser.has_credit() for browser in self._clients.active_browsers)
 
     def on_page_read(self, read: BrowseRead, page: PageResult) -> None:
-        """Keep the page for the next turn. Raises: StoreError if the store has lost messages."""
+        """Keep the page for the next turn.
+        Raises: StoreError if the store has lost messages.
+        """
         if not self._queues.exists(read.lane.queue):
             # The queue of a durable subscription, which has ended with all messages of the page.
             page.messages, page.is_end = [], True

@@ -250,9 +250,9 @@ def empty_result(request: BulkRequest, error: str = "") -> BulkResult:
     return kind(count=0, to={}, left=0, next=None, until=request.until or 0, error=error)
 
 
-def count_held(entries: Iterable[Entry], request: BulkRequest, until: int) -> int:
-    """Count the messages of a request that consumers and open transactions hold. Those that are unloaded or exceed
-    HELD_COMPARED_MAX are not compared with the selector, and count."""
+def count_held(entries: Iterable[Entry], request: BulkRequest, until: int, to: tuple[int, int] | None = None) -> int:
+    """Count the messages of this piece, up to the position `to` (None is the end), that consumers and open transactions
+    hold. Those that are unloaded or exceed HELD_COMPARED_MAX are not compared with the selector, and count."""
     sequences = None if request.sequences is None else set(request.sequences)
     held = (
         one

@@ -72,7 +72,9 @@ class BulkPieceExecutor:
         )
 
     def _require_queue(self, request: bulk.BulkRequest) -> Queue:
-        """Return the queue that the messages are in, or are scheduled for. Raises: as `check_request`."""
+        """Return the queue that the messages are in, or are scheduled for.
+        Raises: as `check_request`.
+        """
         queue = self._queues.require_permanent(request.queue)
         queue.last_used_us = self._commit_state.now_us
         if isinstance(request, bulk.Purge | bulk.ScheduledRequest):
@@ -96,7 +98,8 @@ class BulkPieceExecutor:
         """Return the read for a piece, to be passed to `execute`; None if nothing is left to do.
 
         Only one at a time, once the last piece is durable (`can_execute`); scheduled sends must be frozen
-        (`freeze_scheduled`). Raises: as `check_request`.
+        (`freeze_scheduled`).
+        Raises: as `check_request`.
         """
         if isinstance(request, bulk.ScheduledRequest):
             read = self._scheduler.next_read(request)

@@ -32,7 +32,8 @@ class Administering:
     def pause(self, name: str) -> bool:
         """Stop dispatching from a queue, which is created if it is missing; return whether it was.
 
-        Durable with the next answer. Raises: RemoteProtocolError if the queue cannot be created.
+        Durable with the next answer.
+        Raises: RemoteProtocolError if the queue cannot be created.
         """
         queue = self._queues.by_name.get(name)
         is_new = queue is None or queue.is_temporary

@@ -32,7 +32,9 @@ class Releasing:
         self._pull_requests = pull_requests
 
     def check_request(self, session: ConnectionState, request: Release) -> list[BrokerConsumer]:
-        """Return the consumers that are to release messages. Raises: RemoteProtocolError if the request is invalid."""
+        """Return the consumers that are to release messages.
+        Raises: RemoteProtocolError if the request is invalid.
+        """
         if not session.has_rounds:
             raise RemoteProtocolError(
                 "release is for connections that say truenext-rounds:true on CONNECT", Code.NOT_SUPPORTED

@@ -108,7 +108,9 @@ class Subscribing:
         return queue
 
     def _subscribe_to_pattern(self, session: ConnectionState, subscribe: Subscribe) -> None:
-        """Subscribe to all queues whose names match a pattern. Raises: as `subscribe`."""
+        """Subscribe to all queues whose names match a pattern.
+        Raises: as `subscribe`.
+        """
         wildcard = Wildcard(session, subscribe, self._memory, **self._new_consumer_fields())
         size = self._wildcards.join_bytes(wildcard)
         self._check_memory(subscribe, size)

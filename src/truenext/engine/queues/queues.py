@@ -151,8 +151,9 @@ class Queues:
         return None if is_disconnected else self.ensure(destination)
 
     def queues_for(self, send: Send, queue_of: Callable[[Destination], Queue | None]) -> list[Queue]:
-        """Return the queues of a send, each once; without those that ended with their connections. Raises: as
-        `queue_of`."""
+        """Return the queues of a send, each once; without those that ended with their connections.
+        Raises: as `queue_of`.
+        """
         destination = send.destination
         if not destination.is_multi_queue:
             queue = queue_of(destination)
