@@ -1,6 +1,6 @@
-"""A message broker that always hands out the true next message.
+"""Message broker that always hands out the true next message.
 
-`connect` is its client for asyncio, `truenext.blocking` that for threads (docs/client.md).
+`connect` opens its client for asyncio, `truenext.blocking` is the client for threads (docs/client.md).
 """
 
 import importlib
@@ -76,7 +76,7 @@ _HOMES = {
         *("RolledBack", "TruenextError"),
     ),
 }
-"""Modules that are loaded when one of their names is asked for: the broker does not need the client."""
+"""Modules, imported when one of their public names is first used: the broker does not need the client."""
 
 
 def __getattr__(name: str) -> object:

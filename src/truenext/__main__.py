@@ -1,4 +1,4 @@
-"""`python -m truenext` is the `truenext` command."""
+"""Entry point of `python -m truenext`: the `truenext` command."""
 
 from truenext.cli.main import main
 

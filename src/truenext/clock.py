@@ -1,14 +1,14 @@
-"""The time, also in a test that has stopped it.
+"""Clocks that keep running when a test freezes time.
 
-Tests that freeze time, with freezegun for example, replace `time.time`, `time.monotonic` and the like in all modules. A
-program's own time is to stand still then, or to leap by days; but what waits for a broker would wait for ever, or give
-up at once. So what keeps a connection alive takes its time from here: `clock_gettime` is replaced by nobody.
+Tests that freeze time (freezegun, for example) replace `time.time`, `time.monotonic` and others in all modules. The
+program's own time is meant to stand still then, or to leap; but code that waits for a broker would wait for ever, or
+give up at once. So code that keeps a connection alive uses this module: `clock_gettime` is not replaced.
 """
 
 import sys
 
 if sys.platform == "win32":
-    # It has no clock_gettime: there time can be stopped.
+    # Windows has no clock_gettime: there a test can freeze these clocks, too.
     from time import monotonic, monotonic_ns, time_ns
 else:
     from functools import partial

@@ -1,40 +1,40 @@
-"""What can go wrong, and whose fault it is.
+"""Exceptions of truenext: one tree, which states whose fault an error is.
 
 TruenextError
-├── LocalProtocolError     our own caller broke the rules of a protocol
-├── RemoteProtocolError    the peer did; its connection ends, nothing else does
-│   ├── NoSpaceError        what it asked for would be allowed if there were room; it did nothing wrong
-│   └── OtherProtocolError it speaks another protocol than STOMP
-├── StoreError             the store cannot keep its promise; the broker stops
-│   └── StoreInUseError    another broker holds the data folder
-├── HistoryError           history cannot be written or read; the broker stops
-├── ConfigurationError     a command line asks for what cannot be
-│   └── FaultyFileError    a configuration file does
+├── LocalProtocolError      the caller broke the rules of the protocol
+├── RemoteProtocolError     the peer broke them; only its connection ends
+│   ├── NoSpaceError        the broker has no space for a request; the peer did nothing wrong
+│   └── OtherProtocolError  the peer speaks another protocol than STOMP
+├── StoreError              the store cannot keep its promise; the broker stops
+│   └── StoreInUseError     another broker uses the data folder
+├── HistoryError            history cannot be written or read; the broker stops
+├── ConfigurationError      options are invalid, or cannot be satisfied
+│   └── FaultyFileError     the configuration file has faults
 │
 │   of a client:
-├── ClosedError            the connection, session or consumer was closed by its own program
-├── ConnectionLost         the broker is not there, or no longer
-│   └── NoBroker           it could not be connected to at all
-├── Refused                the broker answered with an ERROR; it has done nothing
-├── RolledBack             the transaction did not happen; what it was given comes again
-└── InDoubt                whether the transaction happened could not be found out in time
+├── ClosedError             the connection, session or consumer was closed by its own program
+├── ConnectionLost          the broker cannot be reached, or no longer
+│   └── NoBroker            no connection could be opened at all
+├── Refused                 the broker answered with an ERROR; the request had no effect
+├── RolledBack              the transaction was rolled back; its messages are redelivered
+└── InDoubt                 the outcome of the transaction could not be found out in time
 """
 
 from enum import StrEnum
 
 
 class TruenextError(Exception):
-    """Anything truenext raises on purpose."""
+    """Base class of all errors that truenext raises on purpose."""
 
 
 class LocalProtocolError(TruenextError):
-    """Our own caller asked for what the protocol does not allow now."""
+    """The caller requested something that the protocol does not allow now."""
 
 
 class Code(StrEnum):
-    """Why a client is refused, for a program: what an ERROR says as `truenext-code`. The values never change.
+    """Machine-readable reason for a refusal: the header `truenext-code` of an ERROR. The values never change.
 
-    What is wrong with one value has the code of that value, also if it is too long; LIMIT is for too many of something.
+    An invalid value has the code of that value, also if it is too long; LIMIT is for too many of something.
 
     Source: docs/stomp.md, "Codes"
     """
@@ -61,7 +61,7 @@ class Code(StrEnum):
 
 
 class RemoteProtocolError(TruenextError):
-    """The peer sent what the protocol does not allow, or asked for what cannot be done."""
+    """The peer broke the protocol, or requested something that cannot be done."""
 
     def __init__(self, reason: str, code: Code = Code.HEADER) -> None:
         super().__init__(reason)
@@ -69,7 +69,7 @@ class RemoteProtocolError(TruenextError):
 
 
 class NoSpaceError(RemoteProtocolError):
-    """There is no room for what the peer sent; its connection ends as if it had taken leave."""
+    """The broker has no space for the peer's message; the connection ends without counting attempts."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason, Code.NO_SPACE)
@@ -82,15 +82,15 @@ class OtherProtocolError(RemoteProtocolError):
         super().__init__(reason, Code.MALFORMED_FRAME)
         self.protocol = protocol
         self.answer = answer
-        """Bytes that its client understands, in place of an ERROR; may be empty."""
+        """Bytes that a client of that protocol understands, sent instead of an ERROR; may be empty."""
 
 
 class StoreError(TruenextError):
-    """The store cannot read or write; what was not yet confirmed may be lost, nothing else."""
+    """The store cannot read or write. Only changes that were not confirmed yet may be lost."""
 
 
 class StoreInUseError(StoreError):
-    """Another broker uses the data folder."""
+    """The data folder is in use by another broker."""
 
 
 class HistoryError(TruenextError):
@@ -98,14 +98,14 @@ class HistoryError(TruenextError):
 
 
 class ConfigurationError(TruenextError):
-    """What was asked for at start cannot be done; the message says what to change."""
+    """Options are invalid, or cannot be satisfied; the message says what to change."""
 
 
 class FaultyFileError(ConfigurationError):
-    """There are faults in the configuration file; nothing of it counts."""
+    """The configuration file has faults; none of its settings is applied."""
 
     def __init__(self, faults: tuple[str, ...]) -> None:
-        """Of each fault the file, table and key, and the reason."""
+        """`faults`: file, table, key and reason of each fault."""
         super().__init__("\n".join(faults))
         self.faults = faults
 
@@ -116,40 +116,40 @@ class ClosedError(TruenextError):
 
 
 class ConnectionLost(TruenextError):
-    """The broker is not there, or no longer; what was asked for may have happened or not."""
+    """The broker cannot be reached, or no longer; a pending request may have been carried out or not."""
 
 
 class NoBroker(ConnectionLost):
-    """No broker could be connected to; the message says where, and why."""
+    """No connection to a broker could be opened; the message says where, and why."""
 
 
 class Refused(TruenextError):
-    """The broker answered with an ERROR; the message says why. What was refused has done nothing."""
+    """The broker answered with an ERROR; the message says why. The refused request had no effect."""
 
     def __init__(self, reason: str, code: str = "") -> None:
         super().__init__(reason)
         self.code: str = code
-        """One of `Code`; empty if the broker names none, as others than truenext do."""
+        """Value of `Code`; empty if the broker sends no code, as brokers other than truenext do."""
 
 
 class RolledBack(TruenextError):
-    """The transaction did not happen: nothing of it was sent, and what it was given comes again.
+    """The transaction was rolled back: its sends are discarded, messages that it acknowledged are redelivered.
 
-    `__cause__` says why, if something but the program has ended it.
+    `__cause__` is the reason, unless the program itself rolled back.
     """
 
 
 class InDoubt(TruenextError):
-    """Whether the transaction happened could not be found out in time, or never can be."""
+    """The outcome of the transaction could not be found out in time, or never can be."""
 
     def __init__(self, reason: str, token: str) -> None:
         super().__init__(reason)
         self.token: str = token
-        """For `outcome` of any connection to the same broker, in another process as well."""
+        """Argument for `outcome` of any connection to the same broker, also in another process."""
 
 
 def copy_error(error: TruenextError) -> TruenextError:
-    """The same error for another caller: an exception that is raised twice collects the tracebacks of both."""
+    """Copy an error for another caller: an exception that is raised twice collects the tracebacks of both."""
     kind = type(error)
     copy = kind.__new__(kind, *error.args)
     copy.__dict__ |= error.__dict__

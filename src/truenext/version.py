@@ -1,3 +1,3 @@
-"""What this version is called."""
+"""Version number of truenext."""
 
 VERSION = "0.1.0"

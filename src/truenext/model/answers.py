@@ -1,4 +1,4 @@
-"""What the broker says to one connection, apart from messages."""
+"""Answers of the broker to one connection, apart from messages."""
 
 import msgspec
 
@@ -6,29 +6,29 @@ from truenext.errors import Code
 
 
 class Receipt(msgspec.Struct, gc=False):
-    """The frame that asked for `receipt` was processed, and what L1 and L3 promise of it is now true."""
+    """Confirmation that the frame with this `receipt` header was processed: L1 and L3 hold for it from now on."""
 
     receipt: str
     is_repeat: bool = False
-    """That frame was a repeat, and did nothing (L5)."""
+    """True if the frame was a repeat, and therefore had no effect (L5)."""
     is_unknown: bool = False
-    """... and whether its number was ever used is not known."""
+    """True if the repeat's number counts as used, but may never have been used."""
 
 
 class ErrorAnswer(msgspec.Struct, gc=False):
-    """The peer's last frame was refused; its connection ends behind this."""
+    """Refusal of the peer's last frame."""
 
     summary: str
     code: Code
     detail: str = ""
     receipt: str | None = None
-    """The receipt that the refused frame asked for."""
+    """Receipt that the refused frame requested."""
     frame_number: int = 0
-    """Which frame it was, counted from the first of its connection; 0 is not said: then the connection ends."""
+    """Number of the refused frame, 1 for the connection's first; 0 if the connection ends."""
 
 
 class CloseConnection(msgspec.Struct, gc=False):
-    """Nothing follows: the connection closes once everything before has left."""
+    """Last answer: the connection closes once everything before it has been sent."""
 
 
 Answer = Receipt | ErrorAnswer | CloseConnection

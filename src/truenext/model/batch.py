@@ -1,7 +1,7 @@
-"""What the store must do in one atomic, durable step.
+"""Batch: changes that the store makes in one atomic, durable step.
 
-Finished bytes only: the store's thread compares, encodes and decides nothing. Keys and records are those of
-record.py.
+A batch holds finished bytes only: the store's thread compares, encodes and decides nothing. Keys and records are
+those of record.py.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import NamedTuple
 import msgspec
 
 NO_NUMBER = -1
-"""Less than any number of a producer."""
+"""Placeholder below all numbers of a producer."""
 
 
 class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What is remembered of one producer: engine/state/producer.py."""
+    """Stored state of one producer, see engine/state/producer.py."""
 
     highest_send: int
     last_used_ms: int
-    """Milliseconds since the epoch of its last use."""
+    """Time of the last use, in milliseconds since the epoch."""
     is_used_once: bool = False
-    """It had one SEND, and nothing since."""
+    """True if the producer had one SEND, and no use since."""
     highest_commit: int = NO_NUMBER
     highest_unknown_commit: int = NO_NUMBER
     is_gapless: bool | None = None
@@ -29,28 +29,28 @@ class ProducerState(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Mark(NamedTuple):
-    """What became of a message so far."""
+    """Delivery state of a stored message."""
 
     attempts: int
     deliveries: int
     due_ms: int = 0
-    """Milliseconds since the epoch before which it is not tried again; DUE_NEVER for one that was rejected, and has to
-    be read before it can be dead-lettered."""
+    """Time of the next retry, in milliseconds since the epoch. DUE_NEVER: the message was rejected, and must be read
+    before it can be dead-lettered."""
     was_lost: bool = False
-    """Its last attempt was a lost connection."""
+    """True if the last attempt was a lost connection."""
 
 
 NO_MARK = Mark(0, 0)
 
 
 class Causes(NamedTuple):
-    """Why consumers have failed with a message, as they said; empty where nothing was said."""
+    """First and last cause of a message's failures; empty if consumers stated none."""
 
     first: str = ""
     last: str = ""
 
     def merged_onto(self, before: Causes) -> Causes:
-        """What is so after these, where `before` was so: an empty one says nothing."""
+        """Return the causes of `before` followed by these; empty ones change nothing."""
         return Causes(before.first or self.first, self.last or before.last) if before != NO_CAUSES else self
 
 
@@ -59,55 +59,55 @@ DUE_NEVER = (1 << 63) - 1
 
 
 class Batch:
-    """Changes to the store that happen together or not at all. Grows in the engine, is only read once handed over."""
+    """Changes to the store, made together or not at all. The engine adds to them; the store only reads them."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        """1 for the first batch of a run; the store's pages name the batch they are true up to."""
+        """1 for the first batch of a run. The store's pages state the last batch that they include."""
         self.puts: dict[bytes, bytes] = {}
-        """Message key to record of each new persistent message, in order of arrival; one that is done with before the
-        batch is handed over is taken out again."""
+        """Message key to record of each new persistent message, in order of arrival. A message that is finished
+        before the batch is handed over is removed again."""
         self.transient_puts: dict[bytes, bytes] = {}
-        """The same for transient messages; an unclean stop drops them."""
+        """Message key to record of each new transient message; an unclean stop drops them."""
         self.removes: list[bytes] = []
-        """Keys of persistent messages that are gone; each was put by an earlier batch."""
+        """Keys of removed persistent messages; each was put by an earlier batch."""
         self.transient_removes: list[bytes] = []
         self.dereferenced: list[bytes] = []
         """Keys of contents (record.py), one for each reference among `removes`. The store counts them, and removes a
-        content with its last reference; what is put with a content is its mark, whose attempts say how many it has."""
+        content with its last reference. A content is put with a mark, whose attempts are its number of references."""
         self.transient_dereferenced: list[bytes] = []
-        """The same for references among `transient_removes`, whose contents are transient, too."""
+        """Keys of contents of the references among `transient_removes`; these contents are transient, too."""
         self.marks: dict[bytes, Mark] = {}
-        """By message key, for messages of either kind that were requeued."""
+        """Message key to mark of each requeued message, persistent or transient."""
         self.causes: dict[bytes, Causes] = {}
-        """By the key of a message that has a mark here: what is new of its causes. They go with the mark."""
+        """Message key to new causes of a message that has a mark here. Causes are removed with their mark."""
         self.unmarks: list[bytes] = []
-        """Message keys whose mark goes, always together with the message."""
+        """Keys of messages whose mark is removed, always together with the message."""
         self.queues: dict[int, str] = {}
-        """Queue number to name, for each queue that is new to the store, or has another name from here on; to "" if it
-        has gone, of which then nothing else is left."""
+        """Queue number to name of each queue that is new to the store or renamed by this batch; "" for a removed
+        queue, of which the store then holds nothing else."""
         self.paused: dict[int, bool] = {}
-        """By number: queues that are paused from now on (True), or are no longer; each is known, by this batch at the
-        latest."""
+        """Queue number to new state: paused (True) or resumed (False). The store knows each queue, by this batch at
+        the latest."""
         self.producers: dict[str, ProducerState] = {}
         self.forgotten_producers: list[str] = []
         self.timers: dict[bytes, None] = {}
-        """See record.py. To set one that is there changes nothing; they outlive a crash, whatever they were set for."""
+        """Timer keys (record.py) to set; an existing one stays. Timers survive a crash, whatever they are for."""
         self.cleared_timers: list[bytes] = []
-        """Of earlier batches; one that is set here as well is set. To clear one that is not there changes nothing."""
+        """Timers of earlier batches to clear, before `timers` are set. A missing timer is ignored."""
         self.sequence_limit = 0
-        """If not 0: sequences below it may be given out once this batch is durable."""
+        """Sequences below this may be allocated once the batch is durable; 0 is no change."""
         self.redelivered_below = 0
-        """If not 0: messages with a sequence below it may have been dispatched without a trace."""
+        """Messages with a sequence below this may have been dispatched without a trace in the store; 0 is no change."""
         self.clean_stop: bool | None = None
-        """True as the last act of a run, False before a listener opens."""
+        """True in the last batch of a run, False in the batch before a listener opens, None in all others."""
         self.history = b""
-        """What happened until now, see events.py; a batch can have nothing else."""
+        """History up to now as bytes, see events.py. A batch may hold nothing but history."""
         self.size = 0
-        """Bytes of records, keys and timers, roughly."""
+        """Approximate bytes of records, keys and timers."""
 
     def is_empty(self) -> bool:
-        """There is nothing to be made durable."""
+        """Whether the batch has no change to make durable; history alone does not count."""
         return not (
             self.puts
             or self.removes

@@ -1,6 +1,6 @@
-"""What a client asks of the broker, whatever protocol it speaks.
+"""Commands of a client to the broker, independent of its protocol.
 
-Made once per frame on the hot path, hence structs without garbage collection.
+One is made per frame on the hot path, therefore structs without garbage collection.
 """
 
 from enum import Enum
@@ -16,34 +16,34 @@ from truenext.model.selector import Selector
 
 
 class Login(msgspec.Struct, gc=False):
-    """What a client asks for when it connects, beside STOMP's own (docs/stomp.md)."""
+    """Options of a connection beyond those of STOMP (docs/stomp.md, "CONNECT and CONNECTED")."""
 
     has_rounds: bool = False
-    """Its messages say their round, and what it acknowledges is a dispatch: it may give back."""
+    """True if MESSAGEs carry the release count and ACKs name their dispatch: the client may release messages."""
     names_begun: bool = False
-    """It says what it begins."""
+    """True if the client reports which messages it has started."""
     keeps_open: bool = False
-    """What is refused does not end the connection."""
+    """True if a refused frame does not end the connection."""
     number: int = 0
-    """Rises from one connection of this client to the next; 0 is not said: then nobody takes over."""
+    """Number of this client's connection, rising with each; 0 is none: then it cannot be taken over."""
     secret: str = ""
-    """Of the connection that is to be taken over; "" is none."""
+    """Secret of the connection to take over; "" is none."""
     is_blameless: bool = False
-    """Nothing of that one is charged."""
+    """True if that connection is exempt: its loss counts no attempt."""
 
     @property
     def has_extensions(self) -> bool:
-        """It asks for anything at all."""
+        """Whether the client requested any of truenext's own options."""
         return self.has_rounds or self.names_begun or self.keeps_open or self.number > 0
 
 
 class AckMode(Enum):
     AUTO = "auto"
-    """Acknowledged once the socket has taken the bytes."""
+    """A message is acknowledged once the socket has taken its bytes."""
     CLIENT = "client"
-    """An acknowledgement covers everything dispatched to the subscription up to the message it names."""
+    """An ACK covers all messages dispatched to the subscription up to the named one."""
     INDIVIDUAL = "client-individual"
-    """An acknowledgement covers the message it names."""
+    """An ACK covers the named message."""
 
 
 class Send(msgspec.Struct, gc=False):
@@ -51,19 +51,19 @@ class Send(msgspec.Struct, gc=False):
     message: SentMessage
     transaction: str | None = None
     producer: str | None = None
-    """With `number`, makes a repeat recognisable (guarantee L5)."""
+    """Producer name; with `number` it makes a repeat recognisable (L5)."""
     number: int = 0
     schedule: Schedule | None = None
-    """None is now."""
+    """None sends now."""
     ttl_ms: int = 0
-    """Milliseconds from when it is accepted until it expires; 0 if the message says when, or never does. A schedule has
-    its own."""
+    """Milliseconds from acceptance until the message expires; 0 if the message states its expiry, or never expires.
+    A schedule has its own."""
     is_gapless: bool = False
-    """The numbers of its producer have no gaps."""
+    """True if the producer's numbers have no gaps."""
     is_repeat: bool = False
-    """Its number was used before, and it was not accepted again; noted by the engine."""
+    """True if the number was used before and the message was not accepted again; set by the engine."""
     is_unknown: bool = False
-    """It counts as a repeat, and whether its number was ever used is not known; noted by the engine."""
+    """True if a repeat's number may in truth never have been used; set by the engine."""
 
 
 class Subscribe(msgspec.Struct, gc=False):
@@ -71,38 +71,38 @@ class Subscribe(msgspec.Struct, gc=False):
     destination: Destination
     mode: AckMode
     window: int | None = None
-    """Messages; None leaves it to the broker."""
+    """Messages that the consumer may hold; None lets the broker choose."""
     priority: int = 0
-    """Consumer priority, -127 to 127: while several have credit, a message goes to the highest."""
+    """Consumer priority, -127 to 127: of several consumers with credit the highest gets a message."""
     is_exclusive: bool = False
-    """While it is there nobody else gets messages of the queue."""
+    """True if no other consumer gets messages of the queue while this one is subscribed."""
     has_express: bool = False
-    """It sorts what it holds: something more urgent may come to it beyond its window."""
+    """True if the client sorts the messages that it holds: a more urgent one may be dispatched beyond its window."""
     is_pulling: bool = False
-    """It gets what it asks for (Credit), and nothing else."""
+    """True if the subscription gets only messages that it requests (Credit)."""
     durable_key: str = ""
-    """The durable subscription that it takes up (destination.durable_key); "" is none."""
+    """Key of the durable subscription to resume or create (`destination.durable_key`); "" is none."""
     selector: Selector | None = None
-    """Which messages are wanted; None is all."""
+    """Filter of messages; None is all."""
 
 
 class Browse(msgspec.Struct, gc=False):
-    """Show what waits, and leave it as it is. Ends like a subscription."""
+    """Show waiting messages without consuming them. An Unsubscribe ends it."""
 
     subscription: str
     destination: Destination
     selector: Selector | None = None
-    """Which messages are wanted; None is all."""
+    """Filter of messages; None is all."""
 
 
 class Unsubscribe(msgspec.Struct, gc=False):
     subscription: str
     durable_key: str = ""
-    """The durable subscription that is to end, with what waits in it; "" is none."""
+    """Key of the durable subscription to end, together with its waiting messages; "" is none."""
 
 
 class Started(msgspec.Struct, gc=False):
-    """The client's program has this message now."""
+    """Report that the client's program was handed a message."""
 
     subscription: str
     sequence: int
@@ -110,69 +110,69 @@ class Started(msgspec.Struct, gc=False):
 
 
 class Ack(msgspec.Struct, gc=False):
-    """The message was handled. `subscription` None: whichever of the connection's holds it (STOMP 1.0)."""
+    """Acknowledge a message. `subscription` None is the one of the connection that holds it (STOMP 1.0)."""
 
     subscription: str | None
     sequence: int
     transaction: str | None = None
     dispatch: int = 0
-    """Which of its dispatches, counted as deliveries are; 0 does not say."""
+    """Number of the acknowledged dispatch, counted as deliveries are; 0 is not stated."""
     started: Started | None = None
-    """What the client's program has next, if it says so here."""
+    """Message that the client's program was handed next, if the ACK reports one."""
 
 
 class Nack(msgspec.Struct, gc=False):
-    """The consumer failed with the message."""
+    """Report that the consumer failed with a message."""
 
     subscription: str | None
     sequence: int
     transaction: str | None = None
     delay_ms: int | None = None
-    """Milliseconds until the next try; None leaves it to the policy."""
+    """Milliseconds until the next retry; None is as the policy says."""
     is_rejected: bool = False
-    """There is to be no next try."""
+    """True if the message must not be retried."""
     dispatch: int = 0
-    """As of an Ack."""
+    """See Ack."""
     cause: str = ""
-    """Why the consumer failed; empty is not said."""
+    """Reason for the failure; "" is not stated."""
 
 
 class Credit(msgspec.Struct, gc=False):
-    """A subscription that pulls asks for more."""
+    """Pull request: a subscription requests messages."""
 
     subscription: str
     messages: int
-    """So many more; 0 withdraws what was asked for and has not come."""
+    """Number of additional messages; 0 withdraws all open pull requests of the subscription."""
     waits: bool = True
-    """Until they are there; else it ends when no message is ready."""
+    """True if the request stays open until the messages have come; False ends it when no message is ready."""
     correlation: str | None = None
 
 
 class Wake(msgspec.Struct, gc=False):
-    """A subscription that rests goes on."""
+    """Resume a suspended subscription."""
 
     subscription: str
 
 
 class Release(msgspec.Struct):
-    """What subscriptions hold comes back without an attempt, in one step."""
+    """Requeue messages that subscriptions hold, in one step and without an attempt."""
 
     subscriptions: list[str]
     kept: list[tuple[str, int, int]]
-    """But for these: subscription, sequence and dispatch of each."""
+    """Messages not to requeue: subscription, sequence and dispatch of each."""
     suspends: bool = False
-    """Then they rest."""
+    """True if the subscriptions are then suspended."""
     transaction: str | None = None
-    """It is aborted in the same step."""
+    """Transaction to abort in the same step."""
     counts_all: bool = True
-    """As of an Abort."""
+    """See Abort."""
 
 
 class Begin(msgspec.Struct, gc=False):
     transaction: str
     counts_all: bool = True
-    """An end that is no COMMIT counts an attempt for all that it acknowledged or refused; else for what it refused,
-    whatever the frame that ends it says."""
+    """False if an end other than COMMIT counts attempts only for messages that the transaction nacked, whatever the
+    frame that ends it requests. True if also for those that it acknowledged."""
 
 
 class Commit(msgspec.Struct, gc=False):
@@ -181,36 +181,36 @@ class Commit(msgspec.Struct, gc=False):
     number: int = 0
     is_gapless: bool = False
     counts_all: bool = True
-    """As of an Abort, if it is a repeat."""
+    """See Abort; used if this COMMIT is a repeat."""
     is_repeat: bool = False
-    """As of a Send: the transaction, if it was open, has ended as by an Abort."""
+    """See Send. An open transaction of a repeated COMMIT has ended as by an Abort."""
     is_unknown: bool = False
-    """As of a Send."""
+    """See Send."""
 
 
 class Abort(msgspec.Struct, gc=False):
     transaction: str
     counts_all: bool = True
-    """An attempt counts for all that it acknowledged or refused; else for what it refused."""
+    """True counts an attempt for all messages acknowledged or nacked in the transaction, False for nacked ones."""
 
 
 class Disconnect(msgspec.Struct, gc=False):
-    """The client takes its leave; whatever it holds goes back without an attempt."""
+    """Close the connection in an orderly way; messages that it holds are requeued without an attempt."""
 
     forgotten_producers: list[str] = []
-    """Producers that are to be forgotten."""
+    """Producers that the broker is to forget."""
 
 
 class ReceiptRequest(msgspec.Struct, gc=False):
-    """Answer once everything this connection asked for so far is as durable as it is going to be."""
+    """Request an answer once all earlier commands of this connection are durable, as far as they are to be."""
 
     receipt: str
     numbered_command: Send | Commit | None = None
-    """What it is about, if that can be a repeat; the answer says whether it was."""
+    """Numbered command that the receipt is for; the answer states whether it was a repeat."""
 
 
 class ControlRequest(msgspec.Struct, gc=False):
-    """A question to the broker itself; the answer is a message to `reply_to`."""
+    """Query or request to the broker itself; the answer is a message to `reply_to`."""
 
     verb: str
     body: bytes
@@ -219,9 +219,9 @@ class ControlRequest(msgspec.Struct, gc=False):
 
 
 class InvalidFrame(msgspec.Struct, gc=False):
-    """A frame that means nothing, on a connection that goes on.
+    """Frame that cannot be read as a command, on a connection that stays open.
 
-    What is wrong with it, and not the exception: that knows the frame, body and all, until a collection of garbage.
+    Holds no exception: that would keep the frame, body included, alive until a garbage collection.
     """
 
     reason: str
@@ -251,18 +251,18 @@ Command = (
 )
 
 
-# ---- What a client asks in JSON, read; what is wrong with it is the client's fault, whatever it is ----
+# ---- JSON of a client: any error in it is the client's fault ----
 
 _Value = TypeVar("_Value")
 
 
 def decode_client_json(what: str, body: bytes | str, shape: type[_Value], code: Code = Code.CONTROL_REQUEST) -> _Value:
-    """`body` as one of these; `what` is named where it is none.
+    """Decode `body` as JSON of the type `shape`; `what` names it in an error.
 
     Raises: RemoteProtocolError
     """
     try:
         return msgspec.json.decode(body, type=shape)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        # A text that is no UTF-8 is no error of msgspec's own, nor are lists in lists in lists.
+        # Text that is not UTF-8 and lists nested too deeply raise errors that are not msgspec's.
         raise RemoteProtocolError(f"{what}: {error}", code) from error
