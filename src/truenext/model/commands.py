@@ -172,7 +172,7 @@ class Begin(msgspec.Struct, gc=False):
     transaction: str
     counts_all: bool = True
     """False if an end other than COMMIT counts attempts only for messages that the transaction nacked, whatever the
-    frame that ends it requests. True if also for those that it acknowledged."""
+    frame that ends it requests; True counts them for acknowledged ones, too."""
 
 
 class Commit(msgspec.Struct, gc=False):

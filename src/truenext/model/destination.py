@@ -1,19 +1,19 @@
-"""Where a message is sent to, and the names it may have.
+"""Destinations: where a message is sent to, and which names are valid.
 
 Addresses as clients write them:
 
     NAME                               the same as /queue/NAME, without a / or : in it
-    /queue/NAME                        a queue, made on first use; to subscribe to, also a pattern (pattern.py)
-    /topic/NAME                        a topic; to subscribe to, also a pattern (pattern.py)
-    /temp-queue/NAME                   a reply queue of the connection that says it
-    /remote-temp-queue/SESSION/NAME    the same queue, as everybody else must say it
-    /temp-topic/NAME                   a topic of the connection that says it
-    /remote-temp-topic/SESSION/NAME    the same topic, as everybody else must say it
-    /queue/a,/topic/b                  several of these at once, to be sent to
-    /subscription/CLIENT,NAME          a durable subscription, to be browsed
-    /control/VERB                      a question to the broker itself
+    /queue/NAME                        a queue, created on first use; in a subscription also a pattern (pattern.py)
+    /topic/NAME                        a topic; in a subscription also a pattern (pattern.py)
+    /temp-queue/NAME                   a reply queue of the connection that uses this address
+    /remote-temp-queue/SESSION/NAME    the same queue, as other connections address it
+    /temp-topic/NAME                   a topic of the connection that uses this address
+    /remote-temp-topic/SESSION/NAME    the same topic, as other connections address it
+    /queue/a,/topic/b                  several destinations at once; only to send to
+    /subscription/CLIENT,NAME          a durable subscription; only to browse
+    /control/VERB                      a control request to the broker
 
-To subscribe, ActiveMQ's clients write options behind an address: /queue/NAME?consumer.prefetchSize=10. No name has a ?.
+ActiveMQ's clients write options after an address in SUBSCRIBE: /queue/NAME?consumer.prefetchSize=10. No name has a ?.
 """
 
 import re
@@ -28,21 +28,21 @@ from truenext.model.limits import COMPOSITE_MAX, DESTINATION_LENGTH_MAX, DURABLE
 from truenext.model.pattern import fault_of_pattern, is_pattern
 
 DEAD_LETTER_PREFIX = "DLQ."
-"""A queue of this prefix holds what could not be handled; what fails there stays there."""
+"""Prefix of dead-letter queues. A message that fails there stays there."""
 
 SPARK_PREFIX = "Spark."
-"""A queue of this prefix holds what a job in Spark has taken and is to find again."""
+"""Prefix of queues in which Spark's queries keep their bundles, marks and decisions."""
 
 SUBSCRIPTION_PREFIX = "subscription,"
-"""The queue of a durable subscription is called so, with client, name and topic behind it and commas between, and its
-selector last if it has one. No name in a client's address has a comma."""
+"""Prefix of the queue of a durable subscription. Client, name and topic follow, separated by commas, and last the
+selector if there is one. No name in a client's address has a comma."""
 
 ENDED_PREFIX = "ended,"
-"""Before the name of a durable subscription that has ended, until nothing of it is left; and from the beginning before
-what the store calls a subscription that ends with its connection."""
+"""Prefix of the stored name of an ended durable subscription, until all of it is removed. A subscription that ends
+with its connection has this prefix in the store from the start."""
 
 SCHEDULED_PREFIX = "/scheduled/"
-"""Before the name of the queue for which scheduled sends wait: the name of the hidden queue in which they do."""
+"""Prefix of the hidden queue in which scheduled sends wait; the name of the queue that they are for follows."""
 
 DURABLE_ADDRESS_PREFIX = "/subscription/"
 TEMPORARY_PREFIX = "/temp-queue/"
@@ -62,7 +62,7 @@ _FOREIGN_PREFIXES = {
     "queue/": "here it is '/queue/{name}'",
     "topic/": "here it is '/topic/{name}'",
 }
-"""How addresses begin elsewhere, and the words for them here."""
+"""Address prefixes of other brokers, with a hint how the address is written here."""
 
 
 _NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})").search
@@ -71,16 +71,16 @@ _NO_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})").search
 class DestinationKind(Enum):
     QUEUE = "queue"
     TEMPORARY = "temporary queue"
-    """Also what waits for a subscriber to a topic whose subscription ends with its connection."""
+    """Temporary queue, or queue of a topic subscription that ends with its connection."""
     TOPIC = "topic"
     TOPIC_PATTERN = "topics"
-    """All topics whose names match a pattern; only to subscribe to."""
+    """Pattern of topic names; only for subscriptions."""
     QUEUE_PATTERN = "queues"
-    """All queues whose names match a pattern; only to subscribe to."""
+    """Pattern of queue names; only for subscriptions."""
     COMPOSITE = "composite"
-    """Several of the others; only to send to."""
+    """Several other destinations; only to send to."""
     DURABLE = "subscription"
-    """A durable subscription, whose key is the name; only to browse."""
+    """A durable subscription, with its key as name; only to browse."""
     CONTROL = "control"
 
 
@@ -88,22 +88,22 @@ _SINGULAR = {DestinationKind.TOPIC_PATTERN: DestinationKind.TOPIC, DestinationKi
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
-    """A parsed address. `name` is unique among queues and temporary queues together: only the latter begin with /, and
-    those that belong to subscriptions have // behind the session. So it is among topics."""
+    """Parsed address. `name` is unique among queues and temporary queues together: only temporary ones begin with /,
+    and those of subscriptions have // after the session. It is also unique among topics."""
 
     kind: DestinationKind
     name: str
     session: str = ""
-    """The connection that owns a temporary queue or topic."""
+    """Connection that owns a temporary queue or topic."""
     parts: "tuple[Destination, ...]" = ()
-    """Of a composite one."""
+    """Destinations in a composite one."""
     topic: str = ""
-    """The topic, or the pattern of topics, whose messages are copied to this queue of a subscription."""
+    """Topic, or pattern of topics, whose messages are copied to this queue of a subscription."""
     selector: str = ""
-    """What of these is copied; "" is all."""
+    """Filter of these messages; "" is none."""
 
     is_multi_queue: bool = False
-    """A message sent to it stands in any number of queues. Told by its kind; kept, as every send asks for it."""
+    """True if a message sent to it may get entries in several queues. Stored, as each send needs it."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(
@@ -112,7 +112,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def address(self) -> str:
-        """How any client may write it."""
+        """Address that every client may use."""
         if self.kind is DestinationKind.COMPOSITE:
             return ",".join(part.address for part in self.parts)
         if self.kind is DestinationKind.TEMPORARY:
@@ -123,12 +123,12 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
 
 
 def split_options(address: str) -> tuple[str, dict[str, str]]:
-    """An address to subscribe to, and the options behind it.
+    """Split an address to subscribe to from the options after it.
 
     >>> split_options("/queue/a?consumer.priority=7&consumer.selector=b%20IN%20('c','d')")
     ('/queue/a', {'consumer.priority': '7', 'consumer.selector': "b IN ('c','d')"})
 
-    Raises: RemoteProtocolError if they are not written as ActiveMQ has them, or one of them disagrees with itself.
+    Raises: RemoteProtocolError if they are not written as ActiveMQ's, or an option has two values.
     """
     if "?" not in address or address.startswith(DURABLE_ADDRESS_PREFIX):
         return address, {}
@@ -159,14 +159,14 @@ def split_options(address: str) -> tuple[str, dict[str, str]]:
 
 @lru_cache(maxsize=4096)
 def parse_address(address: str, session: str) -> Destination:
-    """The destination a client of `session` means.
+    """Return the destination that an address names for a client of `session`.
 
     >>> parse_address("/queue/orders", "s1").name
     'orders'
     >>> parse_address("/temp-queue/replies", "s1").address
     '/remote-temp-queue/s1/replies'
 
-    Raises: RemoteProtocolError if there is no such destination, or none yet.
+    Raises: RemoteProtocolError if the address is invalid, or not supported yet.
     """
     if "?" in address and not address.startswith(DURABLE_ADDRESS_PREFIX):
         option = address.partition("?")[2].partition("=")[0]
@@ -179,9 +179,9 @@ def parse_address(address: str, session: str) -> Destination:
 
 @lru_cache(maxsize=4096)
 def parse_stored_address(address: str) -> Destination:
-    """The destination of an address that this broker has accepted, maybe when names could have a ? in them.
+    """Return the destination of an address that this broker has accepted, perhaps when names could contain a ?.
 
-    Raises: RemoteProtocolError if it can never have been one.
+    Raises: RemoteProtocolError if no version can have accepted it.
     """
     return _parse(address, "")
 
@@ -230,7 +230,7 @@ def _parse(address: str, session: str) -> Destination:
 
 
 def parse_queue_name(name: str) -> Destination:
-    """The queue that clients may make under this name.
+    """Return the queue of this name, which clients may create.
 
     Raises: RemoteProtocolError if they may not.
     """
@@ -251,7 +251,7 @@ def _parse_composite(address: str, session: str) -> Destination:
     addresses = [each.strip() for each in addresses]
     for each in addresses:
         if not each.startswith("/"):
-            # ActiveMQ takes /topic/a,b for two topics.
+            # ActiveMQ reads /topic/a,b as two topics.
             raise RemoteProtocolError(
                 f"unknown destination {each[:100]!r}: in a composite destination each begins with /queue/ or /topic/",
                 Code.DESTINATION,
@@ -268,10 +268,10 @@ def _parse_composite(address: str, session: str) -> Destination:
 
 
 def _split_owner(address: str, prefix: str) -> tuple[str, str]:
-    """The session that owns a temporary queue or topic, and its name."""
+    """Return the session that owns a temporary queue or topic, and its name."""
     owner, slash, name = address[len(prefix) :].partition("/")
     if owner and not slash:
-        # As ActiveMQ has it, whose names do not say whose they are.
+        # ActiveMQ's form, which does not name the owner.
         own = f"/{prefix.removeprefix('/remote-')}{owner[:100]}"
         raise RemoteProtocolError(
             f"unknown destination {address[:100]!r}: here it is {own!r} if it is one's own, and of others what a "
@@ -282,7 +282,7 @@ def _split_owner(address: str, prefix: str) -> tuple[str, str]:
 
 
 def dead_letter_name(queue: str) -> str:
-    """The queue that takes what could not be handled in this one."""
+    """Return the name of a queue's dead-letter queue."""
     if queue.startswith(SUBSCRIPTION_PREFIX):
         _, client, name, _ = queue.split(",", 3)
         return f"{DEAD_LETTER_PREFIX}subscription.{client}.{name}"
@@ -290,7 +290,7 @@ def dead_letter_name(queue: str) -> str:
 
 
 def durable_key(client: str, name: str) -> str:
-    """What a durable subscription is known by.
+    """Return the key of a durable subscription.
 
     Raises: RemoteProtocolError if its dead-letter queue could not be named after it.
     """
@@ -310,7 +310,7 @@ def durable_key(client: str, name: str) -> str:
 
 
 def durable_subscription(key: str, topic: str, selector: str = "") -> Destination:
-    """Its queue.
+    """Return the queue of a durable subscription.
 
     >>> durable_subscription("billing,orders", "orders.>", "total > 99").name
     'subscription,billing,orders,orders.>,total > 99'
@@ -322,7 +322,7 @@ def durable_subscription(key: str, topic: str, selector: str = "") -> Destinatio
 
 
 def parse_stored_queue_name(name: str) -> Destination:
-    """The queue that the store knows by a name, without the prefix of an ended subscription.
+    """Return the queue of a stored name, given without the prefix of an ended subscription.
 
     >>> parse_stored_queue_name("/1a2b,77").kind
     <DestinationKind.TEMPORARY: 'temporary queue'>
@@ -336,7 +336,7 @@ def parse_stored_queue_name(name: str) -> Destination:
 
 
 def may_rename(current: str | None, name: str) -> bool:
-    """A queue's number may stand for a name from here on, if it stood for `current`; for "" when the queue has gone.
+    """Whether a queue number that stands for `current` may stand for `name` from now on; "" is a removed queue.
 
     >>> may_rename(None, "a"), may_rename("a", "b"), may_rename("a", "ended,a"), may_rename("ended,a", "")
     (True, False, True, True)
@@ -347,12 +347,12 @@ def may_rename(current: str | None, name: str) -> bool:
 
 
 def durable_key_of(subscription: Destination) -> str:
-    """The inverse of `durable_subscription`."""
+    """Return the key from which `durable_subscription` made this queue."""
     return ",".join(subscription.name.split(",", 3)[1:3])
 
 
 def virtual_topic(queue: str) -> str:
-    """The topic whose messages a queue of this name gets; "" if it is not named so.
+    """Return the virtual topic whose messages a queue of this name gets; "" if its name has another form.
 
     >>> virtual_topic("Consumer.billing.VirtualTopic.orders.new")
     'VirtualTopic.orders.new'
@@ -367,7 +367,7 @@ def _check_name(name: str, address: str) -> str:
         raise RemoteProtocolError(f"destination {address!r} has no name, or one that begins with /", Code.DESTINATION)
     length_max = DESTINATION_LENGTH_MAX
     if not name.startswith(DEAD_LETTER_PREFIX):
-        # The name of its dead-letter queue must be one too.
+        # The name of its dead-letter queue must be valid, too.
         length_max -= len(DEAD_LETTER_PREFIX)
     if len(name) > length_max:
         raise RemoteProtocolError(f"destination name of {len(name)} characters; at most {length_max}", Code.DESTINATION)

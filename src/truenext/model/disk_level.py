@@ -1,21 +1,21 @@
-"""How much room is left for what senders bring: plenty, little, none?"""
+"""Disk level: free space for new messages."""
 
 from enum import IntEnum
 
 
 class DiskLevel(IntEnum):
     PLENTY = 0
-    """Senders are welcome."""
+    """Sends are accepted."""
     LITTLE = 1
-    """Those who only send have to wait; whoever also takes messages away goes on."""
+    """Connections that only send must wait; those that also consume messages go on."""
     NONE = 2
-    """Sends are refused, but for those of transactions that take as much as they give. Acknowledgements never are."""
+    """Sends are refused, except in transactions that free as much as they send. Acknowledgements are never refused."""
     FULL = 3
-    """A write has found no space: all sends are refused."""
+    """A write found no space on the disk: all sends are refused."""
 
 
 DISK_FULL = (
     "the broker's disk is as full as it may be (its reserve of free space, or --disk-limit; of a broker with --memory, "
     "--memory-limit)"
 )
-"""Why a message is refused for lack of room."""
+"""Reason of a message that is refused for lack of space."""

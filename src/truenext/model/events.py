@@ -1,29 +1,29 @@
-"""How history stands in the broker's own files, byte by byte. docs/history.md says what the events mean.
+"""History files of the broker, byte by byte. docs/history.md describes the events.
 
-A file is a header and a row of chunks; a chunk is a header and a row of blocks; a block is one or more events of one
-kind in one queue, by columns. All little-endian. If you change anything here, increase HISTORY_VERSION.
+A file is a header and a sequence of chunks; a chunk is a header and a sequence of blocks; a block is one or more events
+of one kind in one queue, by columns. All little-endian. If you change anything here, increase HISTORY_VERSION.
 
     file      magic        "TNXH"
               version      u16
-              run          u32     of all events in it
+              run          u32     run of all its events
     chunk     checksum     u32     CRC-32 of the rest of the chunk
               size         u32     bytes of the blocks
               run          u32
-              flags        u32     1: a file begins with this chunk, and it names every queue
-                                   2: it came with a batch that the store has, and had before this was written
-              first event  u64     number of the first event in it; the others follow one by one
+              flags        u32     1: the first chunk of a file, which names every queue
+                                   2: from a batch that was in the store before this chunk was written
+              first event  u64     number of the first event; the others follow one by one
     block     kind         u8      Kind
               code         u8      reason or mode, else 0
-              count        u32     events in it
+              count        u32     number of events
               queue        u32     number of the queue, 0 is none
-              other        u64     batch, consumer or number, by kind; of RETURNED and DEAD_LETTERED the number that
-                                   stands for the cause, 0 is none
+              other        u64     batch, consumer or number, by kind; for RETURNED and DEAD_LETTERED the number
+                                   of the cause, 0 is none
               at           u64     microseconds since the epoch
-              columns      as COLUMNS has them, each `count` values
+              columns      those of COLUMNS, each with `count` values
               text         only with NAME and CAUSE: `other` bytes of UTF-8
 
-NAME is no event, its count is 0: from here on the queue number stands for that name. Nor is CAUSE: in `queue` it has a
-number, which stands for that cause to the end of the chunk.
+NAME is not an event, its count is 0: from here on the queue number stands for that name. CAUSE is none either: the
+number in `queue` stands for that cause up to the end of the chunk.
 """
 
 import struct
@@ -32,7 +32,7 @@ from hashlib import blake2b
 from itertools import product
 
 HISTORY_VERSION = 9
-"""The only version that this truenext writes, and reads."""
+"""The only version that this truenext reads and writes."""
 
 MAGIC = b"TNXH"
 FILE = struct.Struct("<4sHI")
@@ -71,7 +71,7 @@ class EventKind(IntEnum):
 
     @property
     def label(self) -> str:
-        """As docs/history.md calls it."""
+        """Name of the kind in docs/history.md."""
         same = {EventKind.ACCEPTED_OF_GROUP: EventKind.ACCEPTED, EventKind.SUBSCRIBED_EXCLUSIVE: EventKind.SUBSCRIBED}
         return same.get(self, self).name.lower().replace("_", "-")
 
@@ -101,23 +101,23 @@ COLUMNS: dict[EventKind, tuple[tuple[str, str], ...]] = {
     EventKind.SUBSCRIBED_EXCLUSIVE: (("window", "I"), ("priority", "b")),
     EventKind.CAUSE: (),
 }
-"""Name and type (as `array` and `struct` have them) of what each event of a kind has of its own."""
+"""Columns of the events of each kind: name, and type as in `array` and `struct`."""
 
 PERSISTENT_FLAG = 16
-"""Added to the priority in the flags of an accepted message."""
+"""Added to the priority in the flags of an accepted message that is persistent."""
 
 FAILURES = ("nacked", "aborted", "lost")
-"""How a consumer can fail with a message."""
+"""Ways in which a consumer can fail with a message."""
 
 DELAYED, BLOCKING = "delayed", "blocking"
-"""What becomes of a message that waits for its next try: others pass it, or it blocks them."""
+"""Ways in which a message waits for its retry: others skip it, or it blocks them."""
 
 REASONS = (
     *("", "released", "clean", "unclean", DELAYED, BLOCKING, "due"),
     *FAILURES,
     *(f"{failure} and {wait}" for failure in FAILURES for wait in (DELAYED, BLOCKING)),
 )
-"""By code: why a message was returned, and what then becomes of it; how the run before ended."""
+"""Texts by code: why a message was requeued, and how it then waits; how the previous run ended."""
 
 _ACK_MODES = ("auto", "client", "client-individual")
 WITH_SELECTOR, WITH_EXPRESS, WITH_STARTED, PULLING = " with selector", " with express", " with started", " pulling"
@@ -128,29 +128,29 @@ SUBSCRIPTION_MODES = tuple(
         ("", EXCLUSIVE), ("", PULLING), ("", WITH_STARTED), ("", WITH_EXPRESS), ("", WITH_SELECTOR), _ACK_MODES
     )
 )
-"""By code: how a subscription acknowledges, and whether it has a selector and the express lane, its connection says
-what it has started, it pulls, and it is exclusive."""
+"""Texts by code: the acknowledgement mode of a subscription; whether it has a selector and express dispatch, its
+connection reports started messages, it pulls, and it is exclusive."""
 
 NO_WINDOW = 0xFFFFFFFF
-"""The window of a subscription in auto mode, which is its socket's buffer, and of one that pulls."""
+"""Window of a subscription in auto mode, which its socket's buffer limits, and of one that pulls."""
 
 GAP_EVENTS = 1 << 20
-"""Numbers left out after an unclean stop: what was in memory may have had them, and somebody may have seen it."""
+"""Event numbers skipped after an unclean stop: events that were only in memory may have had them, and been seen."""
 
 
 def chunk_position(chunk: bytes) -> tuple[int, int]:
-    """Run and first event of a chunk, by which chunks of one run stand in order."""
+    """Return run and first event of a chunk: the order of the chunks of one run."""
     _, _, run, _, first_event = CHUNK.unpack_from(chunk)
     return run, first_event
 
 
 def group_number(group: str) -> int:
-    """What stands for a group in the history: not 0, and for two names hardly ever the same."""
+    """Return the number of a group in the history: a hash, never 0, hardly ever the same for two names."""
     return int.from_bytes(blake2b(group.encode(), digest_size=8).digest(), "big") >> 1 or 1
 
 
 def event_bytes(kind: int) -> int:
-    """Bytes of the columns of one event of this kind."""
+    """Return the size in bytes of the columns of one event of this kind."""
     return _WIDTHS[kind]
 
 

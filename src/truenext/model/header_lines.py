@@ -1,7 +1,7 @@
-"""How a message's header lines are written and read.
+"""Header lines of a message: how to write and read them.
 
-`Message.header` is UTF-8 text of `name:value` lines, each ended by a line feed. Carriage return, line feed, colon and
-backslash inside a name or value are escaped as in STOMP 1.2, section "Value Encoding".
+`SentMessage.header` is UTF-8 text of `name:value` lines, each ended by a line feed. Carriage return, line feed,
+colon and backslash inside a name or value are escaped as in STOMP 1.2, section "Value Encoding".
 """
 
 import re
@@ -16,15 +16,15 @@ DEAD_LETTER_HEADERS = frozenset(
         *("truenext-original-first-cause", "truenext-original-last-cause"),
     }
 )
-"""What a dead letter says of itself (engine/lifecycle/redelivery.py). No client can say it of what it sends."""
+"""Headers that the broker adds to a dead letter (engine/lifecycle/redelivery.py). No client can set them on a SEND."""
 
 SCHEDULE_PREFIX = "AMQ_SCHEDULED_"
 SCHEDULE_HEADERS = frozenset(SCHEDULE_PREFIX + name for name in ("DELAY", "PERIOD", "REPEAT", "CRON", "TIME"))
-"""Headers of a scheduled send: ActiveMQ's, and TIME of its successor."""
+"""Headers of a scheduled send: those of ActiveMQ, and TIME of its successor."""
 FIRST_OF_GROUP = "JMSXGroupFirstForConsumer"
 HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
     {
-        # What concerns the SEND alone, and what only the broker may say of a message.
+        # Headers that concern the SEND alone, and headers that only the broker may set.
         "receipt",
         "transaction",
         "browser",
@@ -45,18 +45,18 @@ HOP_BY_HOP_HEADERS = SCHEDULE_HEADERS | frozenset(
         FIRST_OF_GROUP,
     }
 )
-"""Headers between one client and the broker, which do not go on with a message: no stored message has them."""
+"""Headers between one client and the broker, not forwarded with a message: no stored message has them."""
 
 _ESCAPES = {"\\": "\\\\", "\r": "\\r", "\n": "\\n", ":": "\\c"}
 _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 _NEEDS_ESCAPE = re.compile(r"[\\\r\n:]")
 must_escape = _NEEDS_ESCAPE.search
-"""Whether a name or value does not stand as it is."""
+"""Return a match if a name or value has a character that must be escaped."""
 _ESCAPED = re.compile(r"\\.?", re.DOTALL)
 
 
 def escape(text: str) -> str:
-    r"""Make text safe as a name or value.
+    r"""Escape text for use as a name or value.
 
     >>> escape("a:b\n")
     'a\\cb\\n'
@@ -65,18 +65,18 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    r"""The inverse of `escape`.
+    r"""Reverse `escape`.
 
     >>> unescape("a\\cb\\n")
     'a:b\n'
 
-    Raises: KeyError with the sequence, if it is not one of the four.
+    Raises: KeyError with the escape sequence, if it is not one of the four.
     """
     return _ESCAPED.sub(lambda match: _UNESCAPES[match.group()], text)
 
 
 def encode_header_lines(headers: dict[str, str]) -> bytes:
-    """Header lines of a message."""
+    """Encode headers as the header lines of a message."""
     return "".join(f"{escape(name)}:{escape(value)}\n" for name, value in headers.items()).encode()
 
 
@@ -85,7 +85,7 @@ _GROUP_SEQUENCE = b"JMSXGroupSeq:"
 
 
 def group_of(header: bytes) -> str:
-    r"""The group that a message belongs to; empty is none.
+    r"""Return the group that a message belongs to; "" is none.
 
     >>> group_of(b"a:b\nJMSXGroupID:order 7\n"), group_of(b"a:b\n")
     ('order 7', '')
@@ -94,7 +94,7 @@ def group_of(header: bytes) -> str:
 
 
 def closes_group(header: bytes) -> bool:
-    r"""The message is the last of its group for now.
+    r"""Whether the message is the last of its group for now.
 
     >>> closes_group(b"JMSXGroupID:g\nJMSXGroupSeq:-1\n"), closes_group(b"JMSXGroupSeq:0\n")
     (True, False)
@@ -105,7 +105,7 @@ def closes_group(header: bytes) -> bool:
 
 
 def _value(header: bytes, start: bytes) -> str:
-    """What follows on the first line that begins so; empty if none does."""
+    """Return the value on the first line that begins with `start`; "" if there is none."""
     start_at = len(start)
     if not header.startswith(start):
         start_at = header.find(b"\n" + start)
@@ -117,7 +117,7 @@ def _value(header: bytes, start: bytes) -> str:
 
 
 def decode_header_lines(header: bytes) -> dict[str, str]:
-    """Names and values; where a name is repeated the first counts (STOMP 1.2, "Repeated Header Entries")."""
+    """Return names and values; of a repeated name the first counts (STOMP 1.2, "Repeated Header Entries")."""
     headers: dict[str, str] = {}
     for line in header.decode().split("\n"):
         name, colon, value = line.partition(":")
