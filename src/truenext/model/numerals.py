@@ -1,11 +1,10 @@
-"""How numbers are written: whole ones in ASCII digits, and bytes as people write them: 256MiB, 50KB, 1.5 GB,
-or plainly."""
+"""Numbers as text: ASCII digits, and sizes in bytes as people write them (256MiB, 50KB, 1.5 GB, 1000)."""
 
 import re
 
 
 def are_digits(text: str, most: int | None = None) -> bool:
-    """At least one of them, `most` at the most; None is any number of them.
+    """Whether a text is one or more ASCII digits, at most `most`; None is any number.
 
     >>> are_digits("007"), are_digits("1234", most=3), are_digits("²"), are_digits("")
     (True, False, False, False)
@@ -18,7 +17,7 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def parse_size(text: str) -> int | None:
-    """The number of bytes; None if it is none.
+    """Return the number of bytes; None if the text is not a size.
 
     >>> parse_size("256MiB"), parse_size("1.5 KB"), parse_size("much")
     (268435456, 1500, None)
@@ -27,12 +26,12 @@ def parse_size(text: str) -> int | None:
     if found is None or found[2] not in _UNITS:
         return None
     number, unit = found[1], _UNITS[found[2]]
-    # A float has no more than 53 bits.
+    # A float has only 53 bits.
     return int(number) * unit if number.isdigit() else int(float(number) * unit)
 
 
 def format_size(size: int) -> str:
-    """As people write it.
+    """Return a number of bytes as people write it.
 
     >>> format_size(256 * 2**20), format_size(1000)
     ('256MiB', '1000')

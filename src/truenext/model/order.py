@@ -1,18 +1,18 @@
-"""Which message is next: the one rule of order.
+"""Order of messages: the one rule that decides which message is next.
 
-`K(m) = (9 - priority, sequence)`, smallest first; 9 - priority is the rank. So the lanes of a queue are served in the
-order of ranks (engine/dispatch/plain.py), each in the order of sequences (engine/state/queue.py), and the keys of the
-store sort in the same way (record.py). Source: docs/contract.md, "The key".
+`K(m) = (9 - priority, sequence)`, smallest first; 9 - priority is the rank. So the lanes of a queue are served in
+the order of ranks (engine/dispatch/plain.py), each in the order of sequences (engine/state/queue.py), and the keys
+of the store sort in the same way (record.py). Source: docs/contract.md, "The key".
 """
 
 PRIORITY_MAX = 9
 PRIORITY_DEFAULT = 4
 RANKS = range(PRIORITY_MAX + 1)
-"""The ranks of the ten priorities, first served first."""
+"""Ranks of the ten priorities, in the order of service."""
 
 
 def clamp_priority(priority: int) -> int:
-    """The nearest priority from 0 to 9.
+    """Return the nearest priority from 0 to 9.
 
     >>> clamp_priority(-3), clamp_priority(4), clamp_priority(12)
     (0, 4, 9)
@@ -21,7 +21,7 @@ def clamp_priority(priority: int) -> int:
 
 
 def rank(priority: int) -> int:
-    """How many priorities are served before this one.
+    """Return the number of priorities that are served before this one.
 
     >>> rank(9), rank(0)
     (0, 9)

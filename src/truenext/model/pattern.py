@@ -1,16 +1,16 @@
-"""Which names a pattern stands for: of queues in the configuration file, of topics in a subscription.
+"""Name patterns: of queues in the configuration file, of topics and queues in a subscription.
 
-Names and patterns are of words with dots between them: `*` stands for one word, `>` at the end for one or more.
+Names and patterns consist of words with dots between them: `*` stands for one word, `>` at the end for one or more.
 """
 
 
 def is_pattern(name: str) -> bool:
-    """No name of a queue or topic has these characters."""
+    """Whether a name is a pattern: no name of a queue or topic has these characters."""
     return "*" in name or ">" in name
 
 
 def fault_of_pattern(pattern: str) -> str | None:
-    """Why this is no pattern; None if it is one.
+    """Return why a text is not a pattern; None if it is one.
 
     >>> fault_of_pattern("orders.>"), fault_of_pattern("orders.>.new")
     (None, '> stands for the rest of a name, and only at its end')

@@ -1,7 +1,7 @@
-"""What may differ from queue to queue: how failures are treated, and how much of it may be in memory.
+"""Policies: settings per queue, such as the treatment of failures and how much of the queue may be in memory.
 
-Policy      what holds for one queue
-Policies    which policy that is, by the queue's name
+Policy      settings of one queue
+Policies    policy of each queue, by its name
 """
 
 from collections.abc import Mapping
@@ -16,47 +16,47 @@ from truenext.model.setting import setting
 
 
 class StoreAndDispatch(Enum):
-    """When a persistent message outside a transaction becomes visible."""
+    """Time at which a persistent message outside a transaction becomes visible."""
 
     DURABLE = "durable"
-    """Once it is durable."""
+    """Visible once the message is durable."""
     CONCURRENT = "concurrent"
-    """At once, while it is being written; one that is acknowledged first is not written at all."""
+    """Visible at once, while the message is being written; one that is acknowledged first is not written at all."""
 
 
 class WhenFull(Enum):
-    """What happens to a connection that only sends, when room on the disk gets short."""
+    """Treatment of a connection that only sends, when disk space is short."""
 
     SLOW = "slow"
-    """It is not read any more until there is room again."""
+    """The connection is not read until there is space again."""
     REFUSE = "refuse"
-    """Its next send is answered with an ERROR."""
+    """The connection's next send is answered with an ERROR."""
 
 
 class ExpiryAction(Enum):
-    """What becomes of a message when its time has come."""
+    """Treatment of an expired message."""
 
     DROP = "drop"
     DEAD_LETTER = "dead-letter"
-    """It moves to the dead-letter queue."""
+    """The message moves to the dead-letter queue."""
 
 
 class WhileWaiting(Enum):
-    """What the rest of a queue does while a failed message waits for its next try."""
+    """Treatment of a queue's other messages while a failed one waits for its retry."""
 
     SKIP = "skip"
-    """It goes on."""
+    """The others skip the failed message."""
     BLOCK = "block"
-    """What stands behind the failed message waits as well: the order is kept."""
+    """Messages after the failed one wait as well: the order is kept."""
 
 
 INDIVIDUAL_DEAD_LETTERS = "individual"
-"""Each queue has a dead-letter queue of its own."""
+"""Value of `Policy.dead_letters`: each queue has its own dead-letter queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Each field is a setting of the configuration file, under the same name."""
+    """Settings of one queue. Each field is a setting of the configuration file, under the same name."""
 
     attempts_max: int = setting(
         7,
@@ -163,12 +163,12 @@ DEFAULT_POLICY = Policy()
 
 
 class Policies:
-    """Which policy a queue has. Of the patterns that its name matches the most specific one counts."""
+    """Policies by queue name: the most specific pattern that matches the name decides."""
 
     def __init__(self, default: Policy = DEFAULT_POLICY, by_pattern: Mapping[str, Policy] | None = None) -> None:
         self.default = default
         self.by_pattern = dict(by_pattern or {})
-        # Sorted once: the first that matches is the most specific one.
+        # Sorted once: the first pattern that matches is the most specific one.
         self._patterns = sorted(
             ((pattern.split("."), pattern) for pattern in self.by_pattern),
             key=lambda pair: _specificity(pair[0]),
@@ -180,7 +180,7 @@ class Policies:
         }
 
     def holds_dead_letters(self, name: str) -> bool:
-        """What fails in this queue stays there."""
+        """Whether messages that fail in this queue stay there."""
         return name.startswith(DEAD_LETTER_PREFIX) or name in self._shared_dead_letter_queues
 
     def for_queue(self, name: str) -> Policy:
@@ -192,11 +192,11 @@ class Policies:
         return self.default if pattern is None else self.by_pattern[pattern]
 
     def pattern_of(self, name: str) -> str | None:
-        """The most specific pattern that a queue's name matches; None if there is none."""
+        """Return the most specific pattern that a queue's name matches; None if there is none."""
         words = name.split(".")
         return next((pattern for pattern_words, pattern in self._patterns if matches(pattern_words, words)), None)
 
 
 def _specificity(pattern: list[str]) -> tuple[tuple[int, ...], int]:
-    """Word by word from the left: a word itself says more than `*`, and `*` more than `>`."""
+    """Sort key, word by word from the left: a plain word is more specific than `*`, and `*` than `>`."""
     return tuple({"*": 1, ">": 0}.get(word, 2) for word in pattern), len(pattern)

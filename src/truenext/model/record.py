@@ -1,4 +1,4 @@
-"""How a message stands in the store, byte by byte.
+"""Stored messages, byte by byte: keys, records and timers.
 
 Key, big-endian, so that bytes sort in the order of docs/contract.md within a queue:
 
@@ -17,33 +17,33 @@ Record, little-endian. If you change it, increase RECORD_VERSION:
     header         bytes
     body           bytes  to the end
 
-A dead letter whose headers do not say where it came from has version 3, and one line more before its header:
+A dead letter whose headers do not name its redrive queue has version 3, and one more line before its header:
 
     redrive queue  bytes  name of a queue, escaped as header lines are, and a line feed; counted with the header
 
-A message that several queues have may be stored once, as a content: a record like any other, whose key is that of queue
-0, rank 0, and the content's number. Each of the queues then has a reference under the key of its own copy, which is of
-the content's kind, persistent or transient:
+A message in several queues may be stored once, as a content: a record like any other, with the key of queue 0, rank 0,
+and the content's number. Each of the queues then has a reference under the key of its own copy, persistent or transient
+as the content:
 
     checksum       u32    as above
     version        u8
     flags          u8     2: a reference, 1: persistent
-    nothing        u32
-    nothing        u64
-    nothing        u64
-    content        u64    its number
+    unused         u32
+    unused         u64
+    unused         u64
+    content        u64    number of the content
 
-Timer, big-endian, so that bytes sort by time; it says that at that time this block of this lane is to be looked at:
+Timer, big-endian, so that bytes sort by time: this block of this lane must be checked when it is due:
 
     due            u64    milliseconds since the epoch
     lane key       5 bytes
     block          u64    sequence >> BLOCK_BITS
 
-Timer of a scheduled send, big-endian; of these the first bit is set, so that they stand behind all
-others, in the order of what they say:
+Timer of a scheduled send, big-endian; its first bit is set, so that these sort after all other timers, by time and
+number:
 
     due            u64    milliseconds since the epoch, and the first bit
-    number         u64    of the scheduled send
+    number         u64    number of the scheduled send
     lane key       5 bytes
 """
 
@@ -75,40 +75,39 @@ _TRANSIENT_REFERENCE_FIELDS = _FIELDS.pack(RECORD_VERSION, _REFERENCE, 0, 0, 0)
 _REFERENCE_STARTS = (_REFERENCE_FIELDS, _TRANSIENT_REFERENCE_FIELDS)
 
 LANE_KEY_SIZE = _LANE.size
-"""A message key begins with the key of its lane."""
+"""Size of a lane's key, with which each message key begins."""
 
 MESSAGE_KEY_SIZE = _KEY.size
 
 RECORD_OVERHEAD_BYTES = _HEADER_AT
-"""What a record takes beside header and body, but for a line that names a redrive queue."""
+"""Bytes of a record besides header and body, without a line that names a redrive queue."""
 
 REFERENCE_SIZE = _HEADER_AT + _NUMBER.size
 
 CONTENTS_LANE_KEY = _LANE.pack(0, 0)
-"""The lane in which contents stand, which is no queue's. The attempts of a content's mark are its references."""
+"""Lane of contents, which belongs to no queue. The attempts of a content's mark are its number of references."""
 
 TIMER_SIZE = _TIMER.size
 
 BLOCK_BITS = 10
-"""A block is 1024 sequences: so many messages share a timer if they fall due together, and to look at them takes a page
-or two."""
+"""A block is 1024 sequences: its messages that are due together share a timer, and reading them takes a page or two."""
 
 
 SCHEDULED_TIMERS = _SCHEDULED_TIMER.pack(_SCHEDULED_BIT, 0, bytes(5))
-"""Before every timer of a scheduled send, and behind all others."""
+"""Key before all timers of scheduled sends, and after all others."""
 
 
 class DamagedRecord(ValueError):
-    """A record that is not what was written."""
+    """A record is not as it was written."""
 
 
 def lane_key(queue: int, rank: int) -> bytes:
-    """The first bytes of the keys of all messages of one queue and priority."""
+    """Return the key of a lane: the first bytes of its message keys."""
     return _LANE.pack(queue, rank)
 
 
 def split_lane_key(key: bytes) -> tuple[int, int]:
-    """Queue number and rank."""
+    """Return queue number and rank."""
     queue, rank = _LANE.unpack(key)
     return queue, rank
 
@@ -123,34 +122,34 @@ def sequence_of(key: bytes) -> int:
 
 
 def content_key(number: int) -> bytes:
-    """Where a content stands."""
+    """Return the message key of a content."""
     return CONTENTS_LANE_KEY + _SEQUENCE.pack(number)
 
 
 def timer_key(due_ms: int, lane: bytes, sequence: int) -> bytes:
-    """At `due_ms` the block in which `sequence` stands is to be looked at."""
+    """Return the timer that checks, at `due_ms`, the block of `sequence`."""
     return _TIMER.pack(due_ms, lane, sequence >> BLOCK_BITS)
 
 
 def split_timer(timer: bytes) -> tuple[int, bytes, int]:
-    """When it is due, the lane's key, and the first sequence of the block."""
+    """Return the due time in milliseconds since the epoch, the lane's key, and the first sequence of the block."""
     due_ms, lane, block = _TIMER.unpack(timer)
     return due_ms, lane, block << BLOCK_BITS
 
 
 def scheduled_timer_key(due_ms: int, number: int, lane: bytes) -> bytes:
-    """At `due_ms` the scheduled send of this number is due."""
+    """Return the timer of the scheduled send with this number, due at `due_ms`."""
     return _SCHEDULED_TIMER.pack(due_ms | _SCHEDULED_BIT, number, lane)
 
 
 def split_scheduled_timer(timer: bytes) -> tuple[int, int, bytes]:
-    """When it is due, the number, and the lane's key."""
+    """Return the due time in milliseconds since the epoch, the number, and the lane's key."""
     due, number, lane = _SCHEDULED_TIMER.unpack(timer)
     return due ^ _SCHEDULED_BIT, number, lane
 
 
 def encode_record(key: bytes, message: SentMessage) -> bytes:
-    """The record of `message` under `key`."""
+    """Return the record of `message` under `key`."""
     version, header = RECORD_VERSION, message.header
     if message.redrive_queue:
         version, header = _WITH_REDRIVE_QUEUE, f"{escape(message.redrive_queue)}\n".encode() + header
@@ -169,13 +168,13 @@ def encode_record(key: bytes, message: SentMessage) -> bytes:
 
 
 def encode_reference(key: bytes, content: int, *, persistent: bool = True) -> bytes:
-    """The record of a copy under `key`, whose content has this number."""
+    """Return the record of a copy under `key` that refers to the content with this number."""
     rest = (_REFERENCE_FIELDS if persistent else _TRANSIENT_REFERENCE_FIELDS) + _NUMBER.pack(content)
     return _CHECKSUM.pack(crc32(rest, crc32(key))) + rest
 
 
 def referenced_content_number(record: bytes) -> int:
-    """The number of the content that a record refers to; 0 if it has its own."""
+    """Return the number of the content that a record refers to; 0 if it has its own."""
     if len(record) != REFERENCE_SIZE or not record.startswith(_REFERENCE_STARTS, _CHECKSUM.size):
         return 0
     number: int = _NUMBER.unpack_from(record, _HEADER_AT)[0]
@@ -183,10 +182,10 @@ def referenced_content_number(record: bytes) -> int:
 
 
 def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessage:
-    """The message that stands under `key`; `content` is the record of what it refers to, if it does.
+    """Return the message stored under `key`; `content` is the record that a reference refers to.
 
-    Raises: DamagedRecord if any bit of key or record is not as written, or a later version wrote it, or its content is
-    missing.
+    Raises: DamagedRecord if any bit of key or record is not as written, or a later version wrote it, or its content
+    is missing.
     """
     verify_record(key, record)
     version, flags, header_length, expires_ms, arrived_ms = _FIELDS.unpack_from(record, _CHECKSUM.size)
@@ -211,7 +210,8 @@ def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessag
 
 
 def verify_record(key: bytes, record: bytes) -> None:
-    """Raises: DamagedRecord if any bit of key or record is not as written, or another version wrote it."""
+    """Verify a record. Raises: DamagedRecord if any bit of key or record is not as written, or another version wrote
+    it."""
     if len(record) < _HEADER_AT:
         raise DamagedRecord(f"record of {len(record)} bytes is cut short")
     if _CHECKSUM.unpack_from(record)[0] != crc32(memoryview(record)[_CHECKSUM.size :], crc32(key)):

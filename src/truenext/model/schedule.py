@@ -1,5 +1,5 @@
-"""When a message is sent that is to be sent later, and how often. Times are the wall clock's, in milliseconds since the
-epoch; cron means UTC, whose days all have 24 hours.
+"""Schedules: when a scheduled send becomes a message, and how often. Times are the wall clock's, in milliseconds since
+the epoch; cron uses UTC, whose days all have 24 hours.
 """
 
 from datetime import UTC, datetime
@@ -12,32 +12,32 @@ from truenext.errors import RemoteProtocolError
 from truenext.model.limits import CRON_LENGTH_MAX, SCHEDULE_MS_MAX
 
 FOR_EVER = -1
-"""As `repeat`."""
+"""Value of `repeat` without an end."""
 
 
 class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What is still to be done with a scheduled send."""
+    """Remaining plan of a scheduled send."""
 
     delay_ms: int = 0
-    """From its SEND, or with `cron` from each hit, to the first message."""
+    """Milliseconds from the SEND, or with `cron` from each hit, to the first message."""
     period_ms: int = 0
-    """From one message to the next; not 0 if it repeats."""
+    """Milliseconds from one message to the next; not 0 if it repeats."""
     repeat: int = 0
-    """Messages behind the first, or FOR_EVER."""
+    """Number of messages after the first, or FOR_EVER."""
     cron: str = ""
-    """Five fields, or none."""
+    """Cron expression of five fields; "" is none."""
     to: str = ""
-    """The address, if it is not that of one queue."""
+    """Address to send to; "" if that is one queue."""
     ttl_ms: int = 0
-    """From when it becomes a message until that expires; 0 if the message says when, or never does."""
+    """Milliseconds that each message lives; 0 if the message states its expiry, or never expires."""
     due_ms: int = 0
     """Time at which it is due next. Before the broker accepts it: the time that its sender names; 0 is none."""
     number: int = 0
-    """By which it is known, if it has been due before."""
+    """Identifying number, if it has been due before."""
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
-    """Return a schedule that a client asks for. Raises: RemoteProtocolError if there can be no such schedule."""
+    """Return a schedule that a client requests. Raises: RemoteProtocolError if it is invalid."""
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
         raise RemoteProtocolError(f"scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now")
     if schedule.repeat and not schedule.period_ms:
@@ -51,23 +51,21 @@ def check_schedule(schedule: Schedule) -> Schedule:
             raise RemoteProtocolError("AMQ_SCHEDULED_REPEAT:-1 with AMQ_SCHEDULED_CRON: each hit would begin one more")
         if len(schedule.cron) > CRON_LENGTH_MAX or len(schedule.cron.split()) != 5:
             raise RemoteProtocolError(f"AMQ_SCHEDULED_CRON is not five fields of {CRON_LENGTH_MAX} characters in all")
-        # From any time, as all fields come round within a few years.
+        # From any time, as each cron expression comes round within a few years.
         if _next_hit(schedule.cron, 0) is None:
             raise RemoteProtocolError(f"AMQ_SCHEDULED_CRON {schedule.cron!r} is no cron expression, or never")
     return schedule
 
 
 def start_schedule(schedule: Schedule, now_ms: int) -> Schedule | None:
-    """Return the schedule of a send that was just accepted; None if its time never comes. A time that its sender names
-    and that has passed is now.
-    """
+    """Return the schedule of a send that was just accepted; None if it never becomes due. A time in the past is now."""
     due_ms = _next_hit(schedule.cron, now_ms) if schedule.cron else max(now_ms + schedule.delay_ms, schedule.due_ms)
     return None if due_ms is None else replace(schedule, due_ms=due_ms)
 
 
 def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]]:
-    """Whether a message is sent when this is due, and what waits from then on. What was missed meanwhile is not made
-    up for.
+    """Return whether a due schedule sends a message, and the schedules that remain. Missed times are not made up
+    for.
 
     >>> fire_schedule(Schedule(period_ms=10, repeat=2, due_ms=100), 135)
     (True, [Schedule(delay_ms=0, period_ms=10, repeat=1, cron='', to='', ttl_ms=0, due_ms=140, number=0)])
@@ -91,7 +89,7 @@ def fire_schedule(schedule: Schedule, now_ms: int) -> tuple[bool, list[Schedule]
 
 
 def _next_hit(cron: str, now_ms: int) -> int | None:
-    """The first after this time; None if there is none within 50 years, or it is no cron expression."""
+    """Return the first hit after `now_ms`; None if there is none within 50 years, or the expression is invalid."""
     try:
         hit = next(CronSim(cron, datetime.fromtimestamp(now_ms // 1000, UTC)))
     except (CronSimError, StopIteration, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""JMS selectors, compiled once and tested against many messages.
+"""JMS selectors: compiled once, and tested against many messages.
 
     "colour = 'red' AND weight > 2.5"    --selector-->    Selector    --matches(message)-->    True or False
 
@@ -39,13 +39,14 @@ _MESSAGE_ACCESSORS: dict[str, Callable[[SentMessage], Value]] = {
     "JMSTimestamp": lambda message: message.arrived_ms,
     "JMSDeliveryMode": lambda message: "PERSISTENT" if message.persistent else "NON_PERSISTENT",
 }
-"""What need not be read from a message's header lines."""
+"""Properties that are not in a message's header lines."""
 assert _MESSAGE_ACCESSORS.keys() == MESSAGE_PROPERTIES.keys(), "a selector can name them"
 
 _PURGE_LENGTH = 256
-"""Characters of a selector from which on one pattern in it may take much."""
+"""Characters of a selector from which on the regular expressions in it may be large."""
 _LOOKUPS_MAX = 8
-"""Properties up to which each is looked for in the header lines by itself; for more, these are read once."""
+"""Properties up to which each is searched in the header lines by itself; with more, the header lines are decoded
+once."""
 
 _OWN_PREFIX = "truenext-"
 _HYPHENATED_HEADERS = frozenset({"content-type", "content-length", "correlation-id", "reply-to"})
@@ -62,21 +63,21 @@ _SUGGESTIONS = {
     "timestamp": "ask for JMSTimestamp",
 }
 _NAMES = re.compile(r"'[^']*'|(?:[^\W\d]|\$)[\w$-]*")
-"""Texts, and names with all that hyphens join to them."""
+"""String literals, and names with all that hyphens join to them."""
 
 
 class HeaderProperty(NamedTuple):
-    """A property in the header lines, by the bytes with which its line begins: names need no escape."""
+    """Property in the header lines, found by the first bytes of its line: names need no escape."""
 
     first_start: bytes
-    """On the first line."""
+    """Bytes to find on the first line."""
     line_start: bytes
     fallback: HeaderProperty | None = None
-    """The property of messages that do not have this one: with hyphens in place of underscores."""
+    """Property to use if a message lacks this one: the name with hyphens in place of underscores."""
 
     @classmethod
     def named(cls, name: str) -> HeaderProperty:
-        """Return the property that has this name in a selector."""
+        """Return the property with this name in a selector."""
         header_name = HEADER_PROPERTIES.get(name, name)
         fallback = cls.named(_with_hyphens(header_name)) if "_" in header_name else None
         return cls(f"{header_name}:".encode(), f"\n{header_name}:".encode(), fallback)
@@ -99,7 +100,7 @@ def _with_hyphens(name: str) -> str:
 
 
 class Selector:
-    """A compiled selector, which tells whether it matches a message. Made by `compile_selector`."""
+    """Compiled selector, which tells whether a message matches. Made by `compile_selector`."""
 
     __slots__ = (
         "__weakref__",
@@ -124,14 +125,15 @@ class Selector:
         if len(self._header_name_by_property) <= _LOOKUPS_MAX:
             self._lookups = [(name, HeaderProperty.named(name)) for name in self._header_name_by_property]
         self.ranks = _ranks(part)
-        """Of the messages that can match; what has another rank need not be tested."""
+        """Ranks of messages that can match; messages of other ranks need not be tested."""
         one_of = next((one.one_of for one in conjuncts(part) if one.one_of is not None), None)
         self.required = None if one_of is None else (HeaderProperty.named(one_of[0]), one_of[1])
-        """A property, and the texts of which it has to be one; None if no such thing is known."""
+        """Property, and the texts of which a matching message has one as its value; None if no such condition is
+        known."""
         self.size = getsizeof(self) + _size(
             text, self._test, self._accessors, self._header_name_by_property, self._lookups, self.ranks, self.required
         )
-        """Bytes of memory that it takes, roughly."""
+        """Approximate bytes of memory."""
 
     def matches(self, message: SentMessage) -> bool:
         values: dict[str, Value] = {}
@@ -156,13 +158,13 @@ def _ranks(part: Expression) -> frozenset[int]:
 
 
 class _SelectorCache:
-    """Selectors that there are: each once, however many use it."""
+    """Cache of compiled selectors: subscriptions with the same text share one."""
 
     def __init__(self) -> None:
         self._live: WeakValueDictionary[str, Selector] = WeakValueDictionary()
-        """By text; those that are not kept go when nobody has them any more."""
+        """Selectors by text; those that are not in `_recent` go with their last user."""
         self._recent: deque[Selector] = deque()
-        """Those that were compiled last, for they may come again. Some are large, so they are few."""
+        """Selectors compiled last, kept as they may be used again. Some are large, so the total size is limited."""
         self._recent_bytes = 0
 
     def get(self, text: str) -> Selector | None:
@@ -180,14 +182,14 @@ _cache = _SelectorCache()
 
 
 def compile_selector(text: str) -> Selector:
-    """Compile a selector that a client names.
+    r"""Compile the selector of a client.
 
     >>> from truenext.model.message import SentMessage
-    >>> message = SentMessage(7, True, 0, b"colour:red\\n", b"")
+    >>> message = SentMessage(7, True, 0, b"colour:red\n", b"")
     >>> compile_selector("colour LIKE 're_' AND JMSPriority > 6").matches(message)
     True
 
-    Raises: RemoteProtocolError if it is no selector, or names a header that it cannot reach; says where.
+    Raises: RemoteProtocolError, with the position, if it is invalid, or names a header that it cannot reach.
     """
     try:
         _check_names(text)
@@ -197,9 +199,9 @@ def compile_selector(text: str) -> Selector:
 
 
 def compile_stored_selector(text: str) -> Selector:
-    """Compile a selector that was accepted before, maybe by a version that let it name any header.
+    """Compile a selector that was accepted before, perhaps by a version that let it name any header.
 
-    Raises: RemoteProtocolError if it is no selector; says where.
+    Raises: RemoteProtocolError, with the position, if it is invalid.
     """
     found = _cache.get(text)
     if found is None:
@@ -220,7 +222,7 @@ def are_equivalent(one: str, other: str) -> bool:
 
 
 def _check_names(text: str) -> None:
-    """Raises: SelectorError at a name that spells a header which the selector cannot reach"""
+    """Raises: SelectorError at a name of a header that the selector cannot reach."""
     prefix = activemq_prefixes(text)
     is_hyphenated = HYPHENATED in prefix
     for name in _NAMES.finditer(text, len(prefix)):
@@ -262,13 +264,13 @@ def _compile(text: str) -> Selector:
         reason = f"has more than {SELECTOR_SCAN_MAX} characters of LIKE in parts with _ between two %"
         raise RemoteProtocolError(f"selector {reason}", Code.SELECTOR)
     if len(text) > _PURGE_LENGTH:
-        # `re` keeps what it has compiled, and does not look at how much that is.
+        # The cache of `re` is not limited by the size of its expressions.
         re.purge()
     return Selector(text, part)
 
 
 def _size(*roots: object) -> int:
-    """Bytes that these take, and what they are made of; whatever any module has is only counted itself."""
+    """Return the bytes of objects and their parts; what functions take from their modules is not counted."""
     size = 0
     known: dict[int, object] = {}
     todo: list[object] = [*roots]

@@ -1,15 +1,15 @@
-"""Compile the text of a JMS selector (JMS 2.0, section 3.8.1) while it is parsed.
+"""Grammar and compiler of JMS selectors (JMS 2.0, section 3.8.1): a selector is compiled while it is parsed.
 
-Two prefixes of ActiveMQ may stand before it, in any order:
+Two prefixes of ActiveMQ are allowed before a selector, in any order:
 
     hyphenated_props:              names may have hyphens: a-b is a name, a - b a subtraction
-    convert_string_expressions:    asks for nothing: texts are converted anyway
+    convert_string_expressions:    ignored: texts are converted anyway
 
-A condition has three outcomes, as in SQL-92: what is said of a property that is not there is unknown. Unknown is None
-below.
+A condition is true, false or unknown, as in SQL-92: a condition on a property that a message lacks is unknown. Below,
+unknown is None.
 
-STOMP knows only text. So a property that meets a number is taken for a number if it looks like one, and one that meets
-TRUE or FALSE for a truth value if it looks like one. Source: docs/decisions/0020-selectors.md
+STOMP knows only text. So a property is converted to a number or a truth value when it is compared with one, if its text
+looks like one. Source: docs/decisions/0020-selectors.md
 
 This is one file, as each rule of the grammar is a method of the compiler.
 """
@@ -29,13 +29,13 @@ from truenext.model.limits import SELECTOR_DEPTH_MAX
 Value = str | int | float | bool | None
 
 Values = Mapping[str, Value]
-"""What one message says of itself, by name; None, or no entry, is not there."""
+"""Properties of one message, by name; None, or no entry, is unknown."""
 
 Test = Callable[[Values], Any]
-"""A part of a selector, compiled: what it comes to for one message."""
+"""Compiled part of a selector: returns its value for one message."""
 
 Form = str | int | float | tuple[Any, ...]
-"""What a part says: a name, a constant, or an operator with the forms of its operands."""
+"""Canonical form of a part: a name, a constant, or an operator with the forms of its operands."""
 
 
 _GRAMMAR = r"""
@@ -91,11 +91,11 @@ _PREFIXES = re.compile(f"(?:{HYPHENATED}|{CONVERTED})*")
 
 PRIORITY = "JMSPriority"
 MESSAGE_PROPERTIES = {PRIORITY: "number", "JMSTimestamp": "number", "JMSDeliveryMode": "text"}
-"""What need not be read from a message's header lines, with its kind."""
+"""Properties that are not in a message's header lines, with their kind."""
 HEADER_PROPERTIES = {"JMSCorrelationID": "correlation-id", "JMSType": "type"}
-"""What stands in its header lines by another name."""
+"""Properties that have another name in the header lines."""
 _JMS_PREFIXES = ("JMSX", "JMS_")
-"""Names of properties that begin like a header's name."""
+"""Prefixes of JMS properties that are headers of the same name."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,
@@ -112,51 +112,52 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _NUMBER_LENGTH_MAX = 40
 _INT64_LIMIT = 2**63
-"""What a whole number may be, up or down, as in Java."""
+"""Absolute limit of whole numbers, as in Java."""
 _BOOLEANS = {"true": True, "false": False}
 
 
 class SelectorError(Exception):
-    """It can be parsed, but says nothing."""
+    """A selector is invalid."""
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(reason)
         self.at = at
-        """Characters before the place of the fault."""
+        """Characters before the fault."""
         self.reason = reason
 
 
 class Expression(NamedTuple):
     position: int
-    """Characters of the selector before it."""
+    """Characters of the selector before this part."""
     kind: str
-    """"truth", "number" or "text" where that is known before any message is; else "property"."""
+    """"truth", "number" or "text" if that is known without a message; else "property"."""
     test: Test
     names: frozenset[str] = frozenset()
-    """Of the properties that it asks for."""
+    """Names of the properties that the part needs."""
     is_name: bool = False
-    """It is a property's name and nothing more."""
+    """True if the part is a property's name and nothing more."""
     conjuncts: tuple[Expression, ...] = ()
-    """It is true only if all of these are."""
+    """Parts that must all be true for this part to be true; () is the part itself."""
     one_of: tuple[str, frozenset[str]] | None = None
-    """It is true only if the property of this name is one of these texts."""
+    """Property name and texts: the part is true only if the property is one of the texts."""
     scan: int = 0
-    """Characters in pieces of patterns for which a value has to be searched character by character."""
+    """Characters in pieces of LIKE patterns that must be searched in a value character by character."""
     form: Form = ""
-    """The same for all spellings of the part: blanks, capitals of keywords, numbers, parentheses."""
+    """Form that all spellings of the part share: blanks, capitals of keywords, numbers, parentheses."""
 
 
 def compile_condition(text: str) -> Expression:
-    """
+    """Compile the condition of a selector.
+
     >>> compile_condition("weight > 2").test({"weight": "3"})
     True
 
-    Raises: SelectorError if it is no selector
+    Raises: SelectorError if the selector is invalid.
     """
     try:
         _check_depth(text)
         prefix = activemq_prefixes(text)
-        # Blanks in place of the prefix, so that a fault is at its place.
+        # Blanks replace the prefix, so that positions of faults stay right.
         blank = " " * len(prefix) + text[len(prefix) :]
         return _condition(_parser(is_hyphenated=HYPHENATED in prefix).parse(blank))
     except UnexpectedInput as error:
@@ -173,14 +174,14 @@ def activemq_prefixes(text: str) -> str:
 
 
 def conjuncts(part: Expression) -> tuple[Expression, ...]:
-    """It is true only if all of these are."""
+    """Return the parts that must all be true for this part to be true."""
     return part.conjuncts or (part,)
 
 
 @lru_cache(maxsize=2)
 def _parser(*, is_hyphenated: bool) -> Any:
     grammar = _GRAMMAR.replace(r"[\w$]", r"[\w$-]") if is_hyphenated else _GRAMMAR
-    # Parts are compiled while they are parsed: no tree, and nothing that calls itself for each level of one.
+    # Parts are compiled while they are parsed: no tree, and no recursion into its levels.
     return Lark(grammar, parser="lalr", lexer="basic", transformer=_Compiler())
 
 
@@ -194,7 +195,7 @@ def _check_depth(text: str) -> None:
 
 @v_args(inline=True)
 class _Compiler(Transformer[Token, Any]):
-    """From the leaves up: each part becomes a function of a message's values."""
+    """Compiler, from the leaves up: each part becomes a function of a message's values."""
 
     # ---- Conditions ----
 
@@ -356,7 +357,7 @@ def _at(token: Token) -> int:
 
 
 def _combine(parts: Iterable[Expression], kind: str, test: Test, form: Form) -> Expression:
-    """Make a part of these parts, without its conjuncts."""
+    """Make an expression of these parts, without conjuncts."""
     parts = list(parts)
     names = frozenset().union(*(part.names for part in parts))
     return Expression(parts[0].position, kind, test, names, scan=sum(part.scan for part in parts), form=form)
@@ -385,7 +386,7 @@ def _constant(token: Token, kind: str, value: Value) -> Expression:
 
 
 def _condition(part: Expression) -> Expression:
-    """A part that is true, false or unknown; a property stands for its own truth."""
+    """Return a part as true, false or unknown; a property is converted to a truth value."""
     if part.kind == "truth":
         return part
     if part.kind != "property":
@@ -420,13 +421,13 @@ def _expect_number(part: Expression) -> None:
 
 
 def _numeric(part: Expression) -> Test:
-    """As a number; what is none is unknown."""
+    """Return a part's test as a number; other values are unknown."""
     evaluate = part.test
     return evaluate if part.kind == "number" else lambda values: _number(evaluate(values))
 
 
 def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expression:
-    """`at` is the place that a refusal names. What cannot be compared is false, also for <>."""
+    """Compare two parts; `at` is the position in an error. Values that cannot be compared give false, also for <>."""
     is_equality = sign in ("=", "<>")
     kinds = {left.kind, right.kind} - {"property"}
     if len(kinds) > 1:
@@ -458,7 +459,7 @@ def _comparison(left: Expression, sign: str, right: Expression, at: int) -> Expr
 
 
 def _number(value: Value) -> int | float | None:
-    """The number that a text looks like."""
+    """Return the number that a text stands for; None if it is not a number."""
     if not isinstance(value, str) or len(value) > _NUMBER_LENGTH_MAX:
         return None
     if _INTEGER.fullmatch(value) is not None:
@@ -468,16 +469,16 @@ def _number(value: Value) -> int | float | None:
 
 
 def _boolean(value: Value) -> bool | None:
-    """The truth value that a text looks like."""
+    """Return the truth value that a text stands for; None if it is neither."""
     return _BOOLEANS.get(value.lower()) if isinstance(value, str) and len(value) <= 5 else None
 
 
 _CONVERSIONS: dict[str, Callable[[Value], Value] | None] = {"number": _number, "truth": _boolean, "text": None}
-"""Of a property's text to what it is compared with."""
+"""Conversions of a property's text, by the kind that it is compared with."""
 
 
 def _calculate_or_none(calculate: Callable[[Any, Any], Any], one: Any, other: Any) -> int | float | None:
-    """Unknown where Java has no result, or one that does not fit 64 bits."""
+    """Calculate; None (unknown) where Java has no result, or one that does not fit 64 bits."""
     try:
         result: int | float = calculate(one, other)
     except ArithmeticError:
@@ -486,7 +487,7 @@ def _calculate_or_none(calculate: Callable[[Any, Any], Any], one: Any, other: An
 
 
 def _divide(one: Any, other: Any) -> int | float:
-    """As in Java: whole numbers are divided towards zero."""
+    """Divide as Java does: whole numbers towards zero."""
     if isinstance(one, int) and isinstance(other, int):
         quotient = abs(one) // abs(other)
         return quotient if (one < 0) is (other < 0) else -quotient
@@ -501,7 +502,7 @@ def _parse_exact(token: Token) -> int:
         value = int(digits, base)
     except ValueError as error:
         raise SelectorError(_at(token), "no number: one that begins with 0 is octal") from error
-    # The largest is there for the sign that may stand before it.
+    # The limit itself is allowed for a minus sign before it.
     if value > _INT64_LIMIT:
         raise SelectorError(_at(token), "a number too large for 64 bits")
     return value
@@ -512,7 +513,7 @@ def _unquote(token: Token) -> str:
 
 
 def _compile_like(pattern: Token, escape: Token | None) -> tuple[Callable[[str], bool], int]:
-    """See `like`."""
+    """Compile the strings of a LIKE, see `compile_like`."""
     escape_character = None if escape is None else _unquote(escape)
     if escape is not None and len(_unquote(escape)) != 1:
         raise SelectorError(_at(escape), "ESCAPE takes one character")
@@ -522,15 +523,16 @@ def _compile_like(pattern: Token, escape: Token | None) -> tuple[Callable[[str],
         raise SelectorError(_at(pattern), str(error)) from error
 
 
-# ---- Is a text like a pattern, in which % stands for any characters and _ for any one? ----
+# ---- LIKE: in a pattern % stands for any characters and _ for any one ----
 
 
 def compile_like(pattern: str, escape: str | None) -> tuple[Callable[[str], bool], int]:
-    """What tells whether a text is like `pattern`; and how many characters of that are in pieces with _ between two %.
+    """Return a test whether a text matches a LIKE pattern, and the number of characters in pieces with _ between two
+    %.
 
-    `escape` is one character, behind which % and _ stand for themselves.
+    `escape` is one character, after which % and _ stand for themselves.
 
-    Between two % each piece is taken where it comes first, so nothing is ever tried twice, as one regular expression
+    Each piece between two % is matched at its first place, so nothing is ever tried twice, as one regular expression
     would: no pattern takes longer than its length times that of the text.
 
     >>> matches, _ = compile_like("a!%_%", "!")
@@ -564,7 +566,7 @@ def compile_like(pattern: str, escape: str | None) -> tuple[Callable[[str], bool
 
 
 def _pieces(pattern: str, escape: str | None) -> list[list[str | None]]:
-    """What stands between the % of a pattern, character by character; None is any one."""
+    """Split a pattern at its %, into characters; None is any character."""
     pieces: list[list[str | None]] = [[]]
     characters = iter(pattern)
     for character in characters:
@@ -585,7 +587,7 @@ def _to_regex(piece: list[str | None]) -> re.Pattern[str]:
 
 
 def _end_finder(piece: list[str | None]) -> Callable[[str, int], int]:
-    """What gives the end of the first place, from one on, where a piece is; -1 if there is none."""
+    """Return a function that finds the end of a piece's first place at or after a position; -1 if there is none."""
     if None in piece:
         search = _to_regex(piece).search
 

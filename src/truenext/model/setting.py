@@ -1,12 +1,12 @@
-"""How a setting of the configuration file is described: once, for whoever reads it, checks it and documents it.
+"""Descriptions of settings in the configuration file: one each, for parsing, validation and documentation.
 
     class Policy:                                       a dataclass; each field is a setting
         page_size: int = setting(1000, "Messages ...", unit="messages", least=1, reason="...")
 
-    settings_of(Policy)                                 what is known of each, by its name
+    settings_of(Policy)                                 the description of each, by name
 
 The kind of a value is the field's annotation: bool, int, float, str, a path, an Enum of strings, or a tuple of strings;
-or None, for a setting that may be left away.
+or None, for a setting that may be left out.
 """
 
 from dataclasses import MISSING, dataclass, field, fields
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _KEY = "setting"
 
 NO_NONE_VALUE: Any = ...
-"""`Setting.none`, where the word "none" is no value."""
+"""`Setting.none` of a setting that cannot be "none"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +28,18 @@ class Setting:
     kind: type
     default: Any
     meaning: str
-    """One or more sentences."""
+    """Description in one or more sentences."""
     reason: str
-    """Why the default is what it is."""
+    """Reason for the default."""
     unit: str
-    """Of a number; "bytes" may be written with a unit (truenext.model.numerals)."""
+    """Unit of a number; "bytes" may be written with a unit (truenext.model.numerals)."""
     least: float | None
     most: float | None
     """None is no limit."""
     none: Any
-    """What "none" stands for."""
+    """Value that "none" stands for."""
     fixed: str
-    """Why a broker must be started again for a change of it; "" if it need not."""
+    """Reason why a change needs a restart of the broker; "" if it does not."""
 
 
 def setting(
@@ -53,7 +53,7 @@ def setting(
     none: Any = NO_NONE_VALUE,
     fixed: str = "",
 ) -> T:
-    """The field of a dataclass that is a setting; see Setting of the arguments."""
+    """Return the dataclass field of a setting; `Setting` describes the arguments."""
     description = {
         "meaning": meaning,
         "reason": reason,
@@ -68,9 +68,9 @@ def setting(
 
 @cache
 def settings_of(described: type) -> dict[str, Setting]:
-    """What is known of each field of a dataclass, by its name.
+    """Return the settings of a dataclass, by name.
 
-    Raises: TypeError if one is not described; it could be said nowhere and would be documented nowhere.
+    Raises: TypeError if a field is not made by `setting`: it could not be configured, nor would it be documented.
     """
     hints = get_type_hints(described)
     settings = {}
@@ -83,7 +83,7 @@ def settings_of(described: type) -> dict[str, Setting]:
 
 
 def _without_none(hint: Any) -> type:
-    """The kind in `KIND | None`; that of a tuple's elements is always str."""
+    """Return the kind in `KIND | None`; the elements of a tuple are always str."""
     if isinstance(hint, UnionType):
         (hint,) = (each for each in get_args(hint) if each is not NoneType)
     return cast(type, get_origin(hint) or hint)

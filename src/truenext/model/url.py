@@ -1,4 +1,4 @@
-"""Where a broker listens, as people write it: stomp://HOST:PORT."""
+"""Address of a broker as people write it: stomp://HOST:PORT."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from truenext.errors import ConfigurationError
 
 STOMP_PORT = 61613
-"""The port of ActiveMQ's and most others' STOMP listeners."""
+"""Default port of ActiveMQ's and most other STOMP listeners."""
 DEFAULT_URL = f"stomp://127.0.0.1:{STOMP_PORT}"
 
 
@@ -15,7 +15,7 @@ DEFAULT_URL = f"stomp://127.0.0.1:{STOMP_PORT}"
 class Address:
     host: str
     port: int
-    """0 lets a listener pick a free one."""
+    """0 lets a listener choose a free one."""
 
     @property
     def url(self) -> str:
@@ -42,15 +42,15 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def parse_url(url: str) -> Address:
-    """The address in `stomp://HOST:PORT`; the port may be left out.
+    """Return the address in `stomp://HOST:PORT`; the port may be left out.
 
     >>> parse_url("stomp://127.0.0.1:0")
     Address(host='127.0.0.1', port=0)
 
-    Raises: ConfigurationError if it is not one.
+    Raises: ConfigurationError if the text is no such address.
     """
     if not url.isprintable():
-        # Some of that would be left out without a word.
+        # `urlsplit` silently drops some such characters.
         raise ConfigurationError(f"{url!r} is no address of a broker: it has characters that cannot be printed")
     try:
         parts = urlsplit(url)
