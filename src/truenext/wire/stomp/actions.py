@@ -1,7 +1,7 @@
-"""What does a SEND to /control/ ask to be done for this connection? It is answered by nothing but a RECEIPT.
+"""Actions: SENDs to /control/ that change something for their own connection. Only a RECEIPT answers them.
 
     started, credit, wake   headers
-    release                 JSON, for it may name more messages than a header can hold
+    release                 JSON, as it may name more messages than a header can hold
 
 Source: docs/stomp.md
 """
@@ -18,7 +18,7 @@ from truenext.wire.stomp.frame import Frame
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
 _EXTRA_QUOTES_MAX = 100
-"""Those of the fields and of the other values, and some for names that have one."""
+"""Quotation marks of the fields and of the other values, and some in names."""
 
 ConnectionAction = Started | Credit | Release | Wake
 
@@ -56,7 +56,7 @@ def _wake(frame: Frame) -> Wake:
 
 
 def _release(frame: Frame) -> Release:
-    # So many texts, each with two of these: a list of millions would take long to read, and is none.
+    # Each name has two quotation marks. A list of millions would take long to parse, only to be refused.
     quotes = frame.body.count(b'"') - frame.body.count(b'\\"')
     if quotes > 2 * (KEPT_MAX + SUBSCRIPTIONS_MAX) + _EXTRA_QUOTES_MAX:
         raise _too_much()
@@ -82,4 +82,4 @@ ACTION_PARSERS: dict[str, Callable[[Frame], ConnectionAction]] = {
     "release": _release,
     "wake": _wake,
 }
-"""By verb."""
+"""Parsers by verb."""

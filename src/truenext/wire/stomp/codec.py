@@ -1,16 +1,16 @@
-"""Which frames are in the bytes that have come so far.
+"""Decoder: makes frames of the bytes of a STOMP connection.
 
-Bytes go in as they arrive, cut anywhere; whole frames come out. Either they are a frame by the specification, or the
-decoder raises RemoteProtocolError, and is then of no further use. Nothing is allocated for a frame that its own header
-says is too large.
+Bytes go in as they arrive, cut anywhere; whole frames come out. The decoder raises RemoteProtocolError at bytes that
+are not a frame by the specification, and is then of no further use. It allocates nothing for a frame whose own
+header says that it is too large.
 
     frame = command EOL *(header EOL) EOL body NUL *(EOL)
     EOL   = LF, in STOMP 1.2 and before the version is known also CR LF
 
-What comes again and again is read by its shape (shapes.py); what is here is the general way.
+Frames with the header names of earlier ones are decoded by their shape (shapes.py); this file is the general way.
 
-What real clients send is taken, too: NULs where line ends may stand between frames, and line ends where a frame has no
-body.
+Deviations of real clients are accepted: NULs where line ends may come between frames, and line ends where a frame
+has no body.
 """
 
 from sys import maxsize
@@ -30,22 +30,22 @@ COMMANDS_WITHOUT_BODY = frozenset(
     }
 )
 _BETWEEN_FRAMES = b"\n\r\0"
-"""Heart-beats, line ends behind a frame, and what the terminators of C leave behind."""
+"""Heart-beats, line ends after a frame, and NULs that programs in C leave after it."""
 _NUMBER_LENGTH_MAX = 10
-"""Digits of a content-length: more is larger than any limit."""
+"""Digits of a content-length: a longer one is above any limit."""
 
 _SHAPES_MAX = 4
-"""Shapes that one connection goes on using."""
+"""Shapes that one connection keeps using."""
 _SHAPE_CHECKS_AT = frozenset({1, 2, 4, 8, 16, 32})
-"""After so many frames that came the general way a shape is looked for, and then now and then: for whoever repeats
-nothing that must cost nothing."""
+"""Numbers of frames decoded the general way after which a shape is searched; later at an interval. Searches are
+rare, as they must cost nothing for a client whose frames do not repeat."""
 _SHAPE_CHECK_INTERVAL = 64
 _MISSES_MAX = 16
-"""After more of them a connection does something else now: its shapes are not tried any more."""
+"""Frames without a shape after which a connection has changed its pattern: its shapes are dropped."""
 
 
 class Decoder(Generic[Read]):
-    """Bytes to frames, for either side of a connection; and to what its shapes read instead."""
+    """Decoder of either side of a connection; frames of a known shape become what the shape reads."""
 
     __slots__ = (
         *(
@@ -71,29 +71,29 @@ class Decoder(Generic[Read]):
         self._header_bytes_max = header_bytes_max
         self._headers_max = headers_max
         self.version: Version | None = None
-        """None until it is agreed, and set by what agrees. Until then a frame may be no larger than a login."""
+        """Agreed version, set by the caller; None before. Until then a frame may be no larger than a login."""
         self.pending = bytearray()
-        """The beginning of an incomplete frame; always the same object. A caller that stops reading may clear it."""
+        """Beginning of an incomplete frame; always the same object. A caller that stops reading may clear it."""
         self.has_more = False
-        """`receive(b"")` is to follow: there may be more, or something is wrong behind what was returned."""
+        """True if `receive(b"")` must follow: there may be more frames, or an error after the returned ones."""
         self._missing_bytes = 0
-        """Bytes that must come before it is worth looking at `pending` again; 0 if not known."""
+        """Bytes that must come before `pending` is decoded again; 0 if unknown."""
         self._awaited_bytes = b""
-        """Bytes one of which must come before it is worth looking again, if `_missing_bytes` is not known."""
+        """Bytes one of which must come before `pending` is decoded again, if `_missing_bytes` is unknown."""
         self._fault: RemoteProtocolError | None = None
-        """What is wrong behind the frames that were returned last."""
+        """Error in the bytes after the frames that were returned last."""
 
         self._known_shapes = shapes
         self._shapes: tuple[Shape[Read], ...] = ()
-        """Those that frames had here, the last one first."""
+        """Shapes of this connection's frames, the last one first."""
         self._misses = 0
-        """Frames since one had a shape."""
+        """Frames since the last one with a shape."""
 
     def receive(self, data: bytes) -> list[Frame | Read]:
-        """What `data` completes; while no version is agreed one frame at a time, the next by `receive(b"")`.
+        """Return the frames that `data` completes; before a version is agreed only one, the next by `receive(b"")`.
 
-        Raises: RemoteProtocolError if the bytes are not STOMP, or a limit is passed; after whole frames only by the
-            next call, so that it does not matter how the bytes were cut.
+        Raises: RemoteProtocolError if the bytes are not STOMP, or exceed a limit; after complete frames only the
+        next call does, so that it does not matter how the bytes were cut.
         """
         if self._fault is not None:
             raise self._fault
@@ -151,7 +151,7 @@ class Decoder(Generic[Read]):
             count = len(lines)
             headers: dict[str, str]
             if count == 1:
-                # Most acknowledgements; three times faster than the general way.
+                # Most acknowledgements have one header; this is three times faster than the general way.
                 name, colon, value = lines[0].partition(":")
                 headers = {name: value} if colon else {}
             else:
@@ -159,7 +159,7 @@ class Decoder(Generic[Read]):
                     headers = dict([line.split(":", 1) for line in lines])
                 except ValueError:
                     headers = {}
-            # As many names as lines and as many colons: nothing is repeated, and no colon stands in a value.
+            # As many names as lines and as many colons: no name is repeated, and no value has a colon.
             is_plain = not (
                 len(headers) != count
                 or head.count(":") != count
@@ -185,7 +185,7 @@ class Decoder(Generic[Read]):
                 if body_end - body_start > self._body_bytes_max:
                     raise RemoteProtocolError(f"body of more than {self._body_bytes_max} bytes", Code.MALFORMED_FRAME)
             else:
-                # As `are_digits`, without a call.
+                # Like `are_digits`, without a call.
                 if not (length.isdigit() and length.isascii()):
                     raise RemoteProtocolError(
                         f"content-length{self._quoted(length)} is not a number of bytes", Code.MALFORMED_FRAME
@@ -199,7 +199,7 @@ class Decoder(Generic[Read]):
                     )
                 body_end = body_start + body_bytes
                 if body_end > body_start and not has_body:
-                    # Before anything is kept for it.
+                    # Before any of the body is kept.
                     self._refuse_body(command)
                 if body_end >= size:
                     self._missing_bytes = body_end + 1 - size
@@ -218,7 +218,7 @@ class Decoder(Generic[Read]):
                     self._refuse_body(command)
                 frames.append(Frame(command, headers))
             if version is None:
-                # What follows can only be read once this frame has settled the version.
+                # The rest can only be decoded once this frame has settled the version.
                 self.pending += memoryview(data)[body_end + 1 :]
                 return
             if is_plain:
@@ -230,7 +230,7 @@ class Decoder(Generic[Read]):
         self._check_pending()
 
     def _read_by_shapes(self, data: bytes, start: int, frames: list[Frame | Read]) -> int:
-        """As many frames as have one, from `start` on; the first byte that was not taken."""
+        """Read frames by their shapes, from `start` on; return the position of the first byte that was not read."""
         size = len(data)
         last = -1
         while last < start < size:
@@ -244,7 +244,7 @@ class Decoder(Generic[Read]):
         return start
 
     def _find_shape(self, version: Version, command: str, headers: dict[str, str], data: bytes, start: int) -> None:
-        """Of a plain frame, which begins at `start`."""
+        """Find the shape of a plain frame that begins at `start`, for later frames."""
         shape = self._known_shapes.get(version, command, tuple(headers))
         if shape is not None and shape.read(data, start, [], self._body_bytes_max) > start:
             others = [each for each in self._shapes if each is not shape]
@@ -253,7 +253,7 @@ class Decoder(Generic[Read]):
             self._shapes = ()
 
     def _may_be_complete(self, data: bytes) -> bool:
-        """What came last may complete the frame that is pending."""
+        """Whether `data`, the last bytes of `pending`, may complete the frame there."""
         if self._missing_bytes:
             self._missing_bytes -= len(data)
             return self._missing_bytes <= 0
@@ -263,7 +263,7 @@ class Decoder(Generic[Read]):
         return True
 
     def _parse_unusual_headers(self, command: str, head: str, has_carriage_returns: bool) -> dict[str, str]:
-        """The headers of a frame that is in some way unusual: repeated, escaped, padded, or wrong."""
+        """Return the headers of a frame that is unusual: repeated, escaped, padded, or invalid."""
         if "\0" in head:
             raise RemoteProtocolError("NUL inside a frame's header", Code.MALFORMED_FRAME)
         if has_carriage_returns:
@@ -272,7 +272,7 @@ class Decoder(Generic[Read]):
         for line in head.split("\n")[1:]:
             name, colon, value = line.partition(":")
             if self.version is Version.V1_0:
-                # The examples of STOMP 1.0 pad their headers, and many clients do as they do.
+                # The examples of STOMP 1.0 pad their headers, and many clients follow them.
                 name, value = name.strip(" "), value.strip(" ")
             if not colon or not name:
                 raise RemoteProtocolError(f"header line{self._quoted(line)} is not name:value", Code.MALFORMED_FRAME)
@@ -292,7 +292,7 @@ class Decoder(Generic[Read]):
             ) from error
 
     def _refuse_body(self, command: str) -> None:
-        """STOMP 1.0 alone says of a command, SUBSCRIBE, that its body is ignored."""
+        """Raises: RemoteProtocolError unless a body is ignored: STOMP 1.0 states that for SUBSCRIBE alone."""
         if command not in COMMANDS_WITHOUT_BODY:
             raise RemoteProtocolError(unknown_command(command, self.version), Code.COMMAND)
         if not (command == "SUBSCRIBE" and self.version is Version.V1_0):
@@ -301,7 +301,7 @@ class Decoder(Generic[Read]):
             )
 
     def _quoted(self, text: str) -> str:
-        """What the peer said, for an error. Nothing of a login: whatever is wrong in one may be a passcode."""
+        """Quote text of the peer for an error. Nothing of a login is quoted: it may be a passcode."""
         return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:
@@ -320,7 +320,7 @@ class Decoder(Generic[Read]):
                         f"more than {self._header_bytes_max} bytes of headers in one frame", Code.MALFORMED_FRAME
                     )
                 if self.pending.count(b"\n") > self._headers_max + 1:
-                    # Now, and not after having looked at it again with every piece that comes.
+                    # Now, and not after decoding it again with every piece that comes.
                     raise RemoteProtocolError(
                         f"more than {self._headers_max} headers in one frame", Code.MALFORMED_FRAME
                     )
@@ -332,7 +332,7 @@ class Decoder(Generic[Read]):
 
 
 def unknown_command(command: str, version: Version | None) -> str:
-    """Why a frame is refused; `version` is the agreed one, None before the login."""
+    """Return why a frame is refused; `version` is the agreed one, None before the login."""
     if version is None:
         return "unknown command before CONNECT is complete"
     capitals = command.upper()
@@ -341,7 +341,7 @@ def unknown_command(command: str, version: Version | None) -> str:
 
 
 def _without_carriage_returns(head: str) -> str:
-    """Line ends of STOMP 1.2 made plain line feeds; a carriage return anywhere else must be escaped.
+    """Replace the line ends of STOMP 1.2 by line feeds; a carriage return anywhere else must be escaped.
 
     The blank line's own CR is not in `head`, but the one before its line feed may be.
     """

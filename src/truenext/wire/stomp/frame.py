@@ -1,4 +1,4 @@
-"""What a STOMP frame is, and how its header lines differ between versions."""
+"""STOMP frames: structure, versions, and encoding."""
 
 from enum import Enum
 
@@ -8,7 +8,7 @@ from truenext.model.header_lines import escape
 
 
 class Version(Enum):
-    """Versions of the protocol, oldest first."""
+    """Versions of STOMP, oldest first."""
 
     V1_0 = "1.0"
     V1_1 = "1.1"
@@ -16,26 +16,26 @@ class Version(Enum):
 
 
 BROKER_FRAME_END = b"\0\n"
-"""How a broker ends a frame. STOMP 1.2 lets line ends follow the NUL ("Augmented BNF"), ActiveMQ sends one, and PHP's
-stomp extension takes no frame before that has come."""
+"""End of a broker's frame. STOMP 1.2 lets line ends follow the NUL ("Augmented BNF"), ActiveMQ sends one, and PHP's
+stomp extension accepts no frame before that has come."""
 
 UNESCAPED_COMMANDS = frozenset({"CONNECT", "STOMP", "CONNECTED"})
-"""Their headers are not escaped, as they come before the version is known (STOMP 1.2, "Value Encoding")."""
+"""Frames whose headers are not escaped: they come before the version is known (STOMP 1.2, "Value Encoding")."""
 
 
 class Frame(msgspec.Struct, gc=False):
     command: str
     headers: dict[str, str]
-    """Unescaped; of a repeated header the first (STOMP 1.2, "Repeated Header Entries")."""
+    """Unescaped headers; of a repeated one the first (STOMP 1.2, "Repeated Header Entries")."""
     body: bytes = b""
     lines: bytes = b""
-    """The header lines as they came, if they already are what header_lines.py would write; empty otherwise."""
+    """Header lines as received, if they equal those that header_lines.py would encode; empty otherwise."""
 
 
 def header_line(name: str, value: str, version: Version) -> str:
-    """One header line, ended by a line feed.
+    """Return one header line, ended by a line feed.
 
-    STOMP 1.0 knows no escapes: what would break the line is sent as the two characters of its 1.2 escape.
+    STOMP 1.0 has no escapes: a character that would break the line is sent as the two characters of its 1.2 escape.
     """
     if version is Version.V1_2:
         return f"{escape(name)}:{escape(value)}\n"
@@ -46,12 +46,12 @@ def header_line(name: str, value: str, version: Version) -> str:
 
 
 def _escape_1_1(text: str) -> str:
-    """1.1 has no escape for a carriage return, and none is needed: only a line feed ends its lines."""
+    """Escape for STOMP 1.1, which has no escape for a carriage return: only a line feed ends its lines."""
     return "\r".join(map(escape, text.split("\r")))
 
 
 def encode(frame: Frame, version: Version, end: bytes = b"\0") -> bytes:
-    """The bytes of a frame, which `end` ends; `content-length` is added to a body."""
+    """Encode a frame, with `end` after it; `content-length` is added if it has a body."""
     if frame.command in UNESCAPED_COMMANDS:
         version = Version.V1_0
     lines = [header_line(name, value, version) for name, value in frame.headers.items()]

@@ -1,16 +1,15 @@
-"""What SUBSCRIBE, UNSUBSCRIBE and NACK ask for: in our words, in those of ActiveMQ, its successor and RabbitMQ, and in
-the options that ActiveMQ's clients write behind a destination.
+"""Header rules of SUBSCRIBE, UNSUBSCRIBE and NACK: names of truenext, of ActiveMQ, its successor and RabbitMQ, and
+the options that ActiveMQ's clients write after a destination.
 
-A name that one of these brokers knows is understood, or passes because what it asks for is so anyway, or is refused:
+A name that one of these brokers knows is understood, or accepted as its request is fulfilled anyway, or refused:
 
-    understood    by the functions below
-    SUBSCRIBE_RULES which values of the others pass on SUBSCRIBE, by what is subscribed to; all others are refused
+    understood      by the functions below
+    SUBSCRIBE_RULES accepted values of the other names on SUBSCRIBE, by target; all other values are refused
 
-Two names of one thing that disagree are refused, too. Names are exact, never prefixes. Any other name is the user's:
-gateways pass on what browsers add. On SEND all of these are the user's.
+Two names of one option that conflict are refused, too. Names are exact, never prefixes. Any other name is the
+user's: gateways pass on headers that browsers add. On SEND all of these are the user's.
 
-Names that begin with OWN_PREFIX are this broker's own, so there one that a frame does not have is a slip, and refused
-(`check_own_headers`).
+Names with OWN_PREFIX are truenext's own: one unknown to the frame is a mistake, and refused (`check_own_headers`).
 
 Source: docs/decisions/0038-other-brokers-headers.md
 """
@@ -38,26 +37,26 @@ DURABLE_NAME = (
     *("activemq.subscriptionName", "activemq.subcriptionName"),
     *("durable-subscription-name", "durable-subscriber-name"),
 )
-"""As ActiveMQ calls it, as it misspelt it for years, and as its successor does and did."""
+"""Names of a durable subscription: ActiveMQ's, its old misspelling, its successor's present and former one."""
 REJECT = ("truenext-reject", "requeue")
 
 OPTIONS = (
     *("consumer.prefetchSize", "consumer.priority", "consumer.exclusive", "consumer.selector"),
     *("consumer.dispatchAsync", "consumer.maximumPendingMessageLimit", "consumer.noLocal", "consumer.retroactive"),
 )
-"""What may stand behind the ? of a destination: ActiveMQ's."""
+"""Options of ActiveMQ after the ? of a destination."""
 
 
 OWN_PREFIX = "truenext-"
-"""How the names begin that no other broker has."""
+"""Prefix of headers that no other broker has."""
 
 SEQUENCE = "truenext-sequence"
-"""Each MESSAGE has it."""
+"""Header of each MESSAGE with its sequence."""
 
 CAUSE, FIRST_CAUSE, LAST_CAUSE = "truenext-cause", "truenext-first-cause", "truenext-last-cause"
 
 BROKER_HEADERS = DEAD_LETTER_HEADERS | {SEQUENCE, "truenext-deliveries", "truenext-attempts", FIRST_CAUSE, LAST_CAUSE}
-"""What only the broker says, of a message."""
+"""Headers of a message that only the broker sets."""
 
 _NUMBERED = ("truenext-number", "truenext-producer", "truenext-gapless")
 OWN_HEADERS: Mapping[str, tuple[str, ...]] = {
@@ -70,32 +69,32 @@ OWN_HEADERS: Mapping[str, tuple[str, ...]] = {
     "ABORT": ("truenext-count-attempts",),
     "DISCONNECT": ("truenext-forget",),
 }
-"""Those of OWN_PREFIX that each frame has. On SEND others are the user's."""
+"""Headers with OWN_PREFIX that each frame may have. On SEND others are the user's."""
 
 IGNORED_HEADERS: Mapping[str, frozenset[str]] = {
     "UNSUBSCRIBE": frozenset(OWN_HEADERS["SUBSCRIBE"]),
     "ACK": BROKER_HEADERS,
     "NACK": BROKER_HEADERS,
 }
-"""Those that are repeated there by clients that hand on the headers of a SUBSCRIBE, or of a MESSAGE."""
+"""Headers repeated by clients that copy those of a SUBSCRIBE, or of a MESSAGE, into these frames."""
 
 
 class SubscribeTarget(Enum):
-    """What is subscribed to."""
+    """Kinds of targets of a SUBSCRIBE."""
 
     QUEUE = "a queue"
     TEMPORARY = "a temporary queue"
     TOPIC = "a topic"
-    """By a subscription that ends with its connection."""
+    """Topic, with a subscription that ends with its connection."""
     DURABLE = "a topic, durable"
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderValueRule:
     accepted: frozenset[str] | None
-    """Values, in lower case, that ask for nothing but what is so anyway; None is any."""
+    """Accepted values, in lower case, which request nothing but the normal behaviour; None is any."""
     why: str
-    """Others are refused, and what to do instead."""
+    """Reason for refusing other values, and what to do instead."""
 
 
 def _refuse(why: str) -> dict[SubscribeTarget, HeaderValueRule]:
@@ -134,7 +133,7 @@ _STREAMS = _refuse("there are no streams; leave it out, or say browser:true to s
 _FILTER = _refuse("there are no streams; say selector")
 
 SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
-    # ActiveMQ's.
+    # Headers of ActiveMQ.
     "activemq.dispatchAsync": _ACCEPT_ANY,
     "consumer.dispatchAsync": _ACCEPT_ANY,
     "activemq.maximumPendingMessageLimit": _ACCEPT_ANY,
@@ -147,18 +146,18 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "consumer.retroactive": _RETROACTIVE,
     "activemq.selector": _refuse("say selector"),
     "activemq.browser": _refuse("say browser"),
-    # Its successor's.
+    # Headers of its successor.
     "consumer-window-size": _refuse("a window is counted in messages; say activemq.prefetchSize"),
     "subscription-type": _accept_only("anycast", why="it is anycast; leave this out, or subscribe to a /topic/")
     | dict.fromkeys(
         (SubscribeTarget.TOPIC, SubscribeTarget.DURABLE),
         HeaderValueRule(frozenset({"multicast"}), "it is multicast; leave this out, or subscribe to a /queue/"),
     ),
-    # RabbitMQ's.
+    # Headers of RabbitMQ.
     "durable": _DURABLE_QUEUE,
     "persistent": _DURABLE_QUEUE,
     "auto-delete": {
-        # A queue that is empty and unused goes anyway; messages are never thrown away for it.
+        # An empty and unused queue is removed anyway; messages are never dropped for this header.
         SubscribeTarget.QUEUE: HeaderValueRule(
             frozenset({"true", "false"}), "it is true or false, and asks for nothing; leave it out"
         ),
@@ -211,38 +210,38 @@ SUBSCRIBE_RULES: Mapping[str, Mapping[SubscribeTarget, HeaderValueRule]] = {
     "x-stream-filter-size-bytes": _STREAMS,
     "x-stream-max-segment-size-bytes": _STREAMS,
 }
-"""What asks for nothing on SUBSCRIBE, or for what is not done. To a topic `durable` and `persistent` are understood."""
+"""Headers of a SUBSCRIBE that are ignored or refused. To a topic `durable` and `persistent` are understood."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscribeOptions:
-    """What a SUBSCRIBE asks for."""
+    """Options that a SUBSCRIBE requests."""
 
     window: int | None
-    """Messages; None leaves it to the broker."""
+    """Messages that the consumer may hold; None lets the broker choose."""
     is_pulling: bool
-    """It asks for each message; its window is 0, or is not said."""
+    """True if the subscription requests each message; then its window is 0 or not stated."""
     priority: int
     is_exclusive: bool
     selector: str
     """"" is none."""
     durable: str | None
-    """The name of the durable subscription; None is none."""
+    """Name of the durable subscription; None is none."""
 
 
 def parse_subscribe_options(
     headers: Mapping[str, str], options: Mapping[str, str], destination: Destination, subscription: str
 ) -> SubscribeOptions:
-    """What the headers of a SUBSCRIBE ask for, and the options behind its destination.
+    """Parse the headers of a SUBSCRIBE, and the options after its destination.
 
-    Raises: RemoteProtocolError if some of that is not done, or two of them disagree.
+    Raises: RemoteProtocolError if one of them is not supported, or two conflict.
     """
     for option in options:
         if option not in OPTIONS:
             raise RemoteProtocolError(
                 f"unknown option {option[:50]!r} of a destination; leave it out, there are: {', '.join(OPTIONS)}"
             )
-    # As a header the name of an option is the user's.
+    # A header with the name of an option is the user's.
     values = {name: value for name, value in headers.items() if name not in OPTIONS} | dict(options)
     is_topic = destination.kind is DestinationKind.TOPIC or destination.kind is DestinationKind.TOPIC_PATTERN
     durable = durable_name(values, subscription if is_topic else None)
@@ -284,7 +283,7 @@ def parse_subscribe_options(
 
 
 def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
-    """Whether a frame other than SEND and the login has only those of our own names that it may have.
+    """Check that a frame other than SEND and the login has only those headers of truenext that it may have.
 
     Raises: RemoteProtocolError at the first that it may not have.
     """
@@ -295,15 +294,16 @@ def check_own_headers(command: str, headers: Mapping[str, str]) -> None:
             and name not in IGNORED_HEADERS.get(command, ())
         ):
             if BROKER_HEADERS is IGNORED_HEADERS.get(command) and SEQUENCE in headers:
-                # It repeats a whole MESSAGE, whose producer may have said anything.
+                # The frame repeats a whole MESSAGE, whose producer may have set any header.
                 return
             raise RemoteProtocolError(f"unknown header {name[:50]!r} of {command}: {_suggestion(command, name)}")
 
 
 def parse_counts_all(headers: Mapping[str, str]) -> bool:
-    """Whether a transaction is charged for all that it has, or for what it refused.
+    """Whether a transaction's end counts attempts for all messages that it acknowledged or nacked; False only for
+    nacked ones.
 
-    Raises: RemoteProtocolError if it is to be charged for something else
+    Raises: RemoteProtocolError if the header has another value.
     """
     text = headers.get("truenext-count-attempts", "all")
     if text not in ("all", "nacked"):
@@ -324,11 +324,11 @@ def _suggestion(command: str, name: str) -> str:
 
 
 def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:
-    """The durable subscription that a SUBSCRIBE or UNSUBSCRIBE speaks of; None if it speaks of none.
+    """Return the name of the durable subscription in a SUBSCRIBE or UNSUBSCRIBE; None if it is not durable.
 
-    It is `by_id` if it is said to be durable and has no name of its own.
+    The name is `by_id` if the frame states `durable` and no name.
 
-    Raises: RemoteProtocolError if what is said of it disagrees.
+    Raises: RemoteProtocolError if its headers conflict.
     """
     name = _read_any(values, DURABLE_NAME, _durable_name)
     is_durable = _read_any(values, DURABLE, read_boolean)
@@ -343,21 +343,21 @@ def durable_name(values: Mapping[str, str], by_id: str | None) -> str | None:
 
 
 def parse_cause(headers: Mapping[str, str]) -> str:
-    """What a NACK says of why its consumer failed; empty is nothing.
+    """Return the cause that a NACK states; "" is none.
 
-    Raises: RemoteProtocolError if that is too long.
+    Raises: RemoteProtocolError if it is too long.
     """
     cause = headers.get(CAUSE, "")
-    # A character has four bytes at the most.
+    # A character has at most four bytes.
     if len(cause) > CAUSE_BYTES_MAX // 4 and (size := len(cause.encode())) > CAUSE_BYTES_MAX:
         raise RemoteProtocolError(f"{CAUSE} of {size} bytes; at most {CAUSE_BYTES_MAX}")
     return cause
 
 
 def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
-    """In how many milliseconds a NACK wants the next try, None as the policy says, and whether it wants none at all.
+    """Return the delay of a NACK in milliseconds, None as the policy says, and whether it rejects the message.
 
-    Raises: RemoteProtocolError if there is no such delay, or two headers disagree.
+    Raises: RemoteProtocolError if the delay is invalid, or two headers conflict.
     """
     delay_ms = None
     text = headers.get("truenext-delay")
@@ -375,7 +375,7 @@ def parse_nack_options(headers: Mapping[str, str]) -> tuple[int | None, bool]:
 def _read_any(
     values: Mapping[str, str], names: tuple[str, ...], read: Callable[[str, str], _Value | None]
 ) -> _Value | None:
-    """What is said by any of several names of one thing; None if nothing is."""
+    """Read an option that has several names; None if the headers have none of them."""
     agreed: _Value | None = None
     first = ""
     for name in names:
@@ -395,13 +395,13 @@ def _first_of(values: Mapping[str, str], names: tuple[str, ...]) -> str:
 
 
 def _durable_name(name: str, text: str) -> str | None:
-    # There are clients that say it always.
+    # Some clients always send it.
     return None if name == "durable-subscriber-name" and not text else text
 
 
 def _window(name: str, text: str) -> int | None:
     size = read_number(name, text, WINDOW_MAX, " messages, the largest window; say less")
-    # RabbitMQ's word for one that is not limited is 0.
+    # RabbitMQ's prefetch-count of 0 is no limit.
     return None if size == 0 and name == "prefetch-count" else size
 
 

@@ -1,4 +1,4 @@
-"""What does a CONNECT ask for in our own words? Source: docs/stomp.md, "CONNECT and CONNECTED" """
+"""Headers of a CONNECT that only truenext has. Source: docs/stomp.md, "CONNECT and CONNECTED" """
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def read_login(headers: Mapping[str, str], version: Version) -> Login:
-    """Raises: RemoteProtocolError if one of our names is wrong; nothing of a login is repeated in it"""
+    """Read a login. Raises: RemoteProtocolError, without text of the login, if a header of truenext is invalid."""
     if not any(name.startswith(OWN_PREFIX) for name in headers):
         return Login()
     try:

@@ -1,7 +1,7 @@
-"""Which frame may come when, on either side of a STOMP connection.
+"""Session rules of STOMP: which frame may come when, on either side of a connection.
 
-One class plays both sides: the broker's connections are made with `Side.SERVER`, a client's with `Side.CLIENT`. All
-that decides over a frame's turn is in TRANSITIONS; what a frame *means* is decided elsewhere (server.py).
+One class plays both sides: the broker's connections are made with `Side.SERVER`, a client's with `Side.CLIENT`.
+TRANSITIONS alone decides whether a frame may come; what a frame *means* is decided elsewhere (server.py).
 
     server:  CONNECTING --CONNECT, STOMP--> CONNECTED --DISCONNECT--> CLOSED
     client:  CONNECTING --CONNECTED-------> CONNECTED --ERROR-------> CLOSED
@@ -35,7 +35,7 @@ SERVER_COMMANDS = ("MESSAGE", "RECEIPT")
 Transitions = dict[ProtocolState, dict[str, ProtocolState]]
 
 TRANSITIONS: dict[Side, Transitions] = {
-    # What each side may say, and what the connection is in afterwards.
+    # Frames that each side may send, and the state of the connection afterwards.
     Side.CLIENT: {
         ProtocolState.CONNECTING: {"CONNECT": ProtocolState.CONNECTING, "STOMP": ProtocolState.CONNECTING},
         ProtocolState.CONNECTED: {
@@ -50,7 +50,7 @@ TRANSITIONS: dict[Side, Transitions] = {
             **dict.fromkeys(SERVER_COMMANDS, ProtocolState.CONNECTED),
             "ERROR": ProtocolState.CLOSED,
         },
-        # The RECEIPT of a DISCONNECT.
+        # The RECEIPT of a DISCONNECT, for example.
         ProtocolState.CLOSED: {
             "RECEIPT": ProtocolState.CLOSED,
             "ERROR": ProtocolState.CLOSED,
@@ -59,17 +59,17 @@ TRANSITIONS: dict[Side, Transitions] = {
     },
 }
 _HEART_BEAT_DIGITS = 9
-"""A longer number of milliseconds is not meant as one."""
+"""Digits of a heart-beat interval: a longer one is a mistake."""
 _KNOWN_COMMANDS = {side: {command for commands in TRANSITIONS[side].values() for command in commands} for side in Side}
 
 
 class StompProtocol(Generic[Read]):
-    """The session rules of one connection, seen from one side."""
+    """Session rules of one connection, applied on one side."""
 
     __slots__ = ("_decoder", "_end", "_known", "_peer_transitions", "side", "state", "stateless")
 
     def __init__(self, side: Side, shapes: ShapeCache[Read]) -> None:
-        """`shapes` are what is read instead of frames, where it can be: FRAMES, if it is to be frames."""
+        """`shapes` reads frames of known shapes; FRAME_SHAPES reads them as frames."""
         self.side = side
         peer = Side.CLIENT if side is Side.SERVER else Side.SERVER
         if side is Side.SERVER:
@@ -88,20 +88,20 @@ class StompProtocol(Generic[Read]):
             for command, next_state in self._peer_transitions[state].items()
             if next_state is state is ProtocolState.CONNECTED
         )
-        """What the peer may say now and change nothing by it: such frames need no `check`."""
+        """Commands that the peer may send now without a change of state: their frames need no `check`."""
 
     @property
     def version(self) -> Version:
-        """The agreed version; 1.0 as long as none is."""
+        """Agreed version; 1.0 before one is agreed."""
         return self._decoder.version or Version.V1_0
 
     def set_version(self, version: Version) -> None:
-        """Both sides speak `version` from here on."""
+        """Use `version` on both sides from here on."""
         self._decoder.version = version
         self._enter(ProtocolState.CONNECTED)
 
     def receive(self, data: bytes) -> list[Frame | Read]:
-        """What `data` completes; until the version is agreed one frame at a time, the next by `receive(b"")`.
+        """Return the frames that `data` completes; before a version is agreed only one, the next by `receive(b"")`.
 
         Raises: RemoteProtocolError if the bytes are not STOMP.
         """
@@ -109,18 +109,18 @@ class StompProtocol(Generic[Read]):
 
     @property
     def pending(self) -> bytearray:
-        """The beginning of a frame that is not complete; always the same object."""
+        """Beginning of an incomplete frame; always the same object."""
         return self._decoder.pending
 
     @property
     def has_more(self) -> bool:
-        """What was received last is to be followed by `receive(b"")`."""
+        """True if `receive(b"")` must follow."""
         return self._decoder.has_more
 
     def check(self, frame: Frame) -> None:
-        """Take note of a frame from the peer. May be left out for a frame in `stateless`.
+        """Check and record a frame of the peer. May be left out for a command in `stateless`.
 
-        Raises: RemoteProtocolError if it may not come now.
+        Raises: RemoteProtocolError if the frame may not come now.
         """
         state = self._peer_transitions[self.state].get(frame.command)
         if state is None:
@@ -130,7 +130,7 @@ class StompProtocol(Generic[Read]):
         self._enter(state)
 
     def send(self, frame: Frame) -> bytes:
-        """The bytes of a frame of our own.
+        """Encode a frame to the peer.
 
         Raises: LocalProtocolError if it may not be sent now.
         """
@@ -144,7 +144,7 @@ class StompProtocol(Generic[Read]):
 
 
 def choose_version(accepted: str | None) -> Version:
-    """The highest version that both sides know (STOMP 1.2, "Protocol Negotiation").
+    """Return the highest version that both sides know (STOMP 1.2, "Protocol Negotiation").
 
     >>> choose_version("1.0,1.1,2.0"), choose_version(None)
     (<Version.V1_1: '1.1'>, <Version.V1_0: '1.0'>)
@@ -163,7 +163,7 @@ def choose_version(accepted: str | None) -> Version:
 
 
 def parse_heart_beat(text: str) -> tuple[int, int]:
-    """What the sender of a heart-beat header can do and what it wants, in milliseconds; 0 is not at all.
+    """Return the intervals that the sender of a heart-beat header offers and requests, in milliseconds; 0 is none.
 
     >>> parse_heart_beat("1000,0")
     (1000, 0)

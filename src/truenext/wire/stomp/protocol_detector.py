@@ -1,8 +1,8 @@
-"""The first bytes of a connection: does the peer, client or server, speak another protocol?
+"""Detector of other protocols, by the first bytes of a peer, client or server.
 
     bytes --> STOMP, or unknown: they go on to the decoder
-          --> TLS, HTTP, AMQP, ...: a client gets an answer that it can read, where there is one
-          --> too few to tell: they wait for more
+          --> TLS, HTTP, AMQP, ...: a client gets an answer that it can read, if there is one
+          --> too few to decide: wait for more
 
 Only the beginning of each protocol is compared, so a few bytes decide, however they are cut.
 """
@@ -20,16 +20,16 @@ _Prefixes = tuple[tuple[str, _Prefix], ...]
 
 _BOTH_SIDES: _Prefixes = (
     ("AMQP", tuple(b"AMQP")),
-    # A WIREFORMAT_INFO behind its length, which is small.
+    # A WIREFORMAT_INFO after its length, which is small.
     ("OpenWire", (0x00, _ANY, _ANY, _ANY, 0x01, *b"ActiveMQ")),
 )
 _CLIENT_PREFIXES: _Prefixes = (
     *_BOTH_SIDES,
     ("TLS", (0x16, 0x03)),
-    # Behind CONNECT, which STOMP has as well, STOMP has a line end.
+    # STOMP has a line end after CONNECT, HTTP a space.
     *(("HTTP", tuple(method + b" ")) for method in _METHODS),
     ("HTTP", tuple(b"PRI * HTTP/2")),
-    # A CONNECT: its length in one to four bytes, then the name of the protocol, that of version 3.1 being another one.
+    # A CONNECT: its length in one to four bytes, then the name of the protocol, which version 3.1 spells differently.
     *(
         ("MQTT", (0x10, *[_ANY] * size, 0x00, len(name), *name))
         for size in range(1, 5)
@@ -38,21 +38,21 @@ _CLIENT_PREFIXES: _Prefixes = (
 )
 _SERVER_PREFIXES: _Prefixes = (
     *_BOTH_SIDES,
-    # An alert: CONNECT is no ClientHello.
+    # An alert: CONNECT is not a ClientHello.
     ("TLS", (0x15, 0x03)),
     ("HTTP", tuple(b"HTTP/")),
-    # The page alone is the answer to a request that says no version (HTTP/0.9), as CONNECT is to such servers.
+    # A request without a version (HTTP/0.9), as which such servers read CONNECT, is answered by the page alone.
     *(("HTTP", tuple(page)) for page in (b"<!DOCTYPE", b"<!doctype", b"<html", b"<HTML")),
     ("SSH", tuple(b"SSH-")),
     ("Redis", tuple(b"-ERR ")),
 )
 
 _TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"
-"""Fatal: protocol_version."""
+"""Fatal alert: protocol_version."""
 
 
 class ProtocolDetector:
-    """Keeps the first bytes of a peer until they tell its protocol."""
+    """Buffer for the first bytes of a peer, until they tell its protocol."""
 
     def __init__(self, prefixes: _Prefixes, make_error: Callable[[str], OtherProtocolError]) -> None:
         self._data = b""
@@ -60,9 +60,9 @@ class ProtocolDetector:
         self._make_error = make_error
 
     def receive(self, data: bytes) -> bytes | None:
-        """Return all bytes of the peer up to now once they begin no other protocol; None if that is not known yet.
+        """Return all bytes of the peer so far once they cannot be another protocol; None while that is undecided.
 
-        Raises: OtherProtocolError if they do
+        Raises: OtherProtocolError if they are another protocol
         """
         self._data = data = self._data + data
         may_be_other = False

@@ -1,4 +1,4 @@
-"""What does a client hear from the broker? Deliveries and answers become bytes."""
+"""Replies: encodes deliveries and answers of the broker as STOMP frames."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -16,14 +16,14 @@ from truenext.wire.stomp.protocol import ProtocolState, StompProtocol
 from truenext.wire.stomp.request_shapes import ShapedCommand
 
 PARTS_PER_MESSAGE = 5
-"""Pieces of bytes that one MESSAGE frame is written in."""
+"""Byte strings that one MESSAGE frame is written in."""
 
 _SET_BY_BROKER = ("content-length", "priority")
-"""Headers of a message that are right, whatever its producer said."""
+"""Headers of a stored message that the broker has set or corrected."""
 
 
 class DeliveryCauses(Protocol):
-    """What consumers said of why they failed with a message."""
+    """Causes of a message's failures."""
 
     @property
     def first(self) -> str: ...
@@ -32,7 +32,7 @@ class DeliveryCauses(Protocol):
 
 
 class Delivery(Protocol):
-    """What a MESSAGE frame says of a message."""
+    """Fields of a delivery that a MESSAGE frame states."""
 
     @property
     def sequence(self) -> int: ...
@@ -44,7 +44,7 @@ class Delivery(Protocol):
     def attempts(self) -> int: ...
     @property
     def was_lost(self) -> bool:
-        """Its last attempt was a lost connection."""
+        """True if the last attempt was a lost connection."""
 
     @property
     def causes(self) -> DeliveryCauses | None: ...
@@ -52,34 +52,34 @@ class Delivery(Protocol):
     def is_first_of_group(self) -> bool: ...
     @property
     def address(self) -> str:
-        """Of the queue from which it is."""
+        """Address of the queue."""
 
 
 class ReplyEncoder:
-    """What is said to one client."""
+    """Encoder of all frames to one client."""
 
     def __init__(self, protocol: StompProtocol[ShapedCommand], message_id_prefix: str) -> None:
-        """`message_id_prefix` is what all message ids begin with; the sequence follows."""
+        """`message_id_prefix` is the beginning of all message ids; the sequence follows."""
         self._protocol = protocol
         self._message_id_prefix = message_id_prefix
         self._version = Version.V1_0
         self._heads: dict[str, tuple[str, str]] = {}
-        """Per subscription how its MESSAGE frames begin: up to the sequence, and, where an ACK needs an id that holds
-        the sequence too, from there to the sequence of the message id."""
+        """Beginning of the MESSAGE frames of each subscription: up to the sequence, and, where an ACK needs an id
+        that holds the sequence too, from there to the sequence of the message id."""
         self._has_rounds = False
-        """MESSAGEs say their round, and their ids their dispatch."""
+        """True if MESSAGEs state the release count, and their ids the dispatch."""
         self._names_begun = False
         self._pattern_subscriptions: set[str] = set()
-        """Subscriptions to patterns of queues: their MESSAGEs say from which queue they are."""
+        """Subscriptions to patterns of queues: their MESSAGEs name the queue."""
 
     def on_connected(self, version: Version, login: Login) -> None:
-        """Both sides speak `version` from here on."""
+        """Apply the version and the options of a login."""
         self._version = version
         self._has_rounds = login.has_rounds
         self._names_begun = login.names_begun
 
     def add_subscription(self, subscription: str, mode: AckMode, *, has_id: bool, has_pattern: bool) -> None:
-        """There is a subscription. Without an id (`has_id`) STOMP 1.0 knows it by its destination."""
+        """Add a subscription. Without an id (`has_id`) STOMP 1.0 names it by its destination."""
         version = self._version
         start = "MESSAGE\n"
         if has_id:
@@ -95,25 +95,25 @@ class ReplyEncoder:
             self._pattern_subscriptions.add(subscription)
 
     def remove_subscription(self, subscription: str) -> None:
-        """It may be none that there is."""
+        """Remove a subscription, if it exists."""
         self._heads.pop(subscription, None)
         self._pattern_subscriptions.discard(subscription)
 
     def encode_end_of_browse(self, subscription: str, destination: Destination) -> bytes:
-        """The frame that tells a browser that this was all, as ActiveMQ's."""
+        """Encode the frame that ends a browse, in ActiveMQ's form."""
         return self._encode_end(subscription, destination, "browser:end\n")
 
     def encode_end_of_pull_request(
         self, subscription: str, destination: Destination, unused: int, correlation: str | None
     ) -> bytes:
-        """The frame that tells a client that pulls how many messages of what it has asked for have not come."""
+        """Encode the frame that ends a pull request, with the number of its messages that have not come."""
         lines = f"truenext-unused:{unused}\n"
         if correlation is not None:
             lines += header_line("correlation-id", correlation, self._version)
         return self._encode_end(subscription, destination, lines)
 
     def _encode_end(self, subscription: str, destination: Destination, lines: str) -> bytes:
-        """A MESSAGE that is none: it has no ack, and no sequence."""
+        """Encode a MESSAGE that carries no message: it has no ack, and no sequence."""
         head, middle = self._heads[subscription]
         if middle:
             head = f"{head.removesuffix('ack:')}message-id:{self._message_id_prefix}"
@@ -129,9 +129,9 @@ class ReplyEncoder:
         *,
         is_browse: bool = False,
     ) -> None:
-        """Add the MESSAGE frames of what was dispatched to a subscription in a round, PARTS_PER_MESSAGE parts each.
+        """Add the MESSAGE frames of a subscription's dispatches to `parts`, PARTS_PER_MESSAGE parts each.
 
-        What is only shown to it (`is_browse`) is no delivery, and not counted as one.
+        `round_number` is the release count. A browsed message (`is_browse`) does not count as a delivery.
         """
         head, middle = self._heads[subscription]
         first_count = 0 if is_browse else 1
@@ -190,7 +190,7 @@ class ReplyEncoder:
     def encode_receipt(self, receipt: Receipt) -> bytes:
         text = receipt.receipt
         if not receipt.is_repeat and header_lines.must_escape(text) is None:
-            # One for each message, where they are sent one at a time.
+            # Clients that send one message at a time get one for each message.
             return b"RECEIPT\nreceipt-id:%b\n\n%b" % (text.encode(), BROKER_FRAME_END)
         headers = {"receipt-id": text}
         if receipt.is_repeat:
@@ -202,12 +202,12 @@ class ReplyEncoder:
     def encode_fault(self, fault: ErrorAnswer) -> bytes:
         headers = {"message": fault.summary, "truenext-code": fault.code.value, "content-type": "text/plain"}
         if self._protocol.state is ProtocolState.CONNECTING:
-            # Nobody knows yet whether a backslash would be an escape.
+            # Before the version is known a backslash may be an escape or not.
             headers["message"] = fault.summary.replace("\\", "/")
             headers["version"] = ",".join(version.value for version in Version)
         else:
             if fault.receipt is not None and len(fault.receipt) <= NAME_LENGTH_MAX:
-                # Nothing of a frame before the login is repeated to anybody.
+                # Nothing of a frame before the login is repeated.
                 headers["receipt-id"] = fault.receipt
             if fault.frame_number:
                 headers["truenext-frame"] = str(fault.frame_number)
@@ -215,7 +215,7 @@ class ReplyEncoder:
 
 
 def _with_destination(header: bytes, address: str) -> bytes:
-    """Header lines that name this queue, whatever it was sent to: a composite destination, a topic, another queue."""
+    """Return header lines that name this queue, not a composite destination, a topic or another queue."""
     line = f"\n{header_line('destination', address, Version.V1_2)}".encode()
     if line in b"\n" + header:
         return header
@@ -223,7 +223,7 @@ def _with_destination(header: bytes, address: str) -> bytes:
 
 
 def _headers_for_v1_0(headers: dict[str, str]) -> dict[str, str]:
-    """Headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
+    """Return headers for a reader of STOMP 1.0, which may trim names and then take one for the broker's own."""
     trimmed = {name: headers[name] for name in _SET_BY_BROKER if name in headers}
     for untrimmed, value in headers.items():
         name = untrimmed.strip()

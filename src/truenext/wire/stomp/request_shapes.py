@@ -1,8 +1,8 @@
-"""From the bytes of a known shape straight to the command, for those that come once for each message: SEND and ACK, and
-the SEND that says that a message was begun.
+"""Request shapes: read SEND, ACK and SEND to /control/started, which come once per message, straight into commands.
 
-The command is the one that requests.py makes of the same frame. What needs a second look there (an address that only
-its connection may say, a reply-to, a schedule, a priority of 12) is no shape here, or not taken by it.
+The command is the one that requests.py makes of the same frame. Frames that need more checks there (an address that
+only its connection may use, a reply-to, a schedule, a priority of 12) have no shape here, or their shape does not
+read them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from truenext.wire.stomp.shapes import (
 )
 
 ShapedCommand = Send | Ack | Started | tuple[Send | Ack, str]
-"""A command; with the receipt that it asks for, if it does."""
+"""Command, with the receipt that its frame requests, if any."""
 
 DEFAULT_PRIORITY_LINE = f"priority:{PRIORITY_DEFAULT}\n".encode()
 
@@ -43,7 +43,7 @@ _HOP_BY_HOP = {
     "truenext-number": rb"\d{1,19}+",
     "truenext-gapless": rb"true|false",
 }
-"""Headers of a SEND that are not forwarded, and which values are read here. %b is a character of a text."""
+"""Headers of a SEND that are not forwarded, with the values that are read here. %b is a character of a text."""
 _FORWARDED = {
     "destination": rb"%v",
     "content-length": rb"\d{1,9}+",
@@ -52,9 +52,9 @@ _FORWARDED = {
     "expires": rb"\d{1,18}+",
     "JMSXGroupID": _HOP_BY_HOP["receipt"],
 }
-"""The same of those that go on with the message, and are read as well. %v is any value."""
+"""Headers of a SEND that are forwarded and also read, with the values that are read here. %v is any value."""
 _ACK_ID = rb"\d{1,19}+)(\.\d{1,10}+|)@(%%b{0,%d}+" % NAME_LENGTH_MAX
-"""Sequence, dispatch and subscription, within the one group that is written around it."""
+"""Pattern of sequence, dispatch and subscription, for use within one pair of parentheses."""
 _STARTED = "truenext-started"
 _ACK_HEADERS = {
     "id": _ACK_ID,
@@ -63,14 +63,14 @@ _ACK_HEADERS = {
     _STARTED: _ACK_ID,
 }
 _OTHER_ACK_VALUE = rb"%b{0,1000}+"
-"""All values of an ACK are short, so that it is within the limits."""
+"""Pattern of other values of an ACK: short ones, so that the frame is within the limits."""
 _SLOW_PATH = (HOP_BY_HOP_HEADERS - _HOP_BY_HOP.keys()) | DEAD_LETTER_HEADERS | {"reply-to"}
 _SHARED_KINDS = frozenset({DestinationKind.QUEUE, DestinationKind.TOPIC, DestinationKind.TEMPORARY})
-"""What a message is sent to, and what is the same whoever says it."""
+"""Kinds of destinations that can be sent to and are the same for all connections."""
 
 
 class SendShape:
-    """Reads SENDs that say how long their body is."""
+    """Reader of SENDs with a content-length."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
         value = character_pattern(version) + b"*+"
@@ -82,7 +82,7 @@ class SendShape:
         is_forwarded = False
         for name in names:
             if is_forwarded is (name in _HOP_BY_HOP):
-                # What is forwarded is taken in as few pieces as there are.
+                # Consecutive forwarded headers become one group, to copy as few pieces as possible.
                 is_forwarded = not is_forwarded
                 lines += b"(" if is_forwarded else b")"
                 if is_forwarded:
@@ -104,7 +104,7 @@ class SendShape:
         self._persistent = groups.pop("persistent", None)
         self._receipt = groups.pop("receipt", None)
         self._optional = groups
-        """What most do not say: name and place."""
+        """Groups of headers that most SENDs do not have, by name."""
 
     def read(self, data: bytes, start: int, into: list[Frame | ShapedCommand], body_bytes_max: int) -> int:
         match = self.match
@@ -129,7 +129,7 @@ class SendShape:
             header = groups[first]
             if others:
                 header = b"".join([groups[group] for group in self._forwarded])
-            # `is_utf8`, without the call where it is.
+            # Like `is_utf8`, without a call for ASCII.
             if not header.isascii() and not is_utf8(header):
                 break
             if at_priority is None:
@@ -147,7 +147,7 @@ class SendShape:
         return start
 
     def _set_optional_headers(self, send: Send, groups: tuple[bytes, ...]) -> bool:
-        """False if something of it is not read here."""
+        """Set the fields of the optional headers. Return False if one of them must be read by requests.py."""
         for name, at in self._optional.items():
             value = groups[at]
             match name:
@@ -169,7 +169,7 @@ class SendShape:
 
 
 class AckShape:
-    """Reads ACKs of STOMP 1.2."""
+    """Reader of ACKs of STOMP 1.2."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         character = character_pattern(Version.V1_2, is_ascii=True)
@@ -211,7 +211,7 @@ class AckShape:
 
 
 class StartedShape:
-    """Reads the SENDs to /control/started that say nothing else."""
+    """Reader of SENDs to /control/started without other headers."""
 
     def __init__(self, version: Version, names: tuple[str, ...]) -> None:
         patterns = {"destination": b"/control/started", "id": b"(%b)" % _ACK_ID}
@@ -231,7 +231,7 @@ class StartedShape:
 
 @lru_cache(maxsize=_DESTINATION_CACHE_SIZE)
 def _destination(address: bytes) -> Destination | None:
-    """None if requests.py has to look at it."""
+    """Return the destination of an address; None if requests.py must parse it."""
     if b"/temp-" in address:
         return None
     try:
@@ -246,7 +246,7 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Shap
         return SendShape(version, names)
     if command == "SEND" and len(names) == 2 and {"destination", "id"} == set(names):
         return StartedShape(version, names)
-    # Of our own names an ACK has one alone, and not in a transaction.
+    # An ACK may have only this header of truenext, and not in a transaction.
     own = [name for name in names if name.startswith(OWN_PREFIX)]
     is_known = not own or (own == [_STARTED] and "transaction" not in names)
     is_usual = "id" in names and "content-length" not in names and is_known
@@ -256,7 +256,7 @@ def _shape(version: Version, command: str, names: tuple[str, ...]) -> Shape[Shap
 
 
 def _is_fast_path(names: set[str]) -> bool:
-    """Of a SEND."""
+    """Whether a SendShape can read a SEND with these headers."""
     return (
         {"destination", "content-length"} <= names
         and names.isdisjoint(_SLOW_PATH)
@@ -267,4 +267,4 @@ def _is_fast_path(names: set[str]) -> bool:
 
 
 REQUEST_SHAPES: ShapeCache[ShapedCommand] = ShapeCache(_shape)
-"""For a broker."""
+"""Cache for a broker, which reads commands."""

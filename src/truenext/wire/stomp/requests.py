@@ -1,7 +1,7 @@
-"""What does a client's frame ask for? A frame becomes a command.
+"""Requests: commands made of a client's frames.
 
-ActiveMQ's headers are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`); what is
-not there yet is refused by name, never ignored (headers.py).
+Headers of ActiveMQ are understood (`persistent`, `priority`, `expires`, `reply-to`, `activemq.prefetchSize`); those
+that are not supported yet are refused by name, never ignored (headers.py).
 """
 
 from collections import Counter
@@ -57,11 +57,11 @@ from truenext.wire.stomp.request_shapes import DEFAULT_PRIORITY_LINE
 from truenext.wire.stomp.values import read_ack_id, read_boolean, read_name, read_number, require_header
 
 _NOT_FORWARDED = HOP_BY_HOP_HEADERS | header_lines.DEAD_LETTER_HEADERS
-"""Of a SEND. What a dead letter says of itself stands in a Message, where the broker alone has put it."""
+"""Headers of a SEND that are not stored. Those of a dead letter are stored only where the broker has added them."""
 _UNUSUAL_SEND = _NOT_FORWARDED | {"reply-to", "JMSXGroupID"}
 _MESSAGE_ONLY = SCHEDULE_HEADERS | {"reply-to"}
-"""What means nothing where a SEND is no message."""
-# A member of an enumeration costs more to look up than a name; this one is asked for with every message.
+"""Headers without a meaning on a SEND that is not a message."""
+# A name is cheaper to look up than a member of an enumeration; every message needs this one.
 _QUEUE = DestinationKind.QUEUE
 _SCHEDULE_PREFIX = SCHEDULE_PREFIX.encode()
 _PRIORITIES = {str(priority): priority for priority in range(10)}
@@ -69,23 +69,23 @@ _SEQUENCE_DIGITS = 19
 
 
 class FrameInterpreter:
-    """What one client asks for, once it is connected."""
+    """Interpreter of the frames of one connected client."""
 
     def __init__(self, session_id: str, message_id_prefix: str, replies: ReplyEncoder) -> None:
-        """`replies` is told of each subscription."""
+        """`replies` is notified of each subscription."""
         self._session_id = session_id
         self._message_id_prefix = message_id_prefix
         self._replies = replies
         self._version = Version.V1_0
         self._queue_by_subscription: dict[str, str] = {}
-        """The queue of each subscription to a queue, by its name: that it is durable asks for nothing."""
+        """Queue name of each subscription to a queue, for which the header `durable` has no effect."""
         self._reply_queues: Counter[str] = Counter()
-        """Temporary queues, with the number of subscriptions that consume from them."""
+        """Number of subscriptions that consume from each temporary queue."""
         self.client_id = ""
-        """What the client calls itself, whichever of its connections it is."""
+        """Name of the client, the same on all its connections."""
 
     def on_connected(self, version: Version, client_id: str) -> None:
-        """Both sides speak `version` from here on."""
+        """Apply the version and client-id of a login."""
         self._version = version
         self.client_id = client_id
 
@@ -109,7 +109,7 @@ class FrameInterpreter:
             known = _PRIORITIES.get(priority_text)
             priority = _priority(priority_text) if known is None else known
         header = frame.lines
-        # Lines are kept of a plain frame alone; of any other its headers have to be looked at.
+        # Only plain frames have `lines`; the headers of other frames must be checked.
         if _SCHEDULE_PREFIX in header or not header:
             _check_schedule_names(headers)
         producer = None
@@ -143,12 +143,12 @@ class FrameInterpreter:
         return Send(destination, message, headers.get("transaction"), producer, number, schedule, ttl_ms, is_gapless)
 
     def _forwarded(self, frame: Frame, priority: int) -> bytes:
-        """The header lines that go on to the consumer; they say the priority as it is counted."""
+        """Return the header lines for the consumer, with the priority that is in effect."""
         headers = frame.headers
         priority_text = headers.get("priority")
         is_canonical = priority_text is None or priority_text in _PRIORITIES
         if frame.lines and is_canonical and "content-length" in headers and "reply-to" not in headers:
-            # Nothing is escaped: leaving lines out is enough.
+            # No header is escaped: leaving lines out is enough.
             lines = b"\n" + frame.lines
             for name in _NOT_FORWARDED.intersection(headers):
                 before, _, after = lines.partition(f"\n{name}:".encode())
@@ -159,10 +159,10 @@ class FrameInterpreter:
         headers["content-length"] = str(len(frame.body))
         reply_to = headers.get("reply-to", "")
         if reply_to.startswith((TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX)):
-            # A name that only this connection understands becomes one that everybody does.
+            # An address that only this connection may use becomes one for all connections.
             destination = parse_address(reply_to, self._session_id)
             if destination.kind is DestinationKind.TEMPORARY and destination.name not in self._reply_queues:
-                # RabbitMQ subscribes for its client here; a client that relies on it would wait in silence.
+                # RabbitMQ subscribes for its client here; a client that relies on that would wait in silence.
                 raise RemoteProtocolError(
                     f"reply-to {reply_to[:100]}: this connection has no subscription to it, and a SEND makes none; "
                     "SUBSCRIBE to it first",
@@ -176,7 +176,7 @@ class FrameInterpreter:
             raise RemoteProtocolError("what is sent to /control/ cannot be part of a transaction")
         own = next((name for name in frame.headers if name.startswith(OWN_PREFIX)), None)
         if own is not None:
-            # Elsewhere it would be the user's, and go on; from here nothing goes on.
+            # On other SENDs it would be the user's, and forwarded; here nothing is forwarded.
             raise RemoteProtocolError(f"{own[:50]} on a SEND to /control/: none is understood there; leave it out")
         if destination.name in ACTION_PARSERS:
             if not _MESSAGE_ONLY.isdisjoint(frame.headers):
@@ -230,7 +230,7 @@ class FrameInterpreter:
         except ValueError as error:
             raise RemoteProtocolError(f"ack mode {ack!r} is not auto, client or client-individual") from error
         if is_browse:
-            # Nothing of it is acknowledged, whatever was asked for.
+            # A browser acknowledges nothing, whatever mode it requests.
             mode = AckMode.AUTO
         has_express = read_boolean("truenext-express", headers.get("truenext-express", "false"))
         if has_express and destination.kind is DestinationKind.QUEUE_PATTERN:
@@ -269,7 +269,7 @@ class FrameInterpreter:
         return Unsubscribe(subscription, self._durable_key(durable_name(frame.headers, by_id)))
 
     def on_accepted(self, frame: Frame, command: Command) -> None:
-        """To be told of each SUBSCRIBE and UNSUBSCRIBE that was not refused, before anything is said to the client."""
+        """Record a SUBSCRIBE or UNSUBSCRIBE that was not refused. Call it before anything is sent to the client."""
         if isinstance(command, Subscribe | Browse):
             destination = command.destination
             kind = destination.kind
@@ -293,7 +293,7 @@ class FrameInterpreter:
                     del self._reply_queues[queue]
 
     def _durable_key(self, name: str | None) -> str:
-        """Of the client's durable subscription of this name; "" if None is meant."""
+        """Return the key of the client's durable subscription with this name; "" for None."""
         if name is None:
             return ""
         if not self.client_id:
@@ -301,7 +301,7 @@ class FrameInterpreter:
         return durable_key(self.client_id, name)
 
     def _subscription_id(self, frame: Frame) -> str:
-        """STOMP 1.0 lets a subscription be known by its destination."""
+        """Return the id of a subscription. STOMP 1.0 allows its destination instead."""
         subscription = frame.headers.get("id")
         if subscription is None and self._version is Version.V1_0:
             subscription = frame.headers.get("destination")
@@ -339,7 +339,7 @@ class FrameInterpreter:
         )
 
     def _parse_ack_id(self, frame: Frame) -> tuple[str | None, int, int]:
-        """Subscription, sequence and dispatch that an ACK or NACK names; dispatch 0 is not said."""
+        """Return subscription, sequence and dispatch that an ACK or NACK names; dispatch 0 is not stated."""
         headers = frame.headers
         if self._version is Version.V1_2:
             return read_ack_id(frame.command, require_header(frame.command, frame.headers, "id"))
@@ -381,12 +381,12 @@ FRAME_INTERPRETERS: dict[str, Callable[[FrameInterpreter, Frame], Command]] = {
     "ABORT": FrameInterpreter._parse_abort,
     "DISCONNECT": FrameInterpreter._parse_disconnect,
 }
-"""What each frame of a connected client asks for. Of the class, not of each connection: bound methods kept by their own
-object would be a circle that holds what it last received."""
+"""Parser of each frame of a connected client. These are functions of the class: bound methods stored in their own
+object would be a reference cycle that keeps its last frame alive."""
 
 
 def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
-    """Producer and number of what may be repeated, and whether it says that the numbers have no gaps."""
+    """Return producer and number of a SEND or COMMIT, and whether the producer's numbers have no gaps."""
     producer = headers.get("truenext-producer")
     text = headers.get("truenext-number")
     gapless = headers.get("truenext-gapless")
@@ -406,7 +406,7 @@ def _numbered(headers: dict[str, str]) -> tuple[str | None, int, bool]:
 
 
 def _producers_to_forget(headers: dict[str, str]) -> list[str]:
-    """Producers that a DISCONNECT names."""
+    """Return the producers that a DISCONNECT names."""
     text = headers.get("truenext-forget")
     if text is None:
         return []
@@ -415,7 +415,7 @@ def _producers_to_forget(headers: dict[str, str]) -> list[str]:
 
 
 def _ttl(headers: dict[str, str]) -> int:
-    """Milliseconds from when a SEND is accepted until it expires; 0 if that is not said."""
+    """Return the milliseconds from acceptance until a SEND's message expires; 0 is not stated."""
     text = headers.get("truenext-ttl")
     if text is None:
         return 0
@@ -428,9 +428,8 @@ def _ttl(headers: dict[str, str]) -> int:
 
 
 def _check_schedule_names(headers: dict[str, str]) -> None:
-    """Raises: RemoteProtocolError at a header that begins as those of a schedule do, and is none of them: its message
-    would be dispatched at once.
-    """
+    """Raises: RemoteProtocolError at an unknown header with the prefix of a schedule: ignoring it would dispatch the
+    message at once."""
     for name in headers:
         if name.startswith(SCHEDULE_PREFIX) and name not in SCHEDULE_HEADERS:
             raise RemoteProtocolError(
@@ -439,9 +438,9 @@ def _check_schedule_names(headers: dict[str, str]) -> None:
 
 
 def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) -> Schedule:
-    """Return when a message is to be sent, and how often, in ActiveMQ's words.
+    """Return the schedule of a SEND, from ActiveMQ's headers.
 
-    Raises: RemoteProtocolError if there can be no such schedule.
+    Raises: RemoteProtocolError if it is invalid.
     """
     for part in destination.parts or (destination,):
         if part.session:
@@ -468,12 +467,12 @@ def _schedule(headers: dict[str, str], destination: Destination, ttl_ms: int) ->
 
 
 def _read_expires_ms(text: str) -> int:
-    """Milliseconds since the epoch; 0 is never, and so is -1, which some clients say."""
+    """Return milliseconds since the epoch; 0 is never, and so is -1, which some clients send."""
     return 0 if text == "-1" else read_number("expires", text)
 
 
 def _priority(text: str) -> int:
-    """As counted: a number outside is moved to the nearest end, however long it is."""
+    """Return the priority in effect: a number out of range, however long, becomes the nearest end."""
     digits = text.removeprefix("-")
     if not are_digits(digits):
         raise RemoteProtocolError(f"priority {text[:100]!r} is not a number")

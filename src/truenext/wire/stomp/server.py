@@ -1,7 +1,7 @@
-"""What goes on between the broker and one of its clients? The server side of STOMP.
+"""Session: the server side of STOMP, between the broker and one client.
 
-A login is answered here. After that frames become commands (requests.py), deliveries and answers become bytes
-(replies.py).
+The session answers a login itself. After that it makes commands of frames (requests.py), and bytes of deliveries and
+answers (replies.py).
 """
 
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ from truenext.wire.stomp.requests import FRAME_INTERPRETERS, FrameInterpreter
 from truenext.wire.stomp.values import read_name
 
 _NUMBERED = (Send, Commit)
-"""What may be repeated."""
+"""Commands that may have a producer's number, and so be repeats."""
 
 
 class StompSession:
-    """One client's connection as its frames and ours."""
+    """STOMP session of one client's connection."""
 
     def __init__(self, *, session_id: str, identity: str, server_name: str) -> None:
         """`identity` makes message ids of this broker unlike those of any other."""
@@ -35,31 +35,31 @@ class StompSession:
         self._protocol = StompProtocol(Side.SERVER, REQUEST_SHAPES)
         message_id_prefix = f"truenext-{identity}-"
         self.replies = ReplyEncoder(self._protocol, message_id_prefix)
-        """To what the client asks for, and its messages."""
+        """Encoder of messages and answers to the client."""
         self._interpreter = FrameInterpreter(session_id, message_id_prefix, self.replies)
         self.pending = self._protocol.pending
-        """The beginning of a frame that is not complete. It is to be cleared when the connection is read no more."""
+        """Beginning of an incomplete frame. The connection clears it when it stops reading."""
         self._detector: ProtocolDetector | None = detector_for_client()
-        """Has the first bytes of the client until they tell its protocol."""
+        """Detector of other protocols; None once the client's protocol is known."""
         self.last_receipt: str | None = None
-        """The receipt asked for by the frame that was read last; a refusal names it."""
+        """Receipt that the last frame requested; a refusal names it."""
         self.send_interval_ms = 0
-        """Agreed heart-beat from us to the client; 0 is none."""
+        """Agreed heart-beat interval from broker to client, in milliseconds; 0 is none."""
         self.receive_interval_ms = 0
-        """Agreed heart-beat from the client to us; 0 is none."""
+        """Agreed heart-beat interval from client to broker, in milliseconds; 0 is none."""
         self.has_unchecked_login = False
-        """The client has said who it is, and nobody knows whether that is true."""
+        """True if the client sent a login or passcode, which the broker does not check."""
         self._keeps_open = False
         self._frame_count = 0
-        """Those that were decoded,"""
+        """Number of decoded frames."""
         self._remaining: Iterator[Frame | ShapedCommand] = iter(())
-        """and of these the ones that were not looked at yet."""
+        """Decoded frames that were not executed yet."""
         self._refused_frame = 0
-        """Place of the frame that was refused last; 0 is none."""
+        """Number of the frame that was refused last; 0 is none."""
 
     @property
     def client_id(self) -> str:
-        """What the client calls itself, whichever of its connections it is."""
+        """Name of the client, the same on all its connections."""
         return self._interpreter.client_id
 
     @property
@@ -68,13 +68,13 @@ class StompSession:
 
     @property
     def is_closed(self) -> bool:
-        """The client has said DISCONNECT."""
+        """Whether the client has sent DISCONNECT."""
         return self._protocol.state is ProtocolState.CLOSED
 
     def receive(self, data: bytes) -> Iterator[Command]:
-        """What `data` asks for, one command after the other; do each before asking for the next.
+        """Yield the commands in `data`; execute each before requesting the next.
 
-        Raises: RemoteProtocolError at the frame that may not be, or means nothing; all before it stands.
+        Raises: RemoteProtocolError at an invalid frame, or one that may not come now; commands before it stay valid.
             OtherProtocolError if the client speaks another protocol.
         """
         if self._detector is not None:
@@ -125,7 +125,7 @@ class StompSession:
                                 read_name("receipt", receipt)
                             command = table[frame.command](requests, frame)
                             if frame.command == "DISCONNECT":
-                                # Only now: one that is refused takes no leave.
+                                # Only now: a refused DISCONNECT does not close the session.
                                 protocol.check(frame)
                                 stateless = protocol.stateless
                     except RemoteProtocolError as error:
@@ -139,7 +139,7 @@ class StompSession:
                 if receipt is not None:
                     numbered = command if isinstance(command, _NUMBERED) and command.producer is not None else None
                     yield ReceiptRequest(receipt, numbered)
-            # What may be wrong behind these is no frame that asked for anything.
+            # An error after these frames belongs to no frame that requested a receipt.
             self.last_receipt = None
             if not protocol.has_more:
                 return
@@ -147,19 +147,19 @@ class StompSession:
 
     @property
     def frame_number(self) -> int:
-        """Of the frame that was read last among all of the connection: 1 for the first."""
+        """Number of the frame that was read last, 1 for the connection's first."""
         return self._frame_count - length_hint(self._remaining)
 
     def mark_refused(self) -> int:
-        """The command that came last was refused, and the connection goes on: nothing more comes of its frame.
+        """Drop the rest of the last frame's commands: it was refused, and the connection stays open.
 
-        Returns the place of that.
+        Returns the number of the frame.
         """
         self._refused_frame = self.frame_number
         return self._refused_frame
 
     def _check(self, command: Send | Ack | Started) -> None:
-        """Raises: RemoteProtocolError if its frame may not come now."""
+        """Raises: RemoteProtocolError if the frame of this command may not come now."""
         self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))
 
     def _connect(self, frame: Frame) -> Login:
@@ -178,12 +178,12 @@ class StompSession:
         return login
 
     def encode_connected(self, login: Login, secret: str, *, is_takeover: bool) -> bytes:
-        """The answer to a login that is accepted. `secret` is "" if none was asked for."""
+        """Encode the answer to an accepted login. `secret` is "" if none was requested."""
         self._keeps_open = login.keeps_open
         answer = {
             "version": self._protocol.version.value,
-            # Not what we could do, but what is agreed: the same to a client that compares it with what it has said, and
-            # right for one that takes it as it stands (decision 42).
+            # The agreed intervals, not those that the broker offers: the same result for a client that compares them
+            # with its own, and right for one that does not (decision 42).
             "heart-beat": f"{self.send_interval_ms},{self.receive_interval_ms}",
             "session": self._session_id,
             "server": self._server_name,

@@ -1,11 +1,11 @@
-"""Frames whose header names came before, in the same order: one match finds all their values.
+"""Shapes: frames whose header names came before, in the same order. One regular expression matches all their values.
 
-The frames of a producer differ in their values alone. A command and a sequence of header names is a shape; once it has
-come twice it gets a compiled expression, which every connection uses that says the same.
+The frames of a producer differ only in their values. A shape is a command with a sequence of header names. Once it
+has come twice it gets a compiled expression, which all connections with such frames share.
 
-What a shape takes is plain: each name once; no colon, backslash, carriage return or NUL in a value, in STOMP 1.0 no
-space; all of it UTF-8; within all limits, and complete. Everything else is left to the general way (codec.py), which
-alone says what is wrong with a frame. So no frame means anything else than it would without shapes.
+A shape reads only plain frames: each name once; no colon, backslash, carriage return or NUL in a value, in STOMP 1.0
+no space; all of it UTF-8; within all limits, and complete. The general way (codec.py) decodes all other frames, and
+alone reports errors. So each frame means the same as it would without shapes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ SHAPES_MAX = 64
 NAMES_MAX = 24
 """Headers of a shape."""
 NAMES_BYTES_MAX = 512
-"""Bytes of their names together."""
+"""Bytes of a shape's header names together."""
 CANDIDATES_MAX = 256
-"""Sequences of names that came, and not often enough."""
+"""Shapes that are counted and not compiled yet."""
 COMPILE_AFTER = 2
-"""How often one is looked at until it is compiled."""
+"""Number of checks of a shape after which it is compiled."""
 COMPILE_AFTER_WHEN_FULL = 100
-"""The same while there are SHAPES_MAX, so that it takes longer to make us compile than to compile."""
+"""Value instead when there are SHAPES_MAX: then causing a compilation takes longer than the compilation."""
 
 _COMMANDS = frozenset({"SEND", "ACK", "MESSAGE"})
-"""Those that come once for each message."""
+"""Commands that come once for each message."""
 _IS_NAME = re.compile(r"[A-Za-z0-9_.-]+").fullmatch
 
 Read = TypeVar("Read")
@@ -39,30 +39,29 @@ ShapeKey = tuple[Version, str, tuple[str, ...]]
 
 
 class Shape(Protocol[Read]):
-    """One way to read."""
+    """Reader of the frames of one shape."""
 
     match: Callable[[bytes, int], re.Match[bytes] | None]
     uses: int
-    """How often it was of use, halved whenever another one goes."""
+    """Number of calls that read frames, halved whenever a shape is dropped."""
 
     def read(self, data: bytes, start: int, into: list[Frame | Read], body_bytes_max: int) -> int:
-        """Take all frames of this shape that are complete from `start` on, one behind the other, and what may stand
-        before them. Says where the first byte is that was not taken.
-        """
+        """Read all complete, consecutive frames of this shape from `start` on, and bytes that may precede each;
+        return the position of the first byte that was not read."""
 
 
 def header_pattern(command: str, lines: bytes, after: bytes = b"") -> Callable[[bytes, int], re.Match[bytes] | None]:
-    """Matches what may stand between frames, a header of these lines with its blank line, and what is `behind` it."""
+    """Return a matcher of bytes between frames, a header of these lines with its blank line, and `after`."""
     return re.compile(rb"[\n\r\0]*+" + command.encode() + rb"\n" + lines + rb"\n" + after).match
 
 
 def line_pattern(name: str, value: bytes) -> bytes:
-    """Matches one header line."""
+    """Return the pattern of one header line."""
     return b"%b:%b\n" % (re.escape(name.encode()), value)
 
 
 def character_pattern(version: Version, *, is_ascii: bool = False) -> bytes:
-    """Matches a character of a value that is used as it stands; of ASCII alone, if it becomes text by itself."""
+    """Return the pattern of a plain character of a value; of ASCII alone, if the value is decoded by itself."""
     others = rb"\x80-\xff" if is_ascii else b""
     space = b" " if version is Version.V1_0 else b""
     return rb"[^:\\\r\n\0%b%b]" % (others, space)
@@ -79,7 +78,7 @@ def is_utf8(data: bytes) -> bool:
 
 
 class FrameShape(Generic[Read]):
-    """Reads frames."""
+    """Reader of frames as they are."""
 
     def __init__(self, version: Version, command: str, names: tuple[str, ...]) -> None:
         self._command = command
@@ -119,16 +118,16 @@ class FrameShape(Generic[Read]):
 
 
 class ShapeCache(Generic[Read]):
-    """All shapes that are known."""
+    """Cache of all known shapes, shared by connections."""
 
     def __init__(self, make: Callable[[Version, str, tuple[str, ...]], Shape[Read]]) -> None:
         self._make = make
         self._known: dict[ShapeKey, Shape[Read]] = {}
         self._candidates: dict[ShapeKey, int] = {}
-        """How often they came."""
+        """Number of checks of each shape that is not compiled yet."""
 
     def get(self, version: Version, command: str, names: tuple[str, ...]) -> Shape[Read] | None:
-        """The shape of a frame that was plain; None as long as it has not come often enough."""
+        """Return the shape of a plain frame; None if it has not come often enough."""
         if command not in _COMMANDS or len(names) > NAMES_MAX:
             return None
         key = (version, command, names)
@@ -151,9 +150,9 @@ class ShapeCache(Generic[Read]):
         return shape
 
     def _drop_one(self) -> None:
-        """The one that was of least use lately."""
+        """Drop the shape with the least recent use."""
         least = min(self._known, key=lambda key: self._known[key].uses)
-        # There may be connections that have it; they shall not keep what it was made of.
+        # Connections may still have the shape; the compiled expression must not stay alive with it.
         self._known.pop(least).match = _never
         for shape in self._known.values():
             shape.uses //= 2
@@ -164,4 +163,4 @@ def _never(data: bytes, start: int) -> None:
 
 
 FRAME_SHAPES: ShapeCache[Frame] = ShapeCache(FrameShape)
-"""For whoever wants frames."""
+"""Cache for decoders that read frames."""

@@ -1,4 +1,4 @@
-"""What the value of one header says: a number, true or false, a name."""
+"""Parsers of single header values: a number, true or false, a name."""
 
 from collections.abc import Mapping
 
@@ -9,11 +9,11 @@ from truenext.model.numerals import are_digits
 _DIGITS_MAX = 19
 _DISPATCH_DIGITS = 10
 _NUMBER_MAX = 10**_DIGITS_MAX - 1
-"""Where nothing less is said: the store has eight bytes for it."""
+"""Default maximum: the store has eight bytes for a number."""
 
 
 def require_header(what: str, headers: Mapping[str, str], name: str) -> str:
-    """The value of a header that must be there; `what` is the frame that has none."""
+    """Return the value of a header that must exist; `what` names the frame in the error."""
     value = headers.get(name)
     if value is None:
         raise RemoteProtocolError(f"{what} without the header {name!r}")
@@ -21,11 +21,11 @@ def require_header(what: str, headers: Mapping[str, str], name: str) -> str:
 
 
 def read_number(header: str, text: str, most: int = _NUMBER_MAX, unit: str = "") -> int:
-    # As `are_digits`, without a call: messages pass here.
+    # Like `are_digits`, without a call: each message comes through here.
     if not (text.isascii() and text.isdigit()):
         raise RemoteProtocolError(f"{header} {text[:100]!r} is not a number (0 or more, in digits)")
     digits = text.lstrip("0")
-    # Thousands of digits are not made a number.
+    # Converting thousands of digits would take long.
     number = int(digits or "0") if len(digits) <= _DIGITS_MAX else most + 1
     if number > most:
         raise RemoteProtocolError(f"{header} {text[:100]} is more than {most}{unit}")
@@ -40,14 +40,14 @@ def read_boolean(header: str, text: str) -> bool:
 
 
 def read_name(header: str, text: str) -> str:
-    """A name that the broker keeps for the client."""
+    """Check the length of a name that the broker keeps for the client, and return it."""
     if len(text) > NAME_LENGTH_MAX:
         raise RemoteProtocolError(f"{header} of {len(text)} characters; at most {NAME_LENGTH_MAX}")
     return text
 
 
 def read_ack_id(what: str, text: str) -> tuple[str, int, int]:
-    """Subscription, sequence and dispatch that the `ack` header of a MESSAGE names; dispatch 0 is not said."""
+    """Return subscription, sequence and dispatch in the `ack` header of a MESSAGE; dispatch 0 is not stated."""
     digits, at, subscription = text.partition("@")
     sequence, dot, dispatch = digits.partition(".")
     if not at or not are_digits(sequence, _DIGITS_MAX) or (dot and not are_digits(dispatch, _DISPATCH_DIGITS)):
