@@ -210,8 +210,9 @@ def decode_record(key: bytes, record: bytes, content: bytes = b"") -> SentMessag
 
 
 def verify_record(key: bytes, record: bytes) -> None:
-    """Verify a record. Raises: DamagedRecord if any bit of key or record is not as written, or another version wrote
-    it."""
+    """Verify a record.
+    Raises: DamagedRecord if any bit of key or record is not as written, or another version wrote it.
+    """
     if len(record) < _HEADER_AT:
         raise DamagedRecord(f"record of {len(record)} bytes is cut short")
     if _CHECKSUM.unpack_from(record)[0] != crc32(memoryview(record)[_CHECKSUM.size :], crc32(key)):

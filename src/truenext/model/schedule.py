@@ -37,7 +37,9 @@ class Schedule(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def check_schedule(schedule: Schedule) -> Schedule:
-    """Return a schedule that a client requests. Raises: RemoteProtocolError if it is invalid."""
+    """Return a schedule that a client requests.
+    Raises: RemoteProtocolError if it is invalid.
+    """
     if max(schedule.delay_ms, schedule.period_ms) > SCHEDULE_MS_MAX:
         raise RemoteProtocolError(f"scheduled more than {SCHEDULE_MS_MAX} milliseconds (100 years) from now")
     if schedule.repeat and not schedule.period_ms:

@@ -17,7 +17,9 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def read_login(headers: Mapping[str, str], version: Version) -> Login:
-    """Read a login. Raises: RemoteProtocolError, without text of the login, if a header of truenext is invalid."""
+    """Read a login.
+    Raises: RemoteProtocolError, without text of the login, if a header of truenext is invalid.
+    """
     if not any(name.startswith(OWN_PREFIX) for name in headers):
         return Login()
     try:
