@@ -90,16 +90,3 @@ def test_what_returns_between_two_pieces_was_counted_as_held() -> None:
     last = msgspec.structs.replace(request, after=first.next, until=first.until)
     assert pieces.next_read(last) is None
     assert pieces.empty_result(last).left == 0
-
-
-def test_what_returns_while_a_page_of_a_lower_priority_is_read_is_looked_at_again() -> None:
-    running = Running()
-    running.send("red", priority=0)
-    request = Purge("a", dry_run=True)
-    read = running.engine.bulk_pieces.next_read(request)
-    assert read is not None
-    running.engine.unsubscribe(running.session, Unsubscribe("0"))
-    result = running.engine.bulk_pieces.execute(request, read, PageResult([], as_of=0, is_end=True))
-    assert (result.count, result.left, result.next) == (0, 0, (0, 0))
-    again = msgspec.structs.replace(request, after=result.next, until=result.until)
-    assert running.execute(again).count == 4

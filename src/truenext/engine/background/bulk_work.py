@@ -151,10 +151,6 @@ class BulkPieceExecutor:
             return scheduled_result
         if not self._queues.exists(lane.queue):
             return bulk.empty_result(request, f"{lane.queue.name!r} has ended")
-        if any(len(each) for each in lane.queue.lanes if request.after[0] <= each.rank < lane.rank):
-            # There was nothing in it when the page was chosen: what was held has returned.
-            self._resident.unpin(lane)
-            return bulk.BulkResult(count=0, to={}, left=0, next=request.after, until=read.until)
         removals, result = bulk.plan_piece(
             request, read, page, commit_state.last_committed, commit_state.now_ms, self._queues.has_subscription_ended
         )
