@@ -123,8 +123,9 @@ class Oracle:
         later = [batch for batch in self.chosen if batch > call.batch]
         if not later and not self.was_close_tried:
             raise Disagreement(f"{call.name} is outdated, and no later batch is visible")
-        for batch in later:
-            self._check_whole(batch)
+        if later:
+            # Another may be published at this moment.
+            self._check_whole(min(later))
 
     def on_published(self, batch: int) -> None:
         """`publish_decision` has returned this batch."""

@@ -250,8 +250,9 @@ def test_a_decision_that_another_run_holds_is_waited_for(here: BlockingBroker, m
             holder.__exit__(None)
 
     monkeypatch.setattr("truenext.spark.sink.driver.time.sleep", sleep)
+    # A batch without rows would be done if there were no decision.
     with pytest.raises(OutdatedBatch):
-        write_batch(here, 3, "b")
+        commit(here, 3, ())
     assert slept
     assert bodies_in(here) == ["a"]
 

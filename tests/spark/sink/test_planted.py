@@ -197,13 +197,6 @@ FAULTS = [
         "if decide(broker, queues, decision, last) or True:\n",
     ),
     Fault(
-        "a held decision is none",
-        driver,
-        "finish_decision",
-        "any(count(broker, queues.decisions))",
-        "False",
-    ),
-    Fault(
         "the last decision is not finished",
         driver,
         "_commit_batch",
