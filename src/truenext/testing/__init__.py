@@ -4,7 +4,7 @@
     with blocking_broker() as here:       on a thread of its own, for programs that block
     def test(truenext_broker): ...        the same, as a fixture of pytest
 
-It keeps nothing on disk. What each fault does exactly is said in docs/testing.md.
+The broker keeps nothing on disk. docs/testing.md says exactly what each fault does.
 """
 
 from truenext.testing.blocking import BlockingBroker, blocking_broker

@@ -1,4 +1,4 @@
-"""The same broker for programs that block: in an event loop on a thread of its own."""
+"""Test broker for programs that block: in an event loop on a thread of its own."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -16,14 +16,14 @@ _T = TypeVar("_T")
 
 
 class _RealTimeLoop(asyncio.SelectorEventLoop):
-    """Goes on in a test that has stopped the time of its program."""
+    """Event loop that keeps running in a test that has stopped the time of its program."""
 
     def time(self) -> float:
         return monotonic()
 
 
 class BlockingBroker:
-    """May be used by any thread; each method is that of LocalBroker, and returns once it is done."""
+    """LocalBroker for any thread: each method does the same as there, and returns once that is done."""
 
     def __init__(self, local: LocalBroker, loop: asyncio.AbstractEventLoop) -> None:
         self._local = local
@@ -31,7 +31,7 @@ class BlockingBroker:
 
     @property
     def url(self) -> str:
-        """stomp://127.0.0.1:PORT, which stays the same through all runs."""
+        """stomp://127.0.0.1:PORT, the same in all runs."""
         return self._local.url
 
     def restart(self) -> None:
@@ -79,10 +79,10 @@ class BlockingBroker:
 
 @contextmanager
 def blocking_broker() -> Iterator[BlockingBroker]:
-    """A broker on a thread of its own, for as long as the context lasts.
+    """Run a broker on a thread of its own for as long as the context lasts.
 
-    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of a
-    block that has raised nothing
+    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of
+    a block that has raised nothing
     """
     started: Future[tuple[BlockingBroker, asyncio.Event]] = Future()
 

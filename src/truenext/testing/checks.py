@@ -1,4 +1,4 @@
-"""What a test may say, checked when it says it: a wrong word that did nothing would have a test prove nothing."""
+"""Checks of the arguments of a test, at the call: a fault that a wrong argument silently disables proves nothing."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -12,8 +12,8 @@ _DESTINATION_PREFIXES = ("/queue/", "/topic/", "queue://", "topic://", "queue/",
 
 
 def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> float:
-    """Raises: ValueError if that is no time, or a negative one"""
-    # True is an int, too.
+    """Raises: ValueError if `seconds` is no finite number, negative, or 0 and not `may_be_zero`"""
+    # bool is a subclass of int.
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and isfinite(seconds)
     if not is_number or seconds < 0 or (seconds == 0 and not may_be_zero):
         raise ValueError(f"{name} is seconds, {'0 or more' if may_be_zero else 'more than 0'}, not {seconds!r}")
@@ -21,14 +21,14 @@ def checked_seconds(seconds: float, name: str, *, may_be_zero: bool = True) -> f
 
 
 def checked_count(count: int, name: str, minimum: int) -> int:
-    """Raises: ValueError if that is no whole number of at least `minimum`"""
+    """Raises: ValueError if `count` is no whole number of at least `minimum`"""
     if type(count) is not int or count < minimum:
         raise ValueError(f"{name} is a whole number, {minimum} or more, not {count!r}")
     return count
 
 
 def checked_flag(flag: bool, name: str) -> bool:
-    """Raises: ValueError if that is neither True nor False"""
+    """Raises: ValueError if `flag` is neither True nor False"""
     if not isinstance(flag, bool):
         raise ValueError(f"{name} is True or False, not {flag!r}")
     return flag
@@ -49,12 +49,12 @@ def checked_queue(name: str) -> str:
 
 
 def known_names_hint(value: Any, known: Iterable[str]) -> str:
-    """The end of a sentence that refuses `value`: what there is, and what comes close to it."""
+    """Return the end of an error text that rejects `value`: the `known` names, and the one most like `value`."""
     names = list(known)
     listed = f"there are {', '.join(map(repr, names))}" if names else "there are none"
     close = []
     if isinstance(value, str):
-        # Capitals are what is mistaken most easily.
+        # Wrong capitals are the most frequent mistake.
         by_casefold = {each.casefold(): each for each in names}
         close = [by_casefold[each] for each in get_close_matches(value.casefold(), by_casefold, n=1)]
     return f"{listed}; is {close[0]!r} meant?" if close else listed

@@ -1,4 +1,4 @@
-"""A clock that goes on as all clocks do, and that a test can put forward; and an event loop that keeps time by it."""
+"""A clock that a test can put forward, and an event loop whose timers use that clock."""
 
 from asyncio import AbstractEventLoop, Future, TimerHandle
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from typing import Any
 from truenext.clock import monotonic_ns, time_ns
 
 ADVANCE_MARGIN_NS = 1000
-"""Put forward by so much more, so that what is due is due: seconds are rounded."""
+"""Added to each advance: seconds are rounded, and a timer due at that time must be due."""
 
 
 class OffsetClock:
-    """The clock of one broker, through all of its runs."""
+    """Clock of one broker, in all of its runs."""
 
     def __init__(self) -> None:
         self._advanced_ns = 0
@@ -29,16 +29,16 @@ class OffsetClock:
 
     @property
     def steady_seconds(self) -> float:
-        """Of the steady one."""
+        """`steady_ns` in seconds."""
         return self.steady_ns() / 1e9
 
     def advance_to(self, seconds: float) -> None:
-        """`seconds` are those of the steady clock; if they are over, nothing is done."""
+        """Put the clock forward to `seconds` of the steady clock; do nothing if that time is over."""
         self._advanced_ns += max(0, ceil(seconds * 1e9) + ADVANCE_MARGIN_NS - self.steady_ns())
 
 
 class LoopTimer:
-    """What `Loop.call_later` returns."""
+    """Timer that `AdvanceableLoop.call_later` returns."""
 
     __slots__ = ("action", "is_cancelled")
 
@@ -51,30 +51,30 @@ class LoopTimer:
 
 
 class AdvanceableLoop:
-    """As much of an event loop as a broker uses, in front of the real one.
+    """Wrapper of the real event loop, with the methods that a broker uses.
 
-    Its timers go by the clock, and what it does is counted, so that it can be known when nothing is left to do. Once
-    ended it does nothing any more, as if its process had been killed.
+    Timers use the test's clock. Actions are counted, so that the kit can tell when nothing is left to do. Once
+    ended, the loop runs no action any more, as if its process had been killed.
     """
 
     def __init__(self, loop: AbstractEventLoop, clock: OffsetClock, on_failed: Callable[[Exception], None]) -> None:
-        """`on_failed` is told what an action raised."""
+        """`on_failed` is called with the exception of an action."""
         self._loop = loop
         self._clock = clock
         self._on_failed = on_failed
         self._timers: list[tuple[float, int, LoopTimer]] = []
-        """A heap: when, by the clock, and a number that tells equals apart."""
+        """Heap of (due time in seconds of the clock, number that breaks ties, timer)."""
         self._tie_breakers = count()
         self._first_timer_handle: TimerHandle | None = None
-        """Of the real loop, for the first timer."""
+        """Timer of the real loop for the first timer of this one."""
         self._readers: dict[socket, Callable[[], object]] = {}
         self._writers: dict[socket, Callable[[], object]] = {}
         self._unwatched: set[socket] = set()
         self._has_ended = False
         self.pending_action_count = 0
-        """Actions that are due, whatever the time is."""
+        """Actions of `call_soon` that have not run yet."""
         self.run_action_count = 0
-        """Actions, ever."""
+        """Actions run since the start."""
 
     # ---- Time ----
 
@@ -90,14 +90,14 @@ class AdvanceableLoop:
 
     @property
     def next_due_at(self) -> float | None:
-        """When the first timer is due; None if there is none."""
+        """Time at which the first timer is due, in seconds of the clock; None if there is no timer."""
         timers = self._timers
         while timers and timers[0][2].is_cancelled:
             heappop(timers)
         return timers[0][0] if timers else None
 
     def run_due(self) -> None:
-        """Do what is due by now. To be called whenever the clock was put forward."""
+        """Run the timers that are due. The caller of `OffsetClock.advance_to` calls this afterwards."""
         now = self.time()
         while (due := self.next_due_at) is not None and due <= now:
             self._run(heappop(self._timers)[2].action)
@@ -157,7 +157,7 @@ class AdvanceableLoop:
             self._loop.remove_writer(sock)
 
     def unwatch(self, sock: socket) -> None:
-        """Whatever comes or goes there, nobody is told until `watch`."""
+        """Report nothing that happens at the socket until `watch`."""
         if sock in self._readers:
             self._loop.remove_reader(sock)
         if sock in self._writers:
@@ -173,7 +173,7 @@ class AdvanceableLoop:
     # ---- The end ----
 
     def end(self) -> None:
-        """No socket may be watched any more."""
+        """Run nothing any more. The caller has removed all readers and writers before."""
         self._timers.clear()
         self._set_alarm()
         self._has_ended = True

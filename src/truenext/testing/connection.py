@@ -1,4 +1,4 @@
-"""A connection that a test can cut or freeze, and the socket under it."""
+"""A connection that a test can cut or freeze, and its socket."""
 
 import socket
 import struct
@@ -12,15 +12,15 @@ from truenext.server.connection import ServerConnection
 from truenext.testing.clock import AdvanceableLoop
 
 _RESET = struct.pack("ii", 1, 0)
-"""Of SO_LINGER: closing throws away what was not sent, and resets the connection."""
+"""Value of SO_LINGER: closing discards unsent bytes and resets the connection."""
 
 
 class CloseAfterCommit(CloseConnection):
-    """A COMMIT is durable: its connection is lost here, and nothing that follows leaves."""
+    """Answer that cuts the connection once the COMMIT before is durable: nothing that follows is sent."""
 
 
 class FreezableSocket(socket.socket):
-    """While it is frozen nothing goes through, nor is it seen from the other side that it was closed."""
+    """Socket that transfers nothing while frozen; the other side does not see a close before the thaw."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
@@ -44,7 +44,7 @@ class FreezableSocket(socket.socket):
         return super().send(data, flags)
 
     def shutdown(self, how: int, /) -> None:
-        # Who shuts it down closes it soon.
+        # A close follows each shutdown soon.
         if not self.is_frozen:
             super().shutdown(how)
 
@@ -67,9 +67,9 @@ class CuttableConnection(ServerConnection):
         on_close_seen: Callable[["CuttableConnection"], None],
         **others: Any,
     ) -> None:
-        """`loop` is an `AdvanceableLoop`; `on_close_seen` is called once the client can see that this is closed."""
+        """`loop` is an `AdvanceableLoop`; `on_close_seen` is called once the client can see the close."""
         self._broker_loop = cast(AdvanceableLoop, loop)
-        """What hides sockets."""
+        """`loop` with the methods that stop and resume watching a socket."""
         self._socket = FreezableSocket(sock)
         self._forward_closed = on_closed
         self._on_close_seen = on_close_seen
@@ -80,10 +80,10 @@ class CuttableConnection(ServerConnection):
         return self._session.id
 
     def drop(self, reason: str) -> None:
-        """Cut it, as a network does: what is not sent yet is lost, and what is not read yet."""
+        """Cut the connection as a network does: bytes that are not sent or not read yet are lost."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         if self._is_closed:
-            # It was frozen.
+            # Closed while it was frozen: the thaw closes the socket.
             self.thaw()
             return
         self._socket.is_frozen = False
@@ -103,12 +103,12 @@ class CuttableConnection(ServerConnection):
                 self._on_close_seen(self)
 
     def count_as_heart_beat(self) -> None:
-        """The client has sent its heart-beats in time that was only put forward: its own clock knows nothing of it."""
+        """Count the client's heart-beats as received: its own clock did not advance with the broker's."""
         if not self._socket.is_frozen:
             self._last_received_at = self._loop.time()
 
     def close_socket(self) -> None:
-        """As the system does for a process that was killed."""
+        """Close the socket as the system does for a killed process."""
         self._socket.is_frozen = False
         self._socket.close()
 
@@ -118,7 +118,7 @@ class CuttableConnection(ServerConnection):
 
     def answer(self, answer: Answer) -> None:
         if isinstance(answer, CloseAfterCommit):
-            # What comes before leaves. The connection goes later: a turn must not find it gone half-way.
+            # Frames before this answer are sent. The drop comes later: a turn must not lose the connection half-way.
             self.flush()
             self.freeze()
             self._broker_loop.call_soon(self.drop, "dropped behind a COMMIT, by a test")
@@ -127,7 +127,7 @@ class CuttableConnection(ServerConnection):
 
     def _close_socket(self) -> None:
         super()._close_socket()
-        # The broker may keep the rest of it for a moment.
+        # Reported here, not in `on_closed`: the broker may park the session. A frozen socket is closed at its thaw.
         if not self._socket.is_frozen:
             self._on_close_seen(self)
 

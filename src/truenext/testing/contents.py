@@ -1,4 +1,4 @@
-"""What is in a queue, for a test that wants to know: it is asked as any client may ask."""
+"""Contents of a queue for a test, read from the broker as any client may read them."""
 
 import asyncio
 import json
@@ -16,18 +16,18 @@ READ_BYTES = 256 * 1024
 class WaitingMessage:
     body: bytes
     headers: dict[str, str]
-    """As a browser is shown them: those of its SEND, and `priority`, `truenext-sequence`, `truenext-attempts` and what
-    else a MESSAGE has (docs/stomp.md)."""
+    """Headers that a browser gets: those of the SEND, `priority`, `truenext-sequence`, `truenext-attempts` and the
+    others of a MESSAGE (docs/stomp.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueContents:
     messages: tuple[WaitingMessage, ...]
-    """Those that wait, in the order in which they would be handed out."""
+    """Waiting messages, in the order of their dispatch."""
     unacknowledged: int
-    """Messages that consumers hold; not those that are acknowledged in an open transaction."""
+    """Messages that consumers hold, without those acknowledged in an open transaction."""
     scheduled: int
-    """Sends that wait until they are due."""
+    """Scheduled sends that are not due yet."""
 
     @property
     def waiting(self) -> int:
@@ -39,7 +39,7 @@ class QueueContents:
 
 
 async def read_queue_contents(host: str, port: int, queue: str) -> QueueContents:
-    """Of the queue of this name; one that is not there is empty."""
+    """Return the contents of the queue with this name; a queue that does not exist is empty."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         decoder = Decoder(FRAME_SHAPES, BODY_BYTES_MAX, MESSAGE_HEADER_BYTES_MAX, MESSAGE_HEADERS_MAX)

@@ -1,4 +1,4 @@
-"""A disk that is slow or full when a test says so: a store in front of the one that keeps the messages."""
+"""A disk that is slow or full when a test orders it: a store that wraps the one in memory."""
 
 import threading
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from truenext.testing.faults import Faults
 
 
 class FaultyStore:
-    """The store of one run of the broker."""
+    """Store of one run of the broker."""
 
     def __init__(self, store: MemoryStore, loop: AdvanceableLoop, faults: Faults) -> None:
         self._memory_store = store
@@ -22,10 +22,10 @@ class FaultyStore:
         self._faults = faults
         self._is_killed = False
         self._batch_delay_over: threading.Event | None = None
-        """Of the batch that waits for its time to be over."""
+        """Event of the batch that is being delayed."""
         self._timer: LoopTimer | None = None
         self.may_be_slow = False
-        """While the broker starts or stops no batch takes long."""
+        """False while the broker starts or stops: no batch is delayed then."""
 
     # ---- Faults ----
 
@@ -35,11 +35,11 @@ class FaultyStore:
 
     @property
     def is_delaying(self) -> bool:
-        """A batch waits for the clock."""
+        """True while a batch waits for the clock."""
         return self._timer is not None
 
     def end_batch_delay(self) -> None:
-        """What waits is durable now."""
+        """Let the delayed batch become durable now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -47,7 +47,7 @@ class FaultyStore:
             self._batch_delay_over.set()
 
     def kill(self) -> None:
-        """What is not durable will not be."""
+        """Discard all batches that are not durable, now and later."""
         self._is_killed = True
         self.end_batch_delay()
 
@@ -73,7 +73,7 @@ class FaultyStore:
 
     def apply(self, batch: Batch) -> None:
         if self.is_slow:
-            # On the store's thread, see `FaultyWriteTimeEstimate`.
+            # This runs on the store's thread, see `FaultyWriteTimeEstimate`.
             done = threading.Event()
             self._loop.call_soon_threadsafe(self._delay_batch, done)
             while not (done.wait(0.05) or self._is_killed):
@@ -98,7 +98,7 @@ class FaultyStore:
 
 
 class FaultyWriteTimeEstimate(WriteTimeEstimate):
-    """What the broker knows of the disk: while it is slow, the event loop writes nothing itself."""
+    """Estimate by which no write is quick while the disk is slow, so that the event loop writes nothing itself."""
 
     def __init__(self, store: FaultyStore) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which faults a test has ordered that have not happened yet, or go on."""
+"""Faults that a test has ordered: those that have not happened yet, and those that last."""
 
 import sys
 from collections import deque
@@ -13,33 +13,33 @@ _PACKAGE = "truenext.testing"
 
 
 class NeverReached(AssertionError):
-    """A test has ordered a fault, and has ended without it: whatever the test shows, it does not show it of that."""
+    """A test has ended before a fault that it ordered could happen: its result shows nothing about that fault."""
 
 
 @dataclass(slots=True, eq=False)
 class OrderedFault:
-    """A fault that waits for its moment."""
+    """Fault that happens at a certain moment."""
 
     call_text: str
-    """As the test has said it."""
+    """Call in the test that ordered the fault."""
     location: str
-    """FILE:LINE of the test."""
+    """FILE:LINE of that call."""
     is_required: bool
-    """The test fails if the moment never comes."""
+    """True if the test fails when the moment never comes."""
     was_reached: bool = False
 
 
 @dataclass(slots=True)
 class Faults:
-    """Of one broker, through all of its runs."""
+    """Faults of one broker, in all of its runs."""
 
     ordered_faults: list[OrderedFault] = field(default_factory=list)
-    """All that wait for a moment, and all whose moment has come."""
+    """All faults with a moment, reached or not."""
     commit_losses: deque[tuple[CommitMoment, OrderedFault]] = field(default_factory=deque)
-    """Each has one COMMIT lose its connection."""
+    """Ordered losses of a connection at a COMMIT, one COMMIT each."""
     is_disk_full: bool = False
     disk_delay_s: float = 0.0
-    """What the disk takes for each batch, by the broker's clock."""
+    """Seconds of the broker's clock until a batch is durable."""
 
     def order_fault(self, call: str, required: bool, location: str = "") -> OrderedFault:
         """Raises: ValueError if `required` is neither True nor False"""
@@ -48,20 +48,20 @@ class Faults:
         return fault
 
     def order_commit_loss(self, when: CommitMoment, required: bool, location: str = "") -> None:
-        """Raises: ValueError"""
+        """Raises: ValueError if `when` or `required` is invalid"""
         if when not in get_args(CommitMoment):
             raise ValueError(f"a COMMIT is not lost {when!r}: {known_names_hint(when, get_args(CommitMoment))}")
         self.commit_losses.append((when, self.order_fault(f'lose_commit("{when}")', required, location)))
 
     def take_commit_loss(self, when: CommitMoment) -> bool:
-        """Whether the COMMIT that is there loses its connection at this moment."""
+        """Tell whether the current COMMIT loses its connection at this moment; if so, the fault counts as reached."""
         if not self.commit_losses or self.commit_losses[0][0] != when:
             return False
         self.commit_losses.popleft()[1].was_reached = True
         return True
 
     def check_all_reached(self) -> None:
-        """Raises: NeverReached if the moment of a fault that is required has not come"""
+        """Raises: NeverReached if a required fault was not reached"""
         missed = [
             f"{each.call_text}, ordered at {each.location}" for each in self.ordered_faults if not _is_satisfied(each)
         ]
@@ -74,7 +74,7 @@ class Faults:
 
 
 def caller_location() -> str:
-    """FILE:LINE of what has called the kit."""
+    """Return FILE:LINE of the code outside this package that called it."""
     frame = sys._getframe(1)
     while f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.") and frame.f_back is not None:
         frame = frame.f_back

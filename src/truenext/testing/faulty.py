@@ -1,4 +1,4 @@
-"""A broker that loses the connection of a COMMIT when a test says so."""
+"""A broker that loses the connection of a COMMIT when a test orders it."""
 
 from asyncio import AbstractEventLoop
 from collections.abc import Iterable, Iterator
@@ -30,7 +30,7 @@ class FaultyBroker(Broker):
         self._engine_commit = engine.commit
         self._actions[Commit] = self._commit_and_lose_connection
         self._losing_sessions: set[ConnectionState] = set()
-        """Those whose COMMIT is on its way to the disk, and whose connections are lost then."""
+        """Sessions whose connection is lost once their COMMIT, now being written, is durable."""
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
         return super().execute(session, self._commands_until_lost(session, commands))
@@ -52,7 +52,7 @@ class FaultyBroker(Broker):
 
     def _commit_and_lose_connection(self, session: ConnectionState, commit: Commit) -> None:
         self._engine_commit(session, commit)
-        # If it was refused, it is the next one.
+        # A refused COMMIT raises above, so that the fault stays for the next one.
         if self._faults.take_commit_loss("after"):
             self._losing_sessions.add(session)
             self.answer(session, CloseAfterCommit())

@@ -1,4 +1,4 @@
-"""A broker in the running event loop, and the faults that a test can order of it."""
+"""A broker in the running event loop, and the faults that a test can order."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -15,30 +15,32 @@ from truenext.testing.run import HOST, BrokerRun
 
 
 class HasSession(Protocol):
-    """A connection, as its client knows it."""
+    """A client's connection."""
 
     @property
     def session_id(self) -> str:
-        """The header `session` of its CONNECTED."""
+        """Header `session` of its CONNECTED."""
 
 
 class LocalBroker:
-    """Its methods belong to its event loop. What they are told by `connection` is a connection of a client, or the
-    header `session` of its CONNECTED; None is all that are there."""
+    """Broker whose methods are called in its event loop.
+
+    `connection` is a client's connection or the header `session` of its CONNECTED; None means all connections.
+    """
 
     def __init__(self) -> None:
-        """To be followed by `start`."""
+        """Make the broker; `start` starts it."""
         self._store = MemoryStore()
         self._clock = OffsetClock()
         self.faults = Faults()
-        """What was ordered; for the kit itself."""
+        """Ordered faults; for the package itself."""
         self._lock = asyncio.Lock()
         self._broker_run = BrokerRun(self._store, self._clock, self.faults)
         self._url = ""
 
     @property
     def url(self) -> str:
-        """stomp://127.0.0.1:PORT, which stays the same through all runs."""
+        """stomp://127.0.0.1:PORT, the same in all runs."""
         return self._url
 
     @property
@@ -51,25 +53,25 @@ class LocalBroker:
         self._url = await self._broker_run.start(self._port)
 
     def kill(self) -> None:
-        """All connections are closed, and nothing is left, whatever has happened."""
+        """Close all connections and end the broker, whatever its state."""
         self._broker_run.kill()
 
     def check(self) -> None:
-        """Raises: TruenextError if the broker has failed: this is a bug of truenext; NeverReached"""
+        """Raises: TruenextError if the broker has failed, which is a bug of truenext; NeverReached"""
         self._broker_run.check_not_failed()
         self.faults.check_all_reached()
 
     async def restart(self) -> None:
-        """Stop the broker cleanly, and start it again: whatever waits is there, transient or not.
+        """Stop the broker cleanly and start it again: all waiting messages survive, transient ones too.
 
-        Clients have two seconds to close their connections. Those that were frozen go on first.
+        Frozen connections are thawed first. Clients have two seconds to close their connections.
         """
         async with self._lock:
             await self._broker_run.stop()
             await self._start_again()
 
     async def crash(self) -> None:
-        """Kill the broker, and start it again: what was not durable is lost, and whatever is transient."""
+        """Kill the broker and start it again: transient messages, and all that was not durable, are lost."""
         async with self._lock:
             self._broker_run.kill()
             await self._start_again()
@@ -81,32 +83,32 @@ class LocalBroker:
     # ---- Connections ----
 
     def lose_commit(self, when: CommitMoment, *, required: bool = True) -> None:
-        """Have the next COMMIT lose its connection, whosever it is: "before" it is carried out, so that nothing of it
-        has happened, or "after" it is durable. Its RECEIPT never leaves, and nothing behind it is carried out. Of
-        several calls each has one COMMIT more. If none comes, the test fails at its end, unless `required` is False.
+        """Cut the connection of the next COMMIT, of any client: "before" the broker executes it, so that nothing of
+        it has happened, or "after" it is durable. Its RECEIPT is never sent, and no command after it is executed.
+        Each further call cuts one more COMMIT. If none comes, the test fails at its end, unless `required` is False.
 
         Raises: ValueError
         """
         self.faults.order_commit_loss(when, required)
 
     def drop(self, connection: HasSession | str | None = None) -> None:
-        """Cut it: the client finds it reset, and nothing is said.
+        """Cut the connection without an ERROR: the client finds it reset.
 
-        Raises: LookupError if it is not there; ValueError if it is no connection
+        Raises: LookupError if the broker has no such connection; ValueError if `connection` is none
         """
         for one in self._find_connections(connection):
             one.drop("dropped by a test")
 
     def freeze(self, connection: HasSession | str | None = None) -> None:
-        """Nothing is read from it nor written to it until `thaw`, and the client cannot see if the broker closes it.
+        """Read and write nothing at the connection until `thaw`; the client cannot see if the broker closes it.
 
-        Raises: LookupError if it is not there
+        Raises: LookupError if the broker has no such connection; ValueError if `connection` is none
         """
         for one in self._find_connections(connection):
             one.freeze()
 
     def thaw(self, connection: HasSession | str | None = None) -> None:
-        """Raises: LookupError if it is not there"""
+        """Raises: LookupError if the broker has no such connection; ValueError if `connection` is none"""
         for one in self._find_connections(connection):
             one.thaw()
 
@@ -126,15 +128,15 @@ class LocalBroker:
     # ---- The disk ----
 
     def fill_disk(self) -> None:
-        """There is no room for what is sent, until `free_disk`."""
+        """Leave no free space for sends until `free_disk`."""
         self.faults.is_disk_full = True
 
     def free_disk(self) -> None:
         self.faults.is_disk_full = False
 
     def slow_disk(self, seconds: float) -> None:
-        """Each batch takes so long to be durable, by the broker's clock, from the next one on; with 0 seconds none
-        does, nor what is being written."""
+        """Delay each batch from the next one on by `seconds` of the broker's clock; 0 ends this, also for the batch
+        that is being written. Raises: ValueError"""
         self.faults.disk_delay_s = checked_seconds(seconds, "what a disk takes")
         if not seconds:
             self._broker_run.store.end_batch_delay()
@@ -144,8 +146,8 @@ class LocalBroker:
     async def advance(self, *, seconds: float) -> None:
         """Put the broker's clock forward.
 
-        Returns once all is carried out that clients had sent before and that became due, one after the other, and
-        written to sockets what comes of it.
+        Returns once the broker has executed all that clients had sent before and, one after the other, all that
+        became due, and has written the results to the sockets.
         """
         checked_seconds(seconds, "what time is put forward by")
         async with self._lock:
@@ -154,7 +156,7 @@ class LocalBroker:
     # ---- A look ----
 
     async def queue(self, name: str) -> QueueContents:
-        """What is in a queue, dead-letter queues (`DLQ.orders`) too, after all that clients had sent before.
+        """Return the contents of a queue, or of a dead-letter queue (`DLQ.orders`), after all sends of clients before.
 
         Raises: ValueError if `name` is a destination, such as /queue/orders, or no queue can have it
         """
@@ -166,10 +168,10 @@ class LocalBroker:
 
 @asynccontextmanager
 async def broker() -> AsyncIterator[LocalBroker]:
-    """A broker in the running event loop, for as long as the context lasts.
+    """Run a broker in the running event loop for as long as the context lasts.
 
-    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of a
-    block that has raised nothing
+    Raises: TruenextError at the end if the broker has failed, which is a bug of truenext; NeverReached at the end of
+    a block that has raised nothing
     """
     local = LocalBroker()
     try:

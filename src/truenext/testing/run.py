@@ -1,4 +1,4 @@
-"""One run of a broker in a test: from its start until it is stopped or killed."""
+"""Run of a broker in a test: from its start until it is stopped or killed."""
 
 import asyncio
 import logging
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 IDLE_PASSES = 3
-"""So often the event loop must have found nothing to do: what is in a socket is seen one pass later, or two."""
+"""Passes of the event loop without an action until it is idle: bytes in a socket are seen one or two passes later."""
 THREAD_POLL_S = 0.0005
-"""Time between two looks for what a thread is doing."""
+"""Seconds between two checks of a busy thread."""
 
 
 class BrokerRun:
     def __init__(self, store: MemoryStore, clock: OffsetClock, faults: Faults) -> None:
-        """To be followed by `start`."""
+        """Recover the broker; `start` starts it."""
         self._clock = clock
         self._loop = AdvanceableLoop(asyncio.get_running_loop(), clock, self._on_internal_error)
         self.store = FaultyStore(store, self._loop, faults)
@@ -39,14 +39,14 @@ class BrokerRun:
         self._broker = FaultyBroker(engine, self.store, self._event_loop, clock, faults)
         self._listener: Listener | None = None
         self.connections: dict[str, CuttableConnection] = {}
-        """By session; those apart that the client has seen end."""
+        """Connections by session, without those that the client has seen end."""
 
     @property
     def _event_loop(self) -> AbstractEventLoop:
         return cast(AbstractEventLoop, self._loop)
 
     async def start(self, port: int) -> str:
-        """Returns the URL at which it listens; port 0 picks a free one.
+        """Start the broker and return the URL at which it listens; port 0 picks a free port.
 
         Raises: ConfigurationError if the time of the event loop stands still
         """
@@ -74,7 +74,7 @@ class BrokerRun:
     # ---- Going on ----
 
     async def quiesce(self) -> None:
-        """Returns once nothing is under way but what waits for the clock, for a client, or for a slow disk.
+        """Return once nothing is in progress, apart from what waits for the clock, a client or a slow disk.
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
@@ -97,15 +97,15 @@ class BrokerRun:
         return self._broker.is_reading or (self._broker.is_writing and not self.store.is_delaying)
 
     async def advance(self, seconds: float) -> None:
-        """Do one after the other what becomes due in so many seconds.
+        """Put the clock forward by `seconds`, and run one after the other what becomes due.
 
-        Raises: TruenextError if the broker has failed
+        Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
         await self.quiesce()
         until = self._loop.time() + seconds
         while (due := self._loop.next_due_at) is not None and due <= until:
             self._advance_to(due)
-            # Most of what is due is a look at what has not changed.
+            # Most timers are periodic checks that find no change: they need no `quiesce`.
             await asyncio.sleep(0)
             while self._loop.pending_action_count or self._is_thread_busy:
                 await asyncio.sleep(THREAD_POLL_S if self._is_thread_busy else 0)
@@ -121,7 +121,7 @@ class BrokerRun:
     # ---- The end ----
 
     async def stop(self) -> None:
-        """As by SIGTERM: what waits is there in the next run.
+        """Stop as on SIGTERM: all waiting messages are there in the next run.
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """
@@ -138,7 +138,7 @@ class BrokerRun:
         self._end_loop_and_broker()
 
     def kill(self) -> None:
-        """As by SIGKILL; also what has failed, or has ended already."""
+        """End as by SIGKILL, also a broker that has failed or ended already."""
         if self._listener is not None:
             self._listener.stop_reading()
         for connection in self.connections.values():
@@ -152,7 +152,7 @@ class BrokerRun:
         self._broker.close()
 
     def check_not_failed(self) -> None:
-        """Raises: TruenextError if the broker has failed: this is a bug of truenext"""
+        """Raises: TruenextError if the broker has failed, which is a bug of truenext"""
         if self._broker.failure.done():
             self._broker.failure.result()
 

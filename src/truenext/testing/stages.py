@@ -1,5 +1,5 @@
-"""A service of stages in a test: a broker in the same process, endpoints that answer as the test says, time that can be
-put forward, faults at named points, and an end that is known.
+"""Test kit for a service of stages: a broker in the same process, mocked endpoints of other services, a clock that
+can be put forward, faults at named points, and a wait until all flows have ended.
 
     async with stages(app, database="sqlite://") as t:
         t.mock(stock, lambda asked: Reserved(ok=True))
@@ -44,41 +44,41 @@ M = TypeVar("M")
 R = TypeVar("R")
 
 Point = Literal["received", "run", "checked", "sent", "SQL committed", "committed"]
-"""Of the way of one message: docs/stages-testing.md."""
+"""Points on the way of a message through a stage: docs/stages-testing.md."""
 
 ASK_TIMEOUT_S = 10.0
 ENDED_TIMEOUT_S = 30.0
 POLL_S = 0.005
 IDLE_POLLS = 3
-"""So often in a row nothing must be under way."""
+"""Polls in a row that must find nothing in progress."""
 ADVANCE_S = 1.0
-"""The first step in time when all that is left waits; each is twice as long as the one before."""
+"""Seconds of the first advance of the clock when all that is left waits; each further one is twice as long."""
 ADVANCE_MAX_S = 8 * 24 * 3600.0
-"""No delay of a failed message is longer."""
+"""Seconds advanced in all at which waiting ends: no retry delay is longer."""
 NO_CONSUMER_TIMEOUT_S = 3.0
-"""So long nobody must have taken from the queues that are left: who connects anew is there before."""
+"""Seconds without a consumer of the unfinished queues until waiting ends; a client that reconnects is back earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A message that was given up."""
+    """Message that a stage has given up."""
 
     queue: str
-    """That of the stage that has given it up."""
+    """Queue of that stage."""
     trace: str
     message: Any
-    """What it said, as JSON has it."""
+    """Message of the envelope, decoded from JSON; the raw body if it has no envelope."""
     attempts: int
     headers: Mapping[str, str]
 
     @property
     def first_cause(self) -> str:
-        """Of the first attempt that said why it failed; empty if none did."""
+        """Cause of the first failure that had one; empty if none did."""
         return self.headers.get("truenext-original-first-cause", "")
 
     @property
     def last_cause(self) -> str:
-        """Of the last one."""
+        """Cause of the last failure that had one; empty if none did."""
         return self.headers.get("truenext-original-last-cause", "")
 
     def __str__(self) -> str:
@@ -86,7 +86,7 @@ class DeadLetter:
 
 
 class _QueueStatus(msgspec.Struct):
-    """What the broker says of one queue."""
+    """Status of one queue, from the broker's answer to `queues`."""
 
     name: str
     waiting: int
@@ -96,7 +96,7 @@ class _QueueStatus(msgspec.Struct):
 
     @property
     def has_work(self) -> bool:
-        """Whether something in it is still to be handled. A durable subscription without a consumer keeps it."""
+        """True if messages are still to be handled; a durable subscription without a consumer does not count."""
         if self.name.startswith(SUBSCRIPTION_PREFIX) and not self.consumers:
             return False
         return bool(self.waiting or self.unacknowledged or self.scheduled)
@@ -106,11 +106,11 @@ _QUEUE_STATUS_DECODER = msgspec.json.Decoder(list[_QueueStatus])
 
 
 class Stages:
-    """What a test can say while a service runs; made by `stages`."""
+    """Methods of a test while a service runs; `stages` makes it."""
 
     def __init__(self, service: Service, running: ServiceRun, local: LocalBroker, control: Connection) -> None:
         self.broker = local
-        """Its methods order faults of the broker: docs/testing.md."""
+        """Broker of the test, with methods to order faults: docs/testing.md."""
         self._service = service
         self._service_run = running
         self._control_connection = control
@@ -129,26 +129,26 @@ class Stages:
         timeout: float = ASK_TIMEOUT_S,
         **options: Unpack[FlowOptions],
     ) -> R:
-        """As `Service.ask`."""
+        """Call `Service.ask`."""
         return await self._service.ask(to, message, trace=trace, timeout=timeout, **options)
 
     async def send(
         self, to: Endpoint[M, Any], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]
     ) -> str:
-        """As `Service.send`."""
+        """Call `Service.send`."""
         return await self._service.send(to, message, trace=trace, **options)
 
     async def publish(self, to: Topic[M], message: M, *, trace: str = "test", **options: Unpack[FlowOptions]) -> str:
-        """As `Service.publish`."""
+        """Call `Service.publish`."""
         return await self._service.publish(to, message, trace=trace, **options)
 
     # ---- Others ----
 
     def mock(self, endpoint: Endpoint[M, R], answer: Callable[[M], R]) -> list[M]:
-        """Have an endpoint of another service answer so, or anew so. An exception of `answer` is a failure there.
-        Returns what it was asked, as it comes.
+        """Answer for an endpoint of another service; a further call replaces the answer. An exception of `answer` is
+        a failure of that endpoint. Return the list of the requests, which grows as they come.
 
-        Raises: ValueError if it is one of the service that is tested, or none, or `answer` is no plain function
+        Raises: ValueError if `endpoint` is one of the tested service, or none, or `answer` is no plain function
         """
         if not isinstance(endpoint, Endpoint):
             raise ValueError(
@@ -167,8 +167,8 @@ class Stages:
 
     @asynccontextmanager
     async def sql(self) -> AsyncIterator[AsyncSession]:
-        """A session of the test's own, in a transaction that is committed at the end of the block: to make tables and
-        rows before, and to see what the stages have done.
+        """Open a session of the test's own, in a transaction that is committed at the end of the block: to make
+        tables and rows beforehand, and to see what the stages have done.
 
         Raises: LocalProtocolError if no stage of the service asks for a session
         """
@@ -190,8 +190,8 @@ class Stages:
         times: int = 1,
         required: bool = True,
     ) -> None:
-        """Do something when a message has come to a point of its way, in the stage whose queue this is or in any, so
-        many times. What `action` raises is what happens there. If no message ever comes there, the test fails at its
+        """Call `action` the first `times` times a message reaches `point`, in the stage with the queue `stage`, or in
+        any. An exception of `action` is raised at that point. If no message ever reaches it, the test fails at its
         end, unless `required` is False.
 
         Raises: ValueError if there is no such point; LookupError if the service has no stage with that queue
@@ -218,19 +218,19 @@ class Stages:
                 each.action()
 
     async def advance(self, *, seconds: float) -> None:
-        """Put the broker's clock forward: delays are over, what has expired expires."""
+        """Put the broker's clock forward, past delays and expiry times."""
         await self.broker.advance(seconds=seconds)
 
     # ---- The end ----
 
     async def wait_until_ended(self, *, dead_letters: int = 0, timeout: float = ENDED_TIMEOUT_S) -> list[DeadLetter]:
-        """Wait until all flows have ended. What waits for its next try is tried at once: the broker's clock is put
-        forward. Returns the dead letters.
+        """Wait until all flows have ended, and return the dead letters. Retries are due at once: the broker's clock
+        is put forward.
 
-        What transactions of the program have begun counts from their commit: the outbox is looked into, too.
+        Flows that transactions of the program initiate count from their commit: the outbox is read, too.
 
-        Raises: AssertionError if there are more or fewer dead letters than `dead_letters`, saying why each of them was
-        given up; TimeoutError if a message is under way after `timeout` seconds, saying where; ValueError
+        Raises: AssertionError if there are more or fewer dead letters than `dead_letters`, with the causes;
+        TimeoutError, with the queues, if messages are left after `timeout` seconds or have no consumer; ValueError
         """
         checked_count(dead_letters, "dead_letters", 0)
         checked_seconds(timeout, "timeout", may_be_zero=False)
@@ -243,7 +243,7 @@ class Stages:
             queues = await self._read_queue_statuses()
             busy = self._service_run.active_stages
             unfinished = [each for each in queues if each.has_work]
-            # It is asked last, since that takes the longest: what leaves it meanwhile is in a queue the next time.
+            # The outbox is read last, as this takes longest: a message that leaves it is in a queue at the next poll.
             unsent = "" if unfinished or busy else await self._describe_unsent()
             if not (unfinished or busy or unsent):
                 idle_polls += 1
@@ -259,7 +259,7 @@ class Stages:
             if unsent:
                 continue
             if not busy and not is_waiting and not any(each.unacknowledged for each in unfinished):
-                # What is left waits for the clock, or for nobody.
+                # The rest waits for the clock, or has no consumer.
                 if advanced_s > ADVANCE_MAX_S or now > consumed_at + NO_CONSUMER_TIMEOUT_S:
                     where = _describe_unfinished(unfinished, busy, await self._describe_unsent())
                     raise TimeoutError(f"nobody takes what waits: {where}; is an endpoint to be mocked?")
@@ -275,7 +275,7 @@ class Stages:
         return letters
 
     async def dead_letters(self) -> list[DeadLetter]:
-        """Those of all stages, and of what was mocked, in the order in which they were given up."""
+        """Return the dead letters of all stages and mocks, in the order in which they were given up."""
         letters = []
         for queue in await self._read_queue_statuses(dead_letters=True):
             for message in (await self.broker.queue(queue.name)).messages:
@@ -285,7 +285,7 @@ class Stages:
         return [letter for _, letter in sorted(letters, key=lambda each: each[0])]
 
     async def _describe_unsent(self) -> str:
-        """What the outbox has that is still to be sent; empty if that is nothing."""
+        """Return a text on the unsent messages of the outbox; empty if there are none."""
         exactly_once = self._service_run.exactly_once
         if exactly_once is None:
             return ""
@@ -299,7 +299,7 @@ class Stages:
     async def _read_queue_statuses(self, *, dead_letters: bool = False) -> list[_QueueStatus]:
         answer = None
         while answer is None:
-            # The test may drop all connections, this one too, which then comes back by itself.
+            # The test may drop all connections, also this one, which reconnects.
             with suppress(ConnectionLost):
                 answer = await self._control_connection.control_request("queues")
         queues = _QUEUE_STATUS_DECODER.decode(answer)
@@ -320,7 +320,7 @@ class _PointAction:
 
 
 class _Mock:
-    """A service of its own, with one endpoint."""
+    """Service of its own, with one endpoint."""
 
     def __init__(self, endpoint: Endpoint[Any, Any], answer: Callable[[Any], Any]) -> None:
         self._endpoint = endpoint
@@ -351,17 +351,17 @@ class _Mock:
 async def stages(
     service: Service, *, database: str | None = None, overrides: Overrides | None = None
 ) -> AsyncIterator[Stages]:
-    """Run the stages of a service, with a broker of its own in this event loop. `database` is used instead of its own:
-    "sqlite://" is an empty one, in a file that is gone afterwards. `overrides` has other factories for what `Depends`
-    names.
+    """Run the stages of a service, with a broker of its own in this event loop. `database` replaces the service's
+    own: "sqlite://" is an empty one, in a file that is deleted afterwards. `overrides` has other factories for what
+    `Depends` names.
 
-    Raises: ConfigurationError if the service is defined as it cannot be; ValueError; NeverReached at the end of a block
-    that has raised nothing
+    Raises: ConfigurationError if the service is defined as it cannot be; ValueError; NeverReached at the end of a
+    block that has raised nothing
     """
     if not isinstance(service, Service):
         raise ValueError(f"what is run is a Service, not {service!r}")
     if not isinstance(database, str | None):
-        # Not the value: it may have a password.
+        # Without the value: it may have a password.
         raise ValueError(f"database is a URL of SQLAlchemy, as text, not of the type {type(database).__name__}")
     async with AsyncExitStack() as stack:
         local = await stack.enter_async_context(broker())
@@ -385,7 +385,7 @@ async def stages(
 
 
 def _check_plain_function(function: object, name: str) -> None:
-    """Raises: ValueError if it cannot be called, or what it does would only be done if it were awaited"""
+    """Raises: ValueError if `function` cannot be called, or is a coroutine function"""
     if not callable(function) or iscoroutinefunction(function):
         raise ValueError(f"{name} is a plain function, which is called and not awaited, not {function!r}")
 
