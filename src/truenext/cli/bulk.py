@@ -1,4 +1,4 @@
-"""`truenext redrive`, `move` and `purge`: what is done to many messages of a queue, a piece at a time."""
+"""`truenext redrive`, `move` and `purge`: bulk work on the messages of a queue."""
 
 import click
 

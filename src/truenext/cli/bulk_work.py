@@ -1,4 +1,4 @@
-"""Long work in a running broker, asked for a piece at a time, with progress on standard error."""
+"""Bulk work in a running broker: requested piece by piece, with progress on standard error."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,13 +44,14 @@ def id_option(noun: str, of: str = "`truenext-sequence`") -> Callable[..., Any]:
 def run_in_pieces(
     connection: Connection, verb: str, request: dict[str, Any], *, total: int | None, done: str
 ) -> Iterator[dict[str, Any]]:
-    """The answers, until nothing is left, or nobody asks on. `request` may be changed between two of them; `done` is
-    what becomes of `total` messages, if it is known how many they are.
+    """Request piece after piece and yield the answers, until nothing is left or the caller stops.
+
+    `request` may be changed between two answers. Progress says how many of `total` messages (None: unknown) are `done`.
 
     Raises: TruenextError
     """
     console = Console(stderr=True)
-    # For people a bar; a line now and then where it goes into a file.
+    # A progress bar on a terminal; a line every few seconds in a file.
     bar = Progress(console=console, transient=True) if console.is_terminal else None
     task = None if bar is None else bar.add_task(verb, total=total)
     totals = ProgressReporter(done)
@@ -70,7 +71,7 @@ def run_in_pieces(
 
 
 def queue_exists(connection: Connection, queue: str) -> bool:
-    """Whether the broker has a queue of this name. Raises: TruenextError"""
+    """Tell whether the broker has a queue of this name. Raises: TruenextError"""
     try:
         send_control_request(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
     except Refused as error:
@@ -81,13 +82,13 @@ def queue_exists(connection: Connection, queue: str) -> bool:
 
 
 def queue_count(connection: Connection, queue: str, name: str) -> int | None:
-    """`waiting` or `scheduled` of a queue; None if there is none."""
+    """Return the number of `waiting` or `scheduled` messages of a queue; None if there is no such queue."""
     facts = send_control_request(connection, "queues")
     return next((each[name] for each in facts if each["name"] == queue), None)
 
 
 class BulkWork:
-    """Pieces of one kind of work until nothing is left."""
+    """Bulk work of one command, from the first piece to the last."""
 
     def __init__(
         self,
@@ -102,7 +103,8 @@ class BulkWork:
         is_dry: bool,
         counted: str = "waiting",
     ) -> None:
-        """In a `target`, by `numbers` and `selector`, `limit` at most; `counted` says what of a queue they are."""
+        """`target` has the names of the queues; `numbers`, `selector` and `limit` restrict the messages. `counted`
+        is the column of `queues` that has their number."""
         self._verb = verb
         self._participle = done
         self._done = f"would be {done}" if is_dry else done
@@ -123,7 +125,7 @@ class BulkWork:
         self._error = ""
 
     def run(self, url: str, *, as_json: bool) -> None:
-        """Exits 1 if a message that was named was not moved, or there is no such queue any more."""
+        """Do the work and print the result; exit with 1 if one of `numbers` was not moved, or the queue is gone."""
         try:
             with connected(url) as connection:
                 self._run_all_pieces(connection)
@@ -146,7 +148,7 @@ class BulkWork:
     def _run_all_pieces(self, connection: Connection) -> None:
         total = self._limit or queue_count(connection, self.request["queue"], self._counted)
         numbers = sorted(self._missing)
-        # With more of them than one question may have, some at a time.
+        # One request takes NUMBERS_MAX numbers at most.
         for first in range(0, max(1, len(numbers)), NUMBERS_MAX):
             if numbers:
                 self.request["sequences"] = numbers[first : first + NUMBERS_MAX]

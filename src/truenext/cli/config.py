@@ -1,4 +1,4 @@
-"""`truenext config`: is a configuration file sound, and what does it mean for a queue? `truenext reload`: use it."""
+"""`truenext config check`: faults of a configuration file, and policies; `truenext reload`: apply it in a broker."""
 
 from pathlib import Path
 
@@ -75,7 +75,7 @@ def reload(url: str) -> None:
 
 
 def _print_notes(configuration: Configuration) -> None:
-    """What a broker refuses unless its command line, or its machine, says something else."""
+    """Print what a broker rejects in this configuration, depending on its command line or its machine."""
     settings = configuration.broker
     if settings.data is None and not settings.memory:
         terminal.echo("note: it does not say where messages are kept; `truenext serve` needs --data DIR or --memory.")

@@ -1,4 +1,4 @@
-"""How a command gets to a broker: at once or not at all, and what it says if that fails."""
+"""Connection of a command to a broker: made at once or not at all, with its errors for the user."""
 
 import logging
 from collections.abc import Iterator
@@ -17,8 +17,7 @@ from truenext.errors import ConnectionLost, LocalProtocolError, Refused, RemoteP
 from truenext.model.url import DEFAULT_URL
 
 URL_VARIABLE = "TRUENEXT_URL"
-"""Environment variable for the address of the broker; the option overrides it, and an empty or blank one counts as
-unset."""
+"""Environment variable with the address of the broker. The option overrides it; a blank value counts as unset."""
 
 url_option = click.option(
     "--url",
@@ -36,12 +35,12 @@ url_option = click.option(
 def connected(
     url: str, *, reconnect: bool = False, failure: type[CommandFailure] = CommandFailure
 ) -> Iterator[Connection]:
-    """A connection, whose loss is the end unless it is to `reconnect`; at first a broker must be there in any case.
+    """Connect to a broker, which must answer at once. Only with `reconnect` does the connection outlive a loss.
 
-    Raises: `failure` for whatever goes wrong with it
+    Raises: `failure` for each error of the connection
     """
     logger = logging.getLogger("truenext.client")
-    # Where a command says nothing, logging would print warnings by itself.
+    # Without a handler, logging would print warnings to standard error.
     logger.addHandler(logging.NullHandler())
     logger.propagate = False
     report = _ConnectionReport()
@@ -55,11 +54,11 @@ def connected(
             yield connection
     except TimeoutError as error:
         if isinstance(error.__cause__, Refused):
-            # The broker has answered, again and again.
+            # The broker did answer, but refused each attempt.
             raise failure(TruenextError(str(error))) from error
         raise failure(ConnectionLost(f"{url} does not answer in time: {error}")) from error
     except LocalProtocolError as error:
-        # What was asked for is right; whoever has answered is no broker of ours.
+        # The request was right, so the peer is not a truenext broker.
         raise failure(RemoteProtocolError(str(error))) from error
     except TruenextError as error:
         raise failure(error) from error
@@ -68,14 +67,14 @@ def connected(
 
 
 class _ConnectionReport(logging.Handler):
-    """Prints to standard error what happens to the connection of a command while it waits: that the broker takes no
-    messages, and, of a connection that `is_lasting`, that it was lost and that it is back, once each."""
+    """Log handler that prints to standard error that the broker takes no messages, and, if the connection
+    `is_lasting`, each loss and each reconnect once."""
 
     is_lasting = False
     _is_lost = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Only what has come has a session.
+        # Only the log record of a new connection has a session.
         is_connected = isinstance(record.args, dict) and "session" in record.args
         if record.msg == NO_SPACE_TEXT:
             terminal.echo(f"truenext: {record.getMessage()}", err=True)
@@ -85,5 +84,5 @@ class _ConnectionReport(logging.Handler):
 
 
 def send_control_request(connection: Connection, verb: str, request: object = None) -> Any:
-    """The broker's answer, read. Raises: TruenextError, TimeoutError"""
+    """Send a control request and return the decoded answer. Raises: TruenextError, TimeoutError"""
     return msgspec.json.decode(connection.control_request(verb, request))

@@ -1,11 +1,11 @@
-"""How a command ends: what it says then, in one line, and with which status.
+"""Exit status of a command, and its error in one line.
 
-0      it did what it was asked to, and whoever asked a question is told that all is well
-1      it could not, or not all that was named one by one; or the answer to a question is no, such as a broker's ERROR
-2      nothing is known: what was asked for makes no sense, or cannot be; no broker answers, or not to the end; or
-       standard output cannot be written to
+0      the command is done, or the answer to its question is yes
+1      the command failed, or did not do all that was named one by one; or the answer is no, such as a broker's ERROR
+2      no answer: the command line is invalid, no broker answers or not to the end, or standard output cannot be
+       written to
 130    Ctrl-C
-141    whoever read its output has gone
+141    the reader of standard output has gone
 """
 
 import errno
@@ -22,22 +22,22 @@ from truenext.cli.lazy import LazyGroup
 from truenext.errors import ConfigurationError, ConnectionLost, NoBroker, RemoteProtocolError
 
 MESSAGE_LENGTH_MAX = 4000
-"""Characters: who hands over a wrong value of a megabyte need not see all of it again."""
+"""Characters of an error; a wrong value of a megabyte is not repeated whole."""
 
 NO_ANSWER = 2
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
-"""As of a command that the signal ends; 1 would be an answer."""
+"""Status of a command that SIGPIPE ends; 1 would be an answer."""
 
 NO_ANSWER_ERRORS = (ConfigurationError, ConnectionLost, RemoteProtocolError)
-"""Nobody was asked, nobody answered, or what answered is no broker."""
+"""Errors without an answer: nothing was asked, nothing answered, or the peer is no broker."""
 
 
 START_HINT = "start one with `truenext serve`, or say where it is with --url or TRUENEXT_URL"
 
 
 class CommandFailure(click.ClickException):
-    """What went wrong, in one line, without a traceback."""
+    """Error of a command, printed in one line without a traceback."""
 
     def __init__(self, error: Exception) -> None:
         message = str(error)
@@ -57,13 +57,13 @@ class CommandFailure(click.ClickException):
 
 
 class NoAnswerFailure(CommandFailure):
-    """There is no answer: 1 would say that it is a bad one."""
+    """Failure without an answer: status 1 would say that the answer is no."""
 
     exit_code = NO_ANSWER
 
 
 class MainGroup(LazyGroup):
-    """Says in one line what is wrong with a command line, and what came of writing to standard output."""
+    """Command group that prints each error of the command line and of standard output in one line."""
 
     def main(
         self,
@@ -92,7 +92,7 @@ class MainGroup(LazyGroup):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        # This is where --help and --version are printed.
+        # --help and --version are printed here.
         with _flushed_output():
             return super().make_context(info_name, args, parent, **extra)
 
@@ -103,9 +103,9 @@ class MainGroup(LazyGroup):
 
 @contextmanager
 def _flushed_output() -> Iterator[None]:
-    """What is printed within is written at the end, or the command ends as its standard output does.
+    """Flush standard output at the end of the block; an error of standard output ends the command.
 
-    Raises: NoAnswer, SystemExit
+    Raises: NoAnswerFailure, SystemExit
     """
     try:
         try:

@@ -1,4 +1,4 @@
-"""How many connections a listener may take, as far as the system lets the broker open files for them."""
+"""Limit of a listener's connections, by the number of files that the system lets the broker open."""
 
 import logging
 import sys
@@ -12,13 +12,14 @@ if sys.platform != "win32":
 logger = logging.getLogger(__name__)
 
 FILES_OWN = 64
-"""Files that the broker itself opens, at most: journal, checkpoint, history, and what event loop and log need."""
+"""Files that the broker itself opens, at most: journal, checkpoint, history, event loop and log."""
 
 
 def raise_file_limit(listeners: int) -> int:
-    """Of each listener, those apart that may only ask. The system's limit is raised if it can be.
+    """Raise the system's limit of open files if necessary, and return how many connections each listener may take,
+    not counting those for control requests only.
 
-    Raises: ConfigurationError if the system leaves room for none
+    Raises: ConfigurationError if the system has no files left for a connection
     """
     if sys.platform == "win32":
         return CONNECTIONS_MAX

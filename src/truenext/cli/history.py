@@ -1,4 +1,4 @@
-"""`truenext history`: what a broker wrote down, as Parquet."""
+"""`truenext history`: export of a broker's history as Parquet."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Commands that are loaded when they are asked for: `truenext send` needs nothing of what a broker is made of."""
+"""Command group that imports a command when it is called: `truenext send` imports nothing of the broker."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import click
 
 class LazyGroup(click.Group):
     def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
-        """`modules` has the commands by name: each is, by that name, in a module of `truenext.cli`."""
+        """`modules` has, by the name of each command, the module of `truenext.cli` with a function of that name."""
         super().__init__(*arguments, **options)
         self._modules = modules
 

@@ -1,4 +1,4 @@
-"""How the broker's log reads: one line an event, its facts as fields."""
+"""Format of the broker's log: one line an event, its facts as fields."""
 
 import logging
 import sys
@@ -16,11 +16,11 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 TRACEBACK_MAX = 16_000
-"""Characters of one traceback; more is cut out of its middle."""
+"""Characters of one traceback; a longer one is cut in the middle."""
 
 
 class FieldFormatter(logging.Formatter):
-    """`TIME LEVEL event key=value ...`, and indented behind it what was raised: its text begins no line."""
+    """Format `TIME LEVEL event key=value ...`; a traceback follows indented, so that no line of it is like an event."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         return indent(escape_text(_cut(super().formatException(ei))), "  ")
@@ -48,8 +48,8 @@ def configure_logging(level: str) -> None:
 
 @contextmanager
 def warn_of_basic_config() -> Iterator[None]:
-    """Say where in this block a program has called `logging.basicConfig`, if that did nothing: it does nothing once the
-    root logger has a handler, such as that of `configure`."""
+    """Log a warning if the block calls `logging.basicConfig` in vain: it does nothing once the root logger has a
+    handler, such as that of `configure_logging`. The warning names the line of the call."""
     basic_config = logging.basicConfig
     callers: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Which event loop do commands run in that go on until they are stopped: the quicker one, where it is to be had."""
+"""Event loop of commands that run until they are stopped: uvloop, or asyncio's own on Windows."""
 
 import asyncio
 import sys

@@ -28,7 +28,7 @@ COMMAND_MODULES = {
     "store": "store",
     "unschedule": "schedule",
 }
-"""Of each command the module that has it, in this package."""
+"""Module of each command, in this package."""
 
 
 @click.group(cls=MainGroup, modules=COMMAND_MODULES, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""`truenext send`, `receive` and `browse`: messages in and out, as any client sends and takes them."""
+"""`truenext send`, `receive` and `browse`: send, consume and show messages as any client does."""
 
 import base64
 import sys
@@ -20,11 +20,11 @@ from truenext.client.core.subscriptions import ConsumerOptions
 from truenext.errors import ConnectionLost, TruenextError
 
 _CONNECTION_HEADERS = frozenset({"subscription", "ack", "truenext-round"})
-"""Headers that mean nothing once the command has ended."""
+"""Headers without a meaning once the command has ended."""
 SEND_TIMEOUT_S = 60.0
-"""Longest time in which no message is confirmed; a broker without room on its disk has so long to get some."""
+"""Longest time without a confirmed message: a broker with a full disk has this long to get free space."""
 POLL_S = 1.0
-"""Time between two looks at a queue, at least."""
+"""Minimum time between two polls of a queue."""
 
 selector_option = click.option(
     "--selector",
@@ -97,7 +97,7 @@ def send(
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
-    """Of each file all, or its lines. Raises: TruenextError"""
+    """Yield the content of each file, or its lines. Raises: TruenextError"""
     for file in files:
         is_input = str(file) == "-"
         name = "standard input" if is_input else str(file)
@@ -143,7 +143,7 @@ def receive(
     limit = None if receive_all or follow else count or 1
     received = 0
     with connected(url, reconnect=follow) as connection:
-        # Each message is asked for: one that is prefetched and not printed would be redelivered to its next consumer.
+        # Without prefetch: a message that was prefetched and not printed would be redelivered to its next consumer.
         options: ConsumerOptions = {"prefetch": 0}
         if selector is not None:
             options["selector"] = selector
@@ -181,9 +181,9 @@ def browse(queue: str, selector: str | None, count: int | None, follow: bool, as
 
 
 def _browse_repeatedly(connection: Connection, url: str, queue: str, selector: str | None) -> Iterator[Content]:
-    """What waits, and then again and again what has come since; it is looked at all of the queue for that.
+    """Yield the waiting messages, then new ones for ever; each poll reads the whole queue.
 
-    Raises: Refused; TruenextError if the broker does not say which messages are new
+    Raises: Refused; TruenextError if the broker does not number its messages
     """
     highest = -1
     with ExitStack() as connections:
@@ -202,12 +202,12 @@ def _browse_repeatedly(connection: Connection, url: str, queue: str, selector: s
                 connection = connections.enter_context(_reconnect(url))
                 terminal.echo("truenext: connected again", err=True)
                 continue
-            # A long queue is not looked at all the time.
+            # The longer the queue takes to read, the less often it is polled.
             time.sleep(max(POLL_S, 4 * (time.monotonic() - started)))
 
 
 def _reconnect(url: str) -> Connection:
-    """As soon as the broker is there. Raises: Refused"""
+    """Connect as soon as the broker answers. Raises: Refused"""
     while True:
         try:
             return connect(url, reconnect=False)
@@ -230,7 +230,7 @@ def _print(message: Content, *, as_json: bool) -> None:
 
 
 class ProgressCounter:
-    """Counts things that go by, and says now and then how many there were."""
+    """Counter of items that pass, with a report every few seconds."""
 
     def __init__(self, done: str) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""How a run against any broker becomes a history that `truenext audit` can judge."""
+"""`truenext record`: run a workload against any STOMP broker and write a history that `truenext audit` can judge."""
 
 import random
 import secrets

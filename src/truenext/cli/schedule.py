@@ -1,4 +1,4 @@
-"""`truenext scheduled` and `unschedule`: what is to be sent later."""
+"""`truenext scheduled` and `unschedule`: show and cancel scheduled sends."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -89,9 +89,9 @@ def unschedule(
 
 
 def _request_target(destination: str) -> dict[str, str]:
-    """Where what goes there waits.
+    """Return the part of a control request that says where the scheduled sends of the destination wait.
 
-    Raises: click.UsageError if nothing can.
+    Raises: click.UsageError if nothing can be scheduled for the destination
     """
     parsed = parse_stored_address(destination)
     if parsed.kind is DestinationKind.QUEUE:
@@ -112,7 +112,7 @@ def _pieces(connection: Connection, destination: str | None, selector: str | Non
         request = target if selector is None else target | {"selector": selector}
         for piece in run_in_pieces(connection, "scheduled", request, total=counts.get(target["queue"]), done="read"):
             for send in piece["sends"]:
-                # What goes to one queue does not say so.
+                # The broker leaves `to` empty for a send to one queue.
                 send["to"] = send["to"] or f"/queue/{target['queue']}"
             yield piece
 
@@ -142,7 +142,7 @@ def _preview(body: str) -> str:
 
 
 def _repetition_text(send: dict[str, Any]) -> str:
-    """How it goes on after the next message."""
+    """Describe the sends after the next one."""
     words = [send["cron"]] if send["cron"] else []
     if send["delay_ms"]:
         words.append(f"+ {send['delay_ms']} ms")

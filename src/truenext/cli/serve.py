@@ -1,4 +1,4 @@
-"""How a broker is put together, runs and stops."""
+"""Assembly, run and stop of a broker."""
 
 import asyncio
 import gc
@@ -33,21 +33,20 @@ from truenext.store.store import Store
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.25
-"""Share of the memory limit for messages; the rest is for the broker itself (BROKER_BYTES), and for queues."""
+"""Share of the memory limit for messages; the rest is for the broker itself (BROKER_BYTES) and its queues."""
 
 STORE_SHARE = 0.5
-"""The same for the store of a broker that keeps nothing on disk."""
+"""Share of the memory limit for the store of a broker that keeps nothing on disk."""
 
 SWITCH_INTERVAL_S = 0.0001
-"""How long one thread keeps the interpreter from another. The event loop asks for it after each system call: five
-times or so for one message that comes and goes while the pager reads.
-"""
+"""Longest time that one thread keeps the interpreter from another. The event loop needs the interpreter after each
+system call: about five times for one message sent and delivered while the pager reads."""
 
 
 def serve(configuration: Configuration, reread: Callable[[], Configuration] | None = None) -> None:
     """Run a broker until SIGTERM or SIGINT; without a data folder it keeps everything in memory, and no history.
 
-    `reread` gives the configuration anew, for those who ask the broker for it: None, if there is no file.
+    `reread` reads the configuration again for a reload; None if there is no file.
 
     Raises: ConfigurationError, StoreError, HistoryError
     """
@@ -111,13 +110,13 @@ def serve(configuration: Configuration, reread: Callable[[], Configuration] | No
 
         run = partial(_run, engine, store, history, addresses, settings.server_name, make_reloadable)
         run = partial(run, identity=recovered.identity, after_clean_stop=recovered.clean_stop)
-        # It names every queue.
+        # Frees the names of all queues.
         del recovered
         runner.run(run())
 
 
 def fault_of_memory_limit(limit: int) -> str | None:
-    """Why a broker does not start with it on this machine; None if it does."""
+    """Return why this machine has too little memory for `limit` bytes; None if it has enough."""
     available = machine.memory_bytes()
     if limit <= available:
         return None
@@ -146,7 +145,7 @@ async def _run(
         loop.add_signal_handler(signal_number, stop.set)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _tune_garbage_collector()
-    # Closed before the store is, whatever happens: the store's thread must not be in the middle of a batch then.
+    # Closed before the store in any case: the store's thread must not be in the middle of a batch then.
     broker = Broker(engine, store, loop, history=history)
     with closing(broker):
         loop.set_exception_handler(lambda _, context: broker.fail(_internal_error(context)))
@@ -170,7 +169,7 @@ async def _run(
         finally:
             for listener in listeners:
                 listener.stop_reading()
-            # Also if an address cannot be listened on: what the last run wrote down must outlive this one.
+            # Stop cleanly also if an address cannot be listened on: what the last run stored must survive this one.
             if not broker.failure.done():
                 await broker.stop()
             for listener in listeners:
@@ -181,13 +180,13 @@ async def _run(
 
 
 def _internal_error(context: dict[str, Any]) -> TruenextError:
-    """What ends the broker after an error of our own: it would otherwise go on with what it may have wrong."""
+    """Log an internal error and return the error that ends the broker: its state may be wrong from here on."""
     logger.critical("internal error", exc_info=context.get("exception"), extra={"reason": context["message"]})
     return TruenextError(f"internal error, the broker stops: {context.get('exception') or context['message']!r}")
 
 
 def _tune_garbage_collector() -> None:
-    """What lives long is not looked at again, and what is made per message is not garbage that needs a collector."""
+    """Exempt long-lived objects, and collect rarely: objects made per message form no cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)

@@ -1,4 +1,4 @@
-"""`truenext serve`: what can be said of a broker on the command line."""
+"""`truenext serve`: command line of a broker."""
 
 import logging
 from functools import partial
@@ -154,5 +154,5 @@ def serve(
 
 
 def _specified_options(**options: Any) -> dict[str, Any]:
-    """Those that were given."""
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}

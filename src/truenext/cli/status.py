@@ -1,4 +1,4 @@
-"""`truenext queues` and `truenext status`: how a running broker is."""
+"""`truenext queues` and `truenext status`: queues and state of a running broker."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def queues(as_json: bool, url: str) -> None:
 
 
 def _disk_level(facts: dict[str, Any]) -> str:
-    """Return how much room a broker has for messages, from its answer to `status`."""
+    """Return the free space of a broker as a text, from its answer to `status`."""
     sizes = facts["disk_bytes"]
     text = f"level: {facts['disk_level']}"
     if facts["disk_level"] == "little":

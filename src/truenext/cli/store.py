@@ -1,4 +1,4 @@
-"""`truenext store`: what is in a data folder while no broker has it, and what can be saved of a damaged one."""
+"""`truenext store`: check a data folder that no broker uses, and export what can be read of a damaged one."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def export(data: Path, new: Path) -> None:
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     console = Console(stderr=True)
-    # What is printed meanwhile goes around the bar, but not to where the bar is if it was to go elsewhere.
+    # Text printed meanwhile goes around the bar, but a redirected standard output stays redirected.
     with Progress(
         console=console, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not console.is_terminal
     ) as progress:

@@ -1,9 +1,9 @@
-r"""What is printed of what others have written, so that no terminal obeys it.
+r"""Output of commands, with foreign text escaped so that it cannot control a terminal.
 
-Names, headers and bodies are what some client has sent. To a terminal some characters are orders (C0, C1, DEL), and
-others turn round the text beside them (the controls of bidirectional writing). They are
+Clients send names, headers and bodies. Some characters are commands to a terminal (C0, C1, DEL), others reverse the
+text next to them (controls of bidirectional writing). These characters are
 
-    written as \x1b, \u202e     in a body on a terminal, and in all that is for people anyway: tables, standard error
+    written as \x1b, \u202e     in a body on a terminal, and in all text for people: tables, standard error
     left as they are            in a body that goes into a pipe or a file
     written as \u001b, \u202e   in JSON, wherever that goes
 """
@@ -23,17 +23,17 @@ from rich.text import Text
 from rich.tree import Tree
 
 WIDTH_MAX = 1_000_000
-"""Columns of a line where no terminal bounds it."""
+"""Columns of a line where no terminal limits it."""
 
 _CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
-# What could not be read as UTF-8 where the command was started is a surrogate, which cannot be written.
+# Arguments and environment that are not UTF-8 become surrogates, which cannot be encoded.
 _IN_A_LINE = re.compile(f"[{_CONTROL_CHARACTERS}\ud800-\udfff]")
 _IN_A_TEXT = re.compile(f"(?![\n\t])[{_CONTROL_CHARACTERS}\ud800-\udfff]")
 _IN_JSON = re.compile(f"(?!\n)[{_CONTROL_CHARACTERS}]")
 
 
 def escape_line(text: str) -> str:
-    r"""A text that is to stand in one line.
+    r"""Escape a text for one line.
 
     >>> escape_line("two\n\x1b[31mlines")
     'two\\x0a\\x1b[31mlines'
@@ -42,7 +42,7 @@ def escape_line(text: str) -> str:
 
 
 def escape_text(text: str) -> str:
-    r"""A text that may have lines and columns.
+    r"""Escape a text that may have line breaks and tabs.
 
     >>> escape_text("two\n\x1b[31mlines\u202e")
     'two\n\\x1b[31mlines\\u202e'
@@ -64,10 +64,10 @@ def count_noun(count: int, noun: str) -> str:
 
 
 def ensure_stdout() -> None:
-    """Where standard output is closed there is one that cannot be written to: whoever prints must not believe that it
-    is printed. No socket or file takes the number of any stream that is closed; the event loop aborts on one that does.
+    """Replace a closed standard output by one that cannot be written to, so that printing there fails. No socket or
+    file gets the number of a closed standard stream; the event loop aborts on one that does.
 
-    What the encoding of standard output does not have is written as on standard error, such as \\u2603 in Latin-1.
+    Characters outside the encoding of standard output are escaped as on standard error, such as \\u2603 in Latin-1.
     """
     while (nowhere := os.open(os.devnull, os.O_RDONLY)) <= 2:
         pass
@@ -80,21 +80,21 @@ def ensure_stdout() -> None:
 
 
 def set_line_buffering() -> None:
-    """Write each line to standard output when it is printed, also into a pipe or a file: for commands that print while
-    they run, and for the programs that they run."""
+    """Write each line to standard output when it is printed, also into a pipe or a file: for commands that print
+    while they run, and for the programs that they run."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
 
 def discard_output(stream: TextIO) -> None:
-    """Let go of what could not be written. The interpreter would try once more at its end, and complain about it."""
+    """Redirect the stream to the null device, so that the interpreter does not report unwritten output at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Tell people, on standard output or standard error. Where the latter cannot be written to, the status must do.
+    """Print a text for people. If standard error cannot be written to, the exit status must do.
 
     Raises: OSError if standard output cannot be written to
     """
@@ -108,7 +108,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def flush_errors() -> None:
-    """What others than `echo` have written to standard error must not change the status, either."""
+    """Flush standard error; output of others than `echo` that cannot be written must not change the status, either."""
     if sys.stderr is not None:
         try:
             sys.stderr.flush()
@@ -122,7 +122,7 @@ def print_drawn(drawn: Table | Tree) -> None:
     if isinstance(drawn, Tree) or not sys.stdout.isatty():
         unbounded = console.options.update_width(WIDTH_MAX)
         console.width = max(1, Measurement.get(console, unbounded, drawn).maximum)
-    # Not printed by rich, which ends the process by itself when nobody reads.
+    # Printed by click: rich ends the process by itself when the reader has gone.
     with console.capture() as captured:
         console.print(drawn, soft_wrap=True)
     click.echo(captured.get(), nl=False)
@@ -136,12 +136,12 @@ def write_body(body: bytes) -> None:
 
 
 def write_json(value: Any) -> None:
-    """One line."""
+    """Write a value as JSON in one line."""
     write_json_text(msgspec.json.encode(value))
 
 
 def write_json_text(encoded: bytes) -> None:
-    # What is escaped can stand in strings only: elsewhere JSON has none of it.
+    # Escaping is safe: in JSON these characters occur only within strings.
     text = _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", encoded.decode())
     sys.stdout.buffer.write(text.encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""What may stand on the command line, and what is said of what may not: click then exits with status 2."""
+"""Types of the values on the command line, with their errors: click exits with status 2 for an invalid value."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from truenext.model.selector import compile_selector
 from truenext.model.url import parse_url
 
 SECONDS_MIN, SECONDS_MAX = 0.001, 7 * 24 * 3600.0
-"""No clock of a socket takes ten thousand years, and after a week nobody remembers what is waited for."""
+"""Limits of a time in seconds: no socket timeout takes ten thousand years, and a week is enough for any wait."""
 
 NUMBER_MAX = 2**63 - 1
-"""Of messages and of sequences: neither the broker nor anybody else has more."""
+"""Highest sequence and highest number of messages, in the broker and elsewhere."""
 
 REPR_LENGTH_MAX = 100
-"""Characters of a wrong value that are said again."""
+"""Characters of a wrong value that an error repeats."""
 
 
 class TextParam(click.ParamType[str]):
-    """A text that is not empty and can be printed."""
+    """Printable text that is not empty."""
 
     name = "text"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not value or not value.isprintable():
-            # Not said again: it may be a passcode.
+            # Without the value: it may be a passcode.
             self.fail("must be a text that is not empty, of characters that can be printed", param, ctx)
         return value
 
 
 class QueryIdParam(click.ParamType[str]):
-    """The id of a query of Spark, or how it begins."""
+    """Id of a query of Spark, or its first characters."""
 
     name = "id"
 
@@ -59,7 +59,7 @@ class QueryIdParam(click.ParamType[str]):
 
 
 class ServerNameParam(click.ParamType[str]):
-    """What a broker calls itself."""
+    """Name of a broker in the header `server` of CONNECTED."""
 
     name = "text"
 
@@ -70,7 +70,7 @@ class ServerNameParam(click.ParamType[str]):
 
 
 class BodyParam(click.ParamType[bytes]):
-    """Any bytes: the shell may have handed over what is not UTF-8."""
+    """Body as bytes: the shell may pass an argument that is not UTF-8."""
 
     name = "text"
 
@@ -99,23 +99,23 @@ class HeaderParam(click.ParamType[tuple[str, str]]):
 
 
 class DestinationParam(click.ParamType[str]):
-    """A queue by its name, or any destination as clients write it; the value is its address."""
+    """Name of a queue, or any destination as clients write it; the value is its address."""
 
     name = "destination"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        # Names from before, and options, are for the broker to judge.
+        # The broker judges names made under earlier rules, and options.
         _validate(lambda: parse_stored_address(destination_address(value)), self, param, ctx)
         return destination_address(value)
 
 
 class QueueNameParam(click.ParamType[str]):
-    """The name of a queue, as `truenext queues` shows it, or behind /queue/."""
+    """Name of a queue, as `truenext queues` shows it, or with /queue/ before it."""
 
     name = "queue"
 
     def __init__(self, *, is_creatable: bool = False) -> None:
-        """If it `is_creatable` it must be one that clients may make; else the broker knows best."""
+        """With `is_creatable` the name must be one that clients may create; otherwise the broker judges it."""
         self._is_creatable = is_creatable
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -130,7 +130,7 @@ class QueueNameParam(click.ParamType[str]):
 
 
 class SelectorParam(click.ParamType[str]):
-    """A JMS selector."""
+    """JMS selector."""
 
     name = "selector"
 
@@ -142,7 +142,7 @@ class SelectorParam(click.ParamType[str]):
 
 
 class UrlParam(click.ParamType[str]):
-    """Where a broker listens."""
+    """Address of a broker."""
 
     name = "url"
 
@@ -152,13 +152,13 @@ class UrlParam(click.ParamType[str]):
 
 
 class UrlOption(click.Option):
-    """`--url`, or its environment variable: of one broker, which must not be another one than was meant; or, if the
-    command `takes_several`, of brokers of which the first that answers is used."""
+    """Option `--url` with its environment variable. It rejects several addresses, lest a broker is used that was not
+    meant; a command that `takes_several` uses the first broker that answers."""
 
     _BETWEEN = re.compile(r"[\s,]")
 
     def __init__(self, declared: Sequence[str], *, takes_several: bool = False, **options: Any) -> None:
-        # click would silently take the last of several addresses, if it did not know that there may be several.
+        # Without `multiple` click would silently use the last of several addresses.
         super().__init__(declared, multiple=True, callback=None if takes_several else _single_url, **options)
         self._takes_several = takes_several
 
@@ -193,7 +193,7 @@ def _single_url(_: click.Context, __: click.Parameter, urls: tuple[str, ...]) ->
 
 
 class HostAndPortParam(click.ParamType[tuple[str, int]]):
-    """HOST:PORT, or the port alone on this machine's own address."""
+    """HOST:PORT, or a port alone, which means 127.0.0.1."""
 
     name = "host:port"
 
@@ -230,7 +230,7 @@ class ServiceImportParam(click.ParamType[str]):
 
 
 class DatabaseUrlParam(click.ParamType[str]):
-    """A database, as SQLAlchemy writes it. It is not said again: there may be a password in it."""
+    """URL of a database, as SQLAlchemy writes it. Errors do not repeat it: it may have a password."""
 
     name = "url"
 
@@ -243,7 +243,7 @@ class DatabaseUrlParam(click.ParamType[str]):
 
 
 class SparkMasterParam(click.ParamType[str]):
-    """Where Spark runs. Source: Spark, "Submitting Applications", "Master URLs"."""
+    """Master URL of Spark. Source: Spark, "Submitting Applications", "Master URLs"."""
 
     name = "master"
 
@@ -275,7 +275,7 @@ class SecondsParam(click.ParamType[float]):
 
 
 class SizeParam(click.ParamType[int]):
-    """256MiB, 50KB, 1.5 GB or plain bytes; the value is a number of bytes."""
+    """Number of bytes, as 256MiB, 50KB, 1.5 GB or plain digits."""
 
     name = "size"
 
@@ -294,12 +294,12 @@ class SizeParam(click.ParamType[int]):
 
 
 class PathParam(click.Path):
-    """A file or folder, there or not; never the empty text, which would be the folder that one is in."""
+    """Path of a file or folder, which need not exist; never the empty text, which would be the current folder."""
 
     def __init__(
         self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True, may_be_dash: bool = False
     ) -> None:
-        """If it `may_be_dash`, that is standard input."""
+        """With `may_be_dash`, - is standard input."""
         super().__init__(exists=exists, file_okay=file_okay, dir_okay=dir_okay, path_type=Path)
         self._may_be_dash = may_be_dash
 
@@ -313,7 +313,7 @@ class PathParam(click.Path):
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            # What leads there is a file, its name is too long, or it has a NUL.
+            # A file in place of a folder on the way, a name too long, or a NUL in it.
             reason = error.strerror if isinstance(error, OSError) else error
             self.fail(f"{_shortened_repr(os.fspath(value))}: {reason}", param, ctx)
         return super().convert(value, param, ctx)
@@ -325,9 +325,9 @@ COUNT = click.IntRange(1, NUMBER_MAX)
 
 
 def destination_address(queue: str) -> str:
-    """`orders` is /queue/orders; what begins with / is an address already."""
+    """Return the address of a destination: `orders` is /queue/orders; text that begins with / is an address already."""
     if queue.startswith(SUBSCRIPTION_PREFIX):
-        # As `truenext queues` calls it.
+        # `truenext queues` shows durable subscriptions like this.
         _, client, name, *_ = [*queue.split(",", 3), "", ""]
         return f"{DURABLE_ADDRESS_PREFIX}{client},{name}"
     return queue if queue.startswith("/") else f"/queue/{queue}"
