@@ -169,7 +169,7 @@ async def _run(
         finally:
             for listener in listeners:
                 listener.stop_reading()
-            # Stop cleanly also if an address cannot be listened on: what the last run stored must survive this one.
+            # Also if an address cannot be listened on: transient messages that the last run stored must survive this one.
             if not broker.failure.done():
                 await broker.stop()
             for listener in listeners:

@@ -1,1 +1,1 @@
-"""`truenext stages`: run a service of stages, look at it, and see what a change of it breaks."""
+"""`truenext stages`: run a service of stages, describe it, and check a change of it."""

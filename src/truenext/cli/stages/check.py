@@ -1,4 +1,4 @@
-"""`truenext stages check`: does a change of a service break messages that are under way, or other services?"""
+"""`truenext stages check`: find what a change of a service breaks, for its queued messages and for other services."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check(target: str, file: Path, write: bool) -> None:
 
 
 def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
-    """None if it is of an older format, and is replaced now. Raises: ConfigurationError, OSError"""
+    """Read `file`; None if its format is older and it `is_replaced`. Raises: ConfigurationError, OSError"""
     try:
         interface = msgspec.json.decode(file.read_bytes(), type=ServiceInterface)
     except FileNotFoundError as error:
@@ -98,7 +98,7 @@ def _invalid_file(file: Path, error: Exception) -> ConfigurationError:
 
 
 def _encoded(interface: ServiceInterface) -> bytes:
-    """So that a change of one thing changes the lines of that thing."""
+    """Encode so that a change of one part changes only the lines of that part."""
     return msgspec.json.format(msgspec.json.encode(interface, order="sorted"), indent=2) + b"\n"
 
 

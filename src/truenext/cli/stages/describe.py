@@ -1,4 +1,4 @@
-"""`truenext stages describe`: what a service consists of, as text, as JSON, or for Mermaid or Graphviz."""
+"""`truenext stages describe`: endpoints and stages of a service, as text, as JSON, or for Mermaid or Graphviz."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, Stage
 
 
 class QueueCounts(msgspec.Struct, frozen=True):
-    """Of one queue, as the broker says."""
+    """Counts of one queue, from the broker."""
 
     waiting: int = 0
     unacknowledged: int = 0
@@ -97,12 +97,12 @@ _NONE = {"waiting": 0, "unacknowledged": 0, "scheduled": 0, "consumers": 0}
 
 
 def _originals(queues: Mapping[str, Any]) -> list[str]:
-    """Those of dead-letter queues, which may be gone themselves."""
+    """Return the original queues of the dead-letter queues; they need not exist any more."""
     return [name.removeprefix(DEAD_LETTER_PREFIX) for name in queues if name.startswith(DEAD_LETTER_PREFIX)]
 
 
 def _queue_notes(graph: ServiceGraph, counts: Mapping[str, QueueCounts] | None) -> dict[str, str]:
-    """What is said of each queue, if a broker was asked."""
+    """Return a text for each queue; none without `counts` from a broker."""
     if counts is None:
         return {}
     queues = [stage.queue for endpoint in graph.endpoints for stage in endpoint.stages if stage.queue]

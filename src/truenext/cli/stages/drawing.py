@@ -1,7 +1,7 @@
-"""How does a service look as a picture: in the language of Graphviz, and in that of Mermaid?
+"""Drawing of a service, in the language of Graphviz or of Mermaid.
 
-Each endpoint of the service is a group of its stages, in order; endpoints of others and topics stand beside them. An
-arrow goes from each stage to what it names, and says how.
+Each endpoint of the service is a group of its stages, in order; endpoints of other services and topics are outside.
+An arrow goes from each stage to what it names, labelled with the kind of call.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from truenext.stage.introspection.graph import EndpointNode, ServiceGraph, Stage
 
 
 class _Arrow(NamedTuple):
-    """From one node to another, by their keys."""
+    """Arrow between two nodes, given by their keys."""
 
     start: str
     end: str
     how: str = ""
     is_order: bool = False
-    """It goes from a stage to the one behind it."""
+    """True if the arrow goes from a stage to the next one."""
 
 
 def draw_dot(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
-    """`notes` are what is said of queues. Source: Graphviz, "DOT Language"."""
+    """Draw for Graphviz; `notes` are texts by queue. Source: Graphviz, "DOT Language"."""
     lines = [f"digraph {_quoted(graph.service)} {{", "  rankdir=LR; node [shape=box];"]
     for number, endpoint in enumerate(graph.endpoints):
         label = signature_text(endpoint.name, endpoint.takes, endpoint.replies)
@@ -44,9 +44,9 @@ def draw_dot(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
 
 
 def draw_mermaid(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
-    """`notes` are what is said of queues. Source: Mermaid, "Flowcharts Syntax".
+    """Draw for Mermaid; `notes` are texts by queue. Source: Mermaid, "Flowcharts Syntax".
 
-    The ids are numbers: a word such as `end` cannot be one, and `o` or `x` behind an arrow changes its tip.
+    The ids are numbers: a word such as `end` is no valid id, and `o` or `x` after an arrow changes its tip.
     """
     lines = ["flowchart LR"]
     ids: dict[str, str] = {}
@@ -74,7 +74,7 @@ def draw_mermaid(graph: ServiceGraph, notes: Mapping[str, str]) -> str:
 
 
 def _stage_labels(endpoint: EndpointNode, notes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Key and label of each node, as of all these."""
+    """Yield key and label of each node."""
     for stage in endpoint.stages:
         yield _stage_key(endpoint, stage), _with_note(signature_text(stage.name, stage.takes, None), stage.queue, notes)
 
@@ -127,8 +127,8 @@ def _quoted(text: str) -> str:
 
 
 def mermaid_label(text: str) -> str:
-    r"""A text as it stands in a label. All but letters, digits and what can mean nothing is written as an entity: in
-    quotes, too, Mermaid reads Markdown, HTML, names of icons and its own entities.
+    r"""Quote a text as a label. Letters, digits and harmless punctuation stay; every other character becomes an
+    entity: Mermaid reads Markdown, HTML, names of icons and its own entities also in quotes.
 
     >>> mermaid_label('end[list] -> "Grün"\n2 waiting')
     '"end#91;list#93; #45;#62; #34;Grün#34;<br/>2 waiting"'

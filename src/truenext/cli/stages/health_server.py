@@ -1,7 +1,7 @@
-"""Whoever looks after a process asks it over HTTP: is it live, is it ready, and how is it?
+"""HTTP server for the liveness, readiness and metrics of a process.
 
-As little of HTTP/1.1 as that takes: one request a connection, without a body. What a request may cost is bounded, for
-anybody may send one who reaches the port.
+Serves the least of HTTP/1.1: one request a connection, without a body. The cost of a request is bounded, since any
+client that reaches the port may send one.
 
 Source: RFC 9112; Kubernetes, "Configure Liveness, Readiness and Startup Probes"
 """
@@ -25,9 +25,9 @@ from truenext.stage.interceptors.exposition import CONTENT_TYPE as METRICS_TYPE
 
 REQUEST_BYTES_MAX = 8192
 REQUEST_S = 5.0
-"""From the connection to the last byte of the answer."""
+"""Seconds from the connection to the last byte of the answer."""
 CONNECTIONS_MAX = 32
-"""At once; who comes then is hung up on."""
+"""Connections at once; further ones are closed without an answer."""
 JSON = "application/json"
 TEXT = "text/plain; charset=utf-8"
 
@@ -39,7 +39,7 @@ class Response(NamedTuple):
 
 
 MetricsText = Callable[[], Awaitable[str]]
-"""For Prometheus; empty if there are none."""
+"""Function that returns the metrics for Prometheus; empty if there are none."""
 
 
 async def respond(method: str, path: str, health: Callable[[], ServiceHealth], metrics: MetricsText) -> Response:
@@ -65,7 +65,7 @@ async def respond(method: str, path: str, health: Callable[[], ServiceHealth], m
 async def serve_health(
     host: str, port: int, health: Callable[[], ServiceHealth], metrics: MetricsText
 ) -> AsyncIterator[str]:
-    """For as long as the block lasts; where, as a URL.
+    """Serve for as long as the block lasts, and yield the URL.
 
     Raises: ConfigurationError if it cannot listen there
     """
@@ -93,7 +93,7 @@ async def serve_health(
     except OSError as error:
         reason = str(error.strerror or error)
         if error.errno and not isinstance(error, socket.gaierror):
-            # The text of asyncio says the address once more.
+            # asyncio's own text repeats the address.
             reason = os.strerror(error.errno)
         raise ConfigurationError(f"cannot listen on {host_and_port(host, port)} for --health: {reason}") from error
     try:
@@ -105,7 +105,7 @@ async def serve_health(
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, str] | None:
-    """Method and path; None if it is none, or too long. Raises: EOFError"""
+    """Read method and path; None if the request is invalid or too long. Raises: EOFError"""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:

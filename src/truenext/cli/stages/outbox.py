@@ -1,4 +1,4 @@
-"""`truenext stages outbox`: what is not known to be sent, and who is to send it."""
+"""`truenext stages outbox`: unsent messages of a service's outbox, and the processes that send them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def outbox(target: str, database: str | None, with_inbox: bool, as_json: bool) -
         url = database or service.database
         if url is None:
             raise ConfigurationError(f"{target} has no database: say --database")
-        # SQLAlchemy need not be there for the other commands.
+        # Imported here: the other commands work without SQLAlchemy.
         from truenext.stage.sql import outbox_report
 
         facts = outbox_report(url, service.name, with_inbox=with_inbox)

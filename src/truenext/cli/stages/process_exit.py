@@ -1,5 +1,5 @@
-"""How the process of a service ends in time, whatever its stages do: a plain function that never returns holds its
-thread, an `async` one that swallows its cancellation holds the event loop's end, and one that blocks the event loop
+"""End of a service's process in time, whatever its stages do: a plain function that never returns holds its thread,
+an `async` one that swallows its cancellation holds the end of the event loop, and one that blocks the event loop
 holds everything."""
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from truenext.stage.pool import THREAD_NAME_PREFIX
 logger = logging.getLogger("truenext.stage")
 
 THREADS_TIMEOUT_S: Final = 1.0
-"""For threads that are about to end."""
+"""Seconds that threads about to end may take."""
 
 
 class ExitDeadline:
-    """When it has passed the process ends, if it has not by then."""
+    """Deadline at which the process ends at the latest."""
 
     def __init__(self) -> None:
         self._requests: SimpleQueue[tuple[float, int] | None] = SimpleQueue()
-        # It is there before it is needed: no thread can be started from within a signal.
+        # Started in advance: a signal handler cannot start a thread.
         threading.Thread(target=self._run_timer, name="truenext deadline", daemon=True).start()
 
     def bring_forward(self, seconds: float, status: int) -> None:
-        """From now on, with this exit status; of several the earliest counts. It may be called from within a signal,
-        also one that has come within another: nothing else of Python's that wakes a thread may. Then the later call
-        ends first, so that the last word would be the wrong one."""
+        """End the process `seconds` from now with this exit status, unless an earlier deadline is set. Safe in signal
+        handlers, also nested ones: nothing else in Python that wakes a thread is. The earliest request counts, not
+        the last: the inner handler finishes first."""
         self._requests.put((time.monotonic() + seconds, status))
 
     def cancel(self) -> None:
-        """There is none any more."""
+        """Drop all deadlines."""
         self._requests.put(None)
 
     def _run_timer(self) -> None:
@@ -51,7 +51,7 @@ class ExitDeadline:
 
 
 def join_threads(status: int) -> None:
-    """Whatever a plain function that never ends had was given back."""
+    """Wait for the threads of plain functions. End the process if one never returns: its message was released."""
     deadline = time.monotonic() + THREADS_TIMEOUT_S
     threads = [each for each in threading.enumerate() if each.name.startswith(THREAD_NAME_PREFIX)]
     for thread in threads:
@@ -61,7 +61,7 @@ def join_threads(status: int) -> None:
 
 
 def exit_now(status: int, reason: str, error: BaseException | None = None) -> NoReturn:
-    """As if it were killed, when it has said why; or has not been able to, for nobody may read that."""
+    """End the process as if killed, once the reason is logged, or after THREADS_TIMEOUT_S if the log is not read."""
 
     def log() -> None:
         logger.warning(reason, exc_info=error)

@@ -1,4 +1,4 @@
-"""`truenext stages rerun`: have messages handled once more on purpose, also by stages whose effects happen once."""
+"""`truenext stages rerun`: send messages to their stage under new ids, so that exactly-once stages run again, too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from truenext.stage.core.errors import NotDecoded
 BATCH_MAX = 100
 """Messages of one transaction."""
 WAIT_S = 2.0
-"""Until nothing more is there."""
+"""Seconds without a message after which the queue counts as empty."""
 
 
 @click.command()
@@ -78,14 +78,14 @@ class Rerun:
         self._queue = queue
         self._to = to
         self.count = 0
-        """Messages that were sent."""
+        """Messages sent."""
 
     @property
     def summary(self) -> str:
         return f"{count_noun(self.count, 'message')} sent, and the rest is still in {self._queue}"
 
     def run(self, selector: str | None, limit: int | None) -> None:
-        """Raises: Failure, TruenextError: what is not sent yet is still in its queue"""
+        """Send the messages. Raises: CommandFailure, TruenextError; unsent messages are still in their queue"""
         totals = ProgressReporter("sent")
         batch_max = BATCH_MAX
         options: ConsumerOptions = {"prefetch": BATCH_MAX}
@@ -104,7 +104,7 @@ class Rerun:
                     session.rollback(failed=False)
                     if len(batch) == 1 or not isinstance(error.__cause__, Refused):
                         raise CommandFailure(TruenextError(f"{error}; {self.summary}")) from error
-                    # Large ones are too much together.
+                    # Large messages can exceed a limit of one transaction together.
                     batch_max = len(batch) // 2
                 else:
                     self.count += len(batch)
@@ -117,7 +117,7 @@ def _receive_batch(consumer: Consumer, count: int) -> list[Message]:
 
 
 def _resend(session: Session, message: Message, to: str) -> None:
-    """Raises: NotDecoded if it is none of stages"""
+    """Send the message under a new id. Raises: NotDecoded if it is no message of stages"""
     try:
         envelope = decode_envelope(message.body)
     except NotDecoded as error:

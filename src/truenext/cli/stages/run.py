@@ -1,10 +1,10 @@
-"""`truenext stages run`: how the process of a service comes up, and how it ends.
+"""`truenext stages run`: start, run and end of the process of a service.
 
-SIGTERM or SIGINT      take no more, finish what is in hand, give back the rest; then it ends with 0
-a second one           what is in hand is given back at once; it ends as that signal ends a process
-a third one            ends it
+SIGTERM or SIGINT      take no more messages, finish those in hand, release the rest; exit status 0
+a second signal        release those in hand at once; exit status 128 + number of the signal
+a third signal         end at once
 
-Whatever its stages do, it ends ten seconds later at the most.
+Whatever the stages do, the process ends 40 seconds after the first signal, or 10 after the second, at the latest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STALLED_S = 300.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NO_TIMEOUT_S = 0.0
 CLOSE_TIMEOUT_S = 10.0
-"""For whatever is left to be closed after that; also the time of who has blocked the event loop."""
+"""Seconds to close the rest after STOP_TIMEOUT_S, also while a stage blocks the event loop."""
 
 
 @click.command()
@@ -121,13 +121,13 @@ def run(
             try:
                 status = runner.run(_ServiceProcess(service, stalled_after_s, deadline).run(health_at))
             except (SystemExit, KeyboardInterrupt) as error:
-                # A task that a stage has begun and not awaited. Were it to end in order, it would give back the message
-                # of that stage without an attempt, and the next process would end the same way.
+                # Raised by a task that a stage started and did not await. In an orderly end, the message of that stage
+                # would be released without an attempt, and the next process would end the same way.
                 exit_now(1, "the process ends at once: a task that a stage has left behind has raised this", error)
             finally:
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_DFL)
-                # The loop's end waits for stages that have swallowed their cancellation.
+                # The loop's end waits for stages that swallow their cancellation.
                 deadline.bring_forward(THREADS_TIMEOUT_S, status)
     except TruenextError as error:
         failure = CommandFailure(error)
@@ -142,13 +142,13 @@ def run(
     deadline.cancel()
     join_threads(status)
     if output_error is not None:
-        # As of any other command, which ends with that status and says why.
+        # The main group prints the reason and exits with that status, as for any command.
         raise output_error
     raise SystemExit(status)
 
 
 class _OutputError(Exception):
-    """Nobody can be told that the service runs: standard output cannot be written to."""
+    """Standard output cannot be written to, so that the start of the service cannot be reported."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
@@ -166,7 +166,7 @@ class _ServiceProcess:
         self._service_run: ServiceRun | None = None
 
     async def run(self, health_at: tuple[str, int] | None) -> int:
-        """Its exit status. Raises: TruenextError, whatever has ended it otherwise"""
+        """Run the service and return the exit status. Raises: TruenextError, or any other error that ended it"""
         service = self._service
         self._listen_to_signals()
         self._service_run = running = ServiceRun(
@@ -184,7 +184,7 @@ class _ServiceProcess:
                 note = f"; health at {url}"
             await stack.enter_async_context(service.bound_to(running))
             try:
-                # Before the broker, which is waited for: tables that are missing are not to be said after that.
+                # Missing tables are reported before the wait for the broker.
                 await running.prepare()
                 await running.connect()
                 await _warn_of_orphaned_queues(running, service)
@@ -200,7 +200,7 @@ class _ServiceProcess:
                 await self._stop(running)
                 raise
             except Exception as error:
-                # At once, as what is in hand may take a while. Without stages that run it is said when all is closed.
+                # Logged before the stop, which may take a while; without running stages the caller reports the error.
                 if running.stage_consumers:
                     ended = sorted({each.stage.queue for each in running.stage_consumers if each.task.done()})
                     logger.critical(
@@ -214,7 +214,7 @@ class _ServiceProcess:
 
     async def _stop(self, running: ServiceRun) -> None:
         try:
-            # Both signals may have come before anything was done about the first.
+            # The second signal may have come before this was reached.
             await running.stop(STOP_TIMEOUT_S if len(self._signals) < 2 else NO_TIMEOUT_S)
         except asyncio.CancelledError:
             self._check_signal()
@@ -226,7 +226,7 @@ class _ServiceProcess:
         return assess_health(self._service_run.status(), self._stalled_after_s)
 
     async def _metrics(self) -> str:
-        """For Prometheus."""
+        """Return the metrics for Prometheus."""
         assert self._service_run is not None, "it was made before"
         metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
         text = "" if metrics is None else metrics.exposition()
@@ -234,10 +234,10 @@ class _ServiceProcess:
         return text if exactly_once is None else text + await exactly_once.metrics_text()
 
     def _listen_to_signals(self) -> None:
-        # All is done in this task, so that what the lifespan opens is closed where it was opened.
+        # All runs in this task, so that it also closes what the lifespan opens.
         self._main = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
-        # Not by the loop, which a stage may block.
+        # Not with the loop's own handlers: a stage may block the loop.
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
@@ -257,7 +257,7 @@ class _ServiceProcess:
         return 0 if len(self._signals) < 2 else 128 + self._signals[-1]
 
     def _check_signal(self) -> None:
-        """It was a signal that has cancelled all this. Raises: CancelledError if not"""
+        """Clear the cancellation of the main task by a signal. Raises: CancelledError if no signal has come"""
         assert self._main is not None, "it listens"
         if not self._signals:
             raise asyncio.CancelledError
@@ -281,7 +281,7 @@ class QueueInfo(msgspec.Struct):
 
 
 async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) -> None:
-    """In queues of stages that are no more: a version before has left it, or does so still."""
+    """Log messages in queues of former stages, left or still sent by an earlier version of the service."""
     try:
         queues = msgspec.json.decode(await running.connection.control_request("queues"), type=list[QueueInfo])
     except (TruenextError, TimeoutError) as error:
@@ -299,7 +299,7 @@ async def _warn_of_orphaned_queues(running: ServiceRun, definition: Definition) 
 
 
 def orphaned_queues(queues: Iterable[QueueInfo], definition: Definition) -> list[QueueInfo]:
-    """Those of endpoints of the service, in which something waits, of which it has no stage."""
+    """Return the queues with messages that belong to an endpoint of the service, but to no stage of it."""
     return [
         each
         for each in queues

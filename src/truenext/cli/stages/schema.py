@@ -1,4 +1,4 @@
-"""`truenext stages schema`: the tables that a service needs whose effects happen once."""
+"""`truenext stages schema`: database tables of exactly-once stages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def schema(target: str, database: str | None, prints_sql: bool, applies: bool) -
                 f'{target} has no database: Service("{service.name}", database="postgresql+psycopg:///...") names one, '
                 "and so does --database"
             )
-        # SQLAlchemy need not be there for the other commands.
+        # Imported here: the other commands work without SQLAlchemy.
         from truenext.stage.sql import apply_schema, schema_sql
 
         if prints_sql:

@@ -1,4 +1,4 @@
-"""Which service is MODULE:NAME? What can be wrong with that, and what is to be done about it?"""
+"""Import of the service MODULE:NAME, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _EXTRAS = {
     "psycopg": "postgresql",
     "sqlalchemy": "sql",
 }
-"""The extra of truenext that installs a module which stages import, by the name of that module."""
+"""Extra of truenext that installs a module, by the name of that module."""
 
 service_argument = click.argument("target", metavar="MODULE:NAME", type=ServiceImportParam())
 
 
 def load_service(target: str) -> Service:
-    """Import it, as from the current folder.
+    """Import the service, with the current folder in `sys.path`.
 
-    Raises: ConfigurationError, whatever is wrong with it
+    Raises: ConfigurationError for each error of the import
     """
     module_name, _, name = target.partition(":")
     folder = str(Path.cwd())
@@ -52,7 +52,7 @@ def load_service(target: str) -> Service:
 
 
 def _module(name: str, folder: str, of: str) -> ModuleType:
-    """Import the module in which `of` is to be."""
+    """Import the module that is to contain `of`."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -74,7 +74,7 @@ def _module(name: str, folder: str, of: str) -> ModuleType:
             'is run belongs behind `if __name__ == "__main__":`'
         ) from error
     except Exception as error:
-        # Whoever has written it needs all of it.
+        # The author of the module needs the whole traceback.
         shown = traceback.format_exception(error.with_traceback(_program_part(error.__traceback__)))
         terminal.echo("".join(shown).rstrip(), err=True)
         raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
@@ -86,14 +86,14 @@ def _install_hint(error: ModuleNotFoundError) -> str:
 
 
 def _program_part(trace: TracebackType | None) -> TracebackType | None:
-    """From the first line of the program on."""
+    """Return the traceback from the program's first line on."""
     while trace is not None and not _is_program_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return trace
 
 
 def _where(error: BaseException) -> str:
-    """In which line of the program."""
+    """Return the line of the program in brackets; empty if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if _is_program_file(frame.filename):
             return f" ({Path(frame.filename).name}:{frame.lineno})"
