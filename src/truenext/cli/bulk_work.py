@@ -71,7 +71,7 @@ def run_in_pieces(
 
 
 def queue_exists(connection: Connection, queue: str) -> bool:
-    """Tell whether the broker has a queue of this name. Raises: TruenextError"""
+    """Raises: TruenextError"""
     try:
         send_control_request(connection, "purge", {"queue": queue, "dry_run": True, "limit": 1})
     except Refused as error:
@@ -103,8 +103,7 @@ class BulkWork:
         is_dry: bool,
         counted: str = "waiting",
     ) -> None:
-        """`target` has the names of the queues; `numbers`, `selector` and `limit` restrict the messages. `counted`
-        is the column of `queues` that has their number."""
+        """`numbers`, `selector` and `limit` restrict the messages of `target`; `counted`: their column of `queues`."""
         self._verb = verb
         self._participle = done
         self._done = f"would be {done}" if is_dry else done

@@ -84,5 +84,8 @@ class _ConnectionReport(logging.Handler):
 
 
 def send_control_request(connection: Connection, verb: str, request: object = None) -> Any:
-    """Send a control request and return the decoded answer. Raises: TruenextError, TimeoutError"""
+    """Send a control request and return the decoded answer.
+
+    Raises: TruenextError, TimeoutError
+    """
     return msgspec.json.decode(connection.control_request(verb, request))

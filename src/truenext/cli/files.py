@@ -16,8 +16,7 @@ FILES_OWN = 64
 
 
 def raise_file_limit(listeners: int) -> int:
-    """Raise the system's limit of open files if necessary, and return how many connections each listener may take,
-    not counting those for control requests only.
+    """Return the connections per listener, without control-only ones; raise the limit of open files if necessary.
 
     Raises: ConfigurationError if the system has no files left for a connection
     """

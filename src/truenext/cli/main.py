@@ -28,7 +28,6 @@ COMMAND_MODULES = {
     "store": "store",
     "unschedule": "schedule",
 }
-"""Module of each command, in this package."""
 
 
 @click.group(cls=MainGroup, modules=COMMAND_MODULES, context_settings={"help_option_names": ["-h", "--help"]})

@@ -97,7 +97,7 @@ def send(
 
 
 def _bodies(files: Iterable[Path], *, lines: bool) -> Iterator[bytes]:
-    """Yield the content of each file, or its lines. Raises: TruenextError"""
+    """Raises: TruenextError if a file cannot be read"""
     for file in files:
         is_input = str(file) == "-"
         name = "standard input" if is_input else str(file)
@@ -207,7 +207,7 @@ def _browse_repeatedly(connection: Connection, url: str, queue: str, selector: s
 
 
 def _reconnect(url: str) -> Connection:
-    """Connect as soon as the broker answers. Raises: Refused"""
+    """Raises: Refused, which ends the wait for the broker"""
     while True:
         try:
             return connect(url, reconnect=False)

@@ -32,7 +32,6 @@ def resume(queue: str, url: str) -> None:
 
 
 def _request(verb: str, queue: str, url: str) -> dict[str, Any]:
-    """Send the control request and return the broker's answer."""
     with connected(url) as connection:
         answer: dict[str, Any] = send_control_request(connection, verb, {"queue": queue})
     return answer

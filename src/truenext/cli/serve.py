@@ -40,7 +40,7 @@ STORE_SHARE = 0.5
 
 SWITCH_INTERVAL_S = 0.0001
 """Longest time that one thread keeps the interpreter from another. The event loop needs the interpreter after each
-system call: about five times for one message sent and delivered while the pager reads."""
+system call: about five times for one message that is sent and delivered while the pager reads."""
 
 
 def serve(configuration: Configuration, reread: Callable[[], Configuration] | None = None) -> None:
@@ -169,7 +169,7 @@ async def _run(
         finally:
             for listener in listeners:
                 listener.stop_reading()
-            # Also if an address cannot be listened on: transient messages that the last run stored must survive this one.
+            # Also if an address cannot be listened on: transient messages stored by the last run must survive this one.
             if not broker.failure.done():
                 await broker.stop()
             for listener in listeners:

@@ -135,7 +135,7 @@ def forget(query_id: str, url: str) -> None:
 
 @contextmanager
 def _connected(url: str) -> Iterator[BrokerConnection]:
-    """Connect to the broker. Raises: CommandFailure"""
+    """Raises: CommandFailure"""
     try:
         from truenext.spark import admin  # noqa: F401
         from truenext.spark.broker.connection import BrokerConnection

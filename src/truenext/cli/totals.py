@@ -5,7 +5,6 @@ import time
 from truenext.cli import terminal
 
 REPORT_INTERVAL_S = 2.0
-"""Seconds between two lines of progress."""
 
 
 class ProgressReporter:
@@ -17,7 +16,6 @@ class ProgressReporter:
         self._reported_at = time.monotonic()
 
     def report_if_due(self, count: int) -> None:
-        """Print `count` if REPORT_INTERVAL_S has passed since the last line."""
         if time.monotonic() - self._reported_at > REPORT_INTERVAL_S:
             self._reported_at = time.monotonic()
             terminal.echo(f"{count:,} {self._done} so far", err=True)

@@ -32,7 +32,6 @@ NUMBER_MAX = 2**63 - 1
 """Highest sequence and highest number of messages, in the broker and elsewhere."""
 
 REPR_LENGTH_MAX = 100
-"""Characters of a wrong value that an error repeats."""
 
 
 class TextParam(click.ParamType[str]):

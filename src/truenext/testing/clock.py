@@ -29,7 +29,6 @@ class OffsetClock:
 
     @property
     def steady_seconds(self) -> float:
-        """`steady_ns` in seconds."""
         return self.steady_ns() / 1e9
 
     def advance_to(self, seconds: float) -> None:
@@ -74,7 +73,6 @@ class AdvanceableLoop:
         self.pending_action_count = 0
         """Actions of `call_soon` that have not run yet."""
         self.run_action_count = 0
-        """Actions run since the start."""
 
     # ---- Time ----
 

@@ -69,7 +69,6 @@ class CuttableConnection(ServerConnection):
     ) -> None:
         """`loop` is an `AdvanceableLoop`; `on_close_seen` is called once the client can see the close."""
         self._broker_loop = cast(AdvanceableLoop, loop)
-        """`loop` with the methods that stop and resume watching a socket."""
         self._socket = FreezableSocket(sock)
         self._forward_closed = on_closed
         self._on_close_seen = on_close_seen

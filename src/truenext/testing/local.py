@@ -29,11 +29,10 @@ class LocalBroker:
     """
 
     def __init__(self) -> None:
-        """Make the broker; `start` starts it."""
         self._store = MemoryStore()
         self._clock = OffsetClock()
         self.faults = Faults()
-        """Ordered faults; for the package itself."""
+        """For the package itself."""
         self._lock = asyncio.Lock()
         self._broker_run = BrokerRun(self._store, self._clock, self.faults)
         self._url = ""
@@ -136,7 +135,7 @@ class LocalBroker:
 
     def slow_disk(self, seconds: float) -> None:
         """Delay each batch from the next one on by `seconds` of the broker's clock; 0 ends this, also for the batch
-        that is being written. Raises: ValueError"""
+        that is being written."""
         self.faults.disk_delay_s = checked_seconds(seconds, "what a disk takes")
         if not seconds:
             self._broker_run.store.end_batch_delay()

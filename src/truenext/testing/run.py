@@ -25,12 +25,10 @@ HOST = "127.0.0.1"
 IDLE_PASSES = 3
 """Passes of the event loop without an action until it is idle: bytes in a socket are seen one or two passes later."""
 THREAD_POLL_S = 0.0005
-"""Seconds between two checks of a busy thread."""
 
 
 class BrokerRun:
     def __init__(self, store: MemoryStore, clock: OffsetClock, faults: Faults) -> None:
-        """Recover the broker; `start` starts it."""
         self._clock = clock
         self._loop = AdvanceableLoop(asyncio.get_running_loop(), clock, self._on_internal_error)
         self.store = FaultyStore(store, self._loop, faults)

@@ -73,7 +73,10 @@ def check(target: str, file: Path, write: bool) -> None:
 
 
 def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
-    """Read `file`; None if its format is older and it `is_replaced`. Raises: ConfigurationError, OSError"""
+    """Read `file`; None if its format is older and it `is_replaced`.
+
+    Raises: ConfigurationError, OSError
+    """
     try:
         interface = msgspec.json.decode(file.read_bytes(), type=ServiceInterface)
     except FileNotFoundError as error:

@@ -105,7 +105,10 @@ async def serve_health(
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, str] | None:
-    """Read method and path; None if the request is invalid or too long. Raises: EOFError"""
+    """Read method and path; None if the request is invalid or too long.
+
+    Raises: EOFError
+    """
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:

@@ -78,14 +78,13 @@ class Rerun:
         self._queue = queue
         self._to = to
         self.count = 0
-        """Messages sent."""
 
     @property
     def summary(self) -> str:
         return f"{count_noun(self.count, 'message')} sent, and the rest is still in {self._queue}"
 
     def run(self, selector: str | None, limit: int | None) -> None:
-        """Send the messages. Raises: CommandFailure, TruenextError; unsent messages are still in their queue"""
+        """Raises: CommandFailure, TruenextError; messages that are not sent yet are still in their queue"""
         totals = ProgressReporter("sent")
         batch_max = BATCH_MAX
         options: ConsumerOptions = {"prefetch": BATCH_MAX}
@@ -117,7 +116,7 @@ def _receive_batch(consumer: Consumer, count: int) -> list[Message]:
 
 
 def _resend(session: Session, message: Message, to: str) -> None:
-    """Send the message under a new id. Raises: NotDecoded if it is no message of stages"""
+    """Raises: NotDecoded if it is no message of stages"""
     try:
         envelope = decode_envelope(message.body)
     except NotDecoded as error:

@@ -166,7 +166,10 @@ class _ServiceProcess:
         self._service_run: ServiceRun | None = None
 
     async def run(self, health_at: tuple[str, int] | None) -> int:
-        """Run the service and return the exit status. Raises: TruenextError, or any other error that ended it"""
+        """Run the service and return the exit status.
+
+        Raises: TruenextError, or any other error that ended the service
+        """
         service = self._service
         self._listen_to_signals()
         self._service_run = running = ServiceRun(
@@ -226,7 +229,6 @@ class _ServiceProcess:
         return assess_health(self._service_run.status(), self._stalled_after_s)
 
     async def _metrics(self) -> str:
-        """Return the metrics for Prometheus."""
         assert self._service_run is not None, "it was made before"
         metrics = next((each for each in self._service.interceptors if isinstance(each, Metrics)), None)
         text = "" if metrics is None else metrics.exposition()
@@ -257,7 +259,7 @@ class _ServiceProcess:
         return 0 if len(self._signals) < 2 else 128 + self._signals[-1]
 
     def _check_signal(self) -> None:
-        """Clear the cancellation of the main task by a signal. Raises: CancelledError if no signal has come"""
+        """Raises: CancelledError, unless a signal has cancelled the main task: this cancellation is cleared"""
         assert self._main is not None, "it listens"
         if not self._signals:
             raise asyncio.CancelledError
