@@ -1,1 +1,1 @@
-"""Does the history show that the contract held? One concern a file; `audit.py` chains them."""
+"""Proof from the broker's history whether the contract held. One concern per file; `audit.py` chains them."""

@@ -1,4 +1,4 @@
-"""The same audit for spark-submit, and by `python -m truenext.spark.audit`.
+"""The audit for spark-submit and for `python -m truenext.spark.audit`.
 
 spark-submit --master yarn src/truenext/spark/audit/__main__.py DIR --out FOLDER
 """

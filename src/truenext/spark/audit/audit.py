@@ -1,9 +1,9 @@
-"""How do the concerns make one audit?
+"""The audit: chains its concerns into tables and one verdict.
 
 events ──▶ blocks, runs, gaps, commits ──▶ timeline ──▶ sweep ──▶ ordering, loss, consumers, stuck,
    │                                                              starvation, latency, depth, positions
    ├──▶ redelivery
-   └──▶ stages/judge.py, with what services of stages wrote down
+   └──▶ stages/judge.py, with the events that services of stages recorded
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from truenext.spark.stages.judge import StageResults, audit_stages
 from truenext.spark.verdict import FindingSummary, Verdict
 
 STUCK_SECONDS = 10.0
-"""No dispatch for longer than this, with a message ready and a consumer free, is a finding."""
+"""Longest time without a dispatch while a message is ready and a consumer is free; more is a finding."""
 
 ProgressCallback = Callable[[str, float], None]
-"""Is told of each step that is done, and of the seconds it took."""
+"""Called after each step with its name and its duration in seconds."""
 
 
 @dataclass(frozen=True)
 class AuditResults:
     tables: dict[str, DataFrame]
-    """`violations`, `lost`, `duplicates`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`, `latency`, `depth`,
-    `positions`; and with stages those of `StageResults`"""
+    """Tables `violations`, `lost`, `duplicates`, `consumers`, `stuck`, `gaps`, `starvation`, `redelivery`,
+    `latency`, `depth`, `positions`; with stages also those of `StageResults`."""
     verdict: Verdict
     cached: tuple[DataFrame, ...]
 
     def unpersist(self) -> None:
-        """Give back what Spark keeps for the tables; they cannot be read cheaply afterwards."""
+        """Free what Spark has cached for the tables. Reading them afterwards computes them again."""
         for each in self.cached:
             each.unpersist()
 
@@ -57,16 +57,16 @@ def audit(
     stages: DataFrame | None = None,
     progress: ProgressCallback = lambda _step, _seconds: None,
 ) -> AuditResults:
-    """Prove from `events` (docs/history.md) whether docs/contract.md held.
+    """Check from `events` (docs/history.md) whether docs/contract.md held.
 
-    `since` leaves out what happened before, `queue` all other queues. `stages` is what services of stages wrote down
-    (docs/stages-events.md).
-    Raises: ConfigurationError if nothing is left, or `stages` is of a newer format; HistoryError if `events` are of
-    another history version.
+    `since` excludes earlier events, `queue` other queues. `stages` are events of stages (docs/stages-events.md).
+
+    Raises: ConfigurationError if no events are left, or `stages` have another format; HistoryError if `events` are
+    of another history version.
     """
     with _timed(progress, "runs and gaps"):
         if since is not None:
-            # Time may have been set back; the order is that of `event`.
+            # The clock may have been set back, so the cut is made by `event` and not by time.
             first = events.where(F.col("at") >= F.lit(since)).agg(F.min("event")).collect()[0][0]
             events = events.where(F.col("event") >= F.lit(first))
         block_table = events.transform(blocks).persist()

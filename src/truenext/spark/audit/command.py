@@ -1,4 +1,4 @@
-"""What one audit does from its start to its end, for `truenext audit` and for spark-submit."""
+"""One audit from start to end, for `truenext audit` and for spark-submit."""
 
 import sys
 import tempfile
@@ -24,10 +24,10 @@ from truenext.spark.verdict import Verdict
 
 PAGE = "report.html"
 SPARK_LOG = "spark.log"
-"""Output of Java, below the folder of the tables."""
+"""File with Java's output, in the folder of the tables."""
 
 SHOWN_ROWS_MAX = 200_000
-"""Rows of a table that are looked at for the page; the Parquet files have all."""
+"""Rows per table that are read for the page; the Parquet files have all."""
 
 
 def run_audit(
@@ -40,7 +40,7 @@ def run_audit(
     stages: Sequence[Path | str] = (),
     out: Path | None = None,
 ) -> list[Verdict]:
-    """Audit each of `folders`, print progress and verdicts, write the tables below `out`, and one page of all.
+    """Audit each of `folders`, print progress and verdicts, and write the tables and one page of all below `out`.
 
     Raises: ConfigurationError, HistoryError
     """
@@ -65,9 +65,9 @@ def audit_histories(
 ) -> list[AuditedHistory]:
     """Audit each of `folders`, print progress and verdicts, and write the tables and Spark's log below `out`.
 
-    The tables of several folders go to folders below `out` that are called as `run_names` says. `stages` are folders
-    into which services of stages wrote, for the history of one broker. `since` without a zone is UTC. The runs that
-    are returned have tables, of which a page can be made, only with `out`.
+    The tables of several folders go to folders below `out` with the names from `run_names`. `stages` are folders
+    with events of stages; they need exactly one history. `since` without a time zone is UTC. The returned histories
+    have tables, from which a page can be made, only with `out`.
 
     Raises: ConfigurationError, HistoryError
     """
@@ -83,7 +83,7 @@ def audit_histories(
             path_to_read(Path(location).resolve())
     if out is not None:
         path_to_write(out.resolve())
-        # Before the work, and not by Spark, which would say it in a hundred lines.
+        # Made before the work, and not left to Spark, whose error would be a hundred lines long.
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -125,9 +125,9 @@ def audit_histories(
 def write_page(
     audited: Sequence[AuditedHistory], out: Path, *, title: str, sections: Mapping[str, pandas.DataFrame] | None = None
 ) -> None:
-    """Write the page of `audited` to `out`, and print where it is; `sections` as for `write_comparison`.
+    """Write the page of `audited` to `out`, and print its path; `sections` as for `write_comparison`.
 
-    Raises: ConfigurationError if what draws the plots is not installed, OSError
+    Raises: ConfigurationError if the package that draws the plots is not installed, OSError
     """
     with _timed("page"):
         write_comparison(audited, out / PAGE, title=title, sections=sections)
@@ -135,7 +135,7 @@ def write_page(
 
 
 def write_tables(results: AuditResults, out: Path) -> dict[str, pandas.DataFrame]:
-    """Write each table as a folder of Parquet files; the beginning of each, for the page."""
+    """Write each table as a folder of Parquet files, and return at most SHOWN_ROWS_MAX rows of each for the page."""
     for name, table in results.tables.items():
         table.write.mode("overwrite").parquet(path_to_write(out.resolve() / name))
     return {name: table.limit(SHOWN_ROWS_MAX).toPandas() for name, table in results.tables.items()}
@@ -143,13 +143,13 @@ def write_tables(results: AuditResults, out: Path) -> dict[str, pandas.DataFrame
 
 @contextmanager
 def _all_events(spark: SparkSession, folder: Path | str) -> Iterator[DataFrame]:
-    """What is Parquet, and what a broker has not made Parquet yet."""
+    """Provide all events of a history, also those that its broker has not exported to Parquet yet."""
     with tempfile.TemporaryDirectory(prefix="truenext-audit-") as scratch:
         yield read_events(spark, folder, Path(scratch))
 
 
 def _print_step(step: str, seconds: float) -> None:
-    """On stderr, as it is for people only."""
+    """Print to stderr: progress is for people only."""
     print(f"{seconds:6.1f} s  {step}", file=sys.stderr, flush=True)
 
 

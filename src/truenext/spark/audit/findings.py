@@ -1,20 +1,20 @@
-"""What is found of messages: which were overtaken, lost or delivered twice, what consumers must not have got, and when
-ready messages waited."""
+"""Tables of findings: messages overtaken, lost or delivered twice, wrong events of consumers, and idle queues with
+ready messages."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 _WHERE = ("queue", "event", "at")
 
-# ---- Which messages were not the true next one when they were dispatched? ----
+# ---- Messages that were not the true next when they were dispatched ----
 
 ORDER_KINDS = ("inversion", "order", "premature")
-"""A ready message of higher priority was overtaken; one of equal priority and smaller sequence was, ready or still
-being committed; the message itself was not visible yet."""
+"""`inversion` overtook a ready message of higher priority; `order` overtook one of equal priority and smaller
+sequence, ready or still being committed; `premature` was not visible or due yet itself, or its queue was paused."""
 
 
 def ordering(sweep_rows: DataFrame) -> DataFrame:
-    """One row per violation, with its witness: what was dispatched, to whom, at which event, and what it overtook."""
+    """Return one row per violation: the dispatched message, its consumer, the event, and the overtaken witness."""
     return _found(
         sweep_rows,
         F.col("kind").isin(*ORDER_KINDS),
@@ -29,21 +29,20 @@ def ordering(sweep_rows: DataFrame) -> DataFrame:
     )
 
 
-# ---- Which messages were lost, and which were delivered twice? ----
+# ---- Lost and duplicate messages ----
 
 
 def lost(sweep_rows: DataFrame) -> DataFrame:
-    """One row per observation: `count` messages, `detail` by what it was seen (`found empty`, `not recovered`).
+    """Return one row per observation of `count` lost messages; `detail`: `found empty` or `not recovered`.
 
-    `sequence` is the first message that it can be; `persistent` null if it may be either.
+    `sequence` is the first message that may be lost; `persistent` is null if either kind may be.
     """
     return _found(sweep_rows, F.col("kind") == "lost", *_WHERE, "sequence", "priority", "persistent", "count", "detail")
 
 
 def duplicates(sweep_rows: DataFrame) -> DataFrame:
-    """Dispatched although held or gone, acknowledged although its durable subscription had ended; and `resurrected`:
-    more messages recovered than there can be.
-    """
+    """Return messages dispatched although held or gone, or ended other than by expiry after their durable
+    subscription had ended; and `resurrected`: more messages recovered than there can be."""
     return _found(
         sweep_rows,
         F.col("kind").isin("duplicate", "resurrected"),
@@ -57,26 +56,27 @@ def duplicates(sweep_rows: DataFrame) -> DataFrame:
 
 
 def _found(sweep_rows: DataFrame, which: Column, *columns: str | Column) -> DataFrame:
-    """The findings of some kinds, `at` as a time."""
+    """Return the findings that match `which`, with `at` as a timestamp."""
     at = F.timestamp_micros("at")
     return sweep_rows.where(F.col("row") == "finding").where(which).withColumn("at", at).select(*columns)
 
 
 def _if_known(column: str) -> Column:
-    """Null instead of a negative number."""
+    """Return the column with null for negative numbers."""
     return F.when(F.col(column) >= 0, F.col(column)).alias(column)
 
 
-# ---- What did consumers get, or have counted against them, that they must not? ----
+# ---- Dispatches, attempts and acts of consumers that the contract forbids ----
 
 CONSUMER_KINDS = ("uncredited", "miscount", "stale", "lost-failure")
-"""A dispatch for which there was no credit, or beside an exclusive consumer; an attempt that was nobody's failure; an
-act of a consumer that had ended, or did not hold the message; a failure that the broker had recorded and lost: its
-attempt is not counted any more, or its cause is not in the dead letter."""
+"""`uncredited`: dispatch without credit, or not to the exclusive consumer; `miscount`: attempt counted without a
+failure; `stale`: dispatch to, or act of, a consumer that had ended or did not hold the message; `lost-failure`:
+failure that the broker recorded and lost, as its attempt is not counted any more, or its cause is missing in the
+dead letter."""
 
 
 def consumers(sweep_rows: DataFrame) -> DataFrame:
-    """One row per finding, and in `detail` what it was."""
+    """Return one row per finding, described in `detail`."""
     return _found(
         sweep_rows,
         F.col("kind").isin(*CONSUMER_KINDS),
@@ -88,11 +88,11 @@ def consumers(sweep_rows: DataFrame) -> DataFrame:
     )
 
 
-# ---- When did ready messages wait although a consumer could have taken them? ----
+# ---- Idle time with a ready message and a free consumer ----
 
 
 def stuck(sweep_rows: DataFrame) -> DataFrame:
-    """One row per time: since `event`, for `seconds`, `waiting` messages, the first of them `sequence`."""
+    """Return one row per idle time: since `event`, for `seconds`, `waiting` messages, `sequence` as true next."""
     return _found(
         sweep_rows,
         F.col("kind") == "stuck",

@@ -1,4 +1,4 @@
-"""What is measured of queues: how long messages waited and were held, how often they came back, how many there were."""
+"""Measures of queues: times that messages waited and were held, starvation, redelivery, depth, and positions."""
 
 from functools import reduce
 
@@ -7,17 +7,17 @@ from pyspark.sql import functions as F
 
 from truenext.model.events import FAILURES
 
-# ---- How long does a message wait, and how long does a consumer need? ----
+# ---- Times until dispatch and until acknowledgement ----
 
 ACCURACY = 10_000
-"""Percentiles are off by a 10,000th of the messages at most."""
+"""Accuracy of percentiles: they are off by at most a 10,000th of the messages."""
 
 MEASURES = {"visible to dispatched": "wait", "dispatched to acknowledged": "hold"}
-"""What is measured, and the column of the sweep that has it in microseconds."""
+"""Name of each measure, and the column of the sweep that has it in microseconds."""
 
 
 def latency(sweep_rows: DataFrame) -> DataFrame:
-    """Per queue, priority and measure, in milliseconds: p50, p90, p99, max, and the count of messages."""
+    """Return p50, p90, p99 and max in milliseconds, and the count of messages, per queue, priority and measure."""
     times = sweep_rows.where((F.col("row") == "message") & (F.col("delivery") > 0))
     return reduce(DataFrame.unionByName, (_measured(times, measure, name) for measure, name in MEASURES.items()))
 
@@ -39,15 +39,14 @@ def _measured(times: DataFrame, measure: str, name: str) -> DataFrame:
     )
 
 
-# ---- Who waited longest, and how often were they overtaken? ----
+# ---- Longest waits, and messages that were overtaken ----
 
 
 def starvation(sweep_rows: DataFrame) -> DataFrame:
-    """Per queue and priority: the longest wait to the first dispatch, which message that was, and places lost.
+    """Return per queue and priority the longest wait for the first dispatch, its message, and the places lost.
 
-    A message loses a place with each later arrival that is dispatched before it, and wins one with each earlier
-    arrival that it is dispatched before; `overtaken` is the difference. Much of it is what priorities are for:
-    it is no violation.
+    A message loses a place to each later arrival that is dispatched before it, and wins one from each earlier
+    arrival that is dispatched after it; `overtaken` is the difference. Priorities cause much of it: no violation.
     """
     return (
         sweep_rows.where(F.col("row") == "message")
@@ -66,14 +65,14 @@ def starvation(sweep_rows: DataFrame) -> DataFrame:
     )
 
 
-# ---- How often were messages given back and given up? ----
+# ---- Returns and dead letters ----
 
 REASONS = (*FAILURES, "released")
 
 
 def redelivery(events: DataFrame) -> DataFrame:
-    """Per queue: dispatches, how many of them were not the first, returns by reason, dead letters, and the most
-    `deliveries` and `attempts` that one message came to."""
+    """Return per queue its dispatches, redeliveries, returns by reason, dead letters, expired messages, and the
+    highest `deliveries` and `attempts` of a message."""
     kind = F.col("kind")
     return (
         events.where(kind.isin("dispatched", "returned", "dead-lettered", "expired"))
@@ -82,7 +81,7 @@ def redelivery(events: DataFrame) -> DataFrame:
             F.count_if(kind == "dispatched").alias("dispatches"),
             F.count_if((kind == "dispatched") & (F.col("deliveries") > 1)).alias("redeliveries"),
             *(
-                # Those that then wait for their next try say so behind it.
+                # A message that then waits for its retry has a suffix in its reason.
                 F.count_if((kind == "returned") & F.col("reason").startswith(reason)).alias(reason)
                 for reason in REASONS
             ),
@@ -94,25 +93,25 @@ def redelivery(events: DataFrame) -> DataFrame:
     )
 
 
-# ---- How many messages waited and were held, over time? ----
+# ---- Messages waiting and held, over time ----
 
 
 def depth(sweep_rows: DataFrame) -> DataFrame:
-    """`queue`, `event`, `at`, `waiting`, `held`: at most 1,001 points per queue, evenly by its events, and the last."""
+    """Return `queue`, `event`, `at`, `waiting`, `held`: up to 1,001 points per queue, evenly by its events, and the
+    last."""
     return sweep_rows.where(F.col("row") == "depth").select(
         "queue", "event", F.timestamp_micros("at").alias("at"), "waiting", "held"
     )
 
 
-# ---- In which order did messages arrive, and in which were they delivered? ----
+# ---- Orders of arrival and of delivery ----
 
 POINTS_MAX = 4000
 
 
 def positions(sweep_rows: DataFrame) -> DataFrame:
-    """Places within the queue, from 1; every n-th arrival, so that a queue has at most 4,000, and the last delivery of
-    each priority.
-    """
+    """Return positions in the queue's orders of arrival and delivery, from 1: of every n-th arrival, at most 4,000
+    per queue, and of the last delivery of each priority."""
     delivered = sweep_rows.where((F.col("row") == "message") & (F.col("delivery") > 0))
     last = delivered.groupBy("queue", "priority").agg(F.max("delivery").alias("last"))
     steps = delivered.groupBy("queue").agg(F.ceil(F.max("arrival") / POINTS_MAX).alias("step"))

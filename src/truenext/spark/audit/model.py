@@ -1,4 +1,4 @@
-"""What is known of the messages of one queue, and what is found?"""
+"""State of the messages and consumers of one queue, and findings about them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from enum import IntEnum, IntFlag
 import msgspec
 
 NEVER = 1 << 62
-"""The `visible_event` of a message that the history never shows to be durable."""
+"""`visible_event` of a message that the history never shows to be durable."""
 AUTO_WINDOW = 1
-"""In `auto` mode a consumer that holds something may have no room for more bytes; one that holds nothing has."""
+"""Window assumed in `auto` mode: a consumer may lack capacity for more bytes once it holds a message, not before."""
 SELECTOR_WINDOW = -1
-"""In place of the window of a consumer with a selector: what it wants the history does not say, so that nothing that it
-got, or did not get, is evidence."""
+"""Window assumed for a consumer with a selector. The history does not have the selector, so neither the messages
+that the consumer got nor those that it did not get are evidence."""
 UNLIMITED = 1 << 62
-"""Messages, where it is not known that a consumer may have fewer."""
+"""Number of messages that a consumer may have if no lower limit is known."""
 NO_MESSAGE = -1
 UNKNOWN_PRIORITY = -1
 NO_CONSUMER = -1
 
 
 class EventCode(IntEnum):
-    """Kinds of event, and the marks that concern every queue."""
+    """Kinds of event, and marks that apply to every queue."""
 
     ACCEPTED = 0
     DISPATCHED = 1
@@ -46,11 +46,11 @@ class EventCode(IntEnum):
     RUN_STARTED = 20
     GAP = 21
     FINISHED = 22
-    """The history ends."""
+    """End of the history."""
 
 
 class ConsumerFlags(IntFlag):
-    """What decides what a consumer may have, and which attempts count against it."""
+    """Options of a consumer that decide which messages it may have, and which returns count an attempt."""
 
     AUTO = 1
     EXPRESS = 2
@@ -63,51 +63,51 @@ NO_FLAGS = ConsumerFlags(0)
 
 
 class ReturnReason(IntEnum):
-    """What the return of a message says of its consumer."""
+    """Reason of a return, as far as it decides whether an attempt counts."""
 
     OTHER = 0
     RELEASED = 1
-    """It has not failed."""
+    """Released by the client: no failure."""
     STARTED = 2
-    """It has failed, which is said only of what its client had started, if that says what it starts: its connection was
-    lost, or a transaction aborted."""
+    """Connection lost or transaction aborted: a failure. If the client names the messages that it starts, the broker
+    may record this only for those."""
 
 
 HAS_CAUSE = 4
-"""Added to the ReturnReason of a return, and said of a dead letter: it has a cause."""
+"""Added to the ReturnReason of a return that has a cause; alone for a dead letter that has one."""
 
 
 class StartFlag(IntEnum):
     """Flags of a RUN_STARTED."""
 
     CLEAN = 1
-    """The run before stopped by itself: transients are still there."""
+    """The previous run stopped cleanly: transient messages are still there."""
     CONTINUED = 2
-    """The run before is in the history."""
+    """The previous run is in the history."""
     RECOVERED = 4
-    """The run got past its recovery: a queue without a `recovered` had no messages."""
+    """The run finished its recovery: a queue without a `recovered` had no messages."""
     COMPLETE = 8
-    """Nothing is in any queue that the history has not seen arrive."""
+    """The history has the arrival of every message in every queue."""
 
 
 class MessageState(IntEnum):
     WAITING = 0
     HELD = 1
     MAYBE_GONE = 2
-    """A gap may hide what became of it; a start makes sure of a persistent one."""
+    """A gap may hide its end; the next start makes a persistent message certain."""
     UNCERTAIN = 3
-    """Never durable as far as is known, or lost already: it may turn up again, and may not."""
+    """Not known to be durable, or reported as lost: the message may come again or not."""
     DELAYED = 4
-    """It failed, and is not due yet."""
+    """Failed, and not due yet."""
     ENDED = 5
-    """It is there, but the durable subscription that had it is not: it is about to expire."""
+    """Stored, but its durable subscription has ended: about to expire."""
 
 
 STILL_WAITING = "waiting"
 
 
 class AuditedMessage(msgspec.Struct, gc=False):
-    """What is known of a message that is not gone."""
+    """State of one message, as far as the history shows it."""
 
     sequence: int
     priority: int
@@ -115,58 +115,58 @@ class AuditedMessage(msgspec.Struct, gc=False):
     visible_event: int
     visible_at: int
     arrival: int
-    """Its place among the messages that this queue accepted, from 1; 0 if that was not seen."""
+    """Position among the messages that this queue accepted, from 1; 0 if the history lacks its arrival."""
     state: MessageState = MessageState.WAITING
     consumer: int = NO_CONSUMER
     receiver: AuditedConsumer | None = None
-    """That consumer, if it is known."""
+    """State of `consumer`, if it is known."""
     is_started: bool = False
-    """Its client has said so of the last dispatch."""
+    """The client has started the last dispatch."""
     dispatched_at: int = 0
     wait: int | None = None
     """Microseconds from visible to the first dispatch, or to the end of the history."""
     hold: int | None = None
-    """Microseconds from the last dispatch to acknowledged."""
+    """Microseconds from the last dispatch to the acknowledgement."""
     end_reason: str = STILL_WAITING
-    """How it ended."""
+    """A value of END_REASONS, or `waiting`, `held` or `unknown`."""
     delivery: int = 0
-    """Its place among the first dispatches of this queue, from 1."""
+    """Position among the first dispatches of this queue, from 1; 0 before its own."""
     deliveries: int = 0
     attempts: int = 0
     has_known_attempts: bool = True
     has_cause: bool = False
-    """A consumer has said why it failed."""
+    """A consumer has named the cause of a failure."""
     group: int = 0
 
 
 class AuditedConsumer(msgspec.Struct, gc=False):
-    """What is known of one that has not ended."""
+    """State of one consumer, as far as the history shows it."""
 
     window: int
-    """Messages that it may hold, as far as is known; with SELECTOR_WINDOW it may hold none."""
+    """Number of messages that the consumer may hold, as far as is known; SELECTOR_WINDOW counts as none."""
     flags: ConsumerFlags = NO_FLAGS
     requested: int = UNLIMITED
-    """Messages that it has requested and not got."""
+    """Number of messages requested and not delivered yet."""
     limit: int = UNLIMITED
-    """It gets nothing while it holds so many that are not started. These are in its window surely: what is acknowledged
-    inside a transaction, and is in no window any more, counts as started."""
+    """Number of unstarted messages from which on the consumer gets no more. Only these are certainly in its window:
+    a message acknowledged inside a transaction is in no window any more, and counts as started."""
     rank: tuple[int, int] | None = None
-    """Consumer priority, negative, and number of one that is exclusive: the lowest has the queue."""
+    """Negated consumer priority and consumer number of an exclusive consumer: the lowest rank has the queue."""
     held: int = 0
     unstarted: int = 0
-    """Those held that are not started."""
+    """Number of held messages that are not started."""
     is_free: bool = False
-    """It is counted as one that could take a message."""
+    """Counted in `free_consumers` of its queue."""
     has_ended: bool = False
 
     @property
     def counts_started(self) -> bool:
-        """What it has started is in the history, so that all else was not started."""
+        """The history has every message that the consumer has started, so that all others are unstarted."""
         return bool(self.flags & ConsumerFlags.NAMES_STARTED) and not self.flags & ConsumerFlags.AUTO
 
     @property
     def has_exact_window(self) -> bool:
-        """Surely: every change of it is told, and nothing comes beyond it."""
+        """The history has every change of the window, and no dispatch may exceed it."""
         return (
             self.counts_started
             and self.window != SELECTOR_WINDOW
@@ -175,7 +175,7 @@ class AuditedConsumer(msgspec.Struct, gc=False):
 
 
 class Finding(msgspec.Struct, gc=False):
-    """What the contract does not allow, with a witness."""
+    """Violation of the contract, with a witness."""
 
     kind: str
     """`inversion`, `order`, `premature`, `duplicate`, `lost`, `resurrected`, `stuck`, `uncredited`, `miscount`,
@@ -183,21 +183,21 @@ class Finding(msgspec.Struct, gc=False):
     event: int
     at: int
     sequence: int
-    """The message dispatched, or lost, or left to wait."""
+    """Message that was dispatched, lost, or left waiting."""
     priority: int = UNKNOWN_PRIORITY
     persistent: bool | None = None
     consumer: int = NO_CONSUMER
     overtaken_sequence: int = NO_MESSAGE
     overtaken_priority: int = UNKNOWN_PRIORITY
     count: int = 1
-    """Messages that this finding speaks of."""
+    """Number of messages that this finding is about."""
     duration: int = 0
-    """Microseconds, of `stuck`."""
+    """Microseconds, for `stuck`."""
     detail: str = ""
 
 
 class RemovedMessages:
-    """Which messages are gone, a byte each: sequences of all queues are close together."""
+    """End codes of removed messages, one byte each: the sequences of all queues are close together."""
 
     __slots__ = ("pages",)
 
@@ -211,7 +211,7 @@ class RemovedMessages:
         page[sequence & 0xFFFF] = code
 
     def get(self, sequence: int) -> int:
-        """Code of the event that ended it; 0 if it is not known to be gone."""
+        """Return the code of the event that ended a message; 0 if it is not known to be gone."""
         page = self.pages.get(sequence >> 16)
         return 0 if page is None else page[sequence & 0xFFFF]
 

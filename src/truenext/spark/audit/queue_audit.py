@@ -1,12 +1,12 @@
-"""What did one queue know at each event, and was what it did then allowed by docs/contract.md?
+"""Audit of one queue: follows its state event by event, and checks each event against docs/contract.md.
 
-The account goes through the events of one queue in order, once, and keeps only what is alive. It is plain Python and
-knows no Spark; `sweep.py` feeds it. It is one file, as every event may change what each of the others is judged by.
+The audit reads the events of one queue in order, once, and keeps only messages and consumers that still exist. It is
+plain Python without Spark; `sweep.py` feeds it. It is one file, as events change how others are judged.
 
-A message that the account cannot be sure of (after a gap, or accepted before the history begins) is no evidence: it is
-neither overtaken, nor lost, nor given twice. Nor is a consumer of which a gap has hidden something. A message of a
-group is evidence for what happens to that group: whose the group was when it was overtaken by others is not known.
-While it is being committed its equals behind it are none: for whoever could take it they are not ready.
+A message that is not certain (after a gap, or accepted before the history begins) is no evidence: it is not reported
+as overtaken, lost or delivered twice. Nor is a consumer of which a gap has hidden events. A message of a group is
+evidence only for dispatches of its group: the history does not say whose group it was when others overtook it. While
+it is being committed, later messages of its priority are no evidence: for its consumer they are not ready.
 """
 
 from __future__ import annotations
@@ -38,69 +38,68 @@ from truenext.spark.audit.model import (
 )
 
 POINTS_MAX = 1000
-"""Depths kept per queue; when there are more, every other goes."""
+"""Depths kept per queue; above that, every second one is dropped."""
 
-# By themselves they are found faster; a sweep asks for them a few times per event.
+# Module names are faster than members of an enum; a sweep reads them a few times per event.
 WAITING, HELD, DOUBTFUL, UNCERTAIN, DELAYED, ENDED = MessageState
 
 RECOVERED_STATES = (WAITING, ENDED)
-"""What a start makes of what is surely there."""
+"""States that a start gives to messages that are certainly there."""
 
 
 class QueueAudit:
     def __init__(self, removed: RemovedMessages, stuck_limit: int) -> None:
-        """`stuck_limit` in microseconds."""
+        """Start with an empty queue; `stuck_limit` is in microseconds."""
         self.removed = removed
         self.stuck_limit = stuck_limit
         self.messages: dict[int, AuditedMessage] = {}
         self.expiring: dict[int, AuditedMessage] = {}
-        """What was in a durable subscription of this name when that ended, and is not known to be removed: nobody gets
-        it any more, but a start still finds it."""
+        """Messages of an ended durable subscription of this name that are not known to be removed: no consumer gets
+        them any more, but a start still finds them."""
         self.lanes: list[list[int]] = [[] for _ in range(10)]
-        """By priority, a heap of the sequences that wait, visible or not; what left is dropped when it is the head."""
+        """Heap of waiting sequences per priority, visible or not; others are dropped when they are the head."""
         self.group_lanes: dict[int, list[list[int]]] = {}
-        """The same of each group; the lanes above are of what has none."""
+        """Lanes of each group; `lanes` has the messages without a group."""
         self.unlisted_committing: list[list[int]] = [[] for _ in range(10)]
-        """By priority, a heap of the sequences of messages that are being committed and are not in `lanes`: those of
-        groups, and those that were being committed when a gap came. What is not is dropped when it is the head."""
+        """Heap per priority of sequences that are being committed and are not in `lanes`: messages of groups, and
+        those that were being committed when a gap came. Committed ones are dropped when they are the head."""
         self.higher_lanes: list[list[list[int]]] = [self.lanes[:priority:-1] for priority in range(10)]
-        """The lanes that are served before, first one first."""
+        """Lanes of higher priority, for each priority; the highest first."""
         self.committing: list[tuple[int, int]] = []
         """Heap of (visible_event, sequence)."""
         self.blocking: dict[int, tuple[int, int]] = {}
-        """Delayed messages that hold back all behind them, by sequence: (9 - priority, sequence) of each."""
+        """Delayed messages that hold back all messages after them: (9 - priority, sequence) of each, by sequence."""
         self.group_blocking: dict[int, dict[int, tuple[int, int]]] = {}
-        """The same of each group, which they hold back alone."""
+        """Delayed messages that hold back only their group, for each group."""
         self.consumers: dict[int, AuditedConsumer] = {}
         self.knows_consumers = False
-        """`consumers` are all there are: the run is known from its start on."""
+        """`consumers` is complete: the history has the run from its start on."""
         self.owner: AuditedConsumer | None = None
-        """The exclusive consumer that has the queue: of those that are known the first."""
+        """Exclusive consumer that has the queue: the one of lowest rank of those that are known."""
         self.knows_exclusive = False
-        """No consumer is exclusive but those that are known. One that is not known is older than what is known, so once
-        this is so it stays so."""
+        """No unknown consumer is exclusive. Unknown consumers are older than known ones, so only a gap makes this
+        false."""
         self.is_paused = False
-        """Nothing is to be dispatched."""
         self.free_consumers = 0
-        """Consumers that hold less than their window, have not got all that they requested, and surely are kept from
-        nothing by an exclusive one."""
+        """Number of consumers that hold less than their window, have requests left, and are certainly not kept from
+        messages by an exclusive consumer."""
         self.waiting = 0
-        """Messages WAITING and visible."""
+        """Number of messages that are WAITING and visible."""
         self.held = 0
         self.arrivals = 0
         self.first_dispatches = 0
-        """Messages dispatched at least once."""
+        """Number of messages dispatched at least once."""
         self.idle_message: AuditedMessage | None = None
-        """The true next message since somebody could have taken it, and none has been dispatched."""
+        """True next message when the idle time started; None if no consumer is free, or nothing is ready."""
         self.idle_since = 0
         self.idle_event = 0
         self.expected: tuple[int, int] | None = None
-        """After a start, until its `recovered`: messages surely there, and those of which that is not sure."""
+        """Number of messages certainly there after a start, and of possible ones; None after its `recovered`."""
         self.start_flags = 0
         self.start_event = 0
         self.findings: list[Finding] = []
         self.finished: list[AuditedMessage] = []
-        """Messages that are gone, or that the history ends with."""
+        """Messages that are gone, or left at the end of the history."""
         self.depth_points: list[tuple[int, int, int, int]] = []
         """(event, at, waiting, held)"""
         self.tick = 0
@@ -136,21 +135,21 @@ class QueueAudit:
             heappush(self.committing, (visible_event, sequence))
 
     def add_waiting(self, message: AuditedMessage) -> None:
-        """It waits."""
+        """Add a waiting message to its lane."""
         lanes = self.lanes
         if message.group:
             lanes = self.group_lanes.setdefault(message.group, [[] for _ in range(10)])
         heappush(lanes[message.priority], message.sequence)
 
     def clear_delay(self, sequence: int) -> None:
-        """For its next try."""
+        """Remove a message from those that hold back others."""
         self.blocking.pop(sequence, None)
         message = self.messages.get(sequence)
         if message is not None and message.group:
             self.group_blocking.get(message.group, {}).pop(sequence, None)
 
     def become_visible(self, event: int) -> None:
-        """What was committed up to `event` counts as waiting."""
+        """Count messages that were committed up to `event` as waiting."""
         committing = self.committing
         while committing and committing[0][0] <= event:
             visible_event, sequence = heappop(committing)
@@ -174,13 +173,13 @@ class QueueAudit:
         for lane in reversed(self.lanes):
             if lane:
                 head = self.head(lane)
-                # One that is still being committed holds back its lane, and no other.
+                # A message that is being committed holds back its own lane only.
                 if head is not None and head.visible_event <= event:
                     return None if self.is_blocked(head) else head
         return None
 
     def waits_for_commit(self, message: AuditedMessage, event: int) -> bool:
-        """An earlier message of its priority is, or may be, being committed, and is in no lane that would show that."""
+        """Return whether an earlier message of its priority is, or may be, being committed, and is not in `lanes`."""
         committing = self.unlisted_committing[message.priority]
         while committing:
             first = self.messages.get(committing[0])
@@ -190,7 +189,7 @@ class QueueAudit:
         return False
 
     def is_blocked(self, message: AuditedMessage) -> bool:
-        """A failed message that is not due yet keeps it from being ready."""
+        """Return whether a blocking delayed message before `message` in order keeps it from being ready."""
         return bool(self.blocking) and min(self.blocking.values()) < (9 - message.priority, message.sequence)
 
     def on_dispatched(self, event: int, at: int, sequence: int, consumer: int) -> None:
@@ -257,7 +256,7 @@ class QueueAudit:
             self.start_idle_time(event, at)
 
     def update_is_free(self, consumer: AuditedConsumer) -> None:
-        """Can it take a message?"""
+        """Update whether the consumer can take a message."""
         is_free = (
             consumer.held < consumer.window
             and consumer.requested > 0
@@ -275,7 +274,7 @@ class QueueAudit:
             self.update_is_free(consumer)
 
     def judge_credit(self, event: int, at: int, sequence: int, consumer: int, receiver: AuditedConsumer) -> None:
-        """It has none, or another has the queue, and it gets a message."""
+        """Report a dispatch without credit, or to another than the exclusive consumer."""
         owner = self.owner
         if owner is not None and owner is not receiver and owner.rank is not None:
             detail = f"although consumer {owner.rank[1]} is exclusive"
@@ -288,7 +287,7 @@ class QueueAudit:
         self.add_finding("uncredited", event, at, sequence, consumer, detail=detail)
 
     def judge_dispatch(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
-        """Was it the true next message?"""
+        """Report a dispatch of a message that was not the true next."""
         priority = message.priority
         if self.is_blocked(message):
             rank, sequence = min(self.blocking.values())
@@ -307,13 +306,13 @@ class QueueAudit:
             return
         head = self.head(lane)
         if head is not None and head.sequence < message.sequence:
-            # Ready or still being committed: neither may be overtaken by its equal.
+            # Ready or still being committed: a message of the same priority may overtake neither.
             self.add_finding("order", event, at, message, consumer, overtaken=head)
         elif message.group:
             self.judge_group_dispatch(event, at, message, consumer)
 
     def judge_group_dispatch(self, event: int, at: int, message: AuditedMessage, consumer: int) -> None:
-        """Was it the next of its group?"""
+        """Report a dispatch of a message that was not the next of its group."""
         priority = message.priority
         first = min(self.group_blocking.get(message.group, {}).values(), default=(10, 0))
         if first < (9 - priority, message.sequence):
@@ -325,7 +324,7 @@ class QueueAudit:
             head = self.head(lane)
             if head is not None and head.visible_event <= event and not self.waits_for_commit(head, event):
                 equal = self.head(plain)
-                # One of no group that is being committed holds it back; were it visible, it had been overtaken itself.
+                # A message without a group that is being committed holds it back; a visible one was overtaken itself.
                 if equal is None or equal.sequence > head.sequence:
                     self.add_finding("inversion", event, at, message, consumer, overtaken=head)
                     return
@@ -346,7 +345,7 @@ class QueueAudit:
         duration: int = 0,
         detail: str = "",
     ) -> Finding:
-        """`subject` is a message, or its sequence where nothing else is known of it; the others are as in Finding."""
+        """Add a finding; `subject` is a message, or its sequence if nothing else is known; the rest as in Finding."""
         if isinstance(subject, int):
             finding = Finding(kind, event, at, subject)
         else:
@@ -359,7 +358,7 @@ class QueueAudit:
         return finding
 
     def end_hold(self, message: AuditedMessage) -> None:
-        """Its consumer holds it no longer."""
+        """Remove a message from those that its consumer holds."""
         self.held -= 1
         holder = message.receiver
         if holder is not None and not holder.has_ended:
@@ -370,11 +369,11 @@ class QueueAudit:
                 self.update_is_free(holder)
 
     def on_started(self, event: int, at: int, sequence: int, consumer: int) -> None:
-        """The client says so, or has acknowledged or nacked it inside a transaction."""
+        """Record that the client has started a message, or has acknowledged or nacked it inside a transaction."""
         message = self.messages.get(sequence)
         if message is not None and message.state is HELD and message.consumer == consumer:
             if message.is_started:
-                # Also after its subscription: what a transaction has acknowledged it may still nack.
+                # Allowed after its subscription has ended: a transaction may nack a message that it has acknowledged.
                 return
             message.is_started = True
             receiver = message.receiver
@@ -396,12 +395,12 @@ class QueueAudit:
             self.add_finding("stale", event, at, message, consumer, detail="started although it did not hold it")
 
     def judge_return(self, event: int, at: int, message: AuditedMessage, attempts: int, reason: int) -> None:
-        """Does it count an attempt rightly?"""
+        """Report a return that counts an attempt wrongly, and record its attempts and cause."""
         if reason & HAS_CAUSE:
             message.has_cause = True
             reason -= HAS_CAUSE
         if attempts < message.attempts:
-            # Written in one batch with the event that says so: no crash leaves the event without the attempt.
+            # The attempt is written in one batch with its event: no crash keeps the event and loses the attempt.
             self.add_finding("lost-failure", event, at, message, message.consumer, detail="an attempt had been counted")
         if reason == ReturnReason.RELEASED:
             if message.has_known_attempts and attempts > message.attempts:
@@ -414,7 +413,7 @@ class QueueAudit:
         message.has_known_attempts = True
 
     def end_message(self, event: int, at: int, sequence: int, code: EventCode, *, has_cause: bool = False) -> None:
-        """ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED; `has_cause` of a dead letter."""
+        """End a message by ACKNOWLEDGED, EXPIRED, DEAD_LETTERED, MOVED or REMOVED; `has_cause` is for dead letters."""
         self.clear_delay(sequence)
         message = self.messages.pop(sequence, None)
         if message is None:
@@ -428,7 +427,7 @@ class QueueAudit:
             if code == EventCode.ACKNOWLEDGED:
                 message.hold = at - message.dispatched_at
                 receiver = message.receiver
-                # What a transaction has of it, and may acknowledge after that, counts as started.
+                # A message in a transaction counts as started; the transaction may commit after the consumer ended.
                 if receiver is not None and receiver.has_ended and receiver.counts_started and not message.is_started:
                     detail = "acknowledged by a consumer that had ended"
                     self.add_finding("stale", event, at, message, message.consumer, detail=detail)
@@ -443,7 +442,7 @@ class QueueAudit:
         self.update_idle_time(event, at)
 
     def end_after_queue_ended(self, event: int, at: int, sequence: int, code: EventCode) -> None:
-        """What became of a message that is in the queue no more, if ever it was."""
+        """End a message that the queue no longer has, or never had."""
         if code != EventCode.EXPIRED and self.removed.get(sequence) == EventCode.ENDED:
             self.add_finding(
                 "duplicate", event, at, sequence, detail=f"{END_REASONS[code]} although {END_REASONS[EventCode.ENDED]}"
@@ -454,8 +453,8 @@ class QueueAudit:
             self.finish_message(message, at, END_REASONS[code])
 
     def on_queue_ended(self, event: int, at: int) -> None:
-        """Its durable subscription has: what follows in this queue is of a new one of the same name, but that what was
-        in the old one expires."""
+        """End the durable subscription of this queue: later events are of a new one of the same name, except that
+        messages of the old one expire."""
         self.end_idle_time(at)
         for message in self.messages.values():
             self.removed.add(message.sequence, EventCode.ENDED)
@@ -470,8 +469,8 @@ class QueueAudit:
     def on_delayed(
         self, event: int, at: int, sequence: int, attempts: int, reason: int = ReturnReason.OTHER, *, is_blocking: bool
     ) -> None:
-        """A message waits for its next try: it has just failed, or a page of the store has shown it."""
-        # By another policy than it did before.
+        """Let a message wait for its retry: it has just failed, or a page of the store has shown it."""
+        # A changed policy may have made it blocking, or no longer blocking.
         self.clear_delay(sequence)
         message = self.messages.get(sequence)
         if message is None:
@@ -508,17 +507,17 @@ class QueueAudit:
             self.add_waiting(message)
             self.waiting += 1
             if message.visible_event > event:
-                # A consumer had it, so it was visible: a gap hides the commit.
+                # A consumer had the message, so it was visible: a gap hides the commit.
                 message.visible_event, message.visible_at = event, at
         self.update_idle_time(event, at)
 
     def on_subscribed(
         self, event: int, at: int, consumer: int, window: int, flags: ConsumerFlags = NO_FLAGS, priority: int = 0
     ) -> None:
-        """`priority` is the consumer's, if it is exclusive."""
+        """Add a consumer; `priority` is its consumer priority if it is exclusive."""
         subscriber = self.consumers[consumer] = AuditedConsumer(window, flags)
         if flags & ConsumerFlags.PULLS and window != SELECTOR_WINDOW:
-            # Of one with a selector it is not known whether it is told what it requests: it may be one of a pattern.
+            # A consumer with a selector may be a wildcard consumer, whose requests may not be in this history.
             subscriber.requested = 0
         if subscriber.has_exact_window:
             subscriber.limit = window
@@ -559,7 +558,7 @@ class QueueAudit:
         self.update_idle_time(event, at)
 
     def start_idle_time(self, event: int, at: int) -> None:
-        """Begin to count idle time if somebody could take a message."""
+        """Start idle time if a consumer is free and a message waits."""
         if self.free_consumers and self.waiting:
             self.idle_message = self.true_next(event)
             self.idle_since = at
@@ -592,7 +591,7 @@ class QueueAudit:
         self.update_idle_time(event, at)
 
     def on_gap(self, event: int) -> None:
-        """Whatever is known may have changed unseen."""
+        """Make all that is known uncertain: it may have changed within the gap."""
         self.idle_message = None
         self.expected = None
         for message in chain(self.messages.values(), self.expiring.values()):
@@ -612,7 +611,7 @@ class QueueAudit:
         self.free_consumers = 0
 
     def clear_lanes(self) -> None:
-        """Nothing waits, and nothing is held."""
+        """Forget which messages wait, block others, or are held."""
         for lane in self.lanes:
             lane.clear()
         self.group_lanes.clear()
@@ -629,7 +628,7 @@ class QueueAudit:
         self.start_flags = flags
         self.start_event = event
         if not flags & StartFlag.CONTINUED:
-            # A run is missing: nothing is known of what it did.
+            # A run is missing, and its changes are unknown.
             for message in chain(self.messages.values(), self.expiring.values()):
                 self.finish_message(message, at, "unknown")
             self.messages.clear()
@@ -646,7 +645,7 @@ class QueueAudit:
     def recover_messages(
         self, messages: dict[int, AuditedMessage], state: MessageState, event: int, at: int
     ) -> tuple[int, int]:
-        """After a start, what is surely there gets this state. Returns how many these are, and how many more may be."""
+        """Set `state` on messages that are certainly there after a start; return their number, and that of others."""
         certain = uncertain = 0
         for message in list(messages.values()):
             if message.priority < 0:
@@ -680,7 +679,7 @@ class QueueAudit:
                 key=lambda each: (9 - each.priority, each.sequence),
             )
             finding = self.add_finding("lost", event, at, first, count=certain - count, detail="not recovered")
-            # Which of them it was, nobody can say; this is the first that may be.
+            # Which of them are lost is not known; this is the first that may be.
             finding.persistent = None
             for message in missing:
                 message.state = UNCERTAIN
@@ -689,13 +688,13 @@ class QueueAudit:
             self.add_finding("resurrected", event, at, NO_MESSAGE, count=count - certain - uncertain)
 
     def resolve_recovered(self, at: int) -> None:
-        """A queue of which the start said nothing had no messages."""
+        """Treat a queue without a `recovered` as empty, once the run has finished its recovery."""
         if self.expected is not None and self.start_flags & StartFlag.RECOVERED:
             self.on_recovered(self.start_event, at, 0)
         self.expected = None
 
     def finish(self, event: int, at: int) -> None:
-        """The history ends here."""
+        """End the audit at the end of the history."""
         self.resolve_recovered(at)
         self.end_idle_time(at)
         for message in self.messages.values():
@@ -712,7 +711,7 @@ class QueueAudit:
             self.finished.append(message)
 
     def mark_depth(self, event: int, at: int) -> None:
-        """For each event whose `tick` has none of the bits of `mask`."""
+        """Record the depth; called for each event whose `tick` has none of the bits of `mask`."""
         self.depth_points.append((event, at, self.waiting, self.held))
         if len(self.depth_points) > POINTS_MAX:
             del self.depth_points[::2]

@@ -1,4 +1,4 @@
-"""Names of runs that are shown side by side, and of the folders that their tables go to."""
+"""Names of runs that are shown side by side, and of the folders of their tables."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from truenext.errors import ConfigurationError
 
 
 def run_names(folders: Sequence[Path | str]) -> list[str]:
-    """Return for each folder, or address such as s3a://..., as much of the end of its path as no other has.
+    """Return for each folder, or address such as s3a://..., the shortest end of its path that no other has.
 
     >>> run_names(["/runs/monday/data", "/runs/tuesday/data", "/copy"])
     ['monday/data', 'tuesday/data', 'copy']
 
-    Raises: ConfigurationError if one of them is named twice
+    Raises: ConfigurationError if a folder is named twice
     """
     parts = [_parts(folder) for folder in folders]
     for number, each in enumerate(parts):

@@ -1,11 +1,11 @@
-"""What a history consists of: blocks of events, runs of the broker, and the gaps that crashes have left."""
+"""Parts of a history: blocks of events, runs of the broker, and gaps left by crashes."""
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from truenext.model.events import REASONS, SUBSCRIPTION_MODES, EventKind
 
-# What is there, by blocks of 65,536 numbers of events? One look at all events, for all that asks about whole runs.
+# Blocks of 65,536 event numbers: one pass over all events serves all tables about whole runs.
 
 BLOCK_BITS = 16
 
@@ -14,13 +14,13 @@ KINDS = ({kind.label for kind in EventKind} - {"name", "cause"}) | {"drained"}
 
 
 def block() -> Column:
-    """The block of an `event`."""
+    """Return the block of an `event`."""
     return F.shiftright("event", BLOCK_BITS)
 
 
 def blocks(events: DataFrame) -> DataFrame:
-    """One row per run and block: `events`, `first`, `last`, `last_at`, `started_event`, `started_at`, `is_clean`,
-    `is_recovered`, `unknown_event`; see runs.py."""
+    """Return one row per run and block: `events`, `first`, `last`, `last_at`, `started_event`, `started_at`,
+    `is_clean`, `is_recovered`, `unknown_event`; see `runs`."""
     is_started = F.col("kind") == "run-started"
     at = F.unix_micros("at")
     return events.groupBy("run", block().alias("block")).agg(
@@ -30,7 +30,7 @@ def blocks(events: DataFrame) -> DataFrame:
         F.max_by(at, "event").alias("last_at"),
         F.min(F.when(is_started, F.col("event"))).alias("started_event"),
         F.min(F.when(is_started, at)).alias("started_at"),
-        # As a boolean: Spark would sort all events for the sake of one string.
+        # As a boolean: for a string Spark would sort all events.
         F.bool_or(is_started & F.col("reason").eqNullSafe("clean")).alias("is_clean"),
         F.bool_or(~F.col("kind").isin("run-started", "recovered")).alias("is_recovered"),
         F.min(F.when(_is_unknown(), F.col("event"))).alias("unknown_event"),
@@ -38,27 +38,27 @@ def blocks(events: DataFrame) -> DataFrame:
 
 
 def _is_unknown() -> Column:
-    """No broker writes such an event into a history of the version that this truenext reads."""
+    """True for events that no broker writes in the history version that this truenext reads."""
     kind, reason, mode = F.col("kind"), F.col("reason"), F.col("mode")
     return (
         ~kind.isin(*sorted(KINDS))
         | ~reason.isin(*REASONS)
-        # Up to version 8 this was the kind of a run's start.
+        # Up to version 8 `started` was the kind of a run's start.
         | ((kind == "started") & reason.isNotNull())
         | ~mode.isin(*SUBSCRIPTION_MODES)
     )
 
 
-# ---- When did the broker start, and how did it end before? ----
+# ---- Runs of the broker: start, and end of the run before ----
 
 
 def runs(blocks: DataFrame) -> DataFrame:
-    """One row per run.
+    """Return one row per run.
 
-    `started_event`, `started_at` (null if the history begins within the run), `is_clean` (how the run before ended),
-    `first_event`, `last_event`, `last_at`; `is_recovered`: it got past its recovery;
-    `unknown_event`: the first event that is none of docs/history.md, null if all are; `previous_run`, `previous_at`
-    (its last event), and `next_event`, `next_at` (the start after it).
+    `started_event`, `started_at` (null if the history begins within the run), `is_clean` (end of the previous run),
+    `first_event`, `last_event`, `last_at`, `is_recovered` (the run finished its recovery), `unknown_event` (first
+    event that is not in docs/history.md, or null), `previous_run`, `previous_at` (its last event), and `next_event`,
+    `next_at` (start of the next run).
     """
     order = Window.orderBy("run")
     return (
@@ -80,13 +80,13 @@ def runs(blocks: DataFrame) -> DataFrame:
     )
 
 
-# ---- Which numbers of events are missing: what did a crash take from the history? ----
+# ---- Gaps: event numbers that a crash took from the history ----
 
 
 def gaps(events: DataFrame, blocks: DataFrame) -> DataFrame:
-    """`first_missing`, `last_missing`, `missing`: one row per gap.
+    """Return one row per gap: `first_missing`, `last_missing`, `missing`.
 
-    Most histories have no gap, so events are counted by blocks, and only a block with too few is looked into.
+    Most histories have no gap, so events are counted by block, and only a block with too few is searched.
     """
     whole = blocks.groupBy("block").agg(
         F.sum("events").alias("events"), F.min("first").alias("first"), F.max("last").alias("last")

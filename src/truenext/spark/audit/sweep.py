@@ -1,4 +1,4 @@
-"""How do the events of a partition go through the accounts of its queues, and what comes out as rows?"""
+"""Sweep: passes the events of a partition through the audits of its queues, and returns their results as rows."""
 
 from __future__ import annotations
 
@@ -41,23 +41,22 @@ SWEEP_SCHEMA = StructType(
         StructField("held", LongType()),
     ]
 )
-"""Three sorts of row in one, told apart by `row`: `message` (one per message, what became of it; `kind` is how it
-ended), `finding` (what the contract does not allow), `depth` (messages waiting and held at an event). Times are
-microseconds."""
+"""Three kinds of row, told apart by `row`: `message` (one per message; `kind` is its `end_reason`), `finding`
+(violation of the contract), `depth` (messages waiting and held at an event). Times are microseconds."""
 
 TYPES: dict[DataType, pa.DataType] = {BooleanType(): pa.bool_(), LongType(): pa.int64(), StringType(): pa.string()}
 FLUSH_ROWS = 50_000
-"""Rows gathered before they leave for Spark."""
+"""Rows gathered before they are passed to Spark."""
 
 
 def sweep(timeline: DataFrame, stuck_seconds: float) -> DataFrame:
-    """`SWEEP_SCHEMA` of a `timeline`."""
-    # mapInArrow keeps partitions whole: all of a queue passes through one call, in order.
+    """Return the rows of `SWEEP_SCHEMA` for a `timeline`."""
+    # mapInArrow keeps partitions whole: one call gets all events of a queue, in order.
     return timeline.mapInArrow(partial(sweep_batches, stuck_limit=int(stuck_seconds * 1e6)), SWEEP_SCHEMA)
 
 
 def sweep_batches(batches: Iterable[pa.RecordBatch], stuck_limit: int) -> Iterator[pa.RecordBatch]:
-    # Nothing here makes cycles, and the collector would look at all that waits again and again.
+    # Nothing here makes cycles, and the garbage collector would scan all waiting messages again and again.
     gc.disable()
     try:
         yield from _sweep(batches, stuck_limit)
@@ -105,7 +104,7 @@ def _process(
     visible_ats: list[int],
     detail_codes: list[int],
 ) -> None:
-    """One call per event and no lookup by kind: this loop is what an audit takes its time for."""
+    """Process events, with one call each and no lookup by kind: this loop takes most of an audit's time."""
     accepted, dispatched, started, acknowledged, returned, recovered, last_of_events = map(
         int,
         (
@@ -193,7 +192,7 @@ def _process_rare(
 
 
 def _flush(queue: str, account: QueueAudit) -> Iterator[pa.RecordBatch]:
-    """What the account has found and ended so far."""
+    """Yield the ended messages and the findings since the last flush."""
     finished, account.finished = account.finished, []
     findings, account.findings = account.findings, []
     for start in range(0, len(finished), FLUSH_ROWS):

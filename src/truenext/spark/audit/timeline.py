@@ -1,7 +1,7 @@
-"""What happened in each queue, in order, with all that a sweep over one queue must know?
+"""Timeline: events of each queue in order, with all that a sweep over one queue needs.
 
-`committed` and `run-started` belong to no queue: each message gets the event that made it visible, and each queue a row
-per start, gap and end of the history.
+`committed` and `run-started` belong to no queue: each message gets the event that made it visible, and each queue a
+row per start, gap and end of the history.
 """
 
 from functools import reduce
@@ -63,19 +63,19 @@ FLAGS = {
     PULLING: ConsumerFlags.PULLS,
     EXCLUSIVE: ConsumerFlags.EXCLUSIVE,
 }
-"""By what the mode of a consumer has in it."""
+"""Flag for each word in the mode of a consumer."""
 RETURN_REASONS = {"released": ReturnReason.RELEASED, "lost": ReturnReason.STARTED, "aborted": ReturnReason.STARTED}
-"""By what the reason of a return begins with."""
+"""ReturnReason for each beginning of the reason of a return."""
 
 
 def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataFrame) -> DataFrame:
-    """`COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
+    """Return `COLUMNS`, without nulls: all rows of a queue in one partition, each partition in order of `event`.
 
-    `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTOR_WINDOW) and of a `window`, the
-    `count` of a `recovered` and of a `requested`, the `attempts` of a `returned`, the flags of a start, else 0.
-    `detail_code` is the group of an `accepted`, the ConsumerFlags of a `subscribed`, the ReturnReason of a `returned`,
-    to which HAS_CAUSE is added if it has a cause, that alone of a `dead-lettered`, else 0. `sequence` is the consumer
-    priority of a `subscribed` that is exclusive. Times are microseconds.
+    `number` is the priority of an `accepted`, the window of a `subscribed` (or SELECTOR_WINDOW) and of a `window`,
+    the `count` of a `recovered` and of a `requested`, the `attempts` of a `returned`, the flags of a start, else 0.
+    `detail_code` is the group of an `accepted`, the ConsumerFlags of a `subscribed`, the ReturnReason of a
+    `returned` (plus HAS_CAUSE if it has a cause), HAS_CAUSE for a `dead-lettered` with a cause, else 0. `sequence`
+    is the consumer priority of an exclusive `subscribed`. Times are microseconds.
     """
     own = events.where("queue is not null")
     marks = _marks(runs, gaps).crossJoin(F.broadcast(own.select("queue").distinct()))
@@ -84,18 +84,18 @@ def timeline(events: DataFrame, runs: DataFrame, gaps: DataFrame, commits: DataF
         .select(*COLUMNS)
         .unionByName(marks.select(*COLUMNS))
         .repartition(_partitions(events), "queue")
-        # Not by queue as well: one number sorts several times faster, and the sweep tells the queues apart.
+        # Without the queue: sorting one number is several times faster, and the sweep separates the queues.
         .sortWithinPartitions("event")
     )
 
 
 def _partitions(events: DataFrame) -> int:
-    """Named, since Spark would otherwise join small partitions and leave cores idle."""
+    """Return an explicit number, since Spark would otherwise join small partitions and leave cores idle."""
     return int(events.sparkSession.conf.get("spark.sql.shuffle.partitions") or 8)
 
 
 def commits(events: DataFrame) -> DataFrame:
-    """`run`, `batch`, `visible_event`, `visible_at`: for every batch the first event that says it is durable."""
+    """Return for every batch the first event that says it is durable: `run`, `batch`, `visible_event`, `visible_at`."""
     earlier = Window.partitionBy("run").orderBy("event").rowsBetween(Window.unboundedPreceding, -1)
     return (
         events.where("kind = 'committed'")
@@ -111,7 +111,7 @@ def commits(events: DataFrame) -> DataFrame:
 
 
 def _with_visibility(own: DataFrame, events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
-    """Batches are few beside messages, so what is known of them goes to every core."""
+    """Add the event that made each message visible. Batches are few compared with messages, so they are broadcast."""
     in_batch = F.col("kind").eqNullSafe("accepted") & (F.col("batch") > 0)
     joined = (
         own.withColumn("batch", F.when(in_batch, F.col("batch")))
@@ -172,7 +172,7 @@ def _code() -> Column:
     return reduce(
         lambda chain, each: chain.when(F.col("kind") == each[0], F.lit(int(each[1])).cast("tinyint")),
         CODES.items(),
-        # Behind what the consumer did, or alone.
+        # The suffix of a reason, after the consumer's act, or the whole reason.
         F.when(F.col("reason").endswith(DELAYED), F.lit(int(EventCode.DELAYED)).cast("tinyint")).when(
             F.col("reason").endswith(BLOCKING), F.lit(int(EventCode.BLOCKING)).cast("tinyint")
         ),
@@ -180,9 +180,9 @@ def _code() -> Column:
 
 
 def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
-    """`sequence`, `proven_event`, `proven_at`: messages whose commit the history lacks, but which a later run mentions.
+    """Return messages without a commit in the history that a later run has: `sequence`, `proven_event`, `proven_at`.
 
-    They were recovered, so the start made them visible. Those never mentioned again may not have been durable.
+    They were recovered, so the start made them visible. Messages that never occur again may not have been durable.
     """
     last = commits.groupBy("run").agg(F.max("batch").alias("last_batch"))
     open_runs = (
@@ -207,9 +207,9 @@ def proven(events: DataFrame, runs: DataFrame, commits: DataFrame) -> DataFrame:
 
 
 def _marks(runs: DataFrame, gaps: DataFrame) -> DataFrame:
-    """Starts, gaps and the end, which concern every queue."""
+    """Return starts, gaps and the end of the history, which apply to every queue."""
     nothing = {"sequence": -1, "consumer": -1, "persistent": False, "visible_event": NEVER, "detail_code": 0}
-    # Nothing that could still be in a queue is unknown if the history is there from its first event on.
+    # With the history complete from its first event on, no queue can have an unknown message.
     whole = runs.agg(
         (F.min("first_event") == 1).alias("from_first"),
         (F.max("run") - F.min("run") + 1 == F.count("*")).alias("every_run"),
