@@ -1,1 +1,1 @@
-"""What services of stages wrote down, joined to the broker's history: what contradicts it, and how flows went."""
+"""Events of stages joined to the broker's history: contradictions between them, and the course of flows."""

@@ -1,8 +1,8 @@
-"""Where do stages and history contradict each other?
+"""Contradictions between the events of stages and the broker's history.
 
-Nothing here compares the clocks of two machines: what came first is known from the order of one history, or from that
-of the events of one process. And nothing is concluded from what may only be missing: a process that was killed has not
-recorded its last events, and files are deleted when they are old.
+No finding compares the clocks of two machines: order is known within one history, and within the events of one
+process. No finding follows from records that may only be missing: a process that was killed has not recorded its
+last events, and old files are deleted.
 """
 
 from functools import reduce
@@ -23,7 +23,7 @@ SENTENCES = {
 
 
 def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> DataFrame:
-    """One row per message and finding. `last_gap` is the last event that is missing in the history, 0 if none is."""
+    """Return one row per message and finding. `last_gap` is the last event missing in the history, 0 if none is."""
     parts = (
         joined.transform(_unacknowledged, last_gap),
         joined.transform(_not_recorded, processes),
@@ -35,8 +35,8 @@ def stage_findings(joined: DataFrame, processes: DataFrame, last_gap: int) -> Da
 
 
 def commit_gaps(joined: DataFrame, processes: DataFrame) -> DataFrame:
-    """One row per run whose SQL was committed and whose message was not acknowledged with it: the commit gap of
-    best-effort 1PC (docs/stages.md). It is nobody's fault, and the stage is written for it, or it is `exactly_once`."""
+    """Return one row per execution whose SQL was committed without the acknowledgement of its message: the commit
+    gap of best-effort 1PC (docs/stages.md). No finding: the stage is written for it, or it is `exactly_once`."""
     is_own = F.col("last_dispatch")["event"] == F.col("dispatch")["event"]
     is_with_it = F.col("acknowledged_event").isNotNull() & is_own
     is_known = F.col("again") | F.col("end_kind").isNotNull()
@@ -59,9 +59,9 @@ def _done() -> Column:
 
 
 def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
-    """The broker has confirmed the commit, so the history has the acknowledgement: it is missing if the message has
-    come to another end, or if the acknowledgement is there of what the same process began later. Only of persistent
-    messages is that as durable as they are."""
+    """Return completed messages that the history should show as acknowledged, since the broker confirmed the commit:
+    they came again or ended otherwise, or the process has an acknowledgement for a later execution. Only persistent
+    messages count: other acknowledgements are not durable."""
     known = joined.where("started_at is not null")
     later = (
         known.where("acknowledged_event is not null")
@@ -87,8 +87,8 @@ def _unacknowledged(joined: DataFrame, last_gap: int) -> DataFrame:
 
 
 def _not_recorded(joined: DataFrame, processes: DataFrame) -> DataFrame:
-    """Whose consumer it was is known from what else that got. What the consumer got before and ended, and what it got
-    afterwards and ended, stand between, so the process was there and wrote."""
+    """Return acknowledged messages whose process, known from the consumer's other messages, recorded no completion,
+    though it recorded completions of this consumer before and after."""
     known = joined.where(_done() & F.col("dispatch").isNotNull() & F.col("acknowledged_event").isNotNull())
     spans = (
         known.groupBy(
@@ -141,9 +141,9 @@ def _repeated(joined: DataFrame) -> DataFrame:
 
 
 def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
-    """What a stage sends is there from its commit on, which acknowledges its message. That of a dead letter, or of one
-    that was moved, may have gone on under another sequence. What stages send whose effects happen once may be there
-    before: from its SQL's commit on anybody may send it."""
+    """Return messages of a stage whose commit is missing: a stage's messages exist from the commit on that
+    acknowledges its own message. A dead letter or moved message may have been completed under another sequence.
+    Messages of exactly-once stages may exist earlier: any process may send them once the SQL is committed."""
     parents = (
         joined.where("message is not null and queue is not null")
         .groupBy(F.col("message").alias("parent"))
@@ -158,7 +158,7 @@ def _orphaned(joined: DataFrame, last_gap: int) -> DataFrame:
         .select("parent")
     )
     return (
-        # What goes on from a stash may be sent before its stage is committed; it is said to be sent by no stage.
+        # Messages that continue from a stash may be sent before the commit of its stage; their sender is no stage.
         joined.where("parent <> '' and instr(sender, ' ') > 0 and dispatch is not null")
         .join(parents, "parent")
         .dropDuplicates(["queue", "sequence"])

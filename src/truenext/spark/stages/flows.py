@@ -1,4 +1,4 @@
-"""How long did flows take, where, and which of them were given up?"""
+"""Flows: their duration, their executions, and messages that were given up."""
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -6,16 +6,16 @@ from pyspark.sql import functions as F
 from truenext.spark.stages.schema import DONE, OUTCOMES
 
 SLOWEST_MAX = 50
-"""Flows of the page that took longest."""
+"""Slowest flows on the page."""
 GIVEN_UP_MAX = 50
-"""And the latest of those that were given up."""
+"""Latest flows on the page with messages that were given up."""
 RUNS_MAX = 60
-"""Runs of one flow on the page."""
+"""Executions of one flow on the page."""
 
 
 def flows(joined: DataFrame) -> DataFrame:
-    """One row per flow of which a run is recorded: when it started and last did something, its messages and runs, how
-    many of these failed, how many messages were `given_up` (dead letters, expired, removed) and are `in_progress`."""
+    """Return one row per flow with a recorded execution: start, duration, messages, executions (`runs`), failures,
+    and the number of messages that were `given_up` (dead letters, expired, removed, rejected) or are `in_progress`."""
     # An acknowledged message is not in progress, even if its process was killed before it recorded that.
     ended = F.col("outcome").isin(*DONE) | F.coalesce(F.col("end_kind") == "acknowledged", F.lit(False))
     lost = F.col("end_kind").isin("dead-lettered", "expired", "removed") | (F.col("outcome") == "rejected")
@@ -46,7 +46,7 @@ def flows(joined: DataFrame) -> DataFrame:
 
 
 def waterfalls(joined: DataFrame, flows: DataFrame) -> DataFrame:
-    """The runs of the flows that the page shows, `position` 1 first in each."""
+    """Return the executions of the flows on the page; `position` counts them from 1 in each flow."""
     slowest = flows.orderBy(F.desc("seconds")).limit(SLOWEST_MAX)
     given_up = flows.where("given_up > 0").orderBy(F.desc("started_at")).limit(GIVEN_UP_MAX)
     shown = (
@@ -68,8 +68,8 @@ def waterfalls(joined: DataFrame, flows: DataFrame) -> DataFrame:
 
 
 def stage_runs(joined: DataFrame) -> DataFrame:
-    """One row per run, with when its message was accepted and dispatched to it by the broker's clock, and what became
-    of the message in the end (`end_kind`)."""
+    """Return one row per execution, with the accept and dispatch times of its message by the broker's clock, and the
+    end of the message (`end_kind`)."""
     return joined.where("started_at is not null").select(
         *("flow", "trace", "message", "parent", "sender", "stage", "queue", "sequence", "attempt", "deliveries"),
         *("process", "execution", "accepted_at"),
@@ -79,8 +79,8 @@ def stage_runs(joined: DataFrame) -> DataFrame:
 
 
 def stages(joined: DataFrame) -> DataFrame:
-    """One row per stage: its runs by outcome, and in milliseconds how long messages waited for their first dispatch,
-    and how long runs took."""
+    """Return one row per stage: executions by outcome, and in milliseconds the waiting times of messages until their
+    first dispatch and the working times of executions."""
     outcome = F.col("outcome")
     first = F.when(F.col("deliveries") == 1, F.unix_micros(F.col("dispatch")["at"]) - F.unix_micros("accepted_at"))
     return (

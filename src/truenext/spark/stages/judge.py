@@ -1,4 +1,4 @@
-"""How do events of stages and a history make one verdict?
+"""Audit of stages: joins their events to a history, and returns tables, findings and notes.
 
 events of stages ──▶ runs ──┬──▶ joined ──▶ findings, commit gaps, flows, waterfalls, stages
 history ──▶ message_histories ──┘
@@ -26,7 +26,7 @@ COMMIT_GAP, CLOSED_COMMIT_GAP = "commit gap", "closed commit gap"
 @dataclass(frozen=True)
 class StageResults:
     tables: dict[str, DataFrame]
-    """`stage_findings`, `commit_gaps`, `flows`, `waterfalls`, `stages`, `stage_runs`"""
+    """Tables `stage_findings`, `commit_gaps`, `flows`, `waterfalls`, `stages`, `stage_runs`."""
     findings: tuple[FindingSummary, ...]
     notes: tuple[str, ...]
     cached: tuple[DataFrame, ...]
@@ -40,8 +40,8 @@ def audit_stages(
     queue: str | None = None,
     since: datetime | None = None,
 ) -> StageResults:
-    """`stage_events` are the events of stages, `events` those of the history, of one queue if `queue` says so.
-    `last_gap` is the last event that is missing there, 0 if none is.
+    """Audit `stage_events`, the events of stages, against `events` of the history, of one queue if `queue` is given.
+    `last_gap` is the last event missing in the history, 0 if none is.
 
     Raises: ConfigurationError if the events of stages are of another format
     """

@@ -1,12 +1,12 @@
-"""Which process wrote what, and has it written all of it?"""
+"""Processes that recorded events of stages, and whether their records are complete."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 
 def processes(stage_events: DataFrame) -> DataFrame:
-    """One row per process: `service`, `instance`, `format`, and `is_whole` if no event is missing between the first and
-    the last that there are. Older files may be gone, and what a crash took stands behind the last."""
+    """Return one row per process: `service`, `instance`, `format`, and `is_whole` if no event is missing between its
+    first and last record. Earlier files may have been deleted, and events that a crash took come after the last."""
     numbered = F.when(F.col("kind") != "opened", F.col("number"))
     return (
         stage_events.groupBy("process")

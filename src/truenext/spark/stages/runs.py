@@ -1,4 +1,4 @@
-"""What did each run of a stage do, by its own account, and what does the history say of its message?"""
+"""Executions of stages from their own records, joined to the history of their messages."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -15,14 +15,14 @@ _END_FIELDS = ("total_us", "run_us", "commit_us", "error")
 
 
 def runs(stage_events: DataFrame) -> DataFrame:
-    """One row per run, from the events of stages: what it started with, `sql_at` if its SQL was committed, and
-    `outcome`, `ended_at`, `end_number`; null if that was not recorded."""
+    """Return one row per execution: the fields of its start, `sql_at` if its SQL was committed, and `outcome`,
+    `ended_at`, `end_number`, null if its end was not recorded."""
     kind = F.col("kind")
     is_over = kind.isin(*OUTCOMES)
     return (
         stage_events.where(kind.isin("started", "SQL committed", *OUTCOMES))
         .groupBy("process", F.coalesce("execution", "number").alias("execution"))
-        # Each is recorded once; an event of which there is a copy is one.
+        # Each event is recorded once; copies of an event count as one.
         .agg(
             _at(kind == "started").alias("started_at"),
             *(F.max(name).alias(name) for name in _START_FIELDS),
@@ -32,14 +32,14 @@ def runs(stage_events: DataFrame) -> DataFrame:
             _at(is_over).alias("ended_at"),
             *(F.max(name).alias(name) for name in _END_FIELDS),
         )
-        # Its start may be in a file that is deleted.
+        # The file with its start may have been deleted.
         .where("started_at is not null")
     )
 
 
 def message_histories(events: DataFrame, queues: DataFrame) -> DataFrame:
-    """One row per message in one of `queues`, from the history: when it was accepted and acknowledged, by which event
-    it ended, and all its dispatches."""
+    """Return one row per message in `queues`, from the history: the time of its accept, the events of its
+    acknowledgement and its last return, the kind of its end, and all its dispatches."""
     kind, event = F.col("kind"), F.col("event")
     dispatch = F.when(
         kind == "dispatched", F.struct("event", "at", F.col("run").alias("broker_run"), "consumer", "deliveries")
@@ -62,8 +62,8 @@ def message_histories(events: DataFrame, queues: DataFrame) -> DataFrame:
 
 
 def joined(runs: DataFrame, message_histories: DataFrame) -> DataFrame:
-    """Every run with what the history says of its message and of its dispatch, `again` if the message came or stood
-    there once more after that; and every message of which no run is recorded."""
+    """Join every execution to the history of its message and dispatch, `again` if the message was dispatched or
+    returned later; include messages without a recorded execution."""
     own = F.array_max(F.filter("dispatches", lambda each: each["deliveries"] == F.col("deliveries")))
     return (
         runs.join(message_histories, ["queue", "sequence"], "full")

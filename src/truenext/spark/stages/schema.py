@@ -1,4 +1,4 @@
-"""How do the events of stages look to Spark? The fields of docs/stages-events.md."""
+"""Schema of the events of stages for Spark: the fields of docs/stages-events.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from truenext.spark.paths import path_to_read
 OUTCOMES = ("completed", "already processed", "failed", "rejected", "released", "in doubt")
 
 DONE = ("completed", "already processed")
-"""The broker has confirmed that the message is acknowledged."""
+"""Outcomes for which the broker has confirmed the acknowledgement of the message."""
 
 STAGE_EVENTS = StructType(
     [
@@ -45,8 +45,8 @@ STAGE_EVENTS = StructType(
 
 
 def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> DataFrame:
-    """All events in these folders; an address with a scheme (s3a://) is read as it is. A line that a crash has
-    truncated is left out.
+    """Return all events in these folders; an address with a scheme (s3a://) is read as it is. Lines truncated by a
+    crash are left out.
 
     Raises: ConfigurationError if a folder has none
     """
@@ -62,6 +62,6 @@ def read_stage_events(spark: SparkSession, folders: Sequence[Path | str]) -> Dat
                 "--events DIR)"
             )
         paths += map(path_to_read, files)
-    # A file may be deleted meanwhile, as the oldest are.
+    # The oldest files may be deleted meanwhile.
     reader = spark.read.schema(STAGE_EVENTS).option("ignoreMissingFiles", True)
     return reader.json(paths).where("kind is not null")
