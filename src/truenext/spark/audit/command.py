@@ -1,4 +1,4 @@
-"""One audit from start to end, for `truenext audit` and for spark-submit."""
+"""Audit from start to end, for `truenext audit` and for spark-submit."""
 
 import sys
 import tempfile

@@ -71,8 +71,7 @@ def _if_known(column: str) -> Column:
 CONSUMER_KINDS = ("uncredited", "miscount", "stale", "lost-failure")
 """`uncredited`: dispatch without credit, or not to the exclusive consumer; `miscount`: attempt counted without a
 failure; `stale`: dispatch to, or act of, a consumer that had ended or did not hold the message; `lost-failure`:
-failure that the broker recorded and lost, as its attempt is not counted any more, or its cause is missing in the
-dead letter."""
+recorded failure that the broker lost: attempt not counted any more, or cause missing in the dead letter."""
 
 
 def consumers(sweep_rows: DataFrame) -> DataFrame:

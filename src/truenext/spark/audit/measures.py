@@ -97,8 +97,8 @@ def redelivery(events: DataFrame) -> DataFrame:
 
 
 def depth(sweep_rows: DataFrame) -> DataFrame:
-    """Return `queue`, `event`, `at`, `waiting`, `held`: up to 1,001 points per queue, evenly by its events, and the
-    last."""
+    """Return at most 1,001 depths per queue, evenly by its events, and its last: `queue`, `event`, `at`, `waiting`,
+    `held`."""
     return sweep_rows.where(F.col("row") == "depth").select(
         "queue", "event", F.timestamp_micros("at").alias("at"), "waiting", "held"
     )

@@ -96,7 +96,7 @@ class MessageState(IntEnum):
     MAYBE_GONE = 2
     """A gap may hide its end; the next start makes a persistent message certain."""
     UNCERTAIN = 3
-    """Not known to be durable, or reported as lost: the message may come again or not."""
+    """Possibly not durable, or reported as lost: the message may come again or not."""
     DELAYED = 4
     """Failed, and not due yet."""
     ENDED = 5

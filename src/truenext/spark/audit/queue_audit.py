@@ -77,8 +77,7 @@ class QueueAudit:
         self.owner: AuditedConsumer | None = None
         """Exclusive consumer that has the queue: the one of lowest rank of those that are known."""
         self.knows_exclusive = False
-        """No unknown consumer is exclusive. Unknown consumers are older than known ones, so only a gap makes this
-        false."""
+        """No unknown consumer is exclusive. Unknown ones are older than known ones, so only a gap makes this false."""
         self.is_paused = False
         self.free_consumers = 0
         """Number of consumers that hold less than their window, have requests left, and are certainly not kept from
