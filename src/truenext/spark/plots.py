@@ -1,6 +1,6 @@
-"""What the report's plots look like, as Vega-Lite specifications.
+"""Plots of the report, as Vega-Lite specifications.
 
-No name of a queue, run or consumer enters a specification: its data are numbers, as CSV, and its texts are ours.
+A specification has no name of a queue, run or consumer: its data are numbers, as CSV, and its texts are fixed.
 Colours are left to draw.js, which knows whether the reader's screen is light or dark.
 """
 
@@ -18,12 +18,12 @@ BINS = 150
 MOMENTS_MAX = 1000
 """Moments in one plot of depth."""
 LATENCY_MIN = 0.001
-"""Milliseconds; a logarithmic scale has no zero."""
+"""Lowest latency in a plot, in milliseconds: a logarithmic scale has no zero."""
 PRIORITY_COLOUR = {"field": "priority", "type": "ordinal", "scale": {"domain": list(range(10))}, "legend": None}
 
 
 def stride(messages: int) -> int:
-    """Of how many messages one becomes a point in the order plot.
+    """Return the distance between the messages that become points in the order plot: every n-th does.
 
     >>> stride(POINTS_MAX), stride(POINTS_MAX + 1)
     (1, 2)
@@ -32,7 +32,7 @@ def stride(messages: int) -> int:
 
 
 def order_plot(positions: pandas.DataFrame, *, deliveries: int, arrivals: int) -> Spec:
-    """Where each message arrived against where it was delivered, and below it what was delivered when.
+    """Plot positions of arrival against positions of delivery, with bands of priority and persistence below.
 
     `deliveries` and `arrivals` are the ends of the axes, so that plots can be compared.
     """
@@ -85,7 +85,7 @@ def order_plot(positions: pandas.DataFrame, *, deliveries: int, arrivals: int) -
 
 
 def latency_plot(latency: pandas.DataFrame, *, low: float, high: float) -> Spec:
-    """p50, p90 and p99 by priority, on a logarithmic scale from `low` to `high` milliseconds."""
+    """Plot p50, p90 and p99 by priority, on a logarithmic scale from `low` to `high` milliseconds."""
     shown = _numbers(latency, ["priority", "p50", "p90", "p99", "max", "count"])
     for column in ("p50", "p90", "p99", "max"):
         shown[column] = shown[column].astype("float64").clip(lower=LATENCY_MIN)
@@ -127,10 +127,10 @@ def latency_plot(latency: pandas.DataFrame, *, low: float, high: float) -> Spec:
 
 
 def depth_plot(depth: pandas.DataFrame, *, most: int, seconds: float) -> Spec:
-    """Messages waiting and held; `most` and `seconds` (since the run began) are the ends of the axes."""
+    """Plot messages waiting and held; `most` and `seconds` (since the run began) are the ends of the axes."""
     shown = _numbers(depth, ["seconds", "waiting", "held"]).sort_values("seconds", kind="stable")
     if len(shown) > MOMENTS_MAX:
-        # Of each span of time its peaks, so that none is lost.
+        # Each span of time keeps its peaks.
         shown = shown.groupby(pandas.RangeIndex(len(shown)) * MOMENTS_MAX // len(shown)).max()
     axis = {"tickCount": 5}
     return {
@@ -192,7 +192,7 @@ def _band(shares: pandas.DataFrame, colour: Spec, domain: list[int], height: int
 
 
 def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas.DataFrame:
-    """What share of the deliveries of each bin had which value, stacked from the largest value down."""
+    """Return the share of each value in each bin of deliveries, stacked from the largest value down."""
     width = max(1.0, deliveries / BINS)
     bins = ((positions["delivery"] - 1) / width).astype("int64").rename("bin")
     counts = positions.groupby([bins, column]).size().rename("messages").reset_index()
@@ -204,7 +204,7 @@ def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas
             "first": (counts["bin"] * width).round(2),
             # A little below the next bin, which is drawn later: else the screen shows hairlines between them.
             "last": ((counts["bin"] + 1.3) * width).clip(upper=deliveries).round(2),
-            # The vertical axis points up, and the largest value stands on top.
+            # The vertical axis points up, and the largest value is on top.
             "from": (1 - to).clip(lower=0).round(4),
             "to": (1 - to + share).clip(upper=1).round(4),
             column: counts[column],
@@ -214,13 +214,13 @@ def _shares(positions: pandas.DataFrame, column: str, deliveries: int) -> pandas
 
 
 def _numbers(table: pandas.DataFrame, columns: list[str]) -> pandas.DataFrame:
-    """These columns as numbers; rows without them are left out. Nothing but numbers gets into a plot."""
+    """Return these columns as numbers, without rows that lack one. A plot gets nothing but numbers."""
     numbers = {name: pandas.to_numeric(table[name], errors="coerce").astype("float64") for name in columns}
     return pandas.DataFrame(numbers).dropna().convert_dtypes()
 
 
 def _data(table: pandas.DataFrame) -> Spec:
-    """CSV: a quarter of the bytes of JSON."""
+    """Return CSV data: a quarter of the bytes of JSON."""
     return {
         "values": table.to_csv(index=False, lineterminator="\n", float_format="%.6g"),
         "format": {"type": "csv", "parse": {str(column): "number" for column in table.columns}},

@@ -1,8 +1,8 @@
-"""What does any STOMP broker do with a workload, as its client sees it, in the words of docs/history.md?
+"""Recorder: runs a workload on any STOMP broker, and records what its client sees as events of docs/history.md.
 
-A client sees when a message arrives, not when it was dispatched. So everything is sent and confirmed before the one
-consumer subscribes: then nothing arrives in between, and the order of arrival is that of dispatch. That is the order in
-which messages are noted, whatever the order in which the client would hand them out.
+A client sees when a message arrives, not when it was dispatched. So all messages are sent and confirmed before the
+one consumer subscribes: then nothing arrives in between, and the order of arrival is that of dispatch. Messages are
+recorded in that order, whatever the order in which the client would hand them out.
 """
 
 import random
@@ -19,32 +19,32 @@ from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.limits import WINDOW_MAX
 from truenext.model.url import parse_url
 
-# ---- What a recording sends: the cases in which a broker with two buckets breaks the order ----
+# ---- Messages of a recording: the cases in which a broker with two buckets breaks the order ----
 
 PRODUCTION_SHARE = 4
-"""One in so many messages of the production case is interactive."""
+"""Messages per interactive message in the production case."""
 
 
 class WorkloadMessage(NamedTuple):
-    """One message to send; its sequence is its place in the list, from 1."""
+    """Message to send; its sequence is its position in the list, from 1."""
 
     priority: int
     persistent: bool
 
 
 def make_production(count: int, _: random.Random) -> list[WorkloadMessage]:
-    """Ordinary messages (persistent, priority 4), then interactive ones (non-persistent, priority 9), 3 to 1."""
+    """Return ordinary messages (persistent, priority 4), then interactive ones (non-persistent, priority 9), 3 to 1."""
     interactive = count // PRODUCTION_SHARE
     return [WorkloadMessage(4, True)] * (count - interactive) + [WorkloadMessage(9, False)] * interactive
 
 
 def make_persistence_alternation(count: int, _: random.Random) -> list[WorkloadMessage]:
-    """Persistent and non-persistent in turn, all of priority 4: order of arrival alone decides."""
+    """Return persistent and non-persistent messages in turn, all of priority 4: order of arrival alone decides."""
     return [WorkloadMessage(4, number % 2 == 0) for number in range(count)]
 
 
 def make_mix(count: int, rng: random.Random) -> list[WorkloadMessage]:
-    """Any priority, persistent or not."""
+    """Return messages of random priority, persistent or not."""
     return [WorkloadMessage(rng.randrange(10), rng.random() < 0.5) for _ in range(count)]
 
 
@@ -60,20 +60,20 @@ WORKLOADS: dict[str, Callable[[int, random.Random], list[WorkloadMessage]]] = {
 CONFIRM_EVERY_MESSAGES = 500
 """Messages between two receipts."""
 ARRIVAL_TIMEOUT_S = 10.0
-"""While messages are missing: what does not come within this time after the last one is lost."""
+"""Seconds after the last message, while messages are missing: later ones count as lost."""
 QUIET_TIMEOUT_S = 0.5
-"""Once all have come: what is delivered twice comes within this time."""
+"""Seconds after the last message, once all have come: time for messages that are delivered twice."""
 MESSAGES_MAX = 1_000_000
-"""Messages in one recording: its events are kept in memory until it is complete, about half a kilobyte for each."""
+"""Messages in one recording: its events stay in memory until it is complete, about half a kilobyte each."""
 IDENTITY_HEADER = "recorded-as"
-"""The header that says which message of which recording this is."""
+"""Header with the recording and the sequence of a message."""
 
 ReportProgress = Callable[[str, int], None]
-"""Told what was done, `sent` or `received`, and how many by now."""
+"""Called with `sent` or `received`, and the number of messages so far."""
 
 
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of docs/history.md; None in the columns that its kind does not have."""
+    """Row of docs/history.md; None in the columns that its kind does not have."""
 
     event: int
     run: int = 1
@@ -98,7 +98,7 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorder:
-    """One recording: a workload, a broker, and what became of it."""
+    """Recorder of one workload on one broker."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Recorder:
         passcode: str | None = None,
         may_be_remote: bool = False,
     ) -> None:
-        """Record what happens at `url`; a broker on another machine must be asked for.
+        """Record at `url`; a broker on another machine needs `may_be_remote`.
 
         Raises: ConfigurationError
         """
@@ -123,10 +123,10 @@ class Recorder:
     def record(
         self, messages: Sequence[WorkloadMessage], *, queue: str, window: int, report: ReportProgress
     ) -> list[HistoryRow]:
-        """Send `messages` to `queue`, take them again and acknowledge each; what happened, in order.
+        """Send `messages` to `queue`, receive and acknowledge each, and return the events in order.
 
-        The queue must be empty and nobody else's. Messages that never come are not an error: the account shows them as
-        waiting when the queue was found empty.
+        The queue must be empty and used by no other client. Messages that never come are no error: the audit shows
+        them as waiting when the queue was found empty.
 
         Raises: ConfigurationError, ConnectionLost, Refused, RemoteProtocolError
         """
@@ -174,10 +174,10 @@ class Recorder:
         deliveries: dict[int, int] = {}
         received = 0
         with self._connect() as connection:
-            # Noted before, since the first messages may arrive before the subscription is confirmed.
+            # Recorded before, since the first messages may arrive before the subscription is confirmed.
             self._add_event("subscribed", queue=queue, consumer=1, mode="client-individual", window=window)
             with connection.consumer(f"/queue/{queue}", ack="individual", prefetch=window) as consumer:
-                # All that is here, so that none that came before stays behind one that came after.
+                # All messages that are here, so that none is recorded after one that arrived later.
                 while messages := consumer.receive_many(
                     window, ARRIVAL_TIMEOUT_S if len(deliveries) < count else QUIET_TIMEOUT_S
                 ):

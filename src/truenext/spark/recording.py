@@ -1,4 +1,4 @@
-"""How a recorded history becomes Parquet files as docs/history.md describes them."""
+"""Export of a recorded history to Parquet files as docs/history.md describes them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +12,10 @@ from truenext.spark.recorder import HistoryRow
 
 
 def check_folder(folder: Path) -> None:
-    """Make sure that a recording can be written to `folder`, before the work of making one.
+    """Check that a recording can be written to `folder`, before it is made; create the folder.
 
-    Raises: ConfigurationError if pyarrow is missing, or if something is there already: events of two recordings have
-    the same numbers.
+    Raises: ConfigurationError if pyarrow is missing, or the folder is not empty: events of two recordings have the
+    same numbers.
     """
     _pyarrow()
     try:
@@ -27,9 +27,9 @@ def check_folder(folder: Path) -> None:
 
 
 def write_recording(events: Sequence[HistoryRow], folder: Path) -> list[Path]:
-    """Write `events` to `folder`/date=YYYY-MM-DD/, a file for each day (UTC), each under its name once it is complete.
+    """Write `events` to `folder`/date=YYYY-MM-DD/, one file per day (UTC), each under its name once it is complete.
 
-    Raises: ConfigurationError, StoreError if the disk does not take it
+    Raises: ConfigurationError, StoreError if the disk does not accept the data
     """
     pyarrow = _pyarrow()
     from truenext.history.table import SCHEMA
@@ -42,7 +42,7 @@ def write_recording(events: Sequence[HistoryRow], folder: Path) -> list[Path]:
 
 
 def _pyarrow() -> Any:
-    # Only recordings need it, so that a broker does without its 100 MiB.
+    # Imported only for recordings, so that a broker does without its 100 MiB.
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,4 +1,4 @@
-"""What a person looks at after an audit: one HTML page, complete in itself, of one run or of several side by side."""
+"""Report of an audit: one self-contained HTML page of one run, or of several side by side."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from truenext.spark.verdict import Verdict
 from truenext.spark.waterfalls import waterfalls_html
 
 ROWS_MAX = 100
-"""Rows of a table that are shown."""
+"""Rows shown per table."""
 QUEUES_MAX = 6
 """Queues that get plots: those with most violations, then those with most messages."""
 TABLES = {
@@ -37,11 +37,11 @@ MEASURES = ("visible to dispatched", "dispatched to acknowledged")
 
 @dataclass(frozen=True, slots=True)
 class AuditedHistory:
-    """One audited history, under the name that the page calls it by."""
+    """Audited history, under its name on the page."""
 
     name: str
     tables: Mapping[str, pandas.DataFrame]
-    """`positions`, `latency`, `depth`, `violations` and whatever else the audit made; missing ones are left out."""
+    """Tables `positions`, `latency`, `depth`, `violations` and any others of the audit; the page omits missing ones."""
     verdict: Verdict
 
 
@@ -50,18 +50,19 @@ def write_comparison(
 ) -> None:
     """Write one page of one run or several to `path`, plots of one queue next to each other and to one scale.
 
-    A queue is the same in two runs if it has the same name in both; runs of one queue each are compared whatever it is
-    called. A queue that only some of the runs have is drawn for those.
+    Queues of the same name are compared. If each run has one queue only, these are compared under any name. A queue
+    that only some of the runs have is drawn for those.
 
-    `sections` are further tables, each under its heading, right after the verdicts: what the caller knows of the runs.
+    `sections` are further tables, each under its heading, right after the verdicts: the caller's facts about the
+    runs.
 
-    Raises: ConfigurationError if what draws the plots is not installed, OSError
+    Raises: ConfigurationError if the package that draws the plots is not installed, OSError
     """
     specs: list[plots.Spec] = []
     parts = [_verdicts(runs), *_sections(sections or {}), *_flows(runs), *_plots(runs, specs), *_tables(runs)]
     body = "".join(parts)
     content = files("truenext.spark")
-    # What the page may do is written in it: run what it brings, and ask nobody for anything.
+    # The policy allows the page to run its own scripts only, and to send no requests.
     policy = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
     page = f"""<!doctype html>
 <html lang="en">
@@ -110,7 +111,7 @@ def _sections(sections: Mapping[str, pandas.DataFrame]) -> Iterator[str]:
 
 
 def _plots(runs: Sequence[AuditedHistory], specs: list[plots.Spec]) -> Iterator[str]:
-    """The sections with plots; a plot's specification goes to `specs`, and its place on the page has the number."""
+    """Yield the sections with plots; a plot's specification goes to `specs`, and its slot on the page has the index."""
 
     def plot_slot(spec: plots.Spec | None, kind: str) -> str:
         if spec is None:
@@ -122,7 +123,7 @@ def _plots(runs: Sequence[AuditedHistory], specs: list[plots.Spec]) -> Iterator[
     if len(runs) > 1 and all(len(names) == 1 for names in named):
         rows: list[list[str]] = [[names[0] for names in named]]
     else:
-        # Each run puts forward its own, in turn, so that one busy run does not crowd out the others.
+        # Runs contribute their queues in turn, so that one busy run does not crowd out the others.
         longest = max((len(names) for names in named), default=0)
         in_turn = [names[n] for n in range(longest) for names in named if n < len(names)]
         rows = [[name] * len(runs) for name in dict.fromkeys(in_turn)]
@@ -220,7 +221,7 @@ def _tables(runs: Sequence[AuditedHistory]) -> Iterator[str]:
 
 
 def _legend(runs: Sequence[AuditedHistory]) -> str:
-    """Which colour is which priority, of those that occur."""
+    """Return the colours of the priorities that occur."""
     found: set[int] = set()
     for run in runs:
         if "positions" in run.tables:
@@ -238,7 +239,7 @@ def _last_of_highest(positions: pandas.DataFrame) -> str:
     highest = int(positions["priority"].max())
     last = int(positions.loc[positions["priority"] == highest, "delivery"].max())
     deliveries = int(positions["delivery"].max())
-    # An audit of a large history hands over a sample, whose messages are not to be counted.
+    # The audit of a large history returns a sample, whose messages must not be counted.
     is_sample = len(positions) < max(deliveries, int(positions["arrival"].max()))
     count = "" if is_sample else f"{int((positions['priority'] == highest).sum()):,} messages, "
     stride = plots.stride(len(positions))
@@ -264,7 +265,7 @@ def _maximum(tables: Sequence[pandas.DataFrame], column: str) -> float:
 
 
 def _with_seconds(depth: pandas.DataFrame, whole: pandas.DataFrame) -> pandas.DataFrame:
-    """Runs happened at different times; they are compared from the first moment that any queue of theirs has."""
+    """Add `seconds` since the first event of the run's queues: runs at different times are compared by that."""
     if depth.empty:
         return depth
     since = pandas.to_datetime(depth["at"], utc=True) - pandas.to_datetime(whole["at"], utc=True).min()
@@ -272,7 +273,7 @@ def _with_seconds(depth: pandas.DataFrame, whole: pandas.DataFrame) -> pandas.Da
 
 
 def _queues(run: AuditedHistory) -> list[str]:
-    """The queues of a run, those with most violations first, then those with most messages."""
+    """Return the queues of a run, those with most violations first, then those with most messages."""
     weights: dict[str, tuple[int, int]] = {}
     for key in ("positions", "latency", "depth"):
         if key in run.tables:
@@ -295,7 +296,7 @@ def _side_by_side(parts: Sequence[str]) -> str:
 
 @cache
 def _vega() -> str:
-    """Vega, Vega-Lite and what embeds them, as one script."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script."""
     try:
         import vl_convert
     except ImportError as error:
@@ -303,7 +304,7 @@ def _vega() -> str:
             "the report is drawn by Vega, from the package vl-convert-python, which is missing: "
             "pip install 'truenext[spark]'"
         ) from error
-    # A script ends where the text says so, even inside a string.
+    # A script ends at this text, even inside a string.
     return (
         str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
         .replace("</script", "<\\/script")

@@ -1,4 +1,4 @@
-"""How does the history look to Spark? The columns of docs/history.md."""
+"""Schema of the history for Spark: the columns of docs/history.md."""
 
 from pathlib import Path
 
@@ -51,21 +51,21 @@ EVENTS = StructType(
 
 
 def read_events(spark: SparkSession, folder: Path | str, scratch: Path) -> DataFrame:
-    """All events below `folder`, those included that its broker has not made Parquet yet, for which `scratch` is used;
-    an address with a scheme (s3a://, hdfs://) is read as it is.
+    """Return all events below `folder`, also those that its broker has not exported to Parquet yet; `scratch` is for
+    these. An address with a scheme (s3a://, hdfs://) is read as it is.
 
     Raises: ConfigurationError, HistoryError, OSError
     """
     if isinstance(folder, str) and "://" in folder:
         return spark.read.schema(EVENTS).parquet(folder)
-    # Files are named one by one, so that none that the broker exports meanwhile is read twice; Spark then knows nothing
-    # of the folders that say the date.
+    # Files are listed one by one, so that none that the broker exports meanwhile is read twice; Spark then ignores the
+    # folders that have the date.
     files = spark.read.schema(EVENTS).parquet(*map(path_to_read, event_files(Path(folder), scratch)))
     return files.withColumn("date", F.to_date("at"))
 
 
 def event_files(folder: Path, scratch: Path) -> list[Path]:
-    """The Parquet files that together have every event below `folder` once.
+    """Return the Parquet files that together have every event below `folder` once.
 
     Raises: ConfigurationError if there are none, HistoryError, OSError
     """

@@ -18,8 +18,8 @@ LOCAL = "local[*]"
 def start(master: str | None = None, *, log: Path | None = None) -> SparkSession:
     """Return the running session, or start one; `master` None means that of spark-submit, else all cores.
 
-    Java writes to `log` what it would write to stderr: Spark's and log4j's warnings. Nothing goes there if a session
-    runs already, or under spark-submit.
+    Java writes its stderr, the warnings of Spark and log4j, to `log`. Nothing goes there if a session runs already,
+    or under spark-submit.
 
     Raises: ConfigurationError with the cause and what to do; OSError if `log` cannot be written
     """
@@ -36,7 +36,7 @@ def start(master: str | None = None, *, log: Path | None = None) -> SparkSession
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
-        # Batches of Arrow in which events go to Python: larger ones cost less per event.
+        # Rows per Arrow batch of events for Python: larger batches cost less per event.
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "65536")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
     )
@@ -44,7 +44,7 @@ def start(master: str | None = None, *, log: Path | None = None) -> SparkSession
         chosen = master or LOCAL
         builder = builder.master(chosen)
         if chosen.startswith("local"):
-            # Two per core, so that one queue with most of the events leaves the other cores something to do.
+            # Four per core, so that one queue with most of the events leaves work for the other cores.
             builder = (
                 builder.config("spark.driver.host", "127.0.0.1")
                 .config("spark.driver.bindAddress", "127.0.0.1")

@@ -1,15 +1,15 @@
-"""Did the contract hold, in plain words?"""
+"""Verdict of an audit: whether the contract held, in plain words."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class FindingSummary:
-    """One kind of trouble."""
+    """All findings of one kind."""
 
     kind: str
     count: int
-    """Dispatches, or messages, or times, as the sentence says."""
+    """Number of dispatches, messages or times, as the sentence says."""
     sentence: str
 
 
@@ -18,11 +18,11 @@ class Verdict:
     events: int
     findings: tuple[FindingSummary, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader should know and what breaks no promise: gaps, an incomplete history."""
+    """Facts for the reader that break no promise: gaps, an incomplete history."""
 
     @property
     def has_contract_held(self) -> bool:
-        """The contract held."""
+        """True if there is no finding."""
         return not self.findings
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""How does a flow look on the page? A waterfall: one line per message, from when the flow began to when it last did
-something; where it waited, and where stages worked with it.
+"""Waterfalls: flows on the page, with one line per message from the start of the flow to its last activity. Bars
+show where the message waited, and where stages worked with it.
 
-Plain HTML with a bar or two in each line, so that a hundred flows stay small and need no script. All text is escaped.
+Plain HTML with a bar or two in each line, so that a hundred flows are small and need no script. All text is escaped.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from typing import Any
 import pandas
 
 OPEN_FLOWS = 3
-"""Flows that are shown open; of the others a reader sees one line each."""
+"""Flows that are shown open; the others are one line each until a reader opens them."""
 LINES_MAX = 40
 """Messages of one flow that are shown."""
 DEPTH_MAX = 8
-"""Steps by which what a message has brought about is indented."""
+"""Most steps by which a message is indented below the message that caused it."""
 BAR_STYLES = {
     "completed": "completed",
     "already processed": "completed",
@@ -26,7 +26,7 @@ BAR_STYLES = {
     "in doubt": "released",
     "interrupted": "failed",
 }
-"""How the bar of a run looks, by what became of it."""
+"""Style of an execution's bar for each outcome."""
 END_TEXTS = {"dead-lettered": "; a dead letter", "expired": "; expired", "removed": "; removed"}
 HEAD = (
     '<tr><th>stage</th><th class="number">waited</th><th class="number">worked</th><th>what became of it</th>'
@@ -39,11 +39,11 @@ LEGEND = (
 )
 
 ExecutionRow = dict[str, Any]
-"""A row of the table `waterfalls`; None where it has nothing."""
+"""Row of the table `waterfalls`; None where it has no value."""
 
 
 def waterfalls_html(waterfalls: pandas.DataFrame) -> str:
-    """Those that were given up, the latest first, and the slowest; `waterfalls` has a row per run."""
+    """Return the flows that were given up, the latest first, and the slowest; `waterfalls` has a row per execution."""
     flows: dict[str, list[ExecutionRow]] = {}
     for row in waterfalls.sort_values(["flow", "position"]).to_dict("records"):
         run: ExecutionRow = {str(name): None if pandas.isna(value) else value for name, value in row.items()}
@@ -85,7 +85,7 @@ def _flow(runs: list[ExecutionRow], *, is_open: bool) -> str:
 
 
 def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) -> Iterator[str]:
-    """One per message, in the order in which they started."""
+    """Yield one line per message, in the order of their starts."""
     messages: dict[str, list[ExecutionRow]] = {}
     for run in runs:
         messages.setdefault(run["message"], []).append(run)
@@ -100,7 +100,7 @@ def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) 
         bars, waited = "", ""
         accepted_at, dispatched_at = first["accepted_at"], first["dispatched_at"]
         if accepted_at is not None:
-            # The broker's clock and that of a process meet here, and nothing but the bar comes of it.
+            # The clocks of the broker and of a process are compared here, and only for a bar.
             bars += _bar("waited", position(accepted_at), position(first["started_at"]))
             if dispatched_at is not None:
                 waited = _duration((dispatched_at - accepted_at).total_seconds() * 1e3)
@@ -119,7 +119,7 @@ def _lines(runs: list[ExecutionRow], started: pandas.Timestamp, seconds: float) 
 
 
 def _describe_outcome(runs: list[ExecutionRow]) -> str:
-    """Of the runs, one after the other, and of their message."""
+    """Describe the outcomes of a message's executions in order, and the end of the message."""
     descriptions: list[str] = []
     times: list[int] = []
     for run in runs:
@@ -150,7 +150,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _duration(ms: float) -> str:
-    """In the unit in which it has few digits.
+    """Format milliseconds in the unit that needs few digits.
 
     >>> _duration(0.424), _duration(99.6), _duration(4240.0), _duration(420000.0)
     ('0.42 ms', '100 ms', '4.2 s', '7 min')
