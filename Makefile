@@ -50,7 +50,7 @@ install = $*/bin/python -m pip install --disable-pip-version-check --progress-ba
 setup: .venv/core ## Make .venv, with the truenext command in it
 	@echo "done: $(BIN)/truenext --help"
 
-demo: .venv/spark ## Run the production case that broke ActiveMQ, and a service of stages that is killed; show what came out, audited by Spark
+demo: .venv/spark ## Run the production case that broke ActiveMQ, and a service of stages and queries of Spark that are killed; show what came out, audited by Spark
 	$(BIN)/python -m examples.demo
 
 generate: .venv/test ## Write client/threads/connection.py anew, from client/tasks/connection.py

@@ -7,7 +7,8 @@ sockets, with the broker in a process of its own, which is also killed and start
 the history that the broker wrote what the client saw: every dispatch was the true next. Beside it stands what ActiveMQ
 did with the production case, from a recording of `truenext record` (examples/recordings).
 
-Then a service of stages processes orders, and Spark audits what each order got (examples/orders).
+Then a service of stages processes orders, and Spark audits what each order got (examples/orders). At last Spark itself
+reads and writes queues, and is killed (examples/queries).
 """
 
 import argparse
@@ -28,6 +29,8 @@ from rich.table import Table
 
 from examples.broker import Broker
 from examples.orders.demo import show as show_orders
+from examples.program import exit_on_signals
+from examples.queries.demo import show as show_queries
 from truenext.errors import ConfigurationError
 from truenext.model.url import parse_url
 from truenext.spark.audit.command import SPARK_LOG, audit_histories, write_page
@@ -262,6 +265,7 @@ def main() -> int:
             parse_url(url)
         except ConfigurationError as error:
             parser.error(str(error))
+    exit_on_signals()
     console = Console(width=None if sys.stdout.isatty() else 120)
     seed = random.randrange(2**32)
     rng = random.Random(seed)
@@ -298,6 +302,8 @@ def main() -> int:
             is_right &= audit_passes(own_broker.data, console)
             console.print()
             is_right &= show_orders(console, REPORT / "orders")
+            console.print()
+            is_right &= show_queries(console, REPORT / "queries")
     return 0 if is_right else 1
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from examples.orders.audit import VERDICT_FILE, OrdersVerdict, judge
 from examples.orders.run import Counts, run
+from examples.program import exit_on_signals
 
 KINDS = {"customer": "users, outbox", "asked": "users who wait", "batch": "batch"}
 """What is printed of a kind of orders, in this order."""
@@ -107,5 +108,6 @@ def _seconds(value: float | None) -> str:
 
 if __name__ == "__main__":
     argparse.ArgumentParser(prog="python -m examples.orders.demo", description=__doc__).parse_args()
+    exit_on_signals()
     console = Console(width=None if sys.stdout.isatty() else 120)
     sys.exit(0 if show(console, Path("demo-report") / "orders") else 1)

@@ -20,10 +20,10 @@ import msgspec
 
 from examples.broker import Broker
 from examples.orders.service import TABLES, WEB_TABLE
+from examples.program import ROOT, Program
 from truenext import blocking
 
 SERVICE = "examples.orders.service:app"
-ROOT = Path(__file__).parents[2]
 
 END_S = 240.0
 """After this time what is not done counts as stuck, and the audit says what it is."""
@@ -92,39 +92,6 @@ class _Envelope(msgspec.Struct):
 
 class _Flow(msgspec.Struct):
     trace: str
-
-
-class Program:
-    """A process that is started with one command line, again and again if need be."""
-
-    def __init__(self, log: Path, *command: str) -> None:
-        self._log = log
-        self._command = [sys.executable, "-m", *command]
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
-
-    @property
-    def status(self) -> int | None:
-        return self._process.poll()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        """Raises: SystemExit if it does not end well"""
-        self._process.terminate()
-        if self._process.wait(60):
-            raise SystemExit(f"{' '.join(self._command)} has ended with {self.status}; its log is\n{self.log}")
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
 
 
 def run(folder: Path, counts: Counts, print_line: PrintLine) -> RunResult:

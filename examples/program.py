@@ -1,0 +1,61 @@
+"""Programs of the demos: processes that are killed and started again, and end with their demo."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+ROOT = Path(__file__).parents[1]
+
+
+def exit_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end the demo as an exception does, so that it ends what it has started."""
+
+    def exit_demo(number: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(f"ended by {signal.Signals(number).name}")
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, exit_demo)
+
+
+class Program:
+    """A process that is started with one command line, again and again if need be."""
+
+    def __init__(self, log: Path, *command: str) -> None:
+        self._log = log
+        self._command = [sys.executable, "-m", *command]
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    @property
+    def status(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill the process, and with it what it has started, such as the Java of a driver."""
+        if self.status is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Raises: SystemExit if it does not end well"""
+        self._process.terminate()
+        if self._process.wait(60):
+            raise SystemExit(f"{' '.join(self._command)} has ended with {self.status}; its log is\n{self.log}")
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()

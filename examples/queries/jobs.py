@@ -1,0 +1,68 @@
+"""Two streaming queries of Spark on the orders of a shop, each a job that may be killed at any time.
+
+    archive    the topic VirtualTopic.orders ──▶ Parquet files
+    billing    the topic VirtualTopic.orders ──▶ join with a Parquet table of taxes ──▶ the queue bills
+
+Each copies what waits, in batches, and ends: `python -m examples.queries.jobs archive URL FOLDER`.
+"""
+
+import argparse
+import os
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from truenext.spark.session import start
+
+BILLS = "bills"
+BATCH_ROWS = 200
+ORDER = "id string, item string, card string, cents int"
+"""The fields of `examples.orders.service.Order`."""
+
+
+def queue_of(job: str) -> str:
+    """The queue of the topic from which a job takes its copies of the orders."""
+    return f"Consumer.{job}.VirtualTopic.orders"
+
+
+def archive(orders: DataFrame, url: str, folder: str) -> DataStreamWriter:
+    return orders.writeStream.format("parquet").option("path", f"{folder}/orders")
+
+
+def billing(orders: DataFrame, url: str, folder: str) -> DataStreamWriter:
+    taxes = orders.sparkSession.read.parquet(f"{folder}/taxes.parquet")
+    bills = orders.join(taxes, "item").selectExpr(
+        "to_json(named_struct('order', id, 'cents', cents + cents * percent div 100)) AS body", "priority"
+    )
+    return bills.writeStream.format("truenext").option("url", url).option("queue", BILLS)
+
+
+JOBS = {"archive": archive, "billing": billing}
+
+
+def main(job: str, url: str, folder: str) -> None:
+    messages = (
+        start("local[2]")
+        .readStream.format("truenext")
+        .options(url=url, queue=queue_of(job), body="string", maxRowsPerTrigger=BATCH_ROWS)
+        .load()
+    )
+    orders = messages.select("sequence", "priority", F.from_json("body", ORDER).alias("order"))
+    query = (
+        JOBS[job](orders.select("sequence", "priority", "order.*"), url, folder)
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m examples.queries.jobs", description="A query of the demo.")
+    parser.add_argument("job", choices=JOBS)
+    parser.add_argument("url", help="address of the broker")
+    parser.add_argument("folder", help="where the query has its checkpoint and its files")
+    # The jobs are short: what Java would win by compiling well costs more than it brings.
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    main(*vars(parser.parse_args()).values())

@@ -1,0 +1,75 @@
+"""The queries of `make demo`: a killed one does its work once, and an order that is missing or doubled is noticed."""
+
+import io
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from examples.broker import Broker
+from examples.queries import demo, jobs
+from examples.queries.demo import (
+    PrintLine,
+    is_each_once,
+    receive_bills,
+    run_killed,
+    send_orders,
+    show,
+    write_taxes,
+)
+from examples.queries.jobs import queue_of
+from truenext import blocking
+
+
+@pytest.mark.parametrize(
+    ("orders", "is_right"),
+    [
+        (["batch-1", "batch-0"], True),
+        (["batch-0"], False),
+        (["batch-0", "batch-1", "batch-1"], False),
+        (["batch-0", "batch-0"], False),
+        (["batch-0", "batch-2"], False),
+    ],
+)
+def test_orders_are_right_only_if_each_is_there_once(orders: list[str], is_right: bool) -> None:
+    assert is_each_once(orders, 2) == is_right
+
+
+@pytest.mark.timeout(600)
+def test_a_query_whose_driver_and_broker_are_killed_bills_each_order_once(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data")
+    printed: list[str] = []
+    try:
+        send_orders(broker.url, 1000)
+        run_killed("billing", broker, tmp_path / "billing", printed.append)
+        assert is_each_once(receive_bills(broker.url), 1000)
+    finally:
+        broker.kill()
+    assert [line.partition(" after")[0] for line in printed] == [
+        "  kill -9 of the driver",
+        "  kill -9 of the broker",
+        "  done",
+    ]
+    driver_killed, broker_killed, done = (int(line.partition("batch ")[2].partition(",")[0]) for line in printed)
+    assert 1 <= driver_killed < broker_killed < done
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("faulty", ["", *jobs.JOBS])
+def test_a_run_is_right_unless_a_query_lacks_an_order(
+    faulty: str, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(job: str, broker: Broker, folder: Path, print_line: PrintLine) -> None:
+        if job == faulty:
+            with blocking.connect(broker.url) as connection, connection.consumer(f"/queue/{queue_of(job)}") as orders:
+                orders.receive()
+        write_taxes(folder)
+        jobs.main(job, broker.url, str(folder))
+
+    monkeypatch.setattr(demo, "run_killed", run)
+    output = io.StringIO()
+    assert show(Console(file=output, width=120), tmp_path, 30) == (not faulty)
+    assert f"sent 30, rows {29 if faulty == 'archive' else 30}, distinct" in output.getvalue()
+    assert f"in 30, out {29 if faulty == 'billing' else 30}, distinct" in output.getvalue()
+    assert (tmp_path / "report.html").exists()
