@@ -1,14 +1,13 @@
-"""What drives the engine: one event loop, one store thread, many connections.
+"""Broker: drives the engine with one event loop, one store thread and many connections.
 
     connection --execute--> engine        at once, as the bytes come
-    turn:      engine --> store thread    the gathering batch, if somebody waits for it
+    turn:      engine --> store thread    the gathering batch, if a client waits for it
                engine --> connections     answers and deliveries, joined to one write per connection
     committed: a batch is durable --> turn
 
 A turn runs once per pass of the event loop in which anything happened, however many connections it came from.
 
-One file, for one object owns the connections, the order of a turn, and when the store gets something; what these
-need besides has files of its own.
+One file, as one object owns the connections, the order of a turn, and the time of each commit.
 """
 
 import logging
@@ -83,17 +82,17 @@ from truenext.store.store import Store
 logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-"""Time between two looks for queues that are stuck."""
+"""Time between two periodic checks, such as the one for stuck queues."""
 
 
 OTHER_PROTOCOL_SECONDS = 60.0
-"""Time in which clients of the same other protocol are logged once."""
+"""Time in which only one client of the same other protocol is logged as a warning."""
 
 _OTHER_PROTOCOL = "client refused: it speaks another protocol, and this port speaks STOMP"
 
 
 class Peer(Protocol):
-    """What the broker needs of a connection."""
+    """Connection as the broker sees it."""
 
     def answer(self, answer: Answer) -> None:
         """Add an answer to the next flush."""
@@ -102,54 +101,54 @@ class Peer(Protocol):
         """Add messages to the next flush."""
 
     def deliver_browse_slice(self, browse_slice: BrowseSlice) -> None:
-        """Add what a browser is shown to the next flush."""
+        """Add messages for a browser to the next flush."""
 
     def flush(self) -> None:
-        """Write what was added; call `Broker.on_all_sent` once the socket has taken all of it."""
+        """Write all that was added; call `Broker.on_all_sent` once the socket has taken all of it."""
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool) -> None:
-        """Answer a login that is accepted; `secret` is "" if none was asked for."""
+        """Answer an accepted login; `secret` is "" if the client requested none."""
 
     def send_error(self, error: RemoteProtocolError) -> None:
-        """Say that the command that came last was refused, and go on."""
+        """Send an ERROR for the last command, and keep the connection open."""
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
-        """End at once, as another connection of the client takes over."""
+        """Close the connection at once, as another connection of the client takes it over."""
 
     def end_pull_request(self, ended: EndedPullRequest) -> None:
-        """Add to the next flush that nothing more comes of what was asked for."""
+        """Add the end of a pull request to the next flush."""
 
     def cancel_unsent(
         self, consumers: Collection[BrokerConsumer] | None
     ) -> tuple[dict[BrokerConsumer, int], Subscriber | None]:
-        """Drop what is not sent yet of the messages of some consumers (None: of all).
+        """Drop unsent messages of some consumers (None: of all).
 
-        Says how many messages of each consumer in auto mode the socket has taken since the last call of
-        `Broker.on_all_sent`, and whose message is half-way out: if the connection goes on it is sent to its end, and
-        `Broker.partial_frame_sent` called then.
+        Returns how many messages of each consumer in auto mode the socket has taken since the last call of
+        `Broker.on_all_sent`, and the subscriber whose message is partially sent. If the connection goes on, the rest
+        of that message is sent, and `Broker.partial_frame_sent` called then.
         """
 
     def resume_reading(self) -> None:
-        """There is room again, see `Broker.wait_for_capacity`."""
+        """Read the socket again: there is capacity, see `Broker.wait_for_capacity`."""
 
     def end_slow_client(self, reason: str) -> None:
-        """End the connection of a client that reads or sends too slowly, so that we keep too much for it."""
+        """End the connection of a client that reads or sends so slowly that the broker keeps too much for it."""
 
     @property
     def bytes_sent(self) -> int:
-        """By its socket, since the connection began."""
+        """Bytes that the socket has taken since the connection began."""
 
     @property
     def client_info(self) -> control.ClientInfo:
-        """Who the client is."""
+        """Address and client id."""
 
 
 class PendingCommand(NamedTuple):
-    """What a connection has asked for, and is not done yet."""
+    """Command of a connection that is not executed yet."""
 
     command: Command
     needs_disk: bool
-    """It waits for room there."""
+    """The command waits for disk space; else only until other connections were served."""
 
 
 class Broker:
@@ -164,8 +163,8 @@ class Broker:
         history: HistoryWriter | None = None,
         write_time: WriteTimeEstimate | None = None,
     ) -> None:
-        """`clock_ns` gives nanoseconds since the epoch, `monotonic_ns` those of a clock that does not jump.
-        `write_time` is what is known of the disk; None is nothing."""
+        """`clock_ns` returns nanoseconds since the epoch, `monotonic_ns` nanoseconds of a clock that does not jump.
+        `write_time` is an earlier estimate for this disk, if there is one."""
         self._engine = engine
         self._commit_state = engine.commit_state
         self._loop = loop
@@ -188,38 +187,38 @@ class Broker:
         self._takeovers = TakeoverSecrets()
         self._control_only = ControlOnlyConnections(loop.time)
         self.incomplete_frames = IncompleteFrames(engine.memory)
-        """Counted by `note_incomplete_frame`."""
+        """Updated by `note_incomplete_frame`."""
         self._parked: set[ConnectionState] = set()
-        """Connections without a socket, which wait for their clients."""
+        """Connections without a socket that wait for a takeover."""
         self._waiting_for_capacity: dict[ConnectionState, bool] = {}
-        """Whether they need room on the disk."""
+        """Connections that are not read; True if they wait for disk space."""
         self._capacity_timer: TimerHandle | None = None
         self._partially_sent: dict[ConnectionState, Entry] = {}
-        """Messages of consumers in auto mode that went while the socket was half-way through."""
+        """Messages that were partially sent when their consumer, in auto mode, ended or released its messages."""
         self._sliced_work = SlicedWork(monotonic_ns)
         self._control_requests = ControlRequests(self._sliced_work, self._start_answer, self._send_answer)
         self.reload: Callable[[], ReloadResult] = lambda: NO_FILE
-        """Reads the configuration file again; set by whoever knows it."""
+        """Reloads the configuration file; set by the code that knows the file."""
         self._has_logged_login = False
         self._logged_disk_level = DiskLevel.PLENTY
-        """The least room for messages that the log has named since there was enough."""
+        """Worst disk level logged since the last PLENTY."""
         self._other_protocols: dict[str, float] = {}
-        """Protocols other than STOMP that clients have spoken, and when that is logged again."""
+        """Other protocols of refused clients, and the loop's time from which on each is logged as a warning again."""
         self._is_turn_due = False
         self._has_ticked = False
-        """The clock was looked at for the turn that is due: somebody has asked for something, or a batch is durable."""
+        """The clock was read for the turn that is due, at a command or a durable batch."""
         self._lazy_commit: TimerHandle | None = None
         self._stuck_audit = StuckQueueDetector()
         self._check_timer: TimerHandle | None = None
         self._stuck_check = SlicedWork(monotonic_ns)
-        """The one that is under way for queues that are stuck."""
+        """Running check for stuck queues."""
         self._idle: Future[None] | None = None
-        """Done when nothing is in flight; only while stopping."""
+        """Done when the batch in flight is durable; used by `_drain` only."""
         self.failure: Future[None] = loop.create_future()
-        """Gets the error that ends this broker, if one does."""
+        """Set to the error that ends this broker, if one does."""
         self._has_failed = False
-        """The same, to be asked several times for each message."""
-        # Bound methods, so that one look-up finds what a command does.
+        """True once `failure` is set: quicker to read, several times for each message."""
+        # Bound methods, so that one look-up finds the action of a command.
         self._actions: dict[type[Any], Callable[[ConnectionState, Any], None]] = {
             Login: self._log_in,
             InvalidFrame: _raise_invalid,
@@ -244,7 +243,8 @@ class Broker:
     # ---- Connections ----
 
     def connect(self, peer: Peer, *, control_only_reason: str = "") -> ConnectionState:
-        """If `control_only_reason` it is beyond the limit that this names, and may only ask; see `idle_time_left`."""
+        """Register a connection. `control_only_reason` names the limit that it exceeds: it may only send control
+        requests, and must not be idle (`idle_time_left`); "" if none."""
         session = self._engine.connect(secrets.token_hex(8))
         self._peers[session] = peer
         if control_only_reason:
@@ -252,13 +252,13 @@ class Broker:
         return session
 
     def log_unchecked_login(self, client: str) -> None:
-        """Say in the log that nobody checks who clients are; once, as many of them say it each time."""
+        """Log that logins are not checked; only once, as many clients send a login each time."""
         if not self._has_logged_login:
             self._has_logged_login = True
             logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
 
     def log_other_protocol(self, client: str, protocol: str) -> None:
-        """Log a client of another protocol: once a minute for each protocol, since a port scan makes many."""
+        """Log a client of another protocol; as a warning once a minute for each, since a port scan makes many."""
         now = self._loop.time()
         if now < self._other_protocols.get(protocol, now):
             logger.debug(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
@@ -267,22 +267,22 @@ class Broker:
         logger.warning(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})
 
     def is_control_only(self, session: ConnectionState) -> bool:
-        """It is beyond a limit."""
+        """Return whether the connection may only send control requests, as it exceeds a limit."""
         return session in self._control_only.idle_since
 
     def idle_time_left(self, session: ConnectionState) -> float:
-        """Of one that may only ask; not positive if it is to be ended. While it waits for an answer, it asks."""
+        """Return the seconds until a control-only connection is idle for too long; while an answer is pending, all."""
         if self._control_requests.pending_count(session) or self._engine.bulk_task.pending_answer_count(session):
             self._control_only.note_activity(session)
         return self._control_only.seconds_left(session)
 
     def execute(self, session: ConnectionState, commands: Iterable[Command]) -> PendingCommand | None:
-        """Do what a client asks, one command after the other.
+        """Execute the commands of a client one after the other.
 
-        Returns the first that has to wait, if one has to, until there is room on the disk, or only a moment; nothing
-        behind it is done.
+        Returns the first command that must wait: for disk space, or until other connections were served. No command
+        after it is executed.
 
-        Raises: RemoteProtocolError at the first that cannot be done; those before it stand.
+        Raises: RemoteProtocolError at a refused command that ends the connection; those before it stay executed.
         """
         engine = self._engine
         self._tick()
@@ -310,13 +310,13 @@ class Broker:
                     continue
             else:
                 continue
-            # A frame that is refused may have four bytes: others are served in between.
+            # A read may hold very many refused frames, of four bytes each: others are served in between.
             following = next(commands, None)
             return None if following is None else PendingCommand(following, needs_disk=False)
         return None
 
     def _count_contents(self, session: ConnectionState, command: Command) -> None:
-        """Tell the engine what it cannot know: how many copies are left of contents that a transaction takes."""
+        """Tell the engine how many copies the store has of shared contents, if the command depends on that."""
         contents = self._engine.contents_to_count(session, command)
         if contents:
             try:
@@ -325,29 +325,29 @@ class Broker:
                 self._on_failed(error)
 
     def _refuse_command(self, session: ConnectionState, command: Command, error: RemoteProtocolError) -> None:
-        """A command was refused, and its connection goes on."""
+        """Send an ERROR, and keep the connection open. The command's transaction becomes rollback-only."""
         name = getattr(command, "transaction", None)
         if name is not None:
             self._engine.mark_rollback_only(session, name)
         self._peers[session].send_error(error)
 
     def answer(self, session: ConnectionState, answer: Answer) -> None:
-        """Say something to a connection, behind all that it has asked for so far."""
+        """Answer a connection, after the answers to all its earlier commands."""
         self._engine.answer(session, answer)
         self._schedule_turn()
 
     def on_all_sent(self, session: ConnectionState) -> None:
-        """The connection's socket has taken everything delivered to it so far."""
+        """Note that the socket has taken all messages that were delivered to the connection so far."""
         self._engine.on_all_sent(session)
         if self._control_requests.in_flight:
             self._control_requests.on_all_sent(session)
-        # In a turn that is decided at its end.
+        # Within a turn, the end of the turn decides that.
         if not self._is_turn_due and (self._commit_state.has_batch or self._engine.has_work):
             self._schedule_turn()
 
     def park_for_takeover(self, session: ConnectionState) -> bool:
-        """The socket of a connection has ended, and its client took no leave, but may come back and take it over. True
-        if it is to be lost only later; all that nobody would be charged with has ended, or returned, already."""
+        """Park a connection whose socket ended without a DISCONNECT, so that its client may take it over. Only state
+        that would count an attempt is kept. Returns False if there is none, or no takeover is possible."""
         if not self._takeovers.has_secret(session):
             return False
         self._tick()
@@ -362,9 +362,9 @@ class Broker:
         return is_parked
 
     def connection_lost(self, session: ConnectionState, *, is_exempt: bool = False) -> None:
-        """End the session of a client that took no leave; answers may still follow until `connection_closed`.
+        """End the session of a client that sent no DISCONNECT; answers may still follow until `connection_closed`.
 
-        If `is_exempt`, it is as if it had taken leave: nothing that it held counts as an attempt.
+        If `is_exempt`, its held messages count no attempt, as after a DISCONNECT.
         """
         self._tick()
         self._cancel_unsent(session, None)
@@ -374,7 +374,7 @@ class Broker:
         self._schedule_turn()
 
     def connection_closed(self, session: ConnectionState) -> None:
-        """The connection is closed; nothing can be said to it any more."""
+        """Remove a closed connection: no answer can be sent to it any more."""
         self._settle_partially_sent(session, is_sent=False)
         self._peers.pop(session, None)
         self._control_only.remove(session)
@@ -383,22 +383,22 @@ class Broker:
         self._waiting_for_capacity.pop(session, None)
 
     def partial_frame_sent(self, session: ConnectionState) -> None:
-        """The socket has taken the rest of a message that was half-way out, see `Peer.cancel_unsent`."""
+        """Note that the socket has taken the rest of a partially sent message, see `Peer.cancel_unsent`."""
         self._settle_partially_sent(session, is_sent=True)
 
     @property
     def has_capacity(self) -> bool:
-        """Connections may be read. If not, `wait_for_capacity`."""
+        """Connections may be read. If not, call `wait_for_capacity`."""
         return self._commit_state.has_capacity
 
     def wait_for_capacity(self, session: ConnectionState, *, needs_disk: bool = False) -> None:
-        """Call `resume_reading` of its peer when there is room for more commands; if `needs_disk`, there as well."""
+        """Call the peer's `resume_reading` when there is capacity for commands, and disk space if `needs_disk`."""
         self._waiting_for_capacity[session] = needs_disk
         if self._capacity_timer is None:
             self._capacity_timer = self._loop.call_later(CAPACITY_CHECK_INTERVAL_S, self._check_capacity)
 
     def _check_capacity(self) -> None:
-        """Room on the disk comes back without anything else happening here."""
+        """Resume connections at an interval: disk space may return without an event here."""
         self._capacity_timer = None
         self._resume_reading()
         if self._waiting_for_capacity:
@@ -411,7 +411,7 @@ class Broker:
         for session in [
             session for session, needs_disk in self._waiting_for_capacity.items() if has_disk_space or not needs_disk
         ]:
-            # One that was resumed may have ended another, or have taken the room.
+            # A connection resumed before may have ended this one, or used up the capacity.
             if session in self._waiting_for_capacity and self.incomplete_frames.may_resume(session):
                 del self._waiting_for_capacity[session]
                 self.incomplete_frames.resume(session)
@@ -420,14 +420,14 @@ class Broker:
     # ---- Frames that are not complete ----
 
     def bytes_to_read(self, session: ConnectionState, size: int) -> int:
-        """Bytes that may be read of a connection at once; to be asked if its frame counts, or if there is no room.
+        """Return how many bytes may be read of a connection at once; needed if its frame counts, or memory is short.
 
-        `size` bytes of a frame are there. If 0 the connection is not to be read until its peer is told
-        `resume_reading`.
+        The connection has `size` bytes of an incomplete frame. If the result is 0, it must not be read until its
+        peer's `resume_reading` is called.
         """
         frames = self.incomplete_frames
         if size >= INCOMPLETE_FRAME_BYTES and self._waits_for_disk(session):
-            # Before the frame is complete: a complete one that waits does not count.
+            # Wait before the frame is complete: a complete frame that waits is not counted.
             frames.suspend(session)
             self.wait_for_capacity(session, needs_disk=True)
             return 0
@@ -440,7 +440,7 @@ class Broker:
         return count
 
     def _waits_for_disk(self, session: ConnectionState) -> bool:
-        """The next SEND of the connection would."""
+        """Return whether the next SEND of the connection would wait for disk space."""
         return (
             self._store.disk_level is not DiskLevel.PLENTY
             and self._engine.waits_with_send(session)
@@ -448,22 +448,22 @@ class Broker:
         )
 
     def note_incomplete_frame(self, session: ConnectionState, size: int, received: int) -> None:
-        """Count an incomplete frame that has `size` bytes after `received` bytes more have come; 0 if it is over."""
+        """Count an incomplete frame that has `size` bytes, `received` of them new; `size` is 0 if the frame is over."""
         if self.incomplete_frames.update(session, size, received) and self.incomplete_frames.has_waiting:
             self._loop.call_soon(self._resume_reading)
 
     @property
     def is_writing(self) -> bool:
-        """A batch is on its way to the disk."""
+        """A batch is being written to the disk."""
         return self._committer.is_busy
 
     @property
     def is_reading(self) -> bool:
-        """Something is being read from the store."""
+        """Pages or timers are being read from the store."""
         return self._pager.is_busy
 
     def change_policies(self, policies: Policies) -> None:
-        """Give every queue its policy anew, in one step."""
+        """Replace the policies of all queues in one step."""
         self._tick()
         self._engine.change_policies(policies)
         self._schedule_turn()
@@ -471,9 +471,9 @@ class Broker:
     # ---- Start and stop ----
 
     async def start(self, *, after_clean_stop: bool = True) -> None:
-        """Returns once the store knows that this run has begun; before that nobody may be listened to.
+        """Start a run; returns once its start is durable. No connection may be accepted before.
 
-        Raises: StoreError if it cannot be written.
+        Raises: StoreError if the store cannot be written.
         """
         self._tick()
         self._engine.start(after_clean_stop=after_clean_stop)
@@ -482,9 +482,9 @@ class Broker:
         self._check_timer = self._loop.call_later(CHECK_INTERVAL_S, self._periodic_checks)
 
     async def stop(self) -> None:
-        """Finish what is under way, and write down what waits. Connections must not be read any more.
+        """Finish batches, requeue held messages, write the final state. Connections must not be read any more.
 
-        Raises: StoreError if it cannot be written.
+        Raises: StoreError if the store cannot be written.
         """
         self._engine.bulk_task.drop()
         self._sliced_work.drop()
@@ -497,14 +497,14 @@ class Broker:
         await self._drain()
         for batch in self._engine.final_batches():
             if self._has_failed:
-                # Not even that the stop was clean: it is not.
+                # The mark of a clean stop is not written either: the stop is not clean.
                 await self.failure
             self._write(batch)
             await self._drain()
         await self._drain()
 
     def close(self) -> None:
-        """Let go of the store, once it has done what it is doing. Without `stop` this is the end of a crash."""
+        """End the store's threads once their current work is done. Without `stop`, the store is left as by a crash."""
         if self._check_timer is not None:
             self._check_timer.cancel()
         self._alarm.cancel()
@@ -512,7 +512,7 @@ class Broker:
         self._committer.close()
 
     async def _drain(self) -> None:
-        """Returns once nothing gathers and nothing is in flight, and what waited for that is said."""
+        """Write until no batch gathers or is in flight, and the answers that waited for them are sent."""
         self._turn()
         while self._committer.is_busy or self._commit_state.has_batch:
             if not self._committer.is_busy:
@@ -533,7 +533,7 @@ class Broker:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        # What this turn itself makes possible does not ask for another: that is decided at its end.
+        # Work that this turn makes possible must not schedule a turn: the end of this turn decides that.
         self._is_turn_due = True
         if not self._has_failed:
             self._run_turn()
@@ -553,10 +553,10 @@ class Broker:
         if commit_state.is_batch_awaited:
             self._commit()
             if not self._committer.is_busy:
-                # Durable already. Whoever sends one message after the other goes on while this one is dispatched.
+                # Durable already: a client that waits for each receipt goes on while its message is dispatched.
                 for peer, session in self._answer(engine.take_answers()).items():
                     if session.consumers:
-                        # It may get messages in this turn as well; then both leave together.
+                        # The connection may get messages in this turn as well; then both leave together.
                         to_flush[peer] = None
                     else:
                         peer.flush()
@@ -565,7 +565,7 @@ class Broker:
             self._pager.read(read)
         for timer_read in timer_reads:
             self._pager.read_timers(timer_read)
-        # Right behind what was dispatched: else any queue may have a message and a consumer for it.
+        # Directly after dispatch: at other times a queue may rightly have a ready message and a consumer with credit.
         if self._stuck_check.pending:
             self._stuck_check.run_slice()
         peers = self._peers
@@ -599,7 +599,7 @@ class Broker:
         self._commit_state.tick(self._clock_ns() // 1000, self._monotonic_ns() // 1000)
 
     def _answer(self, answers: list[tuple[ConnectionState, Answer]]) -> dict[Peer, ConnectionState]:
-        """Those to whom something was said, and whose flush is due."""
+        """Pass answers to their peers. Returns these peers, which must be flushed, and their connections."""
         answered: dict[Peer, ConnectionState] = {}
         for session, answer in answers:
             peer = self._peers.get(session)
@@ -609,7 +609,7 @@ class Broker:
         return answered
 
     def _log_disk_level(self) -> None:
-        """Log that there is too little room for messages of producers, or for any, and that there is enough again."""
+        """Log when the disk level gets worse, and when it is PLENTY again."""
         level = self._store.disk_level
         if level == self._logged_disk_level or DiskLevel.PLENTY < level < self._logged_disk_level:
             return
@@ -671,10 +671,10 @@ class Broker:
         return {read.lane for read in self._pager.pending if not isinstance(read, SideRead)}
 
     def _commit(self) -> None:
-        """Hand the gathering batch over if the store is idle: at once if somebody waits for it, else a little later.
+        """Commit the gathering batch if the store is idle: at once if a client waits for it, else a little later.
 
-        What nobody waits for (an acknowledgement without a receipt) would otherwise cost a sync of its own, and make
-        the next batch that somebody does wait for wait for it too. Source: docs/decisions/0005-lazy-commits.md
+        A batch that no client waits for (an acknowledgement without a receipt) would otherwise cost a sync of its
+        own, and delay the next batch that a client does wait for. Source: docs/decisions/0005-lazy-commits.md
         """
         if self._committer.is_busy or self._has_failed:
             return
@@ -689,7 +689,7 @@ class Broker:
             self._commit_now()
 
     def _commit_now(self) -> None:
-        """Hand the gathering batch over. It may be durable at once, and then calls for a turn."""
+        """Commit the gathering batch. If it is durable at once, schedule a turn for its results."""
         if self._has_failed:
             return
         batch = self._engine.take_batch()
@@ -699,7 +699,7 @@ class Broker:
     def _write(self, batch: Batch) -> None:
         try:
             if self._committer.commit(batch):
-                # It took as long as the disk did.
+                # The write took time.
                 self._tick()
                 self._engine.on_committed(batch)
                 if not self._is_turn_due and self._engine.has_work:
@@ -735,16 +735,16 @@ class Broker:
         self._schedule_turn()
 
     def _on_failed(self, error: TruenextError) -> None:
-        # Nothing is tried again: after a failed sync the disk may hold less than we believe.
+        # No retry: after a failed sync the disk may hold less than we believe.
         logger.critical("the store failed; the broker stops", extra={"reason": str(error)})
         self.fail(error)
 
     def fail(self, error: TruenextError) -> None:
-        """Give up: nothing is confirmed or written any more, and `failure` says why."""
+        """Stop for good: no command is confirmed and no batch written any more; `failure` gets the error."""
         if not self._has_failed:
             self._has_failed = True
             self.failure.set_exception(error)
-            # Looked at, so that it is not reported once more when nobody waited for it (a failed start).
+            # Retrieved, so that asyncio does not report the error again if `failure` is never awaited (a failed start).
             self.failure.exception()
         if self._idle is not None and not self._idle.done():
             self._idle.set_exception(error)
@@ -762,7 +762,7 @@ class Broker:
         self._engine.expect_reply(request.reply_to)
         self._control_only.note_activity(session)
         if request.verb in bulk.VERBS:
-            # Whatever is wrong with it is said at once.
+            # Raises at once if the request is invalid.
             self._engine.bulk_task.add(session, request)
             return
         if request.verb in control.QUEUE_CHANGES:
@@ -792,7 +792,7 @@ class Broker:
         return self._peers[session].client_info
 
     def _send_answer(self, session: ConnectionState, request: ControlRequest, body: bytes) -> bool:
-        """False if the connection has ended."""
+        """Send the answer to a control request. Returns False if the connection has ended."""
         self._control_only.note_activity(session)
         self._engine.reply(control.make_reply_message(request, body, self._commit_state.now_ms))
         self._schedule_turn()
@@ -824,7 +824,7 @@ class Broker:
         )
 
     def _close_parked_users(self, name: str) -> None:
-        """Nobody else is refused it because of a connection that only waits for its client."""
+        """Close parked connections that use a durable subscription, so that another client can use it."""
         for session in self._engine.durable_subscribers(name):
             if session in self._parked:
                 self._peers[session].close_for_takeover(is_exempt=False)
@@ -848,7 +848,7 @@ class Broker:
         secret, former = self._takeovers.take_over(session, login) if login.number else ("", None)
         if former is not None:
             if former not in self._control_only.idle_since:
-                # It had a place among those that may do everything.
+                # The former connection was below the limit, and this one takes its place.
                 self._control_only.remove(session)
             self._peers[former].close_for_takeover(is_exempt=login.is_blameless)
         self._engine.log_in(session, login)
@@ -857,12 +857,12 @@ class Broker:
     def _request_credit(self, session: ConnectionState, credit: Credit) -> None:
         withdrawn = self._engine.pull(session, credit)
         if withdrawn is not None:
-            # At once: what is asked for next is dispatched behind it.
+            # At once: messages of the next pull request must come after this end.
             self._peers[session].end_pull_request(withdrawn)
             self._peers[session].flush()
 
     def _release(self, session: ConnectionState, request: Release) -> None:
-        # What cannot be done must not have dropped what is on its way.
+        # Checked first: a refused request must not drop unsent messages.
         self._cancel_unsent(session, self._engine.check_release(session, request))
         self._engine.release(session, request)
 
@@ -877,7 +877,7 @@ class Broker:
             self._partially_sent[session] = self._engine.hold_partially_sent(partially_sent)
 
     def _settle_partially_sent(self, session: ConnectionState, *, is_sent: bool) -> None:
-        """Acknowledge or give back the message that was half-way out, if there is one."""
+        """Acknowledge or release the connection's partially sent message, if there is one."""
         entry = self._partially_sent.pop(session, None)
         if entry is not None:
             self._engine.resolve_partially_sent(entry, is_sent=is_sent)
