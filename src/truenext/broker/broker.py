@@ -271,7 +271,7 @@ class Broker:
         return session in self._control_only.idle_since
 
     def idle_time_left(self, session: ConnectionState) -> float:
-        """Return the seconds until a control-only connection is idle for too long; while an answer is pending, all."""
+        """Return the seconds that a control-only connection may still be idle; a pending answer counts as activity."""
         if self._control_requests.pending_count(session) or self._engine.bulk_task.pending_answer_count(session):
             self._control_only.note_activity(session)
         return self._control_only.seconds_left(session)
@@ -310,7 +310,7 @@ class Broker:
                     continue
             else:
                 continue
-            # A read may hold very many refused frames, of four bytes each: others are served in between.
+            # One read may hold very many refused frames, of four bytes each: serve other connections in between.
             following = next(commands, None)
             return None if following is None else PendingCommand(following, needs_disk=False)
         return None

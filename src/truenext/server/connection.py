@@ -1,11 +1,11 @@
-"""What happens between the broker and one socket: bytes in, bytes out, and what the silence of a client means?
+"""Server connection: reads, writes and ends the socket of one client, and enforces heart-beats.
 
 The socket is driven directly, not through a transport: in auto mode a message counts as acknowledged once the socket
 has taken its bytes, so we must know exactly which bytes it has taken, at the moment the connection is lost too.
 
-    reading --ERROR or DISCONNECT--> closing: what is left to say is sent, what still comes is thrown away --> closed
+    reading --ERROR or DISCONNECT--> closing: remaining answers are sent, further input is discarded --> closed
 
-It is one file: how a connection ends depends on what was read, what was written, and what the socket has taken.
+One file, as the end of a connection depends on the bytes that were read, written, and taken by the socket.
 """
 
 import logging
@@ -40,18 +40,18 @@ from truenext.wire.stomp.server import StompSession
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 30.0
-"""Longest time a client may take to read what is left when its connection ends."""
+"""Longest time for a client to read the remaining answers when its connection ends."""
 LINGER_S = 2.0
-"""Longest time a client that has been sent everything may take to hang up."""
+"""Longest time for a client to close its side after everything was sent."""
 TAKEOVER_GRACE_S = 1.0
-"""Time in which a client whose socket broke can take its connection over, before it is charged with what it has begun:
-it sees the broken socket as well, and connects anew at once."""
+"""Time for a client whose socket broke to take its connection over, before its started messages count an attempt.
+The client sees the broken socket as well, and reconnects at once."""
 WRITE_BYTES = 256 * 1024
-"""Bytes offered at once to a socket that could not take everything."""
+"""Largest write, if the data is large or the socket could not take everything."""
 _REASON_LENGTH_MAX = 4000
 """Characters of an ERROR's body."""
 LARGE_WRITE_BYTES = 2 * UNSENT_BYTES_MAX
-"""More bytes than these at once are one large message, or a few."""
+"""Bytes above which a flush is written in parts: one large message, or a few."""
 
 
 class ServerConnection:
@@ -68,7 +68,8 @@ class ServerConnection:
         on_upgrade: Callable[["ServerConnection"], None] = lambda _: None,
         control_only_reason: str = "",
     ) -> None:
-        """Of `control_only_reason` see `Broker.connect`; `on_upgrade` is called when it may do everything after all."""
+        """`control_only_reason`: see `Broker.connect`. `on_upgrade` is called when a control-only connection gets
+        full rights."""
         self._sock = sock
         self._name = peer_name
         self._broker = broker
@@ -80,49 +81,49 @@ class ServerConnection:
         self._stomp = StompSession(session_id=self._session.id, identity=identity, server_name=server_name)
         self._replies = self._stomp.replies
         self._pending = self._stomp.pending
-        """The beginning of a frame that is not complete."""
+        """Beginning of an incomplete frame."""
         self._incomplete_frames = broker.incomplete_frames
         self._has_large_frame = False
-        """The pending frame counts towards the share of incomplete frames."""
+        """The incomplete frame counts towards the memory for such frames."""
         self._is_reading = True
-        """What comes is still listened to."""
+        """Input is executed; otherwise it is discarded."""
         self._is_reading_paused = False
-        """Nothing is read until the broker has room."""
+        """The socket is not read until the broker has capacity."""
         self._waiting: Iterator[Command] | None = None
-        """What was read and has to wait for room on the disk."""
+        """Commands that were read, and wait for disk space or until other connections were served."""
         self._is_closing = False
-        """Everything was said; the socket closes once it has taken it."""
+        """No answer follows; the socket is closed once it has taken all bytes."""
         self._is_stopping = False
-        """The broker stops: what the socket does not take at once stays here."""
+        """The broker stops: bytes that the socket does not take at once stay unsent."""
         self._has_client_closed = False
         """The client has closed its side."""
         self._is_closed = False
-        """Its socket is."""
+        """The socket is closed."""
         self._is_parked = False
-        """It waits without a socket for its client to come back, see `Broker.park_for_takeover`."""
+        """The connection has no socket and waits for a takeover, see `Broker.park_for_takeover`."""
         self._last_received_at = loop.time()
-        """When something came from the client, by the loop's clock."""
+        """Loop time of the last input."""
         self._needs_socket_check = False
-        """Something came since the last look."""
+        """Input has come since the last check of the socket."""
         self._has_sent = False
         self._parts: list[bytes] = []
-        """What the next flush writes."""
+        """Parts of frames for the next flush."""
         self.bytes_sent = 0
         self._part_owners: list[tuple[Subscriber | None, int]] = []
-        """Whose frames stand in `_parts`: consumer and number of messages; None and 1 for one part of anything else."""
+        """Owners of `_parts`, in order: subscriber and number of its messages; None and 1 for any other part."""
         self._has_messages = False
-        """There is a message in them, or in `_unsent`."""
+        """`_parts` or `_unsent` hold a message."""
         self._unsent: deque[tuple[bytes, Subscriber | None]] = deque()
-        """Frames the socket could not take yet. Empty but for slow readers."""
+        """Frames that the socket could not take yet, and their owners. Empty except for slow readers."""
         self._unsent_messages: Counter[Subscriber] = Counter()
-        """How many of the unsent frames are messages, by consumer."""
+        """Number of unsent messages by subscriber."""
         self._unsent_answer_bytes = 0
         self._first_unsent_offset = 0
         """Bytes of the first unsent frame that the socket has taken."""
         self._is_first_orphaned = False
-        """The first unsent frame is the last message of a consumer that is gone, half-way out when it went."""
+        """The first unsent frame is a message that was partially sent when `cancel_unsent` cancelled it."""
         self._sent_counts: dict[BrokerConsumer, int] = {}
-        """Messages of consumers in auto mode that the socket took since the broker was last told `on_all_sent`."""
+        """Messages of consumers in auto mode that the socket took since the last `Broker.on_all_sent`."""
         self._timers: dict[str, TimerHandle] = {}
         self._set_timer(LOGIN_SECONDS_MAX, "login", self._on_login_overdue)
         loop.add_reader(sock, self._on_readable)
@@ -161,13 +162,13 @@ class ServerConnection:
                 self._note_incomplete_frame(len(data))
 
     def _note_incomplete_frame(self, received: int) -> None:
-        """Tell the broker how large the pending frame is after `received` bytes more."""
+        """Report the size of the incomplete frame to the broker, after `received` bytes more."""
         size = len(self._pending)
         self._has_large_frame = size >= INCOMPLETE_FRAME_BYTES
         self._broker.note_incomplete_frame(self._session, size, received)
 
     def _end_reading(self) -> None:
-        """Take note of nothing that still comes, and keep nothing of what has not been carried out."""
+        """Discard further input, commands that wait, and the incomplete frame."""
         self._is_reading = False
         self._waiting = None
         self._pending.clear()
@@ -175,16 +176,15 @@ class ServerConnection:
             self._note_incomplete_frame(0)
 
     def check_socket(self) -> None:
-        """To be called once a second. uvloop reports a broken socket once, even if there was data to read before the
-        end: whether that was all is looked at here, and not with each message.
-        """
+        """End the connection if its socket has broken; called once a second. uvloop reports a broken socket once,
+        even if there was data to read before the end, so it is checked here, and not with each message."""
         if self._needs_socket_check and not self._is_closed:
             self._needs_socket_check = False
             if self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._on_socket_broken("connection broken")
 
     def _on_eof(self) -> None:
-        """The client says nothing more. What it is still owed is sent; it may be listening."""
+        """Handle the end of the client's input. Pending answers are still sent, as the client may read them."""
         self._has_client_closed = True
         self._loop.remove_reader(self._sock)
         if "linger" in self._timers:
@@ -219,7 +219,7 @@ class ServerConnection:
         try:
             add(self._sock, action)
         except RuntimeError:
-            # uvloop's way to say that it has seen the socket break.
+            # uvloop raises it after it has seen the socket break.
             self._loop.call_soon(self._on_socket_broken, "connection broken")
 
     def _execute(self, commands: Iterator[Command]) -> None:
@@ -240,7 +240,7 @@ class ServerConnection:
             self._broker.answer(self._session, CloseConnection())
 
     def send_connected(self, login: Login, secret: str, *, is_takeover: bool) -> None:
-        """Say CONNECTED, and start the agreed heart-beats."""
+        """Send CONNECTED, and start the agreed heart-beats."""
         self._timers.pop("login").cancel()
         if self._stomp.has_unchecked_login:
             self._broker.log_unchecked_login(self._name)
@@ -252,13 +252,13 @@ class ServerConnection:
         if self._control_only_reason:
             self._set_timer(CONTROL_ONLY_IDLE_S, "control only", self._on_control_only_idle)
         if self._stomp.send_interval_ms:
-            # Twice as often as agreed: a beat left out because something was just sent is then made up in time.
+            # Twice as often as agreed: a beat omitted after other output is then made up in time.
             self._set_timer(self._stomp.send_interval_ms / 2000, "beat", self._on_beat_due)
         if self._stomp.receive_interval_ms:
             self._set_timer(self._silence_limit_s, "silence", self._on_silence)
 
     def close_for_takeover(self, *, is_exempt: bool) -> None:
-        """Another connection of this client takes over: nothing more is read, and nothing more is said."""
+        """Close the connection, as another one of its client takes it over: nothing more is read or sent."""
         logger.info("connection taken over", extra={"client": self._name})
         if self._is_parked:
             self._end_parked(is_exempt=is_exempt)
@@ -268,7 +268,7 @@ class ServerConnection:
         self._close()
 
     def send_error(self, error: RemoteProtocolError) -> None:
-        """Say that the command that came last was refused, and go on."""
+        """Send an ERROR for the last command, and keep the connection open."""
         reason = str(error)
         logger.debug("frame refused", extra={"client": self._name, "reason": reason})
         frame_number = self._stomp.mark_refused()
@@ -279,7 +279,7 @@ class ServerConnection:
         self._refuse_client(reason, Code.TOO_SLOW)
 
     def _refuse_client(self, reason: str, code: Code, receipt: str | None = None, *, is_exempt: bool = False) -> None:
-        """Answer with an ERROR, behind the receipts that are due, and end the connection."""
+        """Send an ERROR after the due receipts, and end the connection."""
         if not self._is_reading:
             return
         logger.warning("client refused", extra={"client": self._name, "reason": reason})
@@ -289,7 +289,7 @@ class ServerConnection:
         self._broker.answer(self._session, CloseConnection())
 
     def _refuse_other_protocol(self, error: OtherProtocolError) -> None:
-        """Answer a client of another protocol in its own words, and end the connection."""
+        """Answer a client of another protocol in that protocol, if possible, and end the connection."""
         self._broker.log_other_protocol(self._name, error.protocol)
         self._end_reading()
         self._broker.connection_lost(self._session)
@@ -338,7 +338,7 @@ class ServerConnection:
                 self._buffer_unsent(0, None)
             else:
                 data = parts[0] if len(parts) == 1 else b"".join(parts)
-                # A large one is mostly left for later: to take all of it at once would keep the others waiting.
+                # Most of a large write is left for later: to send it all at once would delay other connections.
                 sent = self._send(data if len(data) <= LARGE_WRITE_BYTES else memoryview(data)[:WRITE_BYTES])
                 if sent == len(data):
                     parts.clear()
@@ -358,28 +358,27 @@ class ServerConnection:
         self._part_owners.append((None, 1))
 
     def _send(self, data: bytes | bytearray | memoryview) -> int:
-        """Bytes the socket took."""
+        """Write to the socket. Returns the number of bytes that it took."""
         self._has_sent = True
         try:
             sent = self._sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            # Not at once: a turn that writes to many connections must not find one gone half-way.
+            # Not at once: a turn that writes to many connections must not find one closed meanwhile.
             self._loop.call_soon(self._on_socket_broken, f"cannot be written to: {error}")
             return 0
         self.bytes_sent += sent
         return sent
 
     def _buffer_unsent(self, sent: int, data: bytes | None) -> None:
-        """Move `_parts`, of which the socket took `sent` bytes, to `_unsent`; `data` is all of them, if
-        it is there."""
+        """Move `_parts` to `_unsent`. The socket took the first `sent` bytes; `data` is all parts joined, or None."""
         at = 0
         is_one_frame = len(self._part_owners) == 1 and self._part_owners[0][1] == 1
         for consumer, count in self._part_owners:
             size = 1 if consumer is None else PARTS_PER_MESSAGE
             for _ in range(count):
-                # A large one, most likely, which is not copied once more.
+                # Most likely a large frame, so it is not copied again.
                 frame = data if data is not None and is_one_frame else b"".join(self._parts[at : at + size])
                 at += size
                 self._unsent.append((frame, consumer))
@@ -390,12 +389,12 @@ class ServerConnection:
         self._parts.clear()
         self._part_owners.clear()
         self._count_sent(sent)
-        # The rest of a message whose consumer is gone counts as an answer, and nobody asked for it.
+        # The rest of an orphaned message counts as an answer, but the client did not ask for it.
         answers = self._unsent_answer_bytes - (len(self._unsent[0][0]) if self._is_first_orphaned else 0)
         if answers > UNSENT_ANSWER_BYTES_MAX:
             reason = f"asks for more answers than it reads: {answers} bytes, of {UNSENT_ANSWER_BYTES_MAX} at most"
             logger.warning("client refused", extra={"client": self._name, "reason": reason})
-            # It is in the log by now, and is no lost client besides.
+            # Logged as refused already, so it is not logged as lost.
             self._end_reading()
             self._end_lost(reason)
 
@@ -444,7 +443,7 @@ class ServerConnection:
             }
             owners = {consumer for consumer in consumers if self._unsent_messages.pop(consumer, 0)}
             if not owners:
-                # There may be very many answers, and very many subscriptions that come and go.
+                # Leave `_unsent` alone: it may hold very many answers, and subscriptions may end very often.
                 return sent, None
         partly_sent: list[tuple[bytes, Subscriber | None]] = []
         partially_sent = None
@@ -469,7 +468,7 @@ class ServerConnection:
     # ---- The end ----
 
     def _half_close(self) -> None:
-        """Everything is said. Wait a little for the client to close, so that the last frame is not lost to a reset."""
+        """Close our side after all is sent, and wait a little for the client's, lest a reset lose the last frame."""
         if "linger" in self._timers:
             return
         for timer in self._timers.values():
@@ -484,11 +483,11 @@ class ServerConnection:
             self._close()
             return
         self._set_timer(LINGER_S, "linger", self._close)
-        # What still comes is taken and thrown away: closing a socket with something unread resets the connection.
+        # Further input is read and discarded: closing a socket with unread input resets the connection.
         self._watch_socket(self._loop.add_reader, self._on_readable)
 
     def _end_lost(self, reason: str) -> None:
-        """The client is gone, or is given up."""
+        """End the connection at once, without an answer: its client is lost, or is given up."""
         if self._is_closed:
             return
         if self._is_reading:
@@ -498,13 +497,13 @@ class ServerConnection:
         self._close()
 
     def _on_socket_broken(self, reason: str) -> None:
-        """The socket has broken; the client may be there."""
+        """Park the connection, as its client may be there still, or end it."""
         if not (self._is_closed or (self._is_reading and self._park_for_takeover(reason))):
             self._end_lost(reason)
 
     def _park_for_takeover(self, reason: str) -> bool:
-        """Whether the client may come back within moments, and something would be charged until then. If so nothing
-        more is read or written, and for others this is over but for what would be charged."""
+        """Close the socket, and keep the session for a takeover, if its end would count an attempt now. Nothing more
+        is read or written. Returns False if the connection must end instead."""
         if not self._broker.park_for_takeover(self._session):
             return False
         logger.info("client lost, and may come back", extra={"client": self._name, "reason": reason})
@@ -524,7 +523,7 @@ class ServerConnection:
         self._report_closed()
 
     def stop_reading(self) -> None:
-        """The broker stops: nothing more is taken from the client, and no message more is sent to it."""
+        """Stop reading, all timers, and the sending of unsent bytes: the broker stops."""
         self._end_reading()
         self._is_stopping = True
         for timer in self._timers.values():
@@ -534,7 +533,7 @@ class ServerConnection:
             self._loop.remove_writer(self._sock)
 
     def end(self) -> None:
-        """Close at a stop of the broker, once what the client holds has been taken back."""
+        """Close at a stop of the broker, after the held messages of the client were requeued."""
         self._timers.clear()
         if self._is_parked:
             self._report_closed()
@@ -569,7 +568,7 @@ class ServerConnection:
         self._refuse_client(f"no CONNECT within {LOGIN_SECONDS_MAX:g} seconds", Code.LOGIN)
 
     def _on_control_only_idle(self) -> None:
-        # What it asks may be in the socket, where it waits for the broker to have room; a large frame asks nothing.
+        # A control request may wait in the socket while reading is paused; a large frame is no control request.
         is_excused = self._is_reading_paused and not self._has_large_frame
         seconds = CONTROL_ONLY_IDLE_S if is_excused else self._broker.idle_time_left(self._session)
         if seconds > 0:
@@ -590,28 +589,28 @@ class ServerConnection:
 
     @property
     def _silence_limit_s(self) -> float:
-        """Seconds of silence after which the client is given up."""
+        """Seconds of silence after which the connection ends."""
         return self._stomp.receive_interval_ms * HEART_BEAT_GRACE_FACTOR / 1000
 
     def _on_silence(self) -> None:
-        """Called when the client would be given up had it said nothing since the last look."""
+        """End the connection if the client has been silent for too long; else check again when it would be."""
         if self._silence_s >= self._silence_limit_s and not self._is_reading_paused:
-            # We may be the one that was away: what came meanwhile is in the socket.
+            # Perhaps the broker itself was suspended: input of that time is in the socket.
             self._on_readable()
         if self._silence_s >= self._silence_limit_s and self._is_reading and not self._is_reading_paused:
             self._end_lost("missed its heart-beats")
         if self._is_closed or not self._is_reading:
             return
-        # A client that is not read is looked at again when that has taken as long.
+        # A client that is not read is checked again after a whole limit.
         remaining_s = self._silence_limit_s if self._is_reading_paused else self._silence_limit_s - self._silence_s
         self._set_timer(remaining_s, "silence", self._on_silence)
 
     @property
     def _silence_s(self) -> float:
-        """Seconds since something came."""
+        """Seconds since the last input."""
         return self._loop.time() - self._last_received_at
 
 
 def _make_error_answer(reason: str, code: Code, receipt: str | None, frame: int = 0) -> ErrorAnswer:
-    """Of what the client has said itself so much is repeated as tells it what is meant."""
+    """Make an ERROR, cut to a length at which a client still recognizes what it sent itself."""
     return ErrorAnswer(reason.partition("\n")[0][:200], code, reason[:_REASON_LENGTH_MAX], receipt, frame)
