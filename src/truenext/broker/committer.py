@@ -1,11 +1,10 @@
-"""How batches become durable: on a thread of their own, or at once where that is quicker than asking somebody else.
+"""Committer: makes batches durable, on a thread of its own or at once on the event loop.
 
-One batch at a time goes to the store; while its thread writes it the next one gathers in the engine. There is no timer
-in between: the disk sets the pace (group commit).
+One batch at a time goes to the store; while its thread writes it the next one gathers in the engine. There is no
+timer in between: the disk sets the pace (group commit).
 
-A batch that the disk takes quickly (write_time.py) is written by the event loop itself: handing it over and being
-called back costs more than the write. Source: docs/decisions/0016-small-batches-at-once.md,
-0047-larger-batches-at-once.md
+The event loop itself writes a batch that the disk takes quickly (write_time.py): a thread's handover and callback
+cost more than that write. Source: docs/decisions/0016-small-batches-at-once.md, 0047-larger-batches-at-once.md
 """
 
 import threading
@@ -41,16 +40,16 @@ class Committer:
         self._on_failed = on_failed
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self.is_busy = False
-        """A batch is on its way; the next must wait."""
+        """The thread has a batch that is not durable yet; no other may be committed."""
         self._is_thread_idle = True
-        """It has nothing to write, not even history."""
+        """The thread writes nothing, not even history."""
         self._write_time = write_time
         self._flush_timer: TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="truenext-store", daemon=True)
         self._thread.start()
 
     def commit(self, batch: Batch) -> bool:
-        """Make a batch durable. True if it is; otherwise `on_committed` will say when it is.
+        """Make a batch durable. Returns True if it is durable already; else `on_committed` is called when it is.
 
         Raises: TruenextError if it cannot be written, and then none ever will be.
         """
@@ -64,7 +63,7 @@ class Committer:
         return False
 
     def close(self) -> None:
-        """End the thread, behind what it is doing."""
+        """End the thread after its current work."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         self._queue.put(None)
@@ -91,13 +90,13 @@ class Committer:
         if self._history is not None:
             self._history.append(batch.history)
             if batch.is_empty():
-                # The store does not have it either.
+                # The store's journal does not have this history: an empty batch is not written there.
                 self._history.flush()
-        # It may be large, and the batch is known until the next one comes.
+        # Freed now, as it may be large: the batch stays referenced until the next one.
         batch.history = b""
 
     def _flush_later(self) -> None:
-        """Those who read the files can wait a moment: what the history lacks is in the store's journal."""
+        """Flush the history files after a delay: readers can wait, as the store's journal has what these lack."""
         if self._flush_timer is None:
             self._flush_timer = self._loop.call_later(HISTORY_FLUSH_SECONDS, self._flush)
 

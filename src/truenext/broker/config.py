@@ -1,11 +1,11 @@
-"""The configuration file, truenext.toml: what may stand in it, and what is wrong with one.
+"""Configuration file, truenext.toml: reads, checks and merges settings.
 
     [broker]                    BrokerSettings (settings.py)
     [policy]                    Policy, of every queue
-    [policy."orders.>"]         the same for queues of this pattern; what it does not name is that of [policy]
+    [policy."orders.>"]         Policy, of queues of this pattern; settings that it lacks are those of [policy]
 
-A file is taken as a whole or not at all, and all of its faults are said at once. What may stand where is not said here:
-it is read from the descriptions of the settings (truenext.model.setting).
+A file is applied as a whole or not at all, and all of its faults are reported at once. The valid settings are read
+from their descriptions (truenext.model.setting).
 """
 
 import os
@@ -42,16 +42,16 @@ _KINDS_OF_FILES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What a broker is started with, or goes on with: of a file, of the command line, of both."""
+    """Settings of a broker, from the file and the command line."""
 
     broker: BrokerSettings = field(default_factory=BrokerSettings)
     policies: Policies = field(default_factory=Policies)
     file: Path | None = None
     tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """What each table of the file names, by its header."""
+    """Names of the settings in each table of the file, by its header."""
 
     def source(self, queue: str, name: str) -> str:
-        """Which table the policy of a queue has the setting `name` from, or "default"."""
+        """Return the header of the table that sets `name` in the policy of a queue, or "default"."""
         pattern = self.policies.pattern_of(queue)
         headers = [toml_header(POLICY)] if pattern is None else [toml_header(POLICY, pattern), toml_header(POLICY)]
         return next((each for each in headers if name in self.tables.get(each, ())), "default")
@@ -60,16 +60,16 @@ class Configuration:
 def configure(
     file: Path | None, *, broker: Mapping[str, Any] | None = None, policy: Mapping[str, Any] | None = None
 ) -> Configuration:
-    """What a file says (None: nothing) and, where they say something else, the options of the command line.
+    """Read a file (None: no file), and replace its settings by those of the command line.
 
-    `broker` are values of BrokerSettings, `policy` of the policy that every queue has; patterns go before those.
+    `broker` has values of BrokerSettings, `policy` of the policy of every queue; patterns override those.
 
     Raises: FaultyFileError, ConfigurationError if the file cannot be read
     """
     tables = _ConfigurationFileReader(file).read() if file is not None else {}
     broker_values = tables.get(toml_header(BROKER), {})
     if broker and ("data" in broker or "memory" in broker):
-        # One or the other: what is said on the command line is instead of both.
+        # `data` and `memory` exclude one another: the command line replaces both.
         broker_values = {name: value for name, value in broker_values.items() if name not in ("data", "memory")}
         if broker.get("memory"):
             broker_values.pop("disk_limit", None)
@@ -85,14 +85,14 @@ def configure(
 
 
 class PatternHeader(str):
-    """The header of a pattern's table."""
+    """Header of a pattern's table."""
 
     __slots__ = ("pattern",)
     pattern: str
 
 
 def toml_header(section: str, pattern: str | None = None) -> str:
-    """As it stands in the file.
+    """Return a table's header as the file has it.
 
     >>> toml_header("policy", "orders.>")
     '[policy."orders.>"]'
@@ -106,15 +106,15 @@ def toml_header(section: str, pattern: str | None = None) -> str:
 
 
 class _ConfigurationFileReader:
-    """One reading of one file."""
+    """Reader of one file, used once."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._faults: list[str] = []
-        """In the order of the file, as far as tomllib keeps it: a table that stands in several places is one."""
+        """Faults in the order of the file; tomllib joins the parts of a table that is in several places."""
 
     def read(self) -> dict[str, dict[str, Any]]:
-        """The settings that are named, by header.
+        """Return the settings in the file, by header of their table.
 
         Raises: as `configure`
         """
@@ -145,7 +145,7 @@ class _ConfigurationFileReader:
         except RecursionError as error:
             raise self._faulty_file(["tables or arrays stand too deep in one another"]) from error
         except ValueError as error:
-            # No TOML, or a number of thousands of digits.
+            # Not TOML, or a number of thousands of digits.
             raise self._faulty_file([str(error)]) from error
 
     def _faulty_file(self, faults: list[str]) -> FaultyFileError:
@@ -191,7 +191,7 @@ class _ConfigurationFileReader:
         return values
 
     def _read_setting(self, described: type, header: str, name: str, raw: Any, values: dict[str, Any]) -> None:
-        """Puts a setting into `values`, or says what is wrong with it."""
+        """Add a setting to `values`, or its fault to `_faults`."""
         known = settings_of(described)
         if name not in known:
             self._faults.append(f"{header}: there is no setting {name!r}" + _suggestion(name, known))
@@ -226,7 +226,7 @@ def _read_regular_file(file: Path) -> bytes:
 
     Raises: OSError, ConfigurationError
     """
-    # To open a device may do something; what is opened then may be another file than the one that was looked at.
+    # Checked twice: to open a device may have effects, and the opened file may be another one than the first check saw.
     _check_regular(file, file.stat())
     with open(file, "rb", opener=_open_without_waiting) as opened:
         _check_regular(file, os.fstat(opened.fileno()))
@@ -245,7 +245,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 def _check_regular(file: Path, status: os.stat_result) -> None:
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-        # To open a directory is refused by the system.
+        # The system refuses to open a directory.
         kind = _KINDS_OF_FILES.get(stat.S_IFMT(status.st_mode), "something else")
         raise ConfigurationError(
             f"cannot read {file}: it is {kind}, and a configuration must be a regular file; copy it into one"
@@ -253,9 +253,9 @@ def _check_regular(file: Path, status: os.stat_result) -> None:
 
 
 def _read(setting: Setting, raw: Any) -> Any:
-    """The value that stands in the file, as the broker has it.
+    """Return the setting's value from a value of the file.
 
-    Raises: ValueError, what of the value; the name of the setting goes before it.
+    Raises: ValueError with the fault of the value; the setting's name goes before it.
     """
     kind = setting.kind
     if raw == "none" and setting.none is not NO_NONE_VALUE:
@@ -284,7 +284,7 @@ def _read(setting: Setting, raw: Any) -> Any:
 
 
 def describe_range(setting: Setting) -> str:
-    """Which numbers a setting may be, in words; "" for all, or if it is no number.
+    """Describe the valid numbers of a setting; "" for all, or if it is no number.
 
     >>> describe_range(settings_of(Policy)["page_size"])
     '1 to 100,000'
@@ -296,7 +296,7 @@ def describe_range(setting: Setting) -> str:
 
 
 def format_value(setting: Setting, value: Any) -> str:
-    """A value as it may stand in the file.
+    """Format a value as the file has it.
 
     >>> format_value(settings_of(Policy)["memory_limit"], 1 << 20)
     '"1MiB"'

@@ -1,8 +1,8 @@
-"""What does the broker have of the connection that asks: which round, what is in its transactions, what its
-subscriptions hold, and why nothing comes to them?
+"""Control request `connection`: the release count, transactions and subscriptions of the connection that sends it,
+and why its subscriptions get no messages.
 
-A question to the broker, answered in steps: there may be many subscriptions, and of many queues. Source: docs/stomp.md,
-"What a connection may ask"
+The answer is made in steps, as there may be many subscriptions to many queues. Source: docs/stomp.md, "What a
+connection may ask"
 """
 
 import msgspec
@@ -18,7 +18,7 @@ from truenext.model.destination import TEMPORARY_PREFIX, TEMPORARY_TOPIC_PREFIX,
 VERB = "connection"
 
 _ITEMS_PER_STEP = 50
-"""Transactions or browsers that are looked at in one step."""
+"""Transactions or browsers reported in one step."""
 
 
 class TransactionReport(msgspec.Struct):
@@ -26,7 +26,7 @@ class TransactionReport(msgspec.Struct):
     sends: int
     acknowledged: int
     nacked: int
-    """Messages that were NACKed; they count as this alone."""
+    """NACKed messages, which `acknowledged` does not count."""
     rollback_only: bool
 
 
@@ -36,9 +36,9 @@ class SubscriptionReport(msgspec.Struct):
     held: int
     started: int
     window: int | None
-    """Messages that it may hold, were it awake; None in auto mode, of a browser, and if it pulls."""
+    """Messages that the consumer may hold unless it is suspended; None in auto mode, of a browser, and if it pulls."""
     requested: int | None
-    """Messages; None if it does not pull."""
+    """Messages still to come for a pull request; None if it does not pull."""
     idle: IdleReason
 
 
@@ -49,13 +49,13 @@ class ConnectionReport(msgspec.Struct):
 
 
 def check_body(body: bytes) -> None:
-    """Raises: RemoteProtocolError if anything is said beside the verb"""
+    """Raises: RemoteProtocolError if the body is not empty"""
     if body:
         raise RemoteProtocolError(f"{VERB}: nothing is to be said in its body", Code.CONTROL_REQUEST)
 
 
 def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
-    """In JSON, as a ConnectionReport."""
+    """Make a ConnectionReport, as JSON."""
     report = ConnectionReport(session.release_count, [], [])
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
         nacked = len(transaction.nacked())
@@ -109,7 +109,7 @@ def _report_browser(browser: Browser) -> SubscriptionReport:
 
 
 def _own_address(destination: Destination) -> str:
-    """How its client has called it."""
+    """Return the address by which the client itself calls a destination."""
     if not destination.session:
         return destination.address
     prefix = TEMPORARY_TOPIC_PREFIX if destination.kind is DestinationKind.TOPIC else TEMPORARY_PREFIX

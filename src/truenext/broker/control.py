@@ -1,7 +1,7 @@
-"""What the broker can be asked about itself, or to do: SEND to /control/VERB with a reply-to, JSON in and out.
+"""Control requests: queries and changes of the broker, by SEND to /control/VERB with a reply-to, JSON in and out.
 
-What is asked of all queues is looked at in steps, between which others are served (event_loop.py): the parts of an
-answer are from different moments, none of them before the question. Source: docs/decisions/0037-asking-a-full-broker.md
+Queries of all queues run in steps, between which other clients are served (event_loop.py): the parts of an answer
+are from different moments, all of them after the request. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from collections import Counter
@@ -34,32 +34,32 @@ from truenext.model.message import SentMessage
 from truenext.model.order import PRIORITY_MAX
 
 REPLY_LIFETIME_MS = 60_000
-"""Milliseconds an answer waits for whoever asked."""
+"""Milliseconds until an answer that is not consumed expires."""
 
 ITEMS_PER_STEP = 50
-"""Queues, consumers or messages that are looked at in one step."""
+"""Queues, consumers or messages inspected in one step."""
 
 NAMES_SORTED_PER_STEP = 1000
-"""Names that are sorted in one step."""
+"""Names sorted in one step."""
 
 LARGEST_COUNT = 10
-"""Of what ends with its connection: those that have most are named."""
+"""Number of the largest temporary queues and subscriptions that `status` names."""
 
 _T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
 
 
 class ClientInfo(NamedTuple):
-    """Who a client is."""
+    """Identity of a client."""
 
     address: str
-    """Of its socket."""
+    """Address of its socket."""
     client_id: str
-    """What it calls itself; "" if nothing."""
+    """Name that the client gave itself; "" if none."""
 
 
 class QueryContext(NamedTuple):
-    """What knows the answers."""
+    """Sources of the answers."""
 
     engine: Engine
     stuck_audit: StuckQueueDetector
@@ -67,11 +67,11 @@ class QueryContext(NamedTuple):
     reload: Callable[[], ReloadResult]
     client_info: Callable[[ConnectionState], ClientInfo]
     disk_level_bytes: dict[str, int]
-    """Bytes by which the room for messages was found, see `Store.disk_level_bytes`."""
+    """Sizes that determine the disk level, in bytes, see `Store.disk_level_bytes`."""
 
 
 def check_verb(verb: str) -> None:
-    """Raises: RemoteProtocolError if there is no such question or work"""
+    """Raises: RemoteProtocolError if there is no such control request"""
     if verb not in QUERIES:
         known_verbs = [*QUERIES, *QUEUE_CHANGES, connection_request.VERB, producer_request.VERB, *bulk.VERBS]
         raise RemoteProtocolError(
@@ -80,13 +80,13 @@ def check_verb(verb: str) -> None:
 
 
 class QueueRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a change is of, in JSON."""
+    """Body of a queue change, in JSON."""
 
     queue: str
 
 
 def apply_queue_change(engine: Engine, verb: str, body: bytes) -> bytes:
-    """Do what one of QUEUE_CHANGES says; the answer is for when that is durable (`Engine.reply`).
+    """Apply one of QUEUE_CHANGES. The answer may be sent only once the change is durable (`Engine.reply`).
 
     Raises: RemoteProtocolError if it cannot be done.
     """
@@ -95,7 +95,7 @@ def apply_queue_change(engine: Engine, verb: str, body: bytes) -> bytes:
 
 
 def make_reply_message(request: ControlRequest, body: bytes, now_ms: int) -> Send:
-    """The message that carries an answer to whoever asked."""
+    """Make the message that carries an answer to the client."""
     headers = {"destination": request.reply_to.address, "content-type": "application/json"}
     if request.correlation is not None:
         headers["correlation-id"] = request.correlation
@@ -125,7 +125,7 @@ def _queues(context: QueryContext) -> AnswerGenerator:
     for names in _chunks(list(permanent), NAMES_SORTED_PER_STEP):
         sorted_names.append(sorted(names))
         yield
-    # Written row by row, and what is not needed any more let go of: a copy of all of it would take too long for a step.
+    # Written row by row, while queues of finished rows are let go: a copy of all would take too long for one step.
     answer = BytesIO()
     answer.write(b"[")
     for number, name in enumerate(merge(*sorted_names)):
@@ -201,20 +201,20 @@ def _status(context: QueryContext) -> AnswerGenerator:
 
 
 def _reload(context: QueryContext) -> AnswerGenerator:
-    # Its steps cannot be taken one by one: all queues get their policies between two dispatches.
+    # One step only: all queues get their policies between two dispatches.
     yield
     return _encode(context.reload())
 
 
 class _TemporaryTotals:
-    """What ends with its connection: how much that is, and of whom most of it is."""
+    """Totals of queues that end with their connection, and the largest of these."""
 
     def __init__(self) -> None:
         self._waiting = 0
         self._unacknowledged = 0
         self._bytes = 0
         self._largest: list[tuple[int, int, Destination, int, int]] = []
-        """A heap, the least first: bytes, a number that tells equals apart, and what they are of; waiting, held."""
+        """Heap, the least first: bytes, a tie-breaker, the destination, and its waiting and held messages."""
         self._tie_breakers = count()
 
     def add(self, queue: Queue, receivers: QueueReceivers) -> Steps:
@@ -228,7 +228,7 @@ class _TemporaryTotals:
             push(self._largest, (size, next(self._tie_breakers), queue.destination, waiting, held))
 
     def report(self, context: QueryContext) -> dict[str, Any]:
-        # Some may have gone since.
+        # Some of these connections may have ended since.
         sessions = context.engine.clients.sessions
         rows = []
         for size, _, destination, waiting, held in sorted(self._largest, reverse=True):
@@ -245,8 +245,8 @@ class _TemporaryTotals:
 
 
 def _own_address(destination: Destination) -> str:
-    """How its client has called a queue that ends with its connection. The name of its session is kept from others, who
-    could send there."""
+    """Return the address by which its own client calls a temporary queue or subscription. Its name has the session's
+    id, which is kept from other clients, as they could send there."""
     prefix = f"/{destination.session}/"
     if not destination.topic:
         return TEMPORARY_PREFIX + destination.name.removeprefix(prefix)
@@ -256,7 +256,7 @@ def _own_address(destination: Destination) -> str:
 
 
 def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
-    """How many messages of a queue those have who take from it alone."""
+    """Count the messages of a queue that its consumers hold, wildcard consumers excluded."""
     held = 0
     for consumers in _chunks(receivers.consumers[:]):
         held += sum(len(consumer.held) for consumer in consumers)
@@ -266,7 +266,7 @@ def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
 
 
 def _count_held_by_wildcards(engine: Engine, held: Counter[Queue]) -> Steps:
-    """How many messages of each queue those have who take from many."""
+    """Count in `held` the messages of each queue that wildcard consumers hold."""
     for session in list(engine.clients.sessions.values()):
         for consumer in list(session.consumers.values()):
             if isinstance(consumer, Wildcard):
@@ -290,7 +290,7 @@ def _resume(engine: Engine, queue: str) -> dict[str, bool]:
 
 
 QUEUE_CHANGES: dict[str, Callable[[Engine, str], dict[str, bool]]] = {"pause": _pause, "resume": _resume}
-"""What is told of a change besides the queue."""
+"""Changes by verb. Their results are added to the answer."""
 
 QUERIES: dict[str, Callable[[QueryContext], AnswerGenerator]] = {
     "queues": _queues,
