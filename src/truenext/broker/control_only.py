@@ -1,6 +1,6 @@
-"""Who was let in beyond the limit of connections, and may only ask the broker (control.py) and take the answers.
+"""Control-only connections: those above the limit, which may only send control requests (control.py).
 
-Whoever asks nothing for a while has to make place. Source: docs/decisions/0037-asking-a-full-broker.md
+An idle one is closed, to make place for another. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,14 +25,14 @@ from truenext.model.limits import CONTROL_ONLY_IDLE_S
 
 class ControlOnlyConnections:
     def __init__(self, time: Callable[[], float]) -> None:
-        """`time` gives seconds of a clock that does not jump."""
+        """`time` returns seconds of a clock that does not jump."""
         self._time = time
         self.idle_since: dict[ConnectionState, float] = {}
-        """All of them, and since when each has asked nothing, and been answered nothing."""
+        """Time of the last request or answer of each control-only connection."""
         self._reasons: dict[ConnectionState, str] = {}
 
     def add(self, session: ConnectionState, reason: str) -> None:
-        """`reason` says which limit it is beyond."""
+        """Add a connection; `reason` names the limit that it exceeds."""
         self.idle_since[session] = self._time()
         self._reasons[session] = reason
 
@@ -41,16 +41,19 @@ class ControlOnlyConnections:
         self._reasons.pop(session, None)
 
     def note_activity(self, session: ConnectionState) -> None:
-        """It has asked, or was answered."""
+        """Note a request of the connection, or an answer to it."""
         if session in self.idle_since:
             self.idle_since[session] = self._time()
 
     def seconds_left(self, session: ConnectionState) -> float:
-        """For how long it still need not ask; not positive if it has to go."""
+        """Return the seconds until the connection is idle for too long; not positive if it must end."""
         return self.idle_since[session] + CONTROL_ONLY_IDLE_S - self._time()
 
     def check_commands(self, session: ConnectionState, commands: Iterable[Command]) -> Iterator[Command]:
-        """Raises: RemoteProtocolError at the first that is not part of asking."""
+        """Yield the commands as long as a control-only connection may send them.
+
+        Raises: RemoteProtocolError at the first other command.
+        """
         for command in commands:
             if not _is_allowed(session, command):
                 raise RemoteProtocolError(

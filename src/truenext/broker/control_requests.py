@@ -1,11 +1,11 @@
-"""Which questions wait for answers that take long, and who asked them.
+"""Control requests that wait for answers which take long to make, and delivery of these answers.
 
-An answer is made in slices, one after the other. All who asked the same before it was begun get the same; who asks
-later gets another one: what that client did before may not be in this one any more. What a connection asks of itself is
-the same only for that connection.
+An answer is made in slices, one answer after the other. All equal requests that came before it was started get the
+same answer. A later request gets another one, as this one may lack what its client did before. An answer about a
+connection is only for that connection.
 
-An answer about many queues has megabytes, and each who gets it has a copy on its way. So of large ones only as many are
-handed out at once as fit ANSWERS_IN_FLIGHT_BYTES_MAX; the others wait until those are taken. Source:
+An answer about many queues has megabytes, and each client that gets it has a copy in flight. So large ones are sent
+only as far as they fit ANSWERS_IN_FLIGHT_BYTES_MAX; the others wait until clients have received those. Source:
 docs/decisions/0037-asking-a-full-broker.md
 """
 
@@ -19,10 +19,10 @@ from truenext.model.commands import ControlRequest
 from truenext.model.limits import ANSWER_SECONDS_MAX, ANSWER_STALL_SECONDS, ANSWERS_IN_FLIGHT_BYTES_MAX, PIECES_MAX
 
 AnswerGenerator = Generator[None, None, bytes]
-"""What comes out of it is JSON."""
+"""Makes an answer in steps, and returns it as JSON."""
 
 SMALL_ANSWER_BYTES = 64 * 1024
-"""Bytes of an answer up to which nobody waits for it to be taken."""
+"""Bytes up to which an answer is sent without waiting for others to be received."""
 
 
 class ControlRequests:
@@ -32,28 +32,28 @@ class ControlRequests:
         start: Callable[[str, ConnectionState | None], AnswerGenerator],
         reply: Callable[[ConnectionState, ControlRequest, bytes], bool],
     ) -> None:
-        """`start` starts the answer to a verb, of a connection or of the whole broker (None); `reply` hands one out,
-        and says whether whoever asked is still there."""
+        """`start` starts the answer to a verb, about a connection or the whole broker (None); `reply` sends one, and
+        returns whether the client is still connected."""
         self._sliced_work = sliced_work
         self._start = start
         self._reply = reply
         self._waiting: dict[tuple[str, ConnectionState | None], list[tuple[ConnectionState, ControlRequest]]] = {}
-        """By verb, and by what it is asked of, of answers that are not begun yet."""
+        """Requests whose answer is not started, by verb and the connection that it is about."""
         self._pending_counts: Counter[ConnectionState] = Counter()
         self._finished: deque[tuple[ConnectionState, ControlRequest, bytes]] = deque()
-        """Answers that are to be handed out."""
+        """Answers that are made and not sent yet."""
         self.in_flight: dict[ConnectionState, int] = {}
-        """Bytes of large answers that were handed out, and are not taken yet."""
+        """Bytes of large answers that were sent, and that the client has not received yet."""
         self._progress: dict[ConnectionState, tuple[int, float, float]] = {}
-        """What the sockets of these had taken when it had become much more, when that was, and when it was first looked
-        at."""
+        """Progress of clients with large answers: bytes that the socket had taken at the last large step, loop times
+        of that step and of the first check."""
 
     def pending_count(self, session: ConnectionState) -> int:
-        """How many answers it waits for."""
+        """Return how many answers the connection waits for."""
         return self._pending_counts[session]
 
     def add(self, session: ConnectionState, request: ControlRequest, *, about: ConnectionState | None = None) -> None:
-        """`about` is the connection that is asked about; None is the whole broker.
+        """Add a request about the connection `about`, or about the whole broker (None).
 
         Raises: RemoteProtocolError if the connection waits for too many answers
         """
@@ -100,14 +100,14 @@ class ControlRequests:
             del self._pending_counts[session]
 
     def on_all_sent(self, session: ConnectionState) -> None:
-        """Its socket has taken everything; there may be more for it, for which it has no credit."""
+        """Note that the socket has taken all that was sent. Answers beyond the client's credit may still wait."""
         if session in self.in_flight and not any(
             queue.waiting_count() for queue in session.temporary_queues if queue.is_reply_queue
         ):
             self._received(session)
 
     def connection_closed(self, session: ConnectionState) -> None:
-        """The connection is no more."""
+        """Drop the answers of a closed connection."""
         for one in [one for one in self._finished if one[0] is session]:
             self._finished.remove(one)
             self._count_answered(session)
@@ -119,8 +119,8 @@ class ControlRequests:
             self._send_large()
 
     def find_blocking(self, now_s: float, bytes_sent: Callable[[ConnectionState], int]) -> ConnectionState | None:
-        """To be called once a second or so: who takes next to nothing of a large answer, or has it for a minute, while
-        others wait for theirs. `bytes_sent` says how much its socket has ever taken."""
+        """Return a connection whose client hardly reads a large answer, or not all of it in ANSWER_SECONDS_MAX, while
+        others wait. Called once a second or so. `bytes_sent` returns the bytes that a socket has ever taken."""
         if not self._finished:
             self._progress.clear()
             return None

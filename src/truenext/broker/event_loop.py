@@ -1,8 +1,7 @@
-"""What the broker does with its event loop: what takes long is done a slice at a time, so that nobody waits for all of
-it, and an alarm wakes the loop when a timer is due.
+"""Sliced work, in which long work does not block the event loop, and an alarm that wakes the loop for timers.
 
-Work is a generator that yields after each step, of which none takes longer than a millisecond or so. Right behind a
-turn steps are taken until SLICE_NS are over; the next turn goes on. Source: docs/decisions/0037-asking-a-full-broker.md
+Work is a generator that yields after each step, of which none takes longer than a millisecond or so. After each turn
+steps are run for SLICE_NS; the next turn goes on. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from asyncio import AbstractEventLoop, TimerHandle
@@ -10,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 
 SLICE_NS = 2_000_000
-"""Nanoseconds after which a slice takes no further step."""
+"""Nanoseconds after which a slice runs no further step."""
 
 Steps = Generator[None, None, None]
 
@@ -19,10 +18,10 @@ class SlicedWork:
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
         self._monotonic_ns = monotonic_ns
         self.pending: deque[Steps] = deque()
-        """What is not done yet, in the order in which it will be."""
+        """Work that is not done yet, in the order in which it will be."""
 
     def add(self, steps: Steps) -> None:
-        """To be done behind all that was begun before."""
+        """Add work, to be done after all earlier work."""
         self.pending.append(steps)
 
     def run_slice(self) -> None:
@@ -37,14 +36,14 @@ class SlicedWork:
                 return
 
     def drop(self) -> None:
-        """What is not done yet will not be."""
+        """Drop all pending work."""
         self.pending.clear()
 
 
 # ---- When the event loop must wake though nothing happens: at the next time at which a timer is due ----
 
 SLEEP_SECONDS_MAX = 1.0
-"""Longest time until the clock is looked at again: it may be set, and the loop does not notice."""
+"""Longest time until the clock is read again: it may be set, which the loop does not notice."""
 
 
 class Alarm:
@@ -55,9 +54,7 @@ class Alarm:
         self._handle: TimerHandle | None = None
 
     def set(self, due_ms: int | None, now_ms: int) -> None:
-        """Wake at `due_ms`, milliseconds since the epoch, or a little earlier; None is never. To be said at every
-        turn.
-        """
+        """Wake at `due_ms` (since the epoch) or a little earlier; None is never. Must be called at every turn."""
         if due_ms == self._due_ms and (due_ms is None or self._handle is not None):
             return
         self.cancel()

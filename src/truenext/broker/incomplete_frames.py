@@ -1,12 +1,11 @@
-"""Which connections may send more of a frame that is large and not complete yet.
+"""Incomplete frames: which connections may send more of a large one.
 
     smaller than INCOMPLETE_FRAME_BYTES     not counted
-    larger, and there is room               counted, and read on
-    larger, and there is none               counted; the first of them is read on, the others wait
+    larger, and memory is free              counted, and read on
+    larger, and memory is full              counted; the first of them is read on, the others wait
 
-The first is the one whose frame has been so large for longest. Since the first is always read on, there is always room
-for one frame of any permitted size, and all frames together take little more than their share of the memory and one
-such frame.
+The first is the one whose frame has been so large for longest. As it is always read on, a frame of any permitted size
+can be completed, and all frames together take little more than their share of the memory and one such frame.
 
 This is policy without I/O; the connections themselves read, wait and end (server/connection.py).
 """
@@ -26,38 +25,38 @@ class IncompleteFrames:
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
         self._sizes: dict[ConnectionState, int] = {}
-        """Bytes of each frame that is counted, in the order in which frames became so large."""
+        """Bytes of each counted frame, in the order in which frames became so large."""
         self._waiting: set[ConnectionState] = set()
-        """Connections that are not read because there is no room."""
+        """Connections that are not read because memory for frames is full."""
         self._suspended: set[ConnectionState] = set()
-        """Connections that are not read because the disk has no room: the next one is read on instead."""
+        """Connections that are not read because disk space is short: the next one counts as the first instead."""
         self._progress: dict[ConnectionState, tuple[int, int]] = {}
-        """Bytes of a frame when it had last grown by much, and for how many looks it has not."""
+        """Bytes of a frame when it had last grown by much, and number of checks since then."""
         self.is_full = False
-        """There is no room: `bytes_to_read` is to be asked before each read."""
+        """Memory for frames is full: `bytes_to_read` must be called before each read."""
 
     @property
     def has_waiting(self) -> bool:
         return bool(self._waiting)
 
     def bytes_to_read(self, session: ConnectionState, size: int) -> int:
-        """Bytes that may be read of a connection at once while `is_full`, if `size` bytes of a frame are there.
+        """Return how many bytes may be read of a connection at once while `is_full`, after `size` bytes of a frame.
 
-        If 0 it is not to be read (`wait`). What begins behind the end of a frame stays small, too.
+        If 0, it must not be read (`wait`). The beginning of a frame after this one stays small, too.
         """
         if session not in self._sizes:
             return INCOMPLETE_FRAME_BYTES - size
         return INCOMPLETE_FRAME_BYTES if self._is_first(session) else 0
 
     def update(self, session: ConnectionState, size: int, received: int) -> bool:
-        """Count an incomplete frame that has `size` bytes after `received` bytes more have come.
+        """Count an incomplete frame that has `size` bytes, `received` of them new.
 
-        True if others may have room, or their turn, because of that.
+        Returns True if that frees memory, or gives another connection its turn.
         """
         before = self._sizes.get(session, 0)
         is_over = bool(before) and size < before + received
         if is_over:
-            # If another frame has begun, its turn is behind the others.
+            # If another frame has begun, its turn is after the others.
             self._remove(session)
             before = 0
         if size >= INCOMPLETE_FRAME_BYTES:
@@ -72,28 +71,27 @@ class IncompleteFrames:
         self._add(-self._sizes.pop(session))
 
     def wait(self, session: ConnectionState) -> None:
-        """The connection has more to say, and there is no room for that until `may_resume`."""
+        """Note that the connection is not read until `may_resume`, as memory for frames is full."""
         self._waiting.add(session)
 
     def suspend(self, session: ConnectionState) -> None:
-        """The connection is not read, because the disk has no room, until `resume`."""
+        """Note that the connection is not read until `resume`, as disk space is short."""
         self._suspended.add(session)
 
     def may_resume(self, session: ConnectionState) -> bool:
-        """The connection does not wait for room, or there is room now."""
+        """Return whether the connection does not wait for memory, or may be read now."""
         return session not in self._waiting or not self.is_full or self._is_first(session)
 
     def resume(self, session: ConnectionState) -> None:
-        """The connection is read again."""
+        """Note that the connection is read again."""
         self._waiting.discard(session)
         self._suspended.discard(session)
 
     def find_stalled(self, unread: Container[ConnectionState]) -> ConnectionState | None:
-        """Find a connection that sends next to nothing of its frame while others wait for room.
+        """Return a connection that sends next to nothing of its frame while others wait for memory.
 
-        To be called once a second.
-        `unread` are the connections that are not read now, and cannot be blamed. Looks are counted instead of time,
-        because a broker that was frozen has not read either.
+        Called once a second. `unread` are the connections that are not read now, and have no fault. Checks are
+        counted instead of time, because a broker that was frozen has not read either.
         """
         if not self._waiting:
             self._progress.clear()

@@ -1,4 +1,4 @@
-"""The thread that reads pages of the store, one after the other, so that the event loop does not wait."""
+"""Pager: a thread that reads pages of the store, one after the other, so that the event loop does not wait."""
 
 import logging
 import threading
@@ -35,7 +35,7 @@ class Pager:
         self._queue: SimpleQueue[StoreRead | TimerRead | None] = SimpleQueue()
         self._pending: set[StoreRead] = set()
         self._pending_timer_reads = 0
-        """Of timers that are under way."""
+        """Number of reads of timers that are not done."""
         self._thread = threading.Thread(target=self._run, name="truenext-pager", daemon=True)
         self._thread.start()
 
@@ -49,16 +49,16 @@ class Pager:
 
     @property
     def pending(self) -> Collection[StoreRead]:
-        """The pages of messages that are wanted and not there yet."""
+        """Reads of messages that are not done."""
         return self._pending
 
     @property
     def is_busy(self) -> bool:
-        """Something is wanted and not there yet."""
+        """Any read is not done."""
         return bool(self._pending or self._pending_timer_reads)
 
     def close(self) -> None:
-        """End the thread, behind the page that it is reading; what else was wanted is not read."""
+        """End the thread after its current read; drop the other reads."""
         while not self._queue.empty():
             self._queue.get()
         self._queue.put(None)
@@ -89,7 +89,10 @@ class Pager:
 
 
 def read_page(store: Store, read: StoreRead) -> Page:
-    """Raises: StoreError if it cannot be read"""
+    """Read a page, or the messages of due scheduled sends.
+
+    Raises: StoreError if it cannot be read
+    """
     if isinstance(read, DueSendsRead):
         return store.read_messages(read.keys, read.size_max)
     return store.read_page(read.lane.key, read.after_sequence, read.limit, read.size_max)
@@ -104,7 +107,7 @@ def _decode_message(read: StoreRead, stored: UndecodedMessage) -> PageMessage:
     try:
         message = decode_record(stored.key, stored.record, stored.content)
     except DamagedRecord as error:
-        # It stays in the store for whoever looks into it; it is never delivered.
+        # The record stays in the store, for inspection; it is never delivered.
         lane = read.lanes[sequence] if isinstance(read, DueSendsRead) else read.lane
         logger.error(
             "message is damaged and will not be delivered",

@@ -1,4 +1,4 @@
-"""What became of a COMMIT, and which numbers has a producer used? A question to the broker, answered in one step.
+"""Control request `producer`: outcome of a COMMIT, and numbers that a producer has used. Answered in one step.
 
 Source: docs/contract.md, "Did it happen?"
 """
@@ -17,31 +17,31 @@ VERB = "producer"
 
 
 class ProducerRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What is asked of a producer, in JSON."""
+    """Body of the request, in JSON."""
 
     producer: Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
     commit: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_NUMBER_MAX)] | None = None
     resolve: bool = False
-    """What is not recorded is rolled back."""
+    """A COMMIT that is not recorded is rolled back for good."""
 
 
 class ProducerAnswer(msgspec.Struct):
-    """The answer to that, in JSON."""
+    """Body of the answer, in JSON."""
 
     known: bool
     gapless: bool
     sends: int
-    """The highest number; 0 is none."""
+    """Highest number of a SEND; 0 if none."""
     commits: int
-    """The same; one that was resolved counts."""
+    """Highest number of a COMMIT, a resolved one included; 0 if none."""
     outcome: CommitOutcome | None
-    """Of the COMMIT that was asked for."""
+    """Outcome of the requested COMMIT."""
 
 
 def make_producer_report(engine: Engine, body: bytes) -> tuple[bytes, int]:
-    """What is known of a producer, and the batch with which that is durable.
+    """Return the answer, and the number of the batch with which it is durable.
 
-    Raises: RemoteProtocolError if it is no such question
+    Raises: RemoteProtocolError if the request is invalid
     """
     request = decode_client_json(VERB, body, ProducerRequest)
     if request.resolve and request.commit is None:

@@ -1,4 +1,4 @@
-"""How the engine gets back what the store holds when a broker starts: counts and positions; the rest is read later."""
+"""Recovery: restores counts and positions from the store when a broker starts; messages are read later."""
 
 import logging
 import random
@@ -26,7 +26,7 @@ def recover(
     transaction_limits: TransactionLimits | None = None,
     history: HistoryWriter | None = None,
 ) -> tuple[Engine, Recovered]:
-    """An engine that knows of every message of the store; the limits are those of engine/state/memory.py.
+    """Return an engine that knows of every message of the store; for the limits see engine/state/memory.py.
 
     Raises: StoreError if the store cannot be read, HistoryError if the history cannot be brought up to it.
     """

@@ -1,4 +1,4 @@
-"""How a running broker takes over a configuration file that has changed: all of it, or nothing."""
+"""Reload: a running broker applies a changed configuration file as a whole, or not at all."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReloadResult(msgspec.Struct, frozen=True):
-    """What became of a wish to reload; if `errors` is not empty nothing was changed."""
+    """Result of a reload. If `errors` is not empty, nothing was changed."""
 
     file: str | None
     changed: list[str]
@@ -37,13 +37,13 @@ class Reloader:
         *,
         apply: Callable[[Configuration], None],
     ) -> None:
-        """`read_again` raises ConfigurationError; `apply` makes true what can be changed, in one step."""
+        """`read_again` reads the file, and raises ConfigurationError; `apply` makes the changes in one step."""
         self._current = current
         self._read_again = read_again
         self._apply = apply
 
     def reload(self) -> ReloadResult:
-        """Take over what the file says now. To be called between two turns of the engine; the log says what came of it.
+        """Apply the file as it is now, and log the result. Must be called between two turns of the engine.
 
         Not for a thread: a file of usual length is read in a few milliseconds.
         """
@@ -89,7 +89,7 @@ def _changes(before: Configuration, now: Configuration) -> Iterator[str]:
     for name, was, is_now in _differences(before.broker, now.broker):
         yield f"{toml_header(BROKER)} {_change(settings[name], was, is_now)}"
     for pattern in _patterns(before.policies, now.policies):
-        # What is not there before or afterwards is as the default is.
+        # A pattern that is missing before or now has the default policy there.
         was, is_now = (
             each.default if pattern is None else each.by_pattern.get(pattern, each.default)
             for each in (before.policies, now.policies)

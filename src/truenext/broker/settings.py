@@ -1,4 +1,4 @@
-"""What can be set of a broker as a whole; what can be set of queues is in policy.py."""
+"""Settings of the whole broker; those of queues are in policy.py."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -30,7 +30,7 @@ _WITH_STORE = "the messages are there"
 
 
 class LogLevel(Enum):
-    """What the log leaves out is what is less than this."""
+    """Least level of events that are logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -153,7 +153,7 @@ class BrokerSettings:
 
 
 def fault_of_server_name(name: str) -> str:
-    """What is wrong with it; "" if nothing is. The headers of CONNECTED are not escaped: it must be one line."""
+    """Return the fault of a server name, or "". It must be one line: headers of CONNECTED are not escaped."""
     if not name.strip() or not name.isprintable():
         return "must be a text that can be printed and is not empty"
     if name != name.strip():

@@ -1,4 +1,4 @@
-"""Which connection has which secret, and which may be taken over by whom? Source: docs/contract.md, "Taking over" """
+"""Takeover secrets: each proves that a login may take over a connection. Source: docs/contract.md, "Taking over" """
 
 import secrets
 from collections import OrderedDict
@@ -20,16 +20,15 @@ class _Registration(NamedTuple):
 class TakeoverSecrets:
     def __init__(self) -> None:
         self._by_secret: dict[str, _Registration] = {}
-        """Those of connections that are there."""
+        """Current connections, parked ones included."""
         self._secrets: dict[ConnectionState, str] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
-        """Of those that ended last the numbers, so that one that came late is known as such."""
+        """Numbers of the connections that ended last, by secret, so that a late login is recognized."""
 
     def take_over(self, session: ConnectionState, login: Login) -> tuple[str, ConnectionState | None]:
-        """The secret of a new connection that has named a number, and whose place it takes: that connection is to be
-        ended now.
+        """Register a numbered login. Returns its secret, and the connection that it takes over, which must end now.
 
-        Raises: RemoteProtocolError if it comes late: then nothing was done
+        Raises: RemoteProtocolError if the login is late: then nothing was changed
         """
         secret = login.secret or secrets.token_hex(_SECRET_BYTES)
         registration = self._by_secret.get(secret)
@@ -46,11 +45,11 @@ class TakeoverSecrets:
         return secret, None if registration is None else registration.session
 
     def has_secret(self, session: ConnectionState) -> bool:
-        """Its client knows a secret, with which it can take it over."""
+        """Return whether the client knows a secret with which it can take the connection over."""
         return session in self._secrets
 
     def remove(self, session: ConnectionState) -> None:
-        """It takes part in nothing any more; may be said more than once."""
+        """Remove an ended connection; may be called more than once."""
         secret = self._secrets.pop(session, None)
         if secret is not None:
             self._ended[secret] = self._by_secret.pop(secret).number

@@ -1,4 +1,4 @@
-"""Where clients connect: listening sockets, and the connections made from them."""
+"""Listener: accepts connections on a listening socket."""
 
 import logging
 import os
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
 SOCKET_CHECK_INTERVAL_S = 1.0
-"""Time between two looks for connections that are broken."""
+"""Time between two checks for broken sockets."""
 ACCEPT_RETRY_S = 1.0
-"""Pause after an accept failed, for lack of file descriptors most likely."""
+"""Pause after a failed accept, most likely for lack of file descriptors."""
 
 
 class Listener:
@@ -37,8 +37,8 @@ class Listener:
         connections_max: int = CONNECTIONS_MAX,
         make_connection: Callable[..., ServerConnection] = ServerConnection,
     ) -> None:
-        """Those beyond `connections_max` may only ask the broker, and are few. `make_connection` takes what Connection
-        takes.
+        """A few connections above `connections_max` are accepted as control-only. `make_connection` has the
+        parameters of ServerConnection.
 
         Raises: ConfigurationError if the address cannot be listened on.
         """
@@ -48,14 +48,14 @@ class Listener:
         self._server_name = server_name
         self._connections: set[ServerConnection] = set()
         self._control_only: set[ServerConnection] = set()
-        """Those of them that may only ask."""
+        """Connections above the limit, which may only send control requests."""
         self._connections_max = connections_max
         self._make_connection = make_connection
         self._limit_reason = f"there are {connections_max} connections, the most that one listener takes"
         if connections_max < CONNECTIONS_MAX:
             self._limit_reason += " with so few files as the system lets the broker open (ulimit -n)"
         self._all_closed = Event()
-        """All connections are closed; looked at only while closing."""
+        """Set when no connection is left; used by `close` only."""
         self._is_stopping = False
         try:
             family, _, _, _, where = socket.getaddrinfo(
@@ -65,7 +65,7 @@ class Listener:
         except (OSError, UnicodeError) as error:
             reason = "it is not the name of a host"
             if isinstance(error, OSError):
-                # The text of `create_server` says the address once more.
+                # The text of `create_server` repeats the address.
                 reason = str(error.strerror or error)
                 if error.errno and not isinstance(error, socket.gaierror):
                     reason = os.strerror(error.errno)
@@ -83,7 +83,7 @@ class Listener:
         return Address(host=host, port=port).url
 
     def stop_reading(self) -> None:
-        """Accept no one, and take nothing more from those who are there."""
+        """Accept no more connections, and stop reading the existing ones."""
         self._is_stopping = True
         self._check_timer.cancel()
         self._loop.remove_reader(self._sock)
@@ -92,11 +92,11 @@ class Listener:
             connection.stop_reading()
 
     async def close(self) -> None:
-        """Close all connections; returns once the clients have closed theirs, or were given enough time to."""
+        """Close all connections; returns once the clients have closed theirs, or have had enough time to."""
         for connection in list(self._connections):
             connection.end()
         if self._connections:
-            # There may have been none before.
+            # There may have been no connection before, which sets the event.
             self._all_closed.clear()
             await self._all_closed.wait()
 
