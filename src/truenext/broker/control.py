@@ -125,7 +125,7 @@ def _queues(context: QueryContext) -> AnswerGenerator:
     for names in _chunks(list(permanent), NAMES_SORTED_PER_STEP):
         sorted_names.append(sorted(names))
         yield
-    # Written row by row, while queues of finished rows are let go: a copy of all would take too long for one step.
+    # Written row by row, while queues of finished rows are freed: a copy of all would take too long for one step.
     answer = BytesIO()
     answer.write(b"[")
     for number, name in enumerate(merge(*sorted_names)):

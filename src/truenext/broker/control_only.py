@@ -1,6 +1,6 @@
-"""Control-only connections: those above the limit, which may only send control requests (control.py).
+"""Control-only connections: those above the limit, which may only send control requests and get the answers.
 
-An idle one is closed, to make place for another. Source: docs/decisions/0037-asking-a-full-broker.md
+An idle one is closed, so that another client can connect. Source: docs/decisions/0037-asking-a-full-broker.md
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Sliced work, in which long work does not block the event loop, and an alarm that wakes the loop for timers.
+"""Sliced work, which does long work without blocking the event loop, and an alarm, which wakes the loop for timers.
 
 Work is a generator that yields after each step, of which none takes longer than a millisecond or so. After each turn
 steps are run for SLICE_NS; the next turn goes on. Source: docs/decisions/0037-asking-a-full-broker.md

@@ -89,7 +89,7 @@ def _changes(before: Configuration, now: Configuration) -> Iterator[str]:
     for name, was, is_now in _differences(before.broker, now.broker):
         yield f"{toml_header(BROKER)} {_change(settings[name], was, is_now)}"
     for pattern in _patterns(before.policies, now.policies):
-        # A pattern that is missing before or now has the default policy there.
+        # A pattern that the old or the new file lacks has the default policy there.
         was, is_now = (
             each.default if pattern is None else each.by_pattern.get(pattern, each.default)
             for each in (before.policies, now.policies)

@@ -443,7 +443,7 @@ class ServerConnection:
             }
             owners = {consumer for consumer in consumers if self._unsent_messages.pop(consumer, 0)}
             if not owners:
-                # Leave `_unsent` alone: it may hold very many answers, and subscriptions may end very often.
+                # Do not copy `_unsent`: it may hold very many answers, and subscriptions may end very often.
                 return sent, None
         partly_sent: list[tuple[bytes, Subscriber | None]] = []
         partially_sent = None
