@@ -122,6 +122,7 @@ bench: .venv/spark ## Speed beside ActiveMQ Classic, where that is installed, an
 	$(BIN)/python -m bench.stages
 	$(BIN)/python -m bench.selectors
 	$(BIN)/python -m bench.spark
+	$(BIN)/python -m bench.spark_sink
 	$(BIN)/python -m bench.many
 	$(BIN)/python -m bench.extensions
 	$(BIN)/python -m bench.client

@@ -163,7 +163,8 @@ class _Bench:
 
     def draft_and_publish(self, rows: int) -> tuple[_Costs, _Costs]:
         """What a task does, and what the driver does, in this process."""
-        queues = SinkQueues("bench", f"draft-{self._count}-{rows}")
+        self._count += 1
+        queues = SinkQueues("bench", f"draft-{self._count}")
         began = self._now()
         frames = (frame for batch in _batches(rows) for frame in encode_rows(batch, "/queue/copies"))
         written = write_drafts(bundles(frames), queues, 0, 0, self._connect, Patience(60))
