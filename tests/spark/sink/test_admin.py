@@ -20,9 +20,10 @@ from tests.spark.source.small_query import SmallQuery, send
 from truenext.errors import TruenextError
 from truenext.spark.admin import abandon, find, find_sink, find_source, forget
 from truenext.spark.datasource import QueueStreamReader
-from truenext.spark.sink.admin import SinkStatus, list_sinks, publish_decision
+from truenext.spark.sink.admin import SinkStatus, close_sink, list_sinks, publish_decision
 from truenext.spark.sink.decision import Decision, Draft, decide
 from truenext.spark.sink.driver import OutdatedBatch
+from truenext.spark.sink.publish import HeldByAnother
 from truenext.spark.source import driver
 from truenext.testing import BlockingBroker
 
@@ -102,6 +103,18 @@ def test_forget_removes_what_is_kept_of_a_query_but_no_row_that_was_decided(here
             find(broker, "query-1")
     assert bodies_in(here) == ["a"]
     assert drafts_waiting(here) == 0
+
+
+def test_a_sink_that_was_forgotten_cannot_be_closed_and_says_so(
+    here: BlockingBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fixed: its first decision has a number that was used, and it was tried for ever."""
+    monkeypatch.setattr("truenext.spark.sink.driver.HELD_SECONDS", 0.3)
+    write_batch(here, 0, "a")
+    with connecting(here)() as broker:
+        forget(broker, find(broker, "query-1"))
+        with pytest.raises(HeldByAnother, match=r"^the end of query-1 cannot be decided: .* for 7 days$"):
+            close_sink(broker, QUEUES)
 
 
 def test_forget_removes_the_mark_of_a_source_without_rows(here: BlockingBroker, query: SmallQuery) -> None:

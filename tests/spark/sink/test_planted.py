@@ -74,7 +74,7 @@ FAULTS = [
     Fault(
         "drafts are dropped before they are published",
         driver,
-        "_commit_batch",
+        "decide_next",
         _COMMIT_DECISION,
         f"{_COMMIT_DECISION}            drop_drafts(broker, queues, decision.batch)\n",
     ),
@@ -130,15 +130,8 @@ FAULTS = [
         "close_sink does not close",
         admin,
         "close_sink",
-        "while (last := finish_decision(broker, queues, _IMPATIENT)) is None or not last.is_closed:",
-        """while (last := finish_decision(broker, queues, _IMPATIENT) or Decision(-1)) is None:""",
-    ),
-    Fault(
-        "close_sink does not finish the last decision",
-        admin,
-        "close_sink",
-        "finish_decision(broker, queues, _IMPATIENT)",
-        "read_decision(broker, queues)",
+        "last = decide_next(broker, queues, CLOSED_BATCH, _closed_after, _IMPATIENT)\n",
+        "last = finish_decision(broker, queues, _IMPATIENT) or Decision(-1)\n",
     ),
     Fault(
         "a held bundle is published",
@@ -192,14 +185,14 @@ FAULTS = [
     Fault(
         "a decision that was not made is published",
         driver,
-        "_commit_batch",
+        "decide_next",
         _COMMIT_DECISION,
         "if decide(broker, queues, decision, last) or True:\n",
     ),
     Fault(
         "the last decision is not finished",
         driver,
-        "_commit_batch",
+        "decide_next",
         "finish_decision(broker, queues, patience)",
         "read_decision(broker, queues)",
     ),

@@ -8,8 +8,8 @@ from truenext.errors import TruenextError
 from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.latest import CLOSED_BATCH, purge
 from truenext.spark.broker.patience import Patience
-from truenext.spark.sink.decision import QUEUES_PREFIX, Decision, SinkQueues, decide, read_decision
-from truenext.spark.sink.driver import drop_drafts, finish_decision
+from truenext.spark.sink.decision import QUEUES_PREFIX, Decision, SinkQueues, read_decision
+from truenext.spark.sink.driver import decide_next, drop_drafts, finish_decision
 
 _IMPATIENT = Patience(0)
 
@@ -75,11 +75,13 @@ def close_sink(broker: BrokerConnection, queues: SinkQueues) -> int:
     Idempotent.
     Raises: HeldByAnother, Refused, ConnectionLost
     """
-    while (last := finish_decision(broker, queues, _IMPATIENT)) is None or not last.is_closed:
-        published = -1 if last is None else last.published_batch
-        decide(broker, queues, Decision(CLOSED_BATCH, last_batch=published), last)
+    last = decide_next(broker, queues, CLOSED_BATCH, _closed_after, _IMPATIENT)
     drop_drafts(broker, queues, CLOSED_BATCH)
     return last.published_batch
+
+
+def _closed_after(last: Decision | None) -> Decision:
+    return Decision(CLOSED_BATCH, last_batch=-1 if last is None else last.published_batch)
 
 
 def sinks_of(broker: BrokerConnection, query: str, space: str) -> list[SinkQueues]:

@@ -59,23 +59,44 @@ def with_broker(
 
 
 def _commit_batch(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:
-    deadline = monotonic() + HELD_SECONDS
-    while (last := finish_decision(broker, queues, patience)) is None or last.batch < decision.batch:
-        if not decision.drafts:
-            # A batch without rows needs no decision of its own.
-            return
-        if decide(broker, queues, decision, last):
-            publish(broker, queues, decision, patience)
-            break
-        if monotonic() >= deadline:
-            raise HeldByAnother(
-                f"batch {decision.batch} of {queues.id} cannot be decided: end another run of this query that decides "
-                f"it; under an id that was forgotten nothing is written for 7 days"
-            )
-        time.sleep(_HELD_LOOK_SECONDS)
+    if decision.drafts:
+        last = decide_next(broker, queues, decision.batch, lambda _: decision, patience)
+    elif (found := finish_decision(broker, queues, patience)) is None or found.batch < decision.batch:
+        # A batch without rows needs no decision of its own.
+        return
     else:
+        last = found
+    if last is not decision:
         _check_not_later(last, decision.batch)
     drop_drafts(broker, queues, decision.batch)
+
+
+def decide_next(
+    broker: BrokerConnection,
+    queues: SinkQueues,
+    batch: int,
+    decision_after: Callable[[Decision | None], Decision],
+    patience: Patience,
+) -> Decision:
+    """Publish the last decision. If its batch is lower than `batch`, replace it by `decision_after` and publish that.
+
+    Returns the decision that is the last one then.
+    Raises: HeldByAnother, Refused, ConnectionLost
+    """
+    deadline = monotonic() + HELD_SECONDS
+    while (last := finish_decision(broker, queues, patience)) is None or last.batch < batch:
+        decision = decision_after(last)
+        if decide(broker, queues, decision, last):
+            publish(broker, queues, decision, patience)
+            return decision
+        if monotonic() >= deadline:
+            subject = "the end" if decision.is_closed else f"batch {batch}"
+            raise HeldByAnother(
+                f"{subject} of {queues.id} cannot be decided: end another run of this query that decides it; under an "
+                f"id that was forgotten nothing is written for 7 days"
+            )
+        time.sleep(_HELD_LOOK_SECONDS)
+    return last
 
 
 def finish_decision(broker: BrokerConnection, queues: SinkQueues, patience: Patience) -> Decision | None:
