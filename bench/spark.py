@@ -40,6 +40,10 @@ _QUERY_SECONDS = 1800
 _SETTLE_SECONDS = 5.0
 _IDLE_SECONDS = 20.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+_WORKERS = b"pyspark.daemon"
+"""Module of the process that forks the workers of tasks."""
+_SOURCE = b"python_streaming_source_runner"
+"""Module that runs the driver's part of a source."""
 
 
 def main() -> None:
@@ -134,9 +138,9 @@ class _Bench:
         writer = reader.load().writeStream.format("noop").option("checkpointLocation", str(self._folder / "idle"))
         query = writer.start()
         time.sleep(_SETTLE_SECONDS)
-        broker, own = self._broker.processor_seconds(), _workers_seconds()
+        broker, own = self._broker.processor_seconds(), _workers_seconds(_WORKERS, _SOURCE)
         time.sleep(_IDLE_SECONDS)
-        broker, own = self._broker.processor_seconds() - broker, _workers_seconds() - own
+        broker, own = self._broker.processor_seconds() - broker, _workers_seconds(_WORKERS, _SOURCE) - own
         query.stop()
         return broker / _IDLE_SECONDS, own / _IDLE_SECONDS
 
@@ -197,18 +201,18 @@ class _MemoryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield batch.slice(0, min(BUNDLE_ROWS, partition.value - first))
 
 
-def _workers() -> Iterator[Path]:
-    """Python processes that run tasks: a daemon, and what it has forked."""
+def _python_of_spark(*modules: bytes) -> Iterator[Path]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
+            command = (folder / "cmdline").read_bytes()
+            if any(each in command for each in modules):
                 yield folder
 
 
-def _workers_seconds() -> float:
-    """Processor time of Spark's Python workers; of those that have ended the daemon has it."""
+def _workers_seconds(*modules: bytes) -> float:
+    """Processor time of Python processes that run these modules; the daemon counts workers that have ended."""
     ticks = 0
-    for folder in _workers():
+    for folder in _python_of_spark(*(modules or (_WORKERS,))):
         with suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[11:15]))
@@ -217,7 +221,7 @@ def _workers_seconds() -> float:
 
 def _largest_worker_mib() -> float:
     largest = 0
-    for folder in _workers():
+    for folder in _python_of_spark(_WORKERS):
         with suppress(OSError, StopIteration):
             lines = (folder / "status").read_text().splitlines()
             largest = max(largest, int(next(line for line in lines if line.startswith("VmHWM")).split()[1]))

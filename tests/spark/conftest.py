@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.integration.broker_process import BrokerProcess
+from tests.spark.queues import serving
 from truenext.spark.schema import EVENTS
 from truenext.spark.session import start
+from truenext.testing import BlockingBroker, blocking_broker
 
 # Of all sessions that tests start, in processes of their own too.
 os.environ["SPARK_CONF_DIR"] = str(Path(__file__).parent / "conf")
@@ -34,3 +37,17 @@ def frame(spark: SparkSession) -> Callable[[list[dict[str, Any]]], DataFrame]:
         return spark.createDataFrame(rows, EVENTS)
 
     return make
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker in a process of its own."""
+    with serving(tmp_path) as process:
+        yield process
+
+
+@pytest.fixture
+def here() -> Iterator[BlockingBroker]:
+    """A broker in a thread of the test's process."""
+    with blocking_broker() as broker:
+        yield broker

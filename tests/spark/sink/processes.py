@@ -6,7 +6,6 @@ on, and what is killed, cut or frozen meanwhile. Time is the test's, too.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 from greenlet import getcurrent, greenlet
 
+from tests.spark.breakable_connection import BreakableConnection
 from tests.spark.sink.oracle import Attempt, Disagreement
 from truenext.model.url import Address
 from truenext.spark import datasource
 from truenext.spark.broker import patience
-from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.patience import Patience
 from truenext.spark.sink import draft, driver, publish
 from truenext.testing import BlockingBroker
@@ -70,7 +69,7 @@ class Process:
         return not self.is_paused and (self.awaits is None or self.awaits())
 
 
-class Connection(BrokerConnection):
+class Connection(BreakableConnection):
     """Lets other processes go on before each write."""
 
     def __init__(self, world: World, addresses: Sequence[Address]) -> None:
@@ -84,25 +83,10 @@ class Connection(BrokerConnection):
         if world.current is not None:
             world.current.connections.append(self)
 
-    @property
-    def session_id(self) -> str:
-        return self._link.session_id
-
     def flush(self) -> None:
         if self._is_up and self._link.out_chunks:
             self._world.pause()
         super().flush()
-
-    def write_some(self, share: float) -> None:
-        """Have a part of what is to be written leave."""
-        data = b"".join(self._link.out_chunks)
-        self._link.out_chunks = []
-        with suppress(OSError):
-            self._socket.sendall(data[: int(len(data) * share)])
-
-    def cut(self) -> None:
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
     def lose_answers(self) -> None:
         """What the broker has sent does not come."""
@@ -110,12 +94,6 @@ class Connection(BrokerConnection):
             self._socket.setblocking(False)
             while self._socket.recv(1 << 16):
                 pass
-
-    def shut(self) -> None:
-        """As the system does when the process is gone."""
-        self._has_ended.set()
-        self.cut()
-        self._socket.close()
 
 
 class World:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import os
 from random import Random
-from typing import Any, NamedTuple
 
 import pytest
 
+from tests.spark.faults import Fault, planted
 from tests.spark.sink.machine import Machine
 from tests.spark.sink.oracle import Disagreement
 from tests.spark.sink.orders import SCENARIOS, Orders, orders
 from tests.spark.sink.test_orders import count_writes
-from tests.unit.mutation import mutated
 from truenext.engine.background.bulk_work import BulkPieceExecutor
 from truenext.errors import TruenextError
-from truenext.spark import datasource
 from truenext.spark.broker import latest
 from truenext.spark.datasource import QueueStreamWriter
 from truenext.spark.sink import admin, decision, driver, publish
@@ -32,14 +30,6 @@ EXAMPLES = 1000
 """At most; most faults show in ten."""
 ORDERS_OF_EXAMPLE = 3
 """Of two processes; a machine meets the rare ones rarely."""
-
-
-class Fault(NamedTuple):
-    name: str
-    owner: Any
-    function: str
-    old: str
-    new: str
 
 
 _COMMIT_DECISION = """if decide(broker, queues, decision, last):
@@ -230,14 +220,7 @@ def test_machine_notices_a_fault(fault: Fault) -> None:
 def examples_until_noticed(fault: Fault) -> int | None:
     # With the fault they may be others.
     possible = {scenario.name: list(orders(count_writes(scenario))) for scenario in SCENARIOS}
-    original = getattr(fault.owner, fault.function)
-    broken = mutated(original, fault.old, fault.new)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fault.owner, fault.function, broken)
-        # Where it was imported to.
-        for module in (admin, datasource, decision, driver, publish):
-            if getattr(module, fault.function, None) is original:
-                patch.setattr(module, fault.function, broken)
+    with planted(fault):
         for each in range(EXAMPLES):
             random = Random(SEED + each)
             scenario = random.choice(SCENARIOS)

@@ -1,7 +1,6 @@
 """Does Spark write queues as docs/spark.md says? Short queries in the suite's session, against a real broker."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.integration.broker_process import BrokerProcess
-from tests.spark.queues import queues_with_messages, run_to_end, send, serving, url, waiting
+from tests.spark.queues import queues_with_messages, run_to_end, send, url, waiting
 from truenext import blocking
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with serving(tmp_path) as process:
-        yield process
 
 
 def run_queue_to_queue(spark: SparkSession, broker: BrokerProcess, checkpoint: Path, **options: str) -> None:

@@ -4,13 +4,7 @@ import pytest
 
 from tests.spark.source.small_query import SmallQuery
 from truenext.spark.source import driver
-from truenext.testing import BlockingBroker, blocking_broker
-
-
-@pytest.fixture
-def here() -> Iterator[BlockingBroker]:
-    with blocking_broker() as broker:
-        yield broker
+from truenext.testing import BlockingBroker
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import socket
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -28,9 +27,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.raw_client import RawClient
+from tests.spark.breakable_connection import BreakableConnection
 from truenext.spark import datasource
 from truenext.spark.broker import connection
-from truenext.spark.broker.connection import BrokerConnection
 from truenext.spark.broker.patience import Patience
 from truenext.spark.datasource import PlannedTask, QueueStreamReader, TruenextDataSource
 from truenext.spark.source import bundle, driver, task
@@ -158,8 +157,8 @@ class TaskKey(NamedTuple):
 Row = dict[str, Any]
 
 
-class Connection(BrokerConnection):
-    """To which something may happen, before any of its calls."""
+class Connection(BreakableConnection):
+    """A connection to which the machine may do something before any call."""
 
     def __init__(self, machine: Machine, addresses: Any) -> None:
         self._machine = machine
@@ -171,17 +170,6 @@ class Connection(BrokerConnection):
         super().__init__(addresses)
         self.owner.connections.append(self)
         self._calls_left = machine.draw_calls()
-
-    @property
-    def session_id(self) -> str:
-        return self._link.session_id
-
-    def shut(self) -> None:
-        """As the system does when the process is gone."""
-        self._has_ended.set()
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
 
     def post(self, command: str, headers: Any, body: bytes = b"") -> None:
         self._tick()
@@ -205,16 +193,6 @@ class Connection(BrokerConnection):
             if not self._calls_left and self._machine.is_faulty:
                 self._calls_left = self._machine.draw_calls()
                 self._machine.act(self)
-
-    def write_some(self, share: float) -> None:
-        data = b"".join(self._link.out_chunks)
-        self._link.out_chunks = []
-        with suppress(OSError):
-            self._socket.sendall(data[: int(len(data) * share)])
-
-    def cut(self) -> None:
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class Machine:

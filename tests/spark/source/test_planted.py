@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import os
 from random import Random
-from typing import Any, NamedTuple
 
 import pytest
 
+from tests.spark.faults import Fault, planted
 from tests.spark.source.machine import Disagreement, Machine
-from tests.unit.mutation import mutated
 from truenext.errors import TruenextError
 from truenext.spark.datasource import QueueStreamReader
-from truenext.spark.source import driver, mark, task
+from truenext.spark.source import mark
 from truenext.spark.source.bundle import BundleRows
 from truenext.spark.source.driver import SourceDriver
 from truenext.spark.source.offset import Offset
@@ -27,14 +26,6 @@ from truenext.testing import blocking_broker
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
 EXAMPLES = 1000
 """At most; most faults show in ten."""
-
-
-class Fault(NamedTuple):
-    name: str
-    owner: Any
-    function: str
-    old: str
-    new: str
 
 
 FAULTS = [
@@ -261,13 +252,7 @@ def test_machine_notices_a_fault(fault: Fault) -> None:
 
 
 def examples_until_noticed(fault: Fault) -> int | None:
-    broken = mutated(getattr(fault.owner, fault.function), fault.old, fault.new)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fault.owner, fault.function, broken)
-        # Where it was imported to.
-        for module in (driver, task):
-            if hasattr(module, fault.function):
-                patch.setattr(module, fault.function, broken)
+    with planted(fault):
         for each in range(EXAMPLES):
             try:
                 with blocking_broker() as here, pytest.MonkeyPatch.context() as others:

@@ -1,7 +1,6 @@
 """Do queues come into Spark as docs/spark.md says? Short queries in the suite's session, against a real broker."""
 
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.integration.broker_process import BrokerProcess
-from tests.spark.queues import QUERY_SECONDS, queues_with_messages, run_to_end, send, serving, url, waiting
+from tests.spark.queues import QUERY_SECONDS, queues_with_messages, run_to_end, send, url, waiting
 from truenext import blocking
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with serving(tmp_path) as process:
-        yield process
 
 
 def stream(spark: SparkSession, broker: BrokerProcess, **options: object) -> DataFrame:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.integration.broker_process import BrokerProcess, dying_with_us
 from tests.integration.raw_client import UnexpectedError
-from tests.spark.queues import queues_with_messages, run_to_end, serving, url, waiting
+from tests.spark.queues import queues_with_messages, run_to_end, url, waiting
 from tests.spark.source.query_process import QueryProcess, check_each_once, written_rows
 from truenext import blocking
 from truenext.spark.java import find_java
@@ -33,12 +33,6 @@ pytestmark = [
 ]
 
 PATIENCE_SECONDS = 120
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with serving(tmp_path) as process:
-        yield process
 
 
 def send(broker: BrokerProcess, numbers: range, size: int) -> None:

@@ -142,7 +142,7 @@ class Link:
         return number
 
     def write_all_tracked(self, data: bytes, count: int, handler: AnswerHandler) -> None:
-        """Write so many frames, and tell `handler` what became of each."""
+        """Write `count` encoded frames, and call `handler` with the answer to each."""
         first = self.frame_count + 1
         self.out_chunks.append(data)
         self.frame_count += count

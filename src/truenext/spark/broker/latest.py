@@ -20,7 +20,7 @@ CLOSED_BATCH = (1 << 43) - 1
 """Batch of an abandoned query, higher than any real batch."""
 
 _PULL_MAX = 100
-"""More than the queue ever holds."""
+"""Messages read at once; the queue never holds as many."""
 
 
 def read_latest(broker: BrokerConnection, queue: str) -> Latest | None:

@@ -9,7 +9,7 @@ from truenext.model.url import Address, parse_url
 
 DEFAULT_SPACE = "main"
 DEFAULT_PATIENCE_S = 600.0
-EXAMPLES = {"url": "stomp://127.0.0.1:61613", "queue": "orders", "txnVersion": "42"}
+EXAMPLES = {"url": "stomp://127.0.0.1:61613", "queue": "orders"}
 WORD_LENGTH_MAX = 64
 _WORD_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 

@@ -17,7 +17,7 @@ QUEUES_PREFIX = f"{SPARK_PREFIX}sink."
 """Prefix of the queues with decisions and drafts, before space, id and partition."""
 
 _FIRST_NUMBER = 1
-"""Of the COMMIT of a query's first decision; those of others are higher."""
+"""Number of the COMMIT of a query's first decision; the others have higher ones."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from functools import lru_cache
 from truenext.errors import ConfigurationError, RemoteProtocolError
 from truenext.model.destination import SPARK_PREFIX, DestinationKind, parse_address
 from truenext.model.url import Address
+from truenext.spark.broker.latest import CLOSED_BATCH
 from truenext.spark.broker.options import DEFAULT_PATIENCE_S, DEFAULT_SPACE, GivenOptions
 
-TXN_VERSION_MAX = (1 << 43) - 2
 _NAMES = ("url", "queue", "space", "patience")
 _BATCH_NAMES = ("txnAppId", "txnVersion")
 
@@ -56,7 +56,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> SinkOpti
         space=given.word("space") or DEFAULT_SPACE,
         patience_s=given.patience_s(),
         app=None if is_streaming else given.word("txnAppId"),
-        version=0 if is_streaming else given.number("txnVersion", 0, TXN_VERSION_MAX, 0),
+        version=0 if is_streaming else given.number("txnVersion", 0, CLOSED_BATCH - 1, 0),
     )
 
 

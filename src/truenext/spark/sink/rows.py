@@ -46,7 +46,7 @@ BODY_BYTES_MAX = 15 << 20
 
 _TRANSACTION_LINE = f"transaction:{TRANSACTION}\n".encode()
 _INTERPRETER = FrameInterpreter("", "", ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), ""))
-"""Of a connection without subscriptions, as the driver's is."""
+"""For a connection without subscriptions, like the driver's."""
 
 _WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
 _TYPES: dict[str, tuple[type[DataType], ...]] = {
@@ -88,8 +88,8 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
         if not isinstance(field.dataType, _TYPES[name]) or (
             name == "headers" and field.dataType.simpleString() != _HEADERS
         ):
-            wanted = _HEADERS if name == "headers" else " or ".join(t().simpleString() for t in _TYPES[name])
-            raise ConfigurationError(f"column {name} is {field.dataType.simpleString()}, and must be {wanted}")
+            allowed = _HEADERS if name == "headers" else " or ".join(t().simpleString() for t in _TYPES[name])
+            raise ConfigurationError(f"column {name} is {field.dataType.simpleString()}, and must be {allowed}")
     if "body" not in names:
         raise ConfigurationError("there is no column body: for example to_json(struct(*)) AS body")
     if "queue" not in names and options.destination is None:
