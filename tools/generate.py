@@ -13,9 +13,9 @@ from pathlib import Path
 CLIENT = Path(__file__).parents[1] / "src" / "truenext" / "client"
 SOURCE = CLIENT / "tasks" / "connection.py"
 TARGET = CLIENT / "threads" / "connection.py"
-_HEAD = '''"""truenext for threads: `truenext.blocking`.
+_HEAD = '''"""Connection of a program with threads: `truenext.blocking`.
 
-`make generate` makes this file of client/tasks/connection.py: change that.
+Generated from client/tasks/connection.py by `make generate`: change that file instead.
 """'''
 
 

@@ -1,4 +1,4 @@
-"""truenext for asyncio: `truenext.connect`.
+"""Connection of an asyncio program: `truenext.connect`.
 
     async with truenext.connect("stomp://127.0.0.1:61613") as connection:
         await connection.send("/queue/orders", b"{}", priority=9)
@@ -6,9 +6,8 @@
             async for message in orders:
                 print(message.text)
 
-Every method has its twin of the same name, without `await`, in `truenext.blocking`: `make generate` makes
-client/threads/connection.py of this file. So what the core does is called through the driver: that of threads has a
-lock.
+`make generate` derives client/threads/connection.py (`truenext.blocking`) from this file: each method has the same
+name there, without `await`. The core is called through the driver, because the driver for threads has a lock.
 """
 
 from __future__ import annotations
@@ -60,20 +59,21 @@ def connect(
     heartbeat_thread: bool = False,
     timeout: float = CLOSE_TIMEOUT_S,
 ) -> AwaitableContext[Connection]:
-    """Connect to a broker, stomp://127.0.0.1:61613 unless told, or to the first of several that is there.
-    `async with` closes the connection.
+    """Connect to the first of `urls` at which a broker answers, by default to stomp://127.0.0.1:61613. `async with`
+    closes the connection.
 
-    What is lost is connected anew, for as long as it takes; without `reconnect` that is the end, and so is it if nobody
-    is there at first. `client_id` names this client for durable subscriptions.
-    Within two `heart_beat`s (seconds; 0 is none) each side sees that the other has gone. `timeout` is for the first
-    connection, in seconds.
+    A lost connection is opened anew, however long that takes. Without `reconnect` it is closed for good, and each
+    URL is tried only once at first. `client_id` names this client for durable subscriptions. Each side notices
+    within two `heart_beat`s (seconds; 0 disables heart-beats) that the other is gone. `timeout` (seconds) limits the
+    first connection.
 
-    An event loop that is blocked for so long loses its connection, and others get its messages. With `heartbeat_thread`
-    a thread beats in its place: the connection stays as long as the process lives, and a process that hangs keeps what
-    it has. ConfigurationError is raised if a test has stopped the time of the event loop.
+    An event loop that is blocked for two heart-beats loses its connection, and other consumers get its messages.
+    With `heartbeat_thread` a thread sends the heart-beats: the connection stays as long as the process lives, and a
+    process that hangs keeps its messages. ConfigurationError is raised if a test has stopped the clock of the event
+    loop.
 
-    Raises: ConfigurationError if a URL is none; ValueError, TypeError; ConnectionLost if no broker is there in time;
-    Refused, such as for wrong credentials
+    Raises: ConfigurationError for an invalid URL; ValueError, TypeError; ConnectionLost if no broker answers in
+    time; Refused, such as for wrong credentials
     """
     options = connect_options(
         urls,
@@ -94,43 +94,44 @@ def connect(
 
 
 class Message(ReceivedMessage):
-    """A message that a consumer was handed."""
+    """Message that a consumer has received."""
 
     __slots__ = ("_session",)
     _session: _SessionWithDriver
 
     async def ack(self) -> None:
-        """It was handled. If the connection is lost before the broker knows, and the message comes again here, it is
-        acknowledged again and not handed out.
+        """Acknowledge the message. If the connection is lost before the broker receives the ACK, a redelivery to
+        this client is acknowledged and not delivered again.
 
-        Raises: LocalProtocolError if something was said of it already, or it belongs to a transaction
+        Raises: LocalProtocolError if the message was settled already, or belongs to a transaction
         """
         await self._settle(ACKED)
 
     async def nack(self, *, delay: float | None = None, cause: str = "") -> None:
-        """It has failed, which counts as an attempt: it is tried again, at once or after so many seconds. A transaction
-        that has it and has not acknowledged it (`ack="commit"`) is rolled back, and charges nobody else.
+        """Report that handling the message failed. It counts as an attempt, and the message is redelivered after
+        `delay` seconds; None leaves the delay to the queue's policy. A transaction that has not acknowledged the
+        message (`ack="commit"`) is rolled back, and counts no attempt for its other messages.
 
-        `cause` says why, to whoever looks at it later: `first_cause` and `last_cause` of the message, and of its dead
-        letter. Of a text of more than 4096 bytes of UTF-8 only the beginning is said, whole characters; another broker
-        is told nothing.
+        `cause` says why, and is kept as `first_cause` and `last_cause` of the message and of its dead letter, cut to
+        4096 bytes of UTF-8. It is not sent to brokers other than truenext.
 
-        Raises: LocalProtocolError if something was said of it already, or a transaction has acknowledged it;
+        Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it;
         RolledBack if another task has ended its transaction; ValueError, TypeError
         """
         await self._settle(flows.failed_disposition(delay, cause))
 
     async def reject(self, *, cause: str = "") -> None:
-        """It will never do: it is a dead letter from now on. Of `cause` and of its transaction as `nack`.
+        """Make the message a dead letter: it is not redelivered. `cause` and the message's transaction are treated
+        as by `nack`.
 
         Raises: as `nack`
         """
         await self._settle(flows.rejected_disposition(cause))
 
     async def release(self) -> None:
-        """It was not handled, and nobody has failed: it returns without an attempt. A transaction that has it and has
-        not acknowledged it (`ack="commit"`) is rolled back. Nothing happens if something was said of it already, or a
-        transaction has acknowledged it."""
+        """Return the message to its queue unhandled, without an attempt. A transaction that has not acknowledged the
+        message (`ack="commit"`) is rolled back. No effect if the message was settled already, or a transaction has
+        acknowledged it."""
         source = self._session
         owner = asyncio.current_task(source.driver.loop)
         await source.driver.run_flow(flows.release(source.core, self, owner))
@@ -142,14 +143,14 @@ class Message(ReceivedMessage):
             await driver.run_flow(core.client.wait_until_written())
 
     def process(self) -> Processing:
-        """`async with message.process():` says what became of it: acknowledged at the end of the block, failed by an
-        exception, given back without an attempt by a cancellation or Ctrl-C, or if the connection was lost. In a
-        transaction an exception names this message as the one that failed."""
+        """Settle the message at the end of `async with message.process():`. The message is acknowledged at a normal
+        end, nacked after an exception, and released without an attempt after a cancellation, Ctrl-C or a lost
+        connection. In a transaction an exception marks this message as the one that failed."""
         return Processing(self)
 
 
 class Processing:
-    """The block of `Message.process`."""
+    """Block of `Message.process`."""
 
     def __init__(self, message: Message) -> None:
         self._message = message
@@ -166,7 +167,7 @@ class Processing:
 
 
 class _SessionWithDriver:
-    """What hands out messages: a session and its driver."""
+    """Core of a session, and the driver that runs its flows."""
 
     __slots__ = ("core", "driver")
 
@@ -188,7 +189,7 @@ class _SessionWithDriver:
 
 
 class Consumer:
-    """Messages of one destination, the true next first."""
+    """Consumer of one destination; it returns the true next message first."""
 
     def __init__(self, source: _SessionWithDriver, subscription: Subscription, *, owns_session: bool) -> None:
         self._source = source
@@ -198,10 +199,11 @@ class Consumer:
         self._owns_session = owns_session
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None if none comes within `timeout` seconds. 0 asks what there is at this moment.
+        """Return the next message; None if no message arrives within `timeout` seconds. With None wait for ever;
+        with 0 return what the broker can dispatch at this moment.
 
-        Raises: RolledBack in a transaction that was ended from elsewhere; Refused if the broker has ended the
-        subscription; ClosedError
+        Raises: RolledBack if the session's transaction was ended from elsewhere; Refused if the broker has ended the
+        subscription; TimeoutError if `timeout` is 0 and there is no connection for 60 seconds; ClosedError
         """
         message = self._try_receive()
         if message is None:
@@ -210,8 +212,8 @@ class Consumer:
         return message
 
     async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
-        """Up to `count` messages that are here; waits for the first, `timeout` seconds at most. A message that has
-        failed before comes alone, so that no neighbour is charged with it again.
+        """Return up to `count` messages that have arrived; wait for the first, `timeout` seconds at most. A message
+        that has failed before is returned alone, so that its next failure counts no attempt for others.
 
         Raises: as `receive`
         """
@@ -244,15 +246,16 @@ class Consumer:
         return message
 
     async def pause(self) -> None:
-        """Take nothing until `resume`: what is buffered goes back to others."""
+        """Return no messages until `resume`, and release the buffered ones."""
         self._driver.run_step(self._core.client.subscriptions.pause, self._subscription)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Receive messages again after `pause`."""
         self._driver.run_step(self._core.client.subscriptions.resume, self._subscription)
 
     async def close(self) -> None:
-        """What was handed out and not settled goes back without an attempt, and so does what is buffered."""
+        """Close the consumer. Buffered messages, and messages that were received and not settled, are released
+        without an attempt."""
         # In a finalizer at the end of the program, such as `__del__`, nothing is left to close.
         if not sys.is_finalizing():
             owner = asyncio.current_task(self._driver.loop)
@@ -274,28 +277,28 @@ class Consumer:
 
 
 class Transaction:
-    """The block of `Session.transaction`: all of it happens, or nothing."""
+    """Block of `Session.transaction`: it commits at its end, and rolls back after an exception."""
 
     def __init__(self, source: _SessionWithDriver, timeout: float) -> None:
-        """Only by `Session.transaction`."""
+        """Private; use `Session.transaction`."""
         self._driver = source.driver
         self._block = flows.TransactionBlock(source.core, timeout)
 
     @property
     def outcome(self) -> Outcome:
-        """What became of it, also if the block was interrupted while it was committed."""
+        """Outcome of the transaction, as far as it is known; also after an interrupted commit."""
         return self._block.outcome
 
     @property
     def token(self) -> str:
-        """The token for `Connection.outcome` while the outcome is not known after the end of the block, as that of
-        `InDoubt`; empty otherwise."""
+        """Token for `Connection.outcome` while the outcome is not known after the end of the block, as that of
+        `InDoubt`; otherwise empty."""
         return self._block.token
 
     def mark_failed(self, message: Message) -> None:
-        """Name the message that made it fail: it alone is charged with an attempt.
+        """Mark a message as the one that failed: only marked messages count an attempt.
 
-        Raises: LocalProtocolError if the message is not one of the transaction's, or outside the block
+        Raises: LocalProtocolError if the message does not belong to the transaction, or outside the block
         """
         self._driver.run_step(self._block.mark_failed, message)
 
@@ -312,14 +315,14 @@ class Transaction:
 
 
 class Session:
-    """Consumers that share one buffer, in one order; if it is transacted, one transaction after the other."""
+    """Consumers that share one buffer and one order; a transacted session has transactions, one after the other."""
 
     def __init__(self, connection: Connection, core: CoreSession) -> None:
         self._connection = connection
         self._source = _SessionWithDriver(core, connection._driver)
 
     def consumer(self, destination: str, **options: Unpack[ConsumerOptions]) -> AwaitableContext[Consumer]:
-        """Take messages of a destination. `async with` closes the consumer.
+        """Subscribe to a destination. `async with` closes the consumer.
 
         Raises: Refused, TimeoutError, ValueError
         """
@@ -332,18 +335,19 @@ class Session:
         return AwaitableContext(make)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message of all consumers, as `Consumer.receive`."""
+        """Return the next message of all consumers, as `Consumer.receive`."""
         messages = await self.receive_many(1, timeout)
         return messages[0] if messages else None
 
     async def receive_many(self, count: int, timeout: float | None = None) -> list[Message]:
-        """The next messages of all consumers, as `Consumer.receive_many`."""
+        """Return the next messages of all consumers, as `Consumer.receive_many`."""
         return await self._source.receive(None, count, timeout)
 
     async def send(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
-        """Send a message; in a transacted session with its transaction, whose commit says whether the broker took it.
+        """Send a message. In a transacted session it belongs to the transaction, and a refusal is raised by `flush`,
+        `commit` or another later call.
 
         Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
         """
@@ -358,49 +362,55 @@ class Session:
             await driver.run_flow(core.send(encoded.head, data, encoded.ttl_s, driver.loop.time() + timeout, owner))
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
-        """Answer a request, as `send`."""
+        """Reply to a request, as `Connection.reply`, but with `send` of this session."""
         await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     def transaction(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> Transaction:
-        """`async with session.transaction():` commits at the end of the block, and rolls back if it raises. Of what
-        failed says `Message.process` or `Transaction.mark_failed`; if nothing does, all messages of it have.
+        """Return a block for one transaction: `async with session.transaction():` commits at its end, and rolls back
+        after an exception. That counts an attempt for messages marked by `Message.process` or
+        `Transaction.mark_failed`; if none is marked, for all messages of the transaction.
 
-        Raises: RolledBack, InDoubt at its end
+        Raises: LocalProtocolError if the session is not transacted; at the end of the block RolledBack, InDoubt
         """
         return Transaction(self._source, timeout)
 
     async def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """Wait until the broker has taken all that was sent in the open transaction. What it refuses of that is known
-        then, and not at the commit only. None of it is visible or durable before the commit.
+        """Wait until the broker has processed all sends of the open transaction, so that a refusal is known before
+        the commit. The messages are neither visible nor durable before the commit.
 
-        Raises: RolledBack, whose cause says what was refused, or that the connection was lost; TimeoutError, and the
-        transaction is still open; LocalProtocolError if the session is not transacted
+        Raises: RolledBack, whose cause is the refusal or the lost connection; TimeoutError, and the transaction
+        stays open; LocalProtocolError if the session is not transacted
         """
         driver = self._source.driver
         await driver.run_flow(self._source.core.flush(driver.loop.time() + timeout))
 
     async def commit(self, *, timeout: float = DEFAULT_TIMEOUT_S, producer: str | None = None, number: int = 0) -> bool:
-        """All of it happens, or nothing. Returns once it is durable.
+        """Commit the open transaction. Returns once it is durable.
 
-        With a `producer` and a `number` of the program's own, of which the first is 1 and each next one more, it
-        happens once, whoever commits under that number and however often. Returns False if the number was used
-        already: then nothing of it has happened now, and what it was given comes again, without an attempt.
+        With a `producer` and a `number` of the program's own (1 first, then one more each time) the transaction
+        takes effect once, whichever process commits under that number and however often. Returns False if the number
+        was used already: this transaction then has no effect, and its messages are redelivered without an attempt.
 
-        Raises: RolledBack if nothing of it happened, also if the number is too far on; InDoubt if that could not be
-        found out within `timeout` seconds, and with a number as soon as the connection is lost: say it once more;
-        ValueError, LocalProtocolError if the number can be none, or there is nothing in it
+        Raises: RolledBack if the transaction had no effect, also if numbers were left out; InDoubt if the outcome is
+        not known within `timeout` seconds, and with a number as soon as the connection is lost: commit under it
+        again; ValueError for an invalid number; LocalProtocolError if a transaction with a number is empty, or the
+        session is not transacted
         """
         return await self._source.driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
 
     async def rollback(self, *, failed: bool = True) -> None:
-        """Nothing of it happens: all that it was given returns to its place, and what is buffered. `failed` says
-        whether that counts as an attempt."""
+        """Roll back the open transaction: its messages and the buffered ones return to their places in the queue.
+        `failed` says whether that counts as an attempt.
+
+        Raises: LocalProtocolError while the transaction is being committed, or if the session is not transacted
+        """
         counted = CountedAttempts.ALL if failed else CountedAttempts.NONE
         driver = self._source.driver
         await driver.run_flow(flows.rollback(self._source.core, asyncio.current_task(driver.loop), counted))
 
     async def close(self) -> None:
-        """What is open is rolled back, and what is buffered goes back, without an attempt."""
+        """Close the session: roll back the open transaction, and release buffered and unsettled messages, without an
+        attempt."""
         driver = self._source.driver
         if not sys.is_finalizing():
             await driver.run_flow(flows.close_session(self._source.core, asyncio.current_task(driver.loop)))
@@ -418,7 +428,7 @@ class Session:
 
 
 class Sent:
-    """A message that was sent with `send_nowait`; `await sent` waits until it is confirmed."""
+    """Message that was sent with `send_nowait`; `await sent` waits for its confirmation."""
 
     __slots__ = ("_connection", "_send")
 
@@ -428,11 +438,11 @@ class Sent:
 
     @property
     def is_done(self) -> bool:
-        """It was confirmed, or will never be."""
+        """The message was confirmed, or will never be."""
         return self._send.is_done
 
     def __await__(self) -> Generator[None, None, None]:
-        """Until it is confirmed.
+        """Wait until the broker has confirmed the message.
 
         Raises: as `Connection.send`
         """
@@ -441,14 +451,14 @@ class Sent:
 
 
 class Connection:
-    """A program's connection. It outlives those to the broker: what is lost is connected anew."""
+    """Connection of a program to a broker, over one TCP connection after the other: a lost one is replaced."""
 
     def __init__(self, options: ConnectOptions) -> None:
-        """Only by `connect`."""
+        """Private; use `connect`."""
         self._options = options
         self._driver = Driver(options, secrets.token_urlsafe(9), Message)
         self._nowait_batch = SendBatch()
-        """What was sent with `send_nowait`."""
+        """Messages sent with `send_nowait`."""
         self._handlers = Handlers(self._driver)
         self._browse_connections: set[Connection] = set()
 
@@ -464,12 +474,12 @@ class Connection:
 
     @property
     def session_id(self) -> str:
-        """What the broker calls the connection that is there; empty if none is."""
+        """Name that the broker has given to the current TCP connection; empty if there is none."""
         link = self._driver.client.link
         return "" if link is None else link.session_id
 
     def health(self) -> Health:
-        """How it is: state, reconnects, consumers."""
+        """Return the state of the connection and of its consumers."""
         return self._driver.health()
 
     # ---- Sending ----
@@ -477,10 +487,10 @@ class Connection:
     async def send(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
-        """Send a message. Returns once the broker has it as safe as it will be: durable, if it is persistent.
+        """Send a message. Returns once the broker has accepted it; a persistent message is durable then.
 
-        Raises: Refused with the broker's code; TimeoutError if that is not known in time: it may have arrived;
-        ValueError, TypeError if it cannot be said so
+        Raises: Refused with the broker's code; TimeoutError if the broker has not confirmed the message in time: it
+        may have arrived; ValueError, TypeError for invalid options; ConnectionLost, ClosedError
         """
         driver = self._driver
         prepared = prepare_send(driver.client, destination, body, options)
@@ -494,10 +504,11 @@ class Connection:
         timeout: float = DEFAULT_TIMEOUT_S,
         **options: Unpack[SendOptions],
     ) -> int:
-        """Send messages, many at once; how many. Returns once all are as safe as they will be. Each has `options`, but
-        where an `Outgoing` says otherwise. `timeout` is for each step on.
+        """Send messages without waiting for each; return their number once all are confirmed as by `send`. `options`
+        apply to each message unless its `Outgoing` overrides them. `timeout` (seconds) limits each wait: for space in
+        the send buffer, and for the last confirmations.
 
-        Raises: as `send`, the first error; what was sent behind it may have arrived
+        Raises: as `send`, the first error; messages after the failed one may have arrived
         """
         if isinstance(messages, str | bytes):
             raise TypeError("messages are several: for one there is send")
@@ -517,9 +528,10 @@ class Connection:
         return count
 
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
-        """Send a message and go on; wait for what this returns, or `flush`, to know that it was confirmed.
+        """Send a message without waiting for its confirmation; `flush` and the returned `Sent` wait for it.
 
-        Raises: BlockingIOError if too much waits for its confirmation: flush first; ValueError, TypeError, ClosedError
+        Raises: BlockingIOError if too many messages are not confirmed yet: flush first; ValueError, TypeError,
+        ClosedError
         """
         driver = self._driver
         prepared = prepare_send(driver.client, destination, body, options)
@@ -528,9 +540,9 @@ class Connection:
         return Sent(self, prepared)
 
     async def flush(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """Wait until all that was sent with `send_nowait` is confirmed.
+        """Wait until all messages sent with `send_nowait` are confirmed.
 
-        Raises: the first error of those; TimeoutError
+        Raises: the first error of these messages; TimeoutError
         """
         driver = self._driver
         await driver.run_flow(await_confirmed(driver.client, self._nowait_batch, driver.loop.time() + timeout))
@@ -538,10 +550,10 @@ class Connection:
     async def request(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> Content:
-        """Send a message and wait for the reply to it. It is not persistent unless told: nobody could answer it after a
-        crash.
+        """Send a message, and return the reply to it. The request is not persistent by default: after a crash of the
+        broker no reply to it could arrive.
 
-        Raises: TimeoutError; ConnectionLost, for then a reply has nowhere to go; Refused
+        Raises: TimeoutError; ConnectionLost: a reply can no longer arrive; Refused
         """
         driver = self._driver
         return await driver.run_flow(
@@ -549,18 +561,18 @@ class Connection:
         )
 
     async def reply(self, message: Content, body: bytes | str, **options: Unpack[SendOptions]) -> None:
-        """Answer a request: `message.reply_to` says where to. Not persistent unless told.
+        """Send a reply to the `reply_to` of a request; it is not persistent by default.
 
-        Raises: ValueError if no reply is wanted; otherwise as `send`
+        Raises: ValueError if the message has no `reply_to`; otherwise as `send`
         """
         await self.send(*flows.reply_destination(message), body, **(flows.reply_options(message) | options))
 
     async def control_request(
         self, verb: str, arguments: object = None, *, timeout: float = DEFAULT_TIMEOUT_S
     ) -> bytes:
-        """The broker's answer to a question, JSON (docs/control.md).
+        """Send a control request to the broker, and return the answer: JSON (docs/control.md).
 
-        Raises: Refused, TimeoutError, ConnectionLost
+        Raises: Refused, TimeoutError, ConnectionLost; LocalProtocolError if the broker is not truenext
         """
         driver = self._driver
         return await driver.run_flow(
@@ -570,11 +582,12 @@ class Connection:
     # ---- Receiving ----
 
     def session(self, *, transacted: bool = False, ack: str = "receive") -> AwaitableContext[Session]:
-        """Consumers that share one buffer; `transacted`: and one transaction after the other. Without that the program
-        says of each message what became of it. `async with` closes the session.
+        """Open a session, whose consumers share one buffer. A `transacted` session has one transaction after the
+        other; in any other the program settles each message. `async with` closes the session.
 
-        `ack` says when a transaction acknowledges a message: "receive", when it is handed out; or "commit": until then
-        the program may say of it that it has failed (`Message.nack`, `Message.reject`), and it counts in the prefetch.
+        `ack` says when a transaction acknowledges a message: "receive", when the program receives it; or "commit":
+        until then the program may nack or reject it (`Message.nack`, `Message.reject`), and it counts in the
+        prefetch.
 
         Raises: ValueError
         """
@@ -588,10 +601,10 @@ class Connection:
     def consumer(
         self, destination: str, *, ack: str = "auto", **options: Unpack[ConsumerOptions]
     ) -> AwaitableContext[Consumer]:
-        """Take messages of a destination. `async with` closes the consumer.
+        """Subscribe to a destination. `async with` closes the consumer.
 
-        `ack` is "auto": a message is acknowledged when the next one is asked for, or the block ends; an exception that
-        leaves the block fails it. Or "individual": the program says of each message what became of it.
+        With `ack="auto"` a message is acknowledged when the next one is requested, or the block ends; an exception
+        that leaves the block nacks it. With "individual" the program settles each message.
 
         Raises: Refused, TimeoutError, ValueError
         """
@@ -615,27 +628,29 @@ class Connection:
         concurrency: int = 1,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        """Hand each message to `handler`, `concurrency` at once, each in a task or thread, until interrupted or closed.
+        """Call `handler` with each message, up to `concurrency` at once, each in a task or thread, until interrupted
+        or closed.
 
-        A message is acknowledged when its handler returns, with all that it has sent through its session if
-        `transacted`; for `ack` see `session`. Then the session of a transaction has ended: calls of it that come later
-        or still wait raise ClosedError. A message has failed if the handler raises, which is logged. Never two messages
-        of a group run at once, and beside one whose last attempt was a lost connection runs nothing.
+        A message is acknowledged when its handler returns; if `transacted`, in one commit with all messages that the
+        handler has sent through its session. The session of a transaction ends with the handler: calls of it that
+        come later or still wait raise ClosedError. For `ack` see `session`. If the handler raises, the error is
+        logged, and the message has failed. Two messages of one group never run at once, and a message whose last
+        attempt was a lost connection runs alone.
 
-        An interruption, which is a cancellation or Ctrl-C, waits for the handlers that run, and is raised again. A
-        second one waits no longer: it cancels tasks, leaves threads alone, and gives back what they have.
+        An interruption, which is a cancellation or Ctrl-C, waits for the running handlers, and is raised again. A
+        second one waits no longer: it cancels tasks, leaves threads running, and releases their messages.
 
-        Raises: Refused, ClosedError if the connection ends for good
+        Raises: Refused; ClosedError, or the error that ended the connection for good; ValueError, TypeError
         """
         mode = flows.parse_session_mode(ack, transacted=transacted)
         parsed = parse_consumer_options(destination, options)
         await self._handlers.run(parsed, mode, handler, concurrency, partial(Session, self))
 
     def browse(self, destination: str, *, selector: str | None = None) -> AsyncIterator[Content]:
-        """What waits at a queue or durable subscription, the true next first; all stays where it is. On a connection of
-        its own, so that who looks slowly holds up nobody.
+        """Return the messages of a queue or durable subscription, the true next first, without removing them. A
+        connection of its own is used, so that a slow reader delays nothing else.
 
-        Raises: Refused, ConnectionLost; also if its connection is not there within 10 seconds
+        Raises: Refused, ConnectionLost; also if that connection is not opened within 10 seconds
         """
         return self._browse(destination, selector)
 
@@ -653,7 +668,7 @@ class Connection:
                 self._browse_connections.discard(other)
 
     async def unsubscribe(self, name: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """End a durable subscription that nobody uses: what waits in it goes.
+        """End a durable subscription that no consumer uses, and delete its messages.
 
         Raises: Refused, TimeoutError
         """
@@ -661,11 +676,11 @@ class Connection:
         await driver.run_flow(driver.client.end_durable_subscription(name, driver.loop.time() + timeout))
 
     async def outcome(self, doubt: InDoubt | str, *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
-        """What became of a transaction that was in doubt, by its error or the token of that: "committed", "rolled back"
-        or "unknown". What has not happened by now never will. The error of another broker has an empty token, and is
-        "unknown".
+        """Return the outcome of a transaction in doubt, by its error or the token of that: "committed", "rolled
+        back" or "unknown". A transaction that has not happened by now never will. An error with an empty token, as
+        of a broker other than truenext, gives "unknown".
 
-        Raises: TimeoutError, ConnectionLost; ValueError if the text is no token; TypeError
+        Raises: TimeoutError, ConnectionLost; ValueError if the text is not a token; TypeError
         """
         driver = self._driver
         return await driver.run_flow(flows.resolve_outcome(driver.client, doubt, driver.loop.time() + timeout))
@@ -673,10 +688,11 @@ class Connection:
     # ---- The end ----
 
     async def close(self, *, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Hand out no more, give back at once what is buffered, wait `timeout` seconds for handlers of `consume` and
-        until what was sent is confirmed, and take leave. A handler may call it: it does not wait for itself.
+        """Close the connection: deliver no more messages, release the buffered ones, wait `timeout` seconds at most
+        for running handlers of `consume` and for confirmations, and disconnect. A handler may call it: it does not
+        wait for itself.
 
-        Raises: of what was sent with `send_nowait` and nobody has asked for: the first error; TimeoutError
+        Raises: the first error of messages sent with `send_nowait` that was not raised yet; TimeoutError
         """
         await self._close(timeout)
         check_confirmed(self._nowait_batch)
@@ -714,12 +730,12 @@ class Connection:
         try:
             await self._close(0.0)
         except Exception as exit_error:
-            # The program's exception leaves the block, whatever its end says.
+            # The program's exception matters more than a failed close.
             flows.add_exit_failure_note(error, exit_error)
 
 
 def connect_with_options(options: ConnectOptions) -> AwaitableContext[Connection]:
-    """Another connection of the same kind."""
+    """Connect once more with the options of another connection."""
 
     async def make() -> Connection:
         connection = Connection(options)
