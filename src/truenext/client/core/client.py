@@ -1,10 +1,10 @@
-"""The state machine of a client: everything that a connection of a program knows and decides, without a socket.
+"""State machine of a client: it knows and decides everything about a program's connection, without a socket.
 
-    requests ──flows──▶ Client ──bytes, `data_to_send`──▶ whoever has the socket
+    requests ──flows──▶ Client ──bytes, `data_to_send`──▶ driver, which has the socket
     answers  ◀─signals─        ◀──`receive_data`, `on_connection_lost`, `run_due_calls`──
 
-Whoever drives it has one thing to do for it at a time: to connect, to read and write, to wait. A program's connection
-outlives those to the broker: `Link` is one of these, `Client` is what stays.
+The driver connects, reads, writes and waits. A program's connection outlives single TCP connections: a `Link` is one
+of these, the `Client` stays.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ from truenext.model.url import DEFAULT_URL, Address, parse_url
 from truenext.wire.stomp.frame import Frame
 
 LOGIN_TIMEOUT_S = 10.0
-"""From the first byte until CONNECTED; a broker that takes an old connection over may have a write under way."""
+"""Seconds from the first byte until CONNECTED; a broker that takes over an old connection may first finish a write."""
 HEART_BEAT_S_MAX = 24 * 3600
 REPORT_INTERVAL_S = 60.0
-"""Seconds until the same reason why nothing can be connected to is reported again."""
+"""Seconds until the same problem with the same URL is reported again."""
 PROMPT_REFUSAL_MAX_S = 4.0
-"""A login that is refused so soon was not refused for its slowness."""
+"""Seconds within which a refusal of a login is final; a later one may be due to slowness."""
 
 
 _FORBIDDEN_IN_LOGIN = frozenset("\r\n\0")
-"""What CONNECT cannot say, for its headers are not escaped."""
+"""Characters that CONNECT cannot contain, because its headers are not escaped."""
 LOGIN_BYTES_EACH_MAX = 2048
-"""Of user, password and client id; a CONNECT may have 8 KiB."""
+"""Longest user, password and client id, in bytes; a CONNECT may have 8 KiB."""
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a client presents itself."""
+    """Options of `connect`."""
 
     addresses: Sequence[Address]
     user: str | None = None
     password: str | None = None
     client_id: str | None = None
-    """For durable subscriptions."""
+    """Name of the client for durable subscriptions."""
     heart_beat_s: float = 10.0
-    """0 is none."""
+    """Interval in seconds; 0 disables heart-beats."""
     reconnects: bool = True
-    """What is lost is connected anew; else it is the end, and so is it if nobody is there at first."""
+    """A lost connection is opened anew; otherwise it is closed for good, and each address is tried once at first."""
     heartbeat_thread: bool = False
     """Heart-beats do not depend on the event loop that runs the client."""
 
     def __post_init__(self) -> None:
-        """Raises: ValueError, without what was said: it may be a password"""
+        """Raises: ValueError without the value, which may be a password"""
         for name in ("user", "password", "client_id"):
             value = getattr(self, name) or ""
             if not _FORBIDDEN_IN_LOGIN.isdisjoint(value) or len(value.encode()) > LOGIN_BYTES_EACH_MAX:
@@ -87,9 +87,9 @@ def connect_options(
     reconnects: bool,
     heartbeat_thread: bool = False,
 ) -> ConnectOptions:
-    """Without a URL it is the port of STOMP on this machine.
+    """Check the arguments of `connect`; without a URL use the STOMP port of this machine.
 
-    Raises: ConfigurationError if a URL is none; ValueError, TypeError
+    Raises: ConfigurationError for an invalid URL; ValueError, TypeError
     """
     for url in urls:
         if not isinstance(url, str):
@@ -111,7 +111,7 @@ def connect_options(
 
 
 class BrowseListener(Protocol):
-    """Who is shown what a browser is, on a connection that does nothing else."""
+    """Receives the messages of a browser, on a connection that does nothing else."""
 
     def on_message(self, frame: Frame) -> None: ...
 
@@ -126,7 +126,8 @@ class Client:
         context: ClientContext,
         make_message: type[ReceivedMessage] = ReceivedMessage,
     ) -> None:
-        """`name` is nobody else's, and names producers; `make_message` makes messages."""
+        """`name` is unique to this client, and names its producers; `make_message` is the class of received
+        messages."""
         self.options = options
         self.name = name
         self.context = context
@@ -143,48 +144,48 @@ class Client:
         self.pending_requests = PendingRequests()
         self.subscriptions = Subscriptions(context, make_message)
         self.transactions: dict[TransactionState, None] = {}
-        """Those that have not ended."""
+        """Transactions that have not ended."""
         self.up_or_failed = Signal()
-        """Set when a connection is there, and when there will never be one."""
+        """Set while a connection is up, and when the client has ended for good."""
         self.error: TruenextError | None = None
-        """Why there will be no connection any more."""
+        """Reason why no connection is opened any more."""
         self.last_error: Exception | None = None
-        """Why the last attempt to connect has failed."""
+        """Error of the last attempt to connect that failed."""
         self.is_closing = False
-        """The program may ask for nothing more."""
+        """The program has closed the connection; new requests are refused."""
         self._is_disconnect_sent = False
-        """DISCONNECT was said."""
+        """DISCONNECT was sent."""
         self.connection_state_since = context.clock()
-        """When the connection came, or went."""
+        """Time at which the connection came up, or was lost."""
         self._failed_connect_count = 0
-        """Attempts to connect that have failed since."""
+        """Failed attempts to connect since a connection was lost."""
         self._reported_at: dict[tuple[str, str], float] = {}
-        """When each reason of a report was reported, by URL."""
+        """Time of the last report, by URL and reason."""
         self.reconnect_count = -1
         self.browse_listener: BrowseListener | None = None
         self.is_read_buffer_full = False
-        """Nothing more is to be read for now."""
+        """The driver is to read nothing for now."""
         self._reconciler = Reconciler(context, self.subscriptions, self.pending_requests, self.on_connection_lost)
         self._last_link_number = 0
-        """The number of the last one, rising also over brokers that know nothing of it."""
+        """Number of the last link; it rises with other brokers too, which ignore it."""
         self._takeover_secret = ""
         self._last_store_id = ""
         self._is_pump_due = False
         self._free_producers: deque[ProducerNumbers] = deque()
-        """Of sessions that have ended."""
+        """Producers of sessions that have ended."""
         self._producer_count = 0
         self._drain_waiters: list[Signal] = []
         self._login_timer: DelayedCall | None = None
 
     @property
     def link(self) -> Link | None:
-        """The connection that is there, up or about to be."""
+        """Current connection to a broker, logged in or about to be."""
         return self.context.link
 
     # ---- The connection ----
 
     def on_connect_failed(self, error: Exception) -> None:
-        """Nobody was there."""
+        """Count a failed attempt to connect, and report it."""
         url, reason = self.connect_backoff.current_address.url, _error_text(error)
         self.connect_backoff.on_connect_failed()
         self.last_error = error
@@ -200,7 +201,7 @@ class Client:
         self._report_seldom(NO_SPACE_TEXT, self.connect_backoff.current_address.url, str(error))
 
     def _report_seldom(self, text: str, url: str, reason: str, **fields: object) -> None:
-        """Report it, unless that was done less than a minute ago."""
+        """Report a problem, unless it was reported less than `REPORT_INTERVAL_S` ago."""
         now = self.clock()
         reported_at = self._reported_at.get((url, reason))
         if reported_at is None or now - reported_at >= REPORT_INTERVAL_S:
@@ -208,7 +209,7 @@ class Client:
             self.context.report(text, {"url": url, "error": reason, **fields})
 
     def no_broker_error(self) -> NoBroker:
-        """No broker could be connected to, and why."""
+        """Make an error that says which URLs were tried, and why no connection was opened."""
         urls = ", ".join(each.url for each in self.options.addresses)
         if self.last_error is not None:
             reason = _error_text(self.last_error)
@@ -219,7 +220,7 @@ class Client:
         return NoBroker(f"no broker at {urls}: {reason}")
 
     def on_socket_connected(self, address: Address) -> None:
-        """A socket is connected: say who we are."""
+        """Send CONNECT on a new socket."""
         self._last_link_number += 1
         now = self.clock()
         self.context.link = link = Link(self._last_link_number, self.options.heart_beat_s, now, on_frame=self._on_frame)
@@ -247,12 +248,12 @@ class Client:
             self.on_connection_lost(ConnectionLost(f"the broker does not answer within {LOGIN_TIMEOUT_S:g} seconds"))
 
     def pump_soon(self) -> None:
-        """Sends wait: those of one pass of the loop are written together, and share a receipt."""
+        """Write waiting sends soon: those of one pass of the loop are written together, and share a receipt."""
         self._is_pump_due = True
         self.flush_soon()
 
     def data_to_send(self) -> list[bytes]:
-        """What is to be written; it is gone from here."""
+        """Remove and return the bytes that are to be written."""
         link = self.link
         if self._is_pump_due:
             self._is_pump_due = False
@@ -265,7 +266,7 @@ class Client:
         return out
 
     def receive_data(self, data: bytes) -> None:
-        """Bytes have come. Whatever is wrong with them ends the connection."""
+        """Handle received bytes. Any error in them ends the connection."""
         link = self.link
         if link is None:
             return
@@ -283,7 +284,7 @@ class Client:
 
     def _on_refused(self, error: Refused, link: Link) -> None:
         if error.code == Code.STALE:
-            # Somebody has our secret, or the broker remembers more than we do: begin afresh.
+            # The broker knows a later connection of this client: log in without taking one over.
             self._takeover_secret = ""
         elif (
             not link.is_up
@@ -295,12 +296,13 @@ class Client:
         self.on_connection_lost(ConnectionLost(f"the broker ended the connection: {error}"))
 
     def _is_refusal_final(self, code: str) -> bool:
-        """No later login will do. Another broker names no code: it says so of wrong credentials, and of a client whose
-        lost connection it believes to be there; only who was never let in has the wrong credentials."""
+        """Return whether every later login would be refused too. Other brokers send no code, neither for wrong
+        credentials nor for a client whose lost connection they still believe in; a client that was accepted once has
+        the right credentials."""
         return code in _FINAL_REFUSAL_CODES or (not code and self.reconnect_count < 0)
 
     def on_connection_lost(self, error: Exception) -> None:
-        """The connection has ended, and whoever has the socket sees that `link` is gone."""
+        """End the current connection; the driver sees that `link` has changed."""
         link, self.context.link = self.context.link, None
         if link is None:
             return
@@ -340,13 +342,13 @@ class Client:
         if (self._is_disconnect_sent or (link.is_up and not self.options.reconnects)) and self.error is None:
             final_error: TruenextError = cause
             if self.is_closing:
-                # The broker closes it, too, once it has confirmed that we take leave.
+                # The broker closes it, too, after it has confirmed DISCONNECT.
                 final_error = ClosedError("the connection is closed")
                 final_error.__cause__ = cause
             self.fail_permanently(final_error)
 
     def fail_permanently(self, error: TruenextError) -> None:
-        """There will be no connection any more."""
+        """End the client: no connection is opened any more."""
         if self.error is None:
             self.error = error
         self.on_connection_lost(error)
@@ -364,7 +366,7 @@ class Client:
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.command == "MESSAGE":
-            # If it is nobody's, its subscription ended while it was on its way, and with it that dispatch.
+            # A message for no subscription: it ended while the message was on its way, and with it that dispatch.
             if not self.subscriptions.on_message(frame):
                 if self.browse_listener is not None:
                     self.browse_listener.on_message(frame)
@@ -407,7 +409,7 @@ class Client:
             self.send_buffer.fail_interrupted(
                 ConnectionLost("the broker that was reconnected to is another one; the message may have arrived")
             )
-            # The first broker knows the numbers that were used there: back with it they would be repeats.
+            # Numbers start anew with another broker: back with the first one they would count as repeats.
             self.send_buffer.producer = self.make_producer()
         self.subscriptions.on_connected()
         self._start_heart_beats(link)
@@ -434,7 +436,8 @@ class Client:
         )
 
     def request_commit_outcome(self, transaction: TransactionState) -> None:
-        """What became of its COMMIT? What did not happen so far never will."""
+        """Ask the broker for the outcome of a COMMIT in doubt. The question settles it: what has not happened never
+        will."""
         producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:
@@ -453,8 +456,9 @@ class Client:
                     and transaction.commit_number > status.commits + 1
                 )
                 if is_crash and transaction.is_durable and status.outcome == "not so far":
-                    # The broker has crashed, and forgotten numbers before it, of transactions without anything
-                    # persistent. This one had something: it would be known. It cannot come any more.
+                    # The broker has crashed and forgotten numbers before this one, of transactions without persistent
+                    # messages. This transaction had some: if it had been committed, the broker would know. It cannot be
+                    # committed any more.
                     outcome = Outcome.ROLLED_BACK
                 transaction.resolve(outcome, ConnectionLost("the connection was lost while it was committed"))
 
@@ -490,7 +494,7 @@ class Client:
                 self.delayed_calls.call_at(silent_at, lambda: self._check_silence(link))
 
     def run_due_calls(self) -> None:
-        """Do what is due; `delayed_calls.next_due_at` says when that is."""
+        """Run the calls that are due; `delayed_calls.next_due_at` says when to call this."""
         self.delayed_calls.run_due(self.clock())
 
     # ---- Producers and transactions ----
@@ -499,21 +503,21 @@ class Client:
         return self._free_producers.popleft() if self._free_producers else self.make_producer()
 
     def make_producer(self) -> ProducerNumbers:
-        """One that no broker knows."""
+        """Make a producer that no broker knows."""
         self._producer_count += 1
         return ProducerNumbers(f"{self.name}-{self._producer_count}")
 
     def free_producer(self, producer: ProducerNumbers) -> None:
         self._free_producers.append(producer)
 
-    # ---- Flows that others are made of ----
+    # ---- Flows used by other flows ----
 
     @property
     def is_closed_by_program(self) -> bool:
         return self.is_closing or isinstance(self.error, ClosedError)
 
     def check_open(self) -> None:
-        """Raises: ClosedError; the error that ended the connection"""
+        """Raises: ClosedError; the error that ended the connection for good"""
         if self.error is not None:
             raise copy_error(self.error)
         if self.is_closing:
@@ -542,14 +546,14 @@ class Client:
         return subscription
 
     def end_durable_subscription(self, name: str, deadline: float | None) -> Flow[None]:
-        """End a durable subscription; what waits in it goes."""
+        """End a durable subscription, and delete its messages."""
         frames.check_headers({"id": name})
         yield from self._send_confirmed(
             "UNSUBSCRIBE", {"id": name, "activemq.subscriptionName": name, "durable": "true"}, deadline
         )
 
     def wait_until_up(self, deadline: float | None, purpose: str) -> Flow[Link]:
-        """Raises: TimeoutError if there is no connection in time; whatever ended it for good"""
+        """Wait for a connection. Raises: TimeoutError; the error that ended the connection for good"""
         while True:
             if self.error is not None:
                 raise copy_error(self.error)
@@ -561,7 +565,7 @@ class Client:
                 raise TimeoutError(f"there was no connection to the broker in time to {purpose}")
 
     def send_request(self, head: bytes, body: bytes, deadline: float | None) -> Flow[Frame]:
-        """Send a message, `head` from its command on, and wait for the reply.
+        """Send a message, whose `head` begins with the command, and return the reply.
 
         Raises: Refused, ConnectionLost, TimeoutError
         """
@@ -584,7 +588,7 @@ class Client:
         if is_alone:
             self.flush()
         else:
-            # Those of one pass of the loop are written together.
+            # Requests of one pass of the loop are written together.
             self.flush_soon()
         try:
             in_time = yield Wait(ended, deadline)
@@ -597,7 +601,8 @@ class Client:
         return replies[0]
 
     def wait_until_written(self, deadline: float | None = None) -> Flow[bool]:
-        """Until all frames so far are with the operating system, or their connection has gone."""
+        """Wait until the operating system has all frames written so far, or their connection is lost; False at the
+        deadline."""
         while self.link is not None and not self.flush():
             signal = Signal()
             self._drain_waiters.append(signal)
@@ -607,13 +612,13 @@ class Client:
         return True
 
     def on_drained(self) -> None:
-        """The socket has taken everything, or is gone."""
+        """Wake `wait_until_written`: the socket has taken everything, or is closed."""
         waiters, self._drain_waiters = self._drain_waiters, []
         for signal in waiters:
             signal.set()
 
     def _send_confirmed(self, command: str, headers: dict[str, str], deadline: float | None) -> Flow[None]:
-        """Say a frame and wait for its receipt.
+        """Send a frame, and wait for its receipt.
 
         Raises: Refused, ConnectionLost, TimeoutError
         """
@@ -631,9 +636,9 @@ class Client:
     # ---- The end ----
 
     def close(self, deadline: float | None) -> Flow[None]:
-        """Take leave: what is held goes back without an attempt, and what was said is confirmed, over reconnects too.
+        """Release held messages without an attempt, wait for confirmations, over reconnects too, and disconnect.
 
-        Raises: nothing that the other side does; what was not confirmed is known to whoever waits for it
+        Raises: no error of the broker; sends that are not confirmed fail with TimeoutError or ClosedError
         """
         self.is_closing = True
         error = ClosedError("the connection is closed")
@@ -658,7 +663,7 @@ class Client:
             self.fail_permanently(error)
 
     def wait_until_confirmed(self, deadline: float | None) -> Flow[int]:
-        """Wait until the broker has confirmed all sends. Returns how many it has not confirmed in time."""
+        """Wait until the broker has confirmed all sends. Return the number of those that were not confirmed in time."""
         in_time = True
         while in_time and self.send_buffer.unconfirmed_count and self.error is None:
             in_time = yield Wait(self.send_buffer.empty_signal(), deadline)
@@ -666,11 +671,11 @@ class Client:
 
     @property
     def unconfirmed_count(self) -> int:
-        """Number of sends that are lost if the program ends now: nobody has closed the connection."""
+        """Number of sends that are lost if the program ends now without closing the connection."""
         return 0 if self.error is not None else self.send_buffer.unconfirmed_count
 
     def _send_disconnect(self, link: Link) -> Signal:
-        """Set when the broker has confirmed it."""
+        """Send DISCONNECT, which lists producers that the broker may forget; the signal is set when it is confirmed."""
         headers = {}
         if link.is_truenext:
             in_doubt = {
@@ -690,7 +695,7 @@ class Client:
 
 
 class AnswerWaiter:
-    """A frame that somebody waits for."""
+    """Answer handler of a frame whose sender waits for the answer."""
 
     __slots__ = ("answered", "error")
 
@@ -715,6 +720,6 @@ def _error_text(error: Exception) -> str:
 
 
 _FINAL_REFUSAL_CODES = frozenset({Code.LOGIN, Code.NOT_SUPPORTED, Code.IN_USE})
-"""Why a login will never do."""
+"""Codes with which every later login would be refused too."""
 
 _OUTCOMES = {"committed": Outcome.COMMITTED, "rolled back": Outcome.ROLLED_BACK}

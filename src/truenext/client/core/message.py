@@ -1,4 +1,4 @@
-"""What a message says of itself."""
+"""Content of a message: its headers, its body, and what the headers say."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ _RANKS = {str(priority): rank(priority) for priority in range(PRIORITY_MAX + 1)}
 
 
 class Content:
-    """Headers and body as they were sent; the broker's own headers stand among them."""
+    """Message as it was sent, with the headers that the broker has added."""
 
     __slots__ = ("arrival", "body", "headers", "message_id", "rank", "sequence")
 
     def __init__(self, headers: dict[str, str], body: bytes, arrival: int) -> None:
-        """`arrival` counts what comes, for brokers that do not say where a message stands.
+        """`arrival` replaces the sequence for brokers that do not send one.
 
-        Raises: KeyError, ValueError if the broker has left out what it must say
+        Raises: KeyError, ValueError if a header that the broker must send is missing or invalid
         """
         self.headers: dict[str, str] = headers
-        """All of them, those of STOMP and of the broker among them."""
+        """Headers of the message, including those of STOMP and of the broker."""
         self.body: bytes = body
-        """As it was sent."""
+        """Body as it was sent."""
         self.arrival: int = arrival
-        """Rises with each message that comes to this client."""
+        """Number that rises with each message that this client receives."""
         self.message_id: str = headers["message-id"]
-        """The same however often it is dispatched."""
+        """Id of the message, the same for each dispatch."""
         priority = headers.get("priority", "4")
         known = _RANKS.get(priority)
         self.rank: int = rank(min(max(int(priority), 0), PRIORITY_MAX)) if known is None else known
         """9 - priority."""
         self.sequence: int = int(headers.get("truenext-sequence", arrival))
-        """Its place in the broker's order, behind `rank`; from a broker that does not say it, `arrival`."""
+        """Position in the broker's order among messages of equal `rank`; `arrival` if the broker does not send it."""
 
     @property
     def text(self) -> str:
-        """The body as UTF-8.
+        """Body decoded as UTF-8.
 
         Raises: UnicodeDecodeError
         """
@@ -45,88 +45,88 @@ class Content:
 
     @property
     def destination(self) -> str:
-        """Where it was sent to, such as /queue/orders."""
+        """Destination to which the message was sent, such as /queue/orders."""
         return self.headers.get("destination", "")
 
     @property
     def priority(self) -> int:
-        """0 to 9, 9 is first."""
+        """Priority from 0 to 9; 9 is first."""
         return PRIORITY_MAX - self.rank
 
     @property
     def persistent(self) -> bool:
-        """It survives a crash of the broker."""
+        """The message survives a crash of the broker."""
         return self.headers.get("persistent", "") == "true"
 
     @property
     def attempts(self) -> int:
-        """How often a consumer has failed with it before."""
+        """Number of earlier failures that count against the message."""
         return int(self.headers.get("truenext-attempts", "0"))
 
     @property
     def first_cause(self) -> str:
-        """Why a consumer has failed with it for the first time, in that consumer's words; empty if none has, or it has
-        said nothing."""
+        """Cause of the first failure that had one, as the consumer gave it; empty if none had."""
         return self._cause("first")
 
     @property
     def last_cause(self) -> str:
-        """The same of the last time that a consumer has said why."""
+        """Cause of the last failure that had one; empty if none had."""
         return self._cause("last")
 
     def _cause(self, which: str) -> str:
-        """Its own, or of a dead letter that of the message that it was."""
+        """Return the message's own cause; for a dead letter without one, that of the original message."""
         original_cause = self.headers.get(f"truenext-original-{which}-cause", "")
         return self.headers.get(f"truenext-{which}-cause", original_cause)
 
     @property
     def deliveries(self) -> int:
-        """How often it was dispatched, this time included; 0 if the broker does not say."""
+        """Number of dispatches, including this one; 0 if the broker does not send it."""
         return int(self.headers.get("truenext-deliveries", "0"))
 
     @property
     def redelivered(self) -> bool:
-        """It was dispatched before, to whomever."""
+        """The message was dispatched before, to this or another consumer."""
         return self.headers.get("redelivered", "") == "true"
 
     @property
     def was_lost(self) -> bool:
-        """Its last attempt was a lost connection: it may be what ends the process that handles it."""
+        """The last attempt was a lost connection: handling the message may crash the process."""
         return self.headers.get("truenext-lost", "") == "true"
 
     @property
     def group(self) -> str:
-        """Messages of one group are handled one after the other; empty is none."""
+        """Group of the message, whose messages are handled one after the other; empty for none."""
         return self.headers.get("JMSXGroupID", "")
 
     @property
     def expires_ms(self) -> int:
-        """Milliseconds since the epoch; 0 is never."""
+        """Time of expiry in milliseconds since the epoch; 0 is never."""
         return int(self.headers.get("expires", "0"))
 
     @property
     def timestamp_ms(self) -> int:
-        """When the broker accepted it, in milliseconds since the epoch; 0 if it does not say."""
+        """Time at which the broker accepted the message, in milliseconds since the epoch; 0 if the broker does not
+        send it."""
         return int(self.headers.get("timestamp", "0"))
 
     @property
     def correlation_id(self) -> str:
-        """By which whoever sent a question knows its answer; empty if its sender gave none."""
+        """Id by which the sender of a request recognizes the reply; empty if there is none."""
         return self.headers.get("correlation-id", "")
 
     @property
     def reply_to(self) -> str:
-        """Where an answer is to be sent to; empty if none is wanted."""
+        """Destination for a reply; empty if the sender expects none."""
         return self.headers.get("reply-to", "")
 
     @property
     def content_type(self) -> str:
-        """What its sender says that the body is; empty if it says nothing."""
+        """Type of the body, as its sender has set it; empty if not set."""
         return self.headers.get("content-type", "")
 
     @property
     def application_headers(self) -> Mapping[str, str]:
-        """Without those that the broker or STOMP has for itself."""
+        """Headers without those that STOMP or the broker defines."""
         return {
             name: value
             for name, value in self.headers.items()
@@ -143,10 +143,10 @@ STOMP_HEADERS = frozenset(
         *("content-length", "content-type", "expires", "reply-to", "correlation-id"),
     }
 )
-"""Headers of STOMP and of the broker without a `truenext-` before them."""
+"""Headers of STOMP, and headers of the broker that have no prefix `truenext-`."""
 
 
 def make_content(frame: Frame) -> Content:
-    """Of a MESSAGE that is nobody's to acknowledge."""
+    """Make the content of a MESSAGE that is not acknowledged: a reply, or a message shown by a browser."""
     frame.headers.setdefault("message-id", "")
     return Content(frame.headers, frame.body, 0)

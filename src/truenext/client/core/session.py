@@ -1,12 +1,12 @@
-"""A session: what a program is handed, in which order, and what becomes of it.
+"""Session: delivers messages to the program in order, and settles them.
 
-    auto          a message is acknowledged when the next is asked for, or its block ends
-    individual    the program says of each message what became of it
-    transacted    a message is acknowledged in the transaction when it is handed out; the transaction ends all at once
-    at commit     the same, and a message is acknowledged when the transaction is committed
+    auto          a message is acknowledged when the next one is requested, or its block ends
+    individual    the program settles each message
+    transacted    a message is acknowledged in the transaction when it is delivered to the program
+    at commit     a message is acknowledged in the transaction when that is committed
 
-A rollback, a cancellation and a refusal give back what is buffered: what is handed out next has been dispatched after
-that, so it is the broker's true next. Source: docs/contract.md, "Releasing"
+A rollback, a cancellation and a nack release the buffered messages: the next message that is delivered was
+dispatched after that, so it is the broker's true next. Source: docs/contract.md, "Releasing"
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from truenext.client.core.waiting import Flow, Wait
 from truenext.errors import ClosedError, LocalProtocolError, copy_error
 
 FLUSH_FRAMES = 64
-"""Frames of a transaction that are written together."""
+"""Unwritten frames at which sends of a transaction are flushed."""
 DELIVERY_RECHECK_S = 0.05
-"""Seconds until the broker is asked again whether something is about to come."""
+"""Seconds until the broker is asked again whether a message is on its way."""
 _EXPIRED_TEXT = (
     "the session has ended with the call of its handler: await what uses the session before the handler returns, or "
     "make another session with connection.session()"
@@ -44,7 +44,7 @@ TRANSACTED_MODES = frozenset({SessionMode.TRANSACTED, SessionMode.AT_COMMIT})
 
 
 class SessionCore:
-    # `consume` makes one for each message that it handles in a transaction.
+    # `consume` makes a session for each message that it handles in a transaction.
     __slots__ = (
         "_awaiting_auto_ack",
         "_has_ended",
@@ -71,23 +71,23 @@ class SessionCore:
                 client, buffer, acknowledges_at_commit=mode is SessionMode.AT_COMMIT
             )
         self._awaiting_auto_ack: dict[object, list[ReceivedMessage]] = {}
-        """In auto mode: what each task or thread was handed last, and not acknowledged."""
+        """Messages that each task or thread received last in auto mode, and that are not acknowledged."""
         self._pending_by_owner: dict[object, ReceivedMessage] = {}
-        """What each task or thread is to be handed as soon as the broker was told of it."""
+        """Message that `try_receive` took for a task or thread, until the frames for the broker are written."""
 
     @property
     def transaction(self) -> TransactionState | None:
-        """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
+        """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
         return None if self.transactions is None else self.transactions.transaction
 
     def check_open(self) -> None:
-        """Raises: ClosedError, or what ended the connection"""
+        """Raises: ClosedError, or the error that ended the connection"""
         if self.is_closed:
             raise ClosedError(_EXPIRED_TEXT if self.is_expired else "the session is closed")
         self.client.check_open()
 
     def has_program_closed(self, subscription: Subscription) -> bool:
-        """The program has closed this consumer, its session or the connection, and nothing else has ended it."""
+        """Return whether the program, and no error, has closed the consumer, its session or the connection."""
         return (
             subscription.error is None
             and not self.is_expired
@@ -97,7 +97,7 @@ class SessionCore:
     # ---- Receiving ----
 
     def try_receive(self, subscription: Subscription | None, owner: object) -> ReceivedMessage | None:
-        """What is next, if it is here and nothing has to be waited for: the short way of `receive`."""
+        """Return the next message if it is buffered and needs no wait: the fast path of `receive`."""
         client = self.client
         if self.is_closed or client.error is not None or client.is_closing:
             return None
@@ -110,14 +110,14 @@ class SessionCore:
         if subscription.pulls and subscription.requested_count:
             return None
         if self.mode is SessionMode.AUTO:
-            # Asked for and handed out in one: so one frame says both.
+            # One frame acknowledges the last message, and reports that this one has started.
             self._auto_ack(owner, received)
         received = self._deliver(received, owner)
         if client.flush():
             if self.mode is SessionMode.AUTO:
                 self._await_auto_ack([received], owner)
             return received
-        # The program gets it once the broker was told: `receive` waits for that.
+        # The broker is to be told before the program gets the message: `receive` waits for that.
         self._pending_by_owner[owner] = received
         return None
 
@@ -130,12 +130,12 @@ class SessionCore:
         *,
         no_wait: bool = False,
     ) -> Flow[list[ReceivedMessage]]:
-        """What is next: up to `max_count` messages that are here, at least one unless the deadline comes, or the end of
-        a buffer that is over. With `no_wait` what the broker can give at this moment.
+        """Return up to `max_count` buffered messages, and wait for the first; none at the deadline, or if the buffer
+        is closed. With `no_wait` return what the broker can dispatch now.
 
         Raises: RolledBack, Refused, ClosedError, ConnectionLost
         """
-        # What `try_receive` could not hand out at once.
+        # Left by `try_receive`, which cannot wait.
         pending = self._pending_by_owner.pop(owner, None)
         messages = [] if pending is None or pending.state is not ReceivedMessageState.HELD else [pending]
         try:
@@ -144,7 +144,7 @@ class SessionCore:
             while True:
                 if not messages:
                     yield from self.client.wait_until_written()
-                    # Another task may have ended the unit meanwhile, or be about to.
+                    # Another task may have ended the transaction meanwhile, or be about to.
                     yield from self._wait_until_ready()
                 self._check_consumers(subscription)
                 if self.buffer.is_closed:
@@ -153,17 +153,16 @@ class SessionCore:
                 if not messages:
                     messages = self._deliver_buffered(subscription, max_count, owner)
                 if messages:
-                    # A transaction has it already, and nothing may come between that and the program.
+                    # The message is in the transaction already: no wait may come between that and the program.
                     if not self.client.flush() and self.transactions is None:
-                        # The program gets nothing before the broker was told that it has it.
+                        # The broker is told that the program has the message before the program gets it.
                         rounds = [each.subscription.release_count_min for each in messages]
                         yield from self.client.wait_until_written()
                         is_same = rounds == [
                             each.subscription.release_count_min for each in messages
                         ] and self._are_held(messages)
                         if not is_same or self._is_overtaken(subscription, messages):
-                            # Its buffer was given back meanwhile, or it was itself, or something more urgent has come:
-                            # it is not the true next any more.
+                            # Released meanwhile, or overtaken by a more urgent message: no longer the true next.
                             returned, messages = messages, []
                             self._undo_delivery(returned)
                             continue
@@ -177,7 +176,7 @@ class SessionCore:
             raise
 
     def _wait_until_ready(self) -> Flow[None]:
-        """See that the program may go on, or begin.
+        """Wait until a transaction is open or may begin, if the session is transacted.
 
         Raises: ClosedError; RolledBack, InDoubt
         """
@@ -189,7 +188,7 @@ class SessionCore:
             yield from transactions.wait_until_ready()
 
     def _check_consumers(self, subscription: Subscription | None) -> None:
-        """Raises: ClosedError; what has ended it"""
+        """Raises: ClosedError; LocalProtocolError if there is no consumer; the error that ended a consumer"""
         self.check_open()
         if not self.buffer.subscriptions and not self.buffer.is_closed:
             if subscription is not None:
@@ -210,7 +209,7 @@ class SessionCore:
             if received is None:
                 break
             if messages and max_count > 1 and received.attempts:
-                # It runs alone, so that no neighbour is charged with it again.
+                # It is returned alone, so that its next failure counts no attempt for other messages.
                 break
             self._deliver(received, owner)
             messages.append(received)
@@ -238,14 +237,14 @@ class SessionCore:
     def _wait_for_messages(
         self, subscription: Subscription | None, max_count: int, deadline: float | None, *, no_wait: bool
     ) -> Flow[bool]:
-        """Wait for something to come. False if nothing does in time."""
+        """Wait for a message to arrive. False if none does in time."""
         client = self.client
         subscriptions = [subscription] if subscription is not None else self.buffer.subscriptions
         pulled = []
         for each in subscriptions:
             each.is_polled = True
             if each.is_paused or not each.is_open:
-                # One that comes back may be refused: whoever asks of it before that is known would be refused as well.
+                # It may be refused after a reconnect, and an earlier pull request would be refused with it.
                 continue
             if each.pulls and client.link is not None and client.link.is_truenext:
                 pulled.append(each)
@@ -264,7 +263,7 @@ class SessionCore:
         return True
 
     def _cancel_pull(self, pulled: Iterable[Subscription]) -> Flow[None]:
-        """Nobody waits any more: take back what was asked for, and see what has come meanwhile."""
+        """Withdraw pull requests for which no call waits any more, and wait for messages that are on their way."""
         client = self.client
         for each in pulled:
             link = client.link
@@ -286,7 +285,7 @@ class SessionCore:
         pulled: Sequence[Subscription],
         deadline: float | None,
     ) -> Flow[bool]:
-        """Wait until something comes, or the broker says that nothing can now."""
+        """Wait until a message arrives, or the broker says that none is available now."""
         client = self.client
         yield from client.wait_until_up(deadline, "ask for messages")
         link = client.link
@@ -294,7 +293,7 @@ class SessionCore:
             if self.buffer.first(subscription) is not None:
                 return True
             if pulled and not any(each.requested_count for each in pulled):
-                # The broker has said so, or what was asked for was given back with the rest, and is to be asked again.
+                # The broker had too few messages, or the pull requests ended with a release, and are to be repeated.
                 return not all(each.is_exhausted for each in pulled)
             if pulled:
                 if not (yield from self.buffer.wait_until_woken(subscription, deadline)):
@@ -305,7 +304,7 @@ class SessionCore:
         return True
 
     def _is_delivery_expected(self, subscriptions: Sequence[Subscription], deadline: float | None) -> Flow[bool]:
-        """Ask the broker whether a message is on its way to one of the subscriptions, or may be."""
+        """Ask the broker whether a message is, or may be, on its way to one of the subscriptions."""
         client = self.client
         replies: list[ConnectionStatus] = []
         signal = self.buffer.add_waiter(None)
@@ -325,7 +324,7 @@ class SessionCore:
         if not in_time:
             return False
         if not replies:
-            # A message, or the end.
+            # The wait was ended by a message, or by the end of a consumer.
             return True
         statuses = {each.id: each for each in replies[0].subscriptions}
         is_expected = False
@@ -340,7 +339,7 @@ class SessionCore:
         return is_expected
 
     def on_receive_interrupted(self, subscription: Subscription | None, messages: list[ReceivedMessage]) -> None:
-        """Whoever asked was interrupted. What it was about to get goes back as if it had not been asked for."""
+        """Release the messages that an interrupted call was about to return, and those that it has pulled."""
         client = self.client
         self._undo_delivery(messages)
         transactions = self.transactions
@@ -350,7 +349,7 @@ class SessionCore:
             and transaction is not None
             and any(each.transaction is transaction for each in messages)
         ):
-            # It was given what its code has not seen, and must not commit that.
+            # The transaction's code has not seen this message, and must not commit it.
             transactions.mark_rollback_only(
                 transaction, "receiving was interrupted when the transaction had a message already"
             )
@@ -363,18 +362,18 @@ class SessionCore:
             and not self.buffer.has_waiter(each)
         ]
         if pulled:
-            # What was asked for may be on its way.
+            # Pulled messages may be on their way.
             client.subscriptions.release(pulled)
         client.flush()
 
     def _are_held(self, messages: Iterable[ReceivedMessage]) -> bool:
-        """They are still here, and of the connection that is there."""
+        """Return whether all messages are still held, and of the current connection."""
         return all(
             each.state is ReceivedMessageState.HELD and self.client.subscriptions.is_current(each) for each in messages
         )
 
     def _is_overtaken(self, subscription: Subscription | None, messages: Iterable[ReceivedMessage]) -> bool:
-        """Something has come that stands before one of them. Other brokers have an order of their own."""
+        """Return whether a message before one of these has arrived. Other brokers have orders of their own."""
         link = self.client.link
         first = self.buffer.first(subscription)
         if first is None or link is None or not link.is_truenext:
@@ -382,7 +381,7 @@ class SessionCore:
         return key_of(first) < max(map(key_of, messages))
 
     def _undo_delivery(self, messages: Iterable[ReceivedMessage]) -> None:
-        """The program was about to get them, and does not."""
+        """Release messages that the program was about to get."""
         held = [each for each in messages if each.state is ReceivedMessageState.HELD]
         for received in held:
             received.subscription.may_have_missed |= received.may_have_missed
@@ -391,13 +390,13 @@ class SessionCore:
             self._release_all(held)
             self.buffer.on_settled([each for each in held if each.transaction is None])
 
-    # ---- What becomes of a message ----
+    # ---- Settling ----
 
     def settle(self, received: ReceivedMessage, disposition: Disposition, owner: object = None) -> bool:
-        """The program has said it; `owner` is who, if a transaction has it. Whether all of it was written.
+        """Settle a message; return whether all frames were written. `owner` is the calling task or thread.
 
-        Raises: LocalProtocolError if something was said already, or a transaction has acknowledged it; RolledBack if
-        another task has ended its transaction
+        Raises: LocalProtocolError if the message was settled already, or a transaction has acknowledged it;
+        RolledBack if another task has ended its transaction
         """
         if received.state is not ReceivedMessageState.HELD:
             raise LocalProtocolError(f"{received!r} has been acknowledged, refused or given back already")
@@ -405,12 +404,12 @@ class SessionCore:
             self.require_transactions().check_may_settle(received, disposition)
         client = self.client
         link = client.context.link
-        # Which broker it is, is known when it has answered.
+        # Which broker it is, is not known before CONNECTED.
         is_other = link is not None and link.is_up and not link.is_truenext
         if link is not None and is_other and not (disposition.is_acked or disposition.is_rejected):
             if disposition.delay_ms is not None:
                 link.require_truenext("nack with a delay")
-            # A NACK would make it a dead letter there.
+            # NACK would make the message a dead letter there.
             self.release(received, owner)
             return client.flush()
         if received.transaction is not None:
@@ -422,8 +421,7 @@ class SessionCore:
         return client.flush()
 
     def release(self, received: ReceivedMessage, owner: object = None) -> None:
-        """The program did not get to handle it: it returns without an attempt, and what is buffered with it; `owner` is
-        who says so, if a transaction has it."""
+        """Release a message and its consumer's buffer, without an attempt. `owner` is the calling task or thread."""
         if received.state is not ReceivedMessageState.HELD:
             return
         if received.transaction is not None:
@@ -435,7 +433,7 @@ class SessionCore:
         self.client.flush()
 
     def on_handling_failed(self, received: ReceivedMessage, error: BaseException) -> None:
-        """The code that was to handle a message, or a whole transaction with it, has raised."""
+        """Nack or release a message, or roll back its transaction, because the code that handled it raised `error`."""
         counted = counted_attempts_for(error)
         if self.transactions is not None:
             transaction = self.transactions.transaction
@@ -448,7 +446,7 @@ class SessionCore:
                 self.release(received)
 
     def _release_all(self, messages: Sequence[ReceivedMessage]) -> None:
-        """All of them, in one step, and what is buffered."""
+        """Release messages, and what is buffered for their consumers, in one step."""
         client = self.client
         current = [each for each in messages if client.subscriptions.is_current(each) and each.transaction is None]
         subscriptions = list(dict.fromkeys(each.subscription for each in current))
@@ -460,23 +458,23 @@ class SessionCore:
         client.subscriptions.drop_unsettled([each for each in messages if each not in current])
 
     def _await_auto_ack(self, messages: Iterable[ReceivedMessage], owner: object) -> None:
-        """The program gets them. In auto mode its task acknowledges them when it asks for the next; not before, for
-        another may ask while they are about to be handed out."""
+        """Record messages that are returned now: in auto mode their task acknowledges them when it requests the next
+        one. Not before, because another task may request one while these are about to be returned."""
         if self.mode is SessionMode.AUTO:
             self._awaiting_auto_ack.setdefault(owner, []).extend(messages)
 
     def _cancel_auto_ack(self, received: ReceivedMessage) -> None:
-        """What becomes of it was said, before the next one was asked for."""
+        """Forget a message that was settled before the next one was requested."""
         for delivered in self._awaiting_auto_ack.values():
             if received in delivered:
                 delivered.remove(received)
 
     def _auto_ack(self, owner: object, started: ReceivedMessage | None) -> None:
-        """In auto mode: what was handed out before is done; `started` is what the program gets now."""
+        """Acknowledge in auto mode what `owner` received before; `started` is the message that the program gets now."""
         for other in [
             each for each in self._awaiting_auto_ack if each is not owner and self.client.context.has_owner_ended(each)
         ]:
-            # It asks for nothing any more, such as the task that `asyncio.wait_for` makes for each call.
+            # An ended task requests nothing more, such as the one that `asyncio.wait_for` makes for each call.
             for received in self._awaiting_auto_ack.pop(other):
                 self._acknowledge(received, None)
         delivered = self._awaiting_auto_ack.pop(owner, None)
@@ -497,7 +495,7 @@ class SessionCore:
             self.client.subscriptions.report_started(started)
 
     def settle_awaiting_auto_ack(self, disposition: Disposition | None) -> None:
-        """In auto mode the block that handles messages has ended; None gives them back without an attempt."""
+        """Settle all messages that await their acknowledgement in auto mode; None releases them without an attempt."""
         delivered = [received for each in self._awaiting_auto_ack.values() for received in each]
         self._awaiting_auto_ack.clear()
         if disposition is None:
@@ -514,7 +512,7 @@ class SessionCore:
     # ---- In a transaction ----
 
     def require_transactions(self) -> SessionTransactions:
-        """Raises: LocalProtocolError; ClosedError if the handler that the session was made for has returned"""
+        """Raises: LocalProtocolError if the session is not transacted; ClosedError if its handler has returned"""
         if self.transactions is None:
             raise LocalProtocolError("the session is not transacted: connection.session(transacted=True)")
         if self.is_expired:
@@ -522,7 +520,7 @@ class SessionCore:
         return self.transactions
 
     def try_send(self, head: bytes, body: bytes, ttl_s: float | None, owner: object) -> bool:
-        """Send in the transaction, if nothing has to be waited for: the short way of `send`."""
+        """Send in the transaction and return True, if that needs no wait: the fast path of `send`."""
         client = self.client
         link = client.link
         transactions = self.require_transactions()
@@ -540,7 +538,7 @@ class SessionCore:
         return True
 
     def send(self, head: bytes, body: bytes, ttl_s: float | None, deadline: float | None, owner: object) -> Flow[None]:
-        """Send in the transaction. What the broker says of it is known at the commit.
+        """Send in the transaction. The broker's answer is known at the commit.
 
         Raises: RolledBack, TimeoutError
         """
@@ -553,24 +551,24 @@ class SessionCore:
             if not (yield from client.wait_until_written(deadline)):
                 raise TimeoutError("the broker has not taken what was sent before in time")
             if client.link is link and transactions.is_ready() and not self.is_closed:
-                # Nothing has ended while we waited.
+                # Nothing has ended during the waits.
                 break
         transactions.send(link, head, body, ttl_s, called_at, owner)
         client.flush_soon()
 
     def flush(self, deadline: float | None) -> Flow[None]:
-        """Until the broker has taken all that was sent in the open transaction.
+        """Wait until the broker has processed all sends of the open transaction.
 
-        Raises: RolledBack, with what the broker has refused; TimeoutError; LocalProtocolError
+        Raises: RolledBack, caused by the refusal; TimeoutError; LocalProtocolError
         """
         yield from self.require_transactions().flush(deadline)
 
     def commit(self, deadline: float | None, caller_number: CallerNumber | None = None) -> Flow[bool]:
-        """All of it happens, or nothing. Returns once it is durable: False if its number was used already, so that
-        nothing of it has happened now.
+        """Commit the open transaction: True once it is durable; False if its number was used already, so it has no
+        effect.
 
-        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline;
-        LocalProtocolError if nothing is in it that a number could be for
+        Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline;
+        LocalProtocolError if there is a number and nothing to commit
         """
         transactions = self.require_transactions()
         transaction = transactions.transaction
@@ -597,8 +595,8 @@ class SessionCore:
         self.is_closed = self.is_expired = True
 
     def commit_and_expire(self, deadline: float | None) -> Flow[None]:
-        """Commit what the handler has left open. What the handler has left running is refused from now on, so that
-        nothing of it is part of another message's transaction.
+        """Commit what the handler has left open. Code that it has left running is refused from now on, so that it
+        adds nothing to another message's transaction.
 
         Raises: RolledBack, InDoubt
         """
@@ -606,35 +604,35 @@ class SessionCore:
         self.expire()
         transaction = transactions.transaction
         if transaction is None:
-            # The handler has ended it by itself.
+            # The handler has ended the transaction itself.
             self.client.check_open()
         else:
             yield from self._commit(transactions, transaction, deadline, None)
 
     def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
-        """Nothing of it happens. All that it was given returns, and what is buffered, in one step.
+        """Roll back: the messages of the transaction and the buffered ones are released in one step.
 
         Raises: LocalProtocolError
         """
         self.require_transactions().rollback(owner, counted=counted)
 
     def mark_failed(self, received: ReceivedMessage) -> None:
-        """This message made the transaction fail.
+        """Mark a message as the one that made the transaction fail.
 
-        Raises: LocalProtocolError if it is not one of the transaction's
+        Raises: LocalProtocolError if the message does not belong to the transaction
         """
         self.require_transactions().mark_failed(received)
 
     # ---- The end ----
 
     def free_for_next_session(self) -> None:
-        """The session has expired, and another one follows: what it leaves is free for that."""
+        """Free the producer of an expired session for the next one."""
         self._has_ended = True
         if self.transactions is not None:
             self.transactions.free_producer()
 
     def end(self, owner: object) -> None:
-        """What is open is rolled back without an attempt. Others go on with the same buffer."""
+        """End the session and roll back, without an attempt. Other sessions may go on with the same buffer."""
         transactions = self.transactions
         if transactions is not None:
             transactions.close(owner)
@@ -648,8 +646,8 @@ class SessionCore:
         self.client.flush()
 
     def close(self, owner: object) -> None:
-        """The same, and what is buffered goes back. If others go on with the same buffer, it is over: whoever shares it
-        ends what they have begun.
+        """End the session and release the buffer; close a shared buffer instead: the other sessions finish their
+        work.
 
         Raises: ClosedError if the handler that the session was made for has returned
         """
@@ -666,7 +664,7 @@ class SessionCore:
 
 
 PULLED_MAX = 1000
-"""Messages that are asked for at once."""
+"""Messages that one pull request asks for at most."""
 
 _TRANSIENT_IDLE_REASONS = frozenset({"", "reading", "scanning", "committing", "joining", "unread"})
-"""Of the reasons why nothing comes those that pass by themselves. Source: docs/stomp.md, `idle`"""
+"""Reasons for an idle subscription that pass by themselves. Source: docs/stomp.md, `idle`"""

@@ -1,4 +1,4 @@
-"""The transactions of a session, one after the other: how one begins, what is in it, and each way in which it ends."""
+"""Transactions of a session, one after the other: begin, contents, commit, rollback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from truenext.errors import Code, ConnectionLost, InDoubt, LocalProtocolError, R
 _QUEUE_SEND_PREFIX, _PERSISTENT_LINE = b"SEND\ndestination:/queue/", b"\npersistent:true\n"
 _OUTCOME_TIMEOUT_TEXT = "whether the transaction happened could not be found out in time"
 CANCELLED_COMMIT_S = 5.0
-"""Seconds for which a commit that was cancelled waits for its outcome."""
+"""Seconds that a cancelled commit waits for its outcome."""
 
 
 class SessionTransactions:
@@ -39,38 +39,38 @@ class SessionTransactions:
     )
 
     def __init__(self, client: Client, buffer: ReceiveBuffer, *, acknowledges_at_commit: bool) -> None:
-        """`buffer` is that of the session: what is in it is given back with a unit that does not happen. What a unit is
-        given it acknowledges when it is handed out, or at its commit."""
+        """`buffer` is that of the session, and is released by a rollback. Messages are acknowledged when they are
+        delivered to the program, or with `acknowledges_at_commit` at the commit."""
         self.transaction: TransactionState | None = None
-        """The open transaction, or the one whose outcome is not known, or whose code has not ended."""
+        """Transaction that is open, or whose outcome is not known, or whose code has not ended."""
         self.last_ended: TransactionState | None = None
-        """The last that has ended."""
+        """Transaction that ended last."""
         self._block: ref[object] | None = None
-        """The block that ends the transaction."""
+        """Block that ends the transaction."""
         self._client = client
         self._buffer = buffer
         self._acknowledges_at_commit = acknowledges_at_commit
         self._producer = client.acquire_producer()
         self._begin_retry_at = 0.0
-        """The broker has no room for a transaction, and is not asked again before."""
+        """Time before which no transaction begins, because the broker had no space for the last one; 0 if it had."""
 
-    # ---- Beginning ----
+    # ---- Begin ----
 
     def is_ready(self) -> bool:
-        """A unit is open, or may begin at once."""
+        """Return whether a transaction is open, or may begin at once."""
         transaction = self.transaction
         if transaction is None:
             return not self._begin_retry_at and not self._is_commit_number_uncertain
         return transaction.outcome is Outcome.OPEN
 
     def check_not_rolled_back(self) -> None:
-        """Raises: RolledBack if the unit was ended from elsewhere"""
+        """Raises: RolledBack if the transaction was ended from elsewhere"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome is Outcome.ROLLBACK_ONLY:
             raise transaction.rolled_back_error()
 
     def wait_until_ready(self) -> Flow[None]:
-        """Raises: RolledBack; InDoubt of the one before"""
+        """Raises: RolledBack; InDoubt of the previous transaction"""
         transaction = self.transaction
         if transaction is not None and transaction.outcome not in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             # Another task commits, or a commit was cancelled or timed out: its outcome is needed first. A caller that
@@ -87,9 +87,8 @@ class SessionTransactions:
 
     @property
     def _is_commit_number_uncertain(self) -> bool:
-        """The last transactions had nothing persistent, and if the broker has crashed since, their numbers are the next
-        again. Source: docs/contract.md, "Did it happen?"
-        """
+        """Return whether a crash of the broker may have freed the last numbers, whose transactions had nothing
+        persistent. Source: "Did it happen?" in docs/contract.md"""
         producer = self._producer
         if producer.last_number == producer.last_durable_number:
             return False
@@ -102,7 +101,7 @@ class SessionTransactions:
         )
 
     def _request_commit_number(self) -> Flow[None]:
-        """Raises: ClosedError, or what ended the connection"""
+        """Ask the broker for the last COMMIT number. Raises: ClosedError, or the error that ended the connection"""
         client, producer = self._client, self._producer
         link = client.link
         assert link is not None, "it is asked"
@@ -129,30 +128,30 @@ class SessionTransactions:
         return transaction
 
     def _begin(self, transaction: TransactionState, link: Link) -> None:
-        """The broker is to know of it."""
+        """Send BEGIN, unless it was sent."""
         if transaction.has_begun:
             return
         transaction.has_begun = True
         headers = {"transaction": transaction.name}
         if len(link.unanswered) > UNANSWERED_FRAMES_MAX:
-            # Transactions that are rolled back ask for none.
+            # Transactions that are rolled back ask for no receipt.
             headers["receipt"] = link.next_receipt_id
         link.write_tracked(frames.encode_frame("BEGIN", headers), BeginAnswerHandler(transaction))
 
-    # ---- Its block ----
+    # ---- Blocks ----
 
     def enter_block(self, block: object) -> None:
-        """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
+        """Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction"""
         if self._block is not None:
             if self._block() is not None:
                 raise LocalProtocolError(
                     "the session is in the block of a transaction: make another session for this one"
                 )
-            # Ctrl-C came when it had just begun, or before it could end: nobody has it any more.
+            # Ctrl-C interrupted the start or the end of that block, and its object is gone.
             if self.transaction is not None:
                 self.close(self.transaction.owner)
         if self.transaction is not None and self.transaction.outcome in ENDED_OUTCOMES:
-            # Its code was cancelled or told InDoubt, and its outcome has come since: it is not the block's.
+            # Its code was cancelled or got InDoubt, and the outcome has come since: the transaction is not the block's.
             self._finish_and_clear(self.transaction)
         self._block = ref(block)
 
@@ -160,12 +159,12 @@ class SessionTransactions:
         self._block = None
 
     def is_in_block(self, block: object) -> bool:
-        """The code of this block runs."""
+        """Return whether the code of this block is running."""
         return self._block is not None and self._block() is block
 
     @property
     def undecided_transaction(self) -> TransactionState | None:
-        """The transaction whose COMMIT was sent and whose outcome is not known."""
+        """Transaction whose COMMIT was sent, and whose outcome is not known."""
         transaction = self.transaction
         return (
             transaction
@@ -173,10 +172,10 @@ class SessionTransactions:
             else None
         )
 
-    # ---- What is in it ----
+    # ---- Contents ----
 
     def deliver(self, received: ReceivedMessage, link: Link, owner: object) -> None:
-        """A message is handed out in it."""
+        """Add a message that the program gets now."""
         transaction = self._get_or_open(link, owner)
         received.transaction = transaction
         transaction.delivered_messages.append(received)
@@ -197,7 +196,7 @@ class SessionTransactions:
         )
 
     def _nack(self, messages: Iterable[ReceivedMessage], transaction: TransactionState, link: Link) -> None:
-        """What has failed is refused in it."""
+        """Nack failed messages within the transaction."""
         for received in messages:
             self._begin(transaction, link)
             transaction.has_settled_messages = True
@@ -207,7 +206,7 @@ class SessionTransactions:
             )
 
     def send(self, link: Link, head: bytes, body: bytes, ttl_s: float | None, called_at: float, owner: object) -> None:
-        """What the broker says of it is known at the commit."""
+        """Write a SEND. The broker's answer is known at the commit."""
         ttl = ""
         if ttl_s is not None:
             link.require_truenext("a ttl")
@@ -222,9 +221,9 @@ class SessionTransactions:
         )
 
     def flush(self, deadline: float | None) -> Flow[None]:
-        """Until the broker has taken all that was sent in it.
+        """Wait until the broker has processed all sends of the transaction.
 
-        Raises: RolledBack, with what the broker has refused; TimeoutError
+        Raises: RolledBack, caused by the refusal; TimeoutError
         """
         self.check_not_rolled_back()
         transaction, link = self.transaction, self._client.link
@@ -244,9 +243,9 @@ class SessionTransactions:
             raise TimeoutError("the broker has not taken all that was sent in the transaction in time")
 
     def mark_failed(self, received: ReceivedMessage) -> None:
-        """This message made it fail.
+        """Mark a message as the one that made the transaction fail.
 
-        Raises: LocalProtocolError if it is not one of the transaction's
+        Raises: LocalProtocolError if the message does not belong to the transaction
         """
         transaction = self.transaction
         if transaction is None or received.transaction is not transaction:
@@ -258,10 +257,9 @@ class SessionTransactions:
     def commit(
         self, transaction: TransactionState, deadline: float | None, caller_number: CallerNumber | None
     ) -> Flow[bool]:
-        """All of it happens, or nothing. Returns once it is durable: False if its number was used already, so that
-        nothing of it has happened now.
+        """Commit: True once it is durable; False if its number was used already, so that it has no effect.
 
-        Raises: RolledBack if nothing of it happened; InDoubt if that could not be found out before the deadline
+        Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline
         """
         if transaction.outcome is Outcome.ROLLBACK_ONLY:
             self._finish_and_clear(transaction)
@@ -290,10 +288,10 @@ class SessionTransactions:
                 received.subscription.held_by_ack_id.pop(received.ack_id, None)
                 if received not in transaction.failed_messages:
                     self._acknowledge(received, transaction, link)
-        # What has failed does not happen with the rest of it.
+        # A failed message is nacked by the commit.
         self._nack(transaction.failed_messages, transaction, link)
         if transaction.failed_messages:
-            # Nothing else may be in it.
+            # The transaction may contain nothing else.
             transaction.is_durable = False
         headers = {"transaction": transaction.name}
         if link.is_truenext:
@@ -303,7 +301,7 @@ class SessionTransactions:
                 "truenext-producer": name,
                 "truenext-number": str(number),
                 "truenext-gapless": "true",
-                # What it turns out to be a repeat of has happened: nobody has failed.
+                # If the COMMIT is a repeat, the work was done before: only nacked messages have failed.
                 "truenext-count-attempts": "nacked",
             }
         headers["receipt"] = link.next_receipt_id
@@ -314,7 +312,7 @@ class SessionTransactions:
     def _next_commit_number(self, transaction: TransactionState, link: Link) -> tuple[str, int]:
         producer = self._producer
         if producer.is_retired or producer.store_id not in ("", link.store_id):
-            # The first broker knows the numbers that were used there: back with it they would be repeats.
+            # Numbers start anew with another broker: back with the first one they would count as repeats.
             producer = self._producer = self._client.make_producer()
         producer.store_id = link.store_id
         producer.link_number = link.number
@@ -328,14 +326,14 @@ class SessionTransactions:
         except GeneratorExit:
             raise
         except BaseException:
-            # The caller wants to end; the outcome is worth a moment all the same, also if the connection was lost and
-            # is made anew. A second interruption ends this wait.
+            # The outcome is worth a short wait even though the caller was interrupted, also over a reconnect. A second
+            # interruption ends the wait.
             if not transaction.resolved.is_set:
                 self._finish_when_resolved(transaction)
                 latest = self._client.clock() + CANCELLED_COMMIT_S
                 yield Wait(transaction.resolved, latest if deadline is None else min(latest, deadline))
             if transaction.resolved.is_set:
-                # It may have been settled before the interruption came, too.
+                # The outcome may also have come before the interruption.
                 self._finish_and_clear(transaction)
             raise
         if not in_time:
@@ -352,7 +350,7 @@ class SessionTransactions:
     # ---- Rollback ----
 
     def rollback(self, owner: object, *, counted: CountedAttempts) -> None:
-        """Nothing of it happens. All that it was given returns, and what is buffered, in one step."""
+        """Roll back: the messages of the transaction and the buffered ones are released in one step."""
         transaction = self.transaction
         if transaction is None:
             self._client.subscriptions.release_buffered(self._buffer.subscriptions)
@@ -368,37 +366,38 @@ class SessionTransactions:
             self._finish_and_clear(transaction)
 
     def _on_aborted(self, transaction: TransactionState, owner: object, reason: str) -> None:
-        """By its own code, or by another task."""
+        """End the transaction if its own code has aborted it; otherwise mark it, so that its code gets RolledBack."""
         if transaction.owner is owner or self._client.context.has_owner_ended(transaction.owner):
             transaction.outcome = Outcome.ROLLED_BACK
             self._finish_and_clear(transaction)
         else:
-            # Its own code does not know yet.
+            # Its own code has not noticed yet.
             transaction.outcome = Outcome.ROLLBACK_ONLY
             transaction.rollback_cause = RolledBack(reason)
             self._buffer.wake_all()
 
     def mark_rollback_only(self, transaction: TransactionState, reason: str) -> None:
-        """If it is open it is taken back, and its code does not know yet."""
+        """Abort the transaction if it is open; its code gets RolledBack later."""
         if transaction.outcome is Outcome.OPEN:
             self._abort(transaction, CountedAttempts.NONE)
             transaction.mark_rollback_only(RolledBack(reason))
 
     def _abort(self, transaction: TransactionState, counted: CountedAttempts, *, releases: bool = True) -> None:
-        """`releases`: what it was given, and what is buffered."""
+        """Send ABORT and the counted attempts; `releases`: release the transaction's messages and the buffered ones,
+        too."""
         client = self._client
         link = client.link
         if link is None or link.number != transaction.link_number:
             return
         counts_all = counted is CountedAttempts.ALL and not transaction.failed_messages
         if link.is_truenext and counted is not CountedAttempts.NONE:
-            # What is not acknowledged in it would return without an attempt.
+            # A message that the transaction has not acknowledged would return without an attempt.
             is_all = counts_all and self._acknowledges_at_commit
             self._nack(transaction.delivered_messages if is_all else transaction.failed_messages, transaction, link)
         subscriptions = [each for each in self._buffer.subscriptions if not each.is_closed]
         begun = transaction if transaction.has_begun and not transaction.is_begin_refused else None
         if begun is not None and not transaction.has_settled_messages:
-            # It may yet be refused that it has begun, for want of room: then there is none to abort.
+            # The BEGIN may yet be refused for lack of space: then there is nothing to abort.
             link.write_tracked(frames.encode_frame("ABORT", {"transaction": transaction.name}), NullAnswerHandler())
             begun = None
         if releases and (subscriptions or transaction.delivered_messages):
@@ -409,11 +408,11 @@ class SessionTransactions:
             received.subscription.held_by_ack_id.pop(received.ack_id, None)
         client.flush()
 
-    # ---- What the program says of a message that is not acknowledged yet ----
+    # ---- Settling messages that are not acknowledged yet ----
 
     def check_may_settle(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Raises: LocalProtocolError if it cannot be said of a message of a transaction; RolledBack if another task has
-        ended that, and the message with it"""
+        """Raises: LocalProtocolError if a message of a transaction cannot be settled so; RolledBack if another task
+        has ended the transaction"""
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         if disposition.is_acked or not self._acknowledges_at_commit:
@@ -426,9 +425,8 @@ class SessionTransactions:
             raise LocalProtocolError(f"{received!r} belongs to a transaction that is being committed")
 
     def settle(self, received: ReceivedMessage, disposition: Disposition, owner: object) -> None:
-        """The program says of one message of the transaction that it has failed. The transaction is taken back, and
-        nobody is charged with that; what was said counts for this message alone. If the connection was lost, it counts
-        when the message comes again."""
+        """Nack or reject one message of the transaction, and roll back, without an attempt for the other messages.
+        If the connection was lost, the disposition applies to the redelivery of the message."""
         transaction = self.transaction
         assert transaction is not None and transaction is received.transaction, "it was checked"
         transaction.delivered_messages.remove(received)
@@ -436,7 +434,7 @@ class SessionTransactions:
         received.transaction = None
         is_open = transaction.outcome is Outcome.OPEN
         if is_open:
-            # If it had no other, the refusal gives back what has to be.
+            # Without other messages the nack releases what must be released.
             self._abort(transaction, CountedAttempts.NONE, releases=bool(transaction.delivered_messages))
         elif transaction.owner is owner:
             self._finish_and_clear(transaction)
@@ -446,7 +444,7 @@ class SessionTransactions:
             self._on_aborted(transaction, owner, "another task has refused a message of it")
 
     def release(self, received: ReceivedMessage, owner: object) -> None:
-        """The program did not get to handle a message: the transaction is taken back, and all of it returns."""
+        """Roll back without an attempt, unless the message is acknowledged already."""
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         is_open = transaction.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY) and not _was_rolled_back_by_other(
@@ -455,7 +453,7 @@ class SessionTransactions:
         if self._acknowledges_at_commit and is_open:
             self.rollback(owner, counted=CountedAttempts.NONE)
 
-    # ---- Its code has ended ----
+    # ---- End ----
 
     def _finish_and_clear(self, transaction: TransactionState) -> None:
         self._finish(transaction)
@@ -463,22 +461,22 @@ class SessionTransactions:
             self.transaction = None
 
     def _finish_when_resolved(self, transaction: TransactionState) -> None:
-        """Its code does not wait any more: what it was given is free as soon as its outcome is known, which the next
-        call of this session still asks for."""
+        """Finish the transaction, for which its code no longer waits, once its outcome is known. The next call of
+        the session still waits for that outcome."""
         if transaction.outcome in ENDED_OUTCOMES:
             self._finish(transaction)
         else:
             transaction.resolved.add_callback(lambda: self._finish(transaction))
 
     def _finish(self, transaction: TransactionState) -> None:
-        """Nothing of what a unit was given is its own any more."""
+        """End the transaction: its messages are settled, or return to the broker."""
         client = self._client
         if transaction not in client.transactions:
             return
         if isinstance(transaction.rollback_cause, Refused) and transaction.rollback_cause.code == Code.NO_SPACE:
             self._begin_retry_at = client.clock() + NO_SPACE_RETRY_S
         if transaction.outcome is Outcome.ROLLBACK_ONLY:
-            # What a lost connection had is with the broker already.
+            # After a lost connection the broker has its messages already.
             if (
                 client.link is not None
                 and client.link.number == transaction.link_number
@@ -503,19 +501,19 @@ class SessionTransactions:
         client.flush()
 
     def close(self, owner: object) -> None:
-        """What is open is rolled back without an attempt."""
+        """Roll back an open transaction without an attempt."""
         transaction = self.transaction
         if transaction is not None and transaction.outcome in (Outcome.OPEN, Outcome.ROLLBACK_ONLY):
             self.rollback(owner, counted=CountedAttempts.NONE)
 
     def free_producer(self) -> None:
-        """No COMMIT follows; what is in doubt keeps its producer."""
+        """Free the producer for another session, unless a COMMIT of it is in doubt."""
         if self.undecided_transaction is None:
             self._client.free_producer(self._producer)
 
 
 def _was_rolled_back_by_other(transaction: TransactionState) -> bool:
-    """Another task has given them back, and its code does not know yet."""
+    """Return whether another task has rolled the transaction back, and its own code has not noticed yet."""
     return transaction.outcome is Outcome.ROLLBACK_ONLY and isinstance(transaction.rollback_cause, RolledBack)
 
 
