@@ -1,6 +1,8 @@
-"""What has come and is not settled: in a buffer, or with the program. By message, by subscription, and by session.
+"""Received messages that are not settled, buffered or held by the program: by message, by subscription, and by
+session.
 
-One file, for a message knows its subscription, a subscription its buffer, and a buffer its subscriptions.
+One file, because a message refers to its subscription, a subscription to its buffer, and a buffer to its
+subscriptions.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from truenext.errors import TruenextError
 
 class ReceivedMessageState(IntEnum):
     BUFFERED = 0
-    """The program does not have it yet."""
+    """Not delivered to the program yet."""
     HELD = 1
-    """The program has it, and has not said what became of it."""
+    """Delivered to the program, and not settled."""
     SETTLED = 2
-    """It was acknowledged, refused or given back."""
+    """Acknowledged, nacked, rejected or released."""
 
 
 class ReceivedMessage(Content):
@@ -46,75 +48,76 @@ class ReceivedMessage(Content):
         super().__init__(headers, body, arrival)
         self.subscription = subscription
         self.link_number = link_number
-        """The number of the connection on which it came."""
+        """Number of the link on which the message arrived."""
         self.ack_id = headers.get("ack", "")
         self.state = ReceivedMessageState.BUFFERED
         self.is_started = False
-        """The broker was told that the program has it."""
+        """The broker was told that the program has the message."""
         self.transaction: object | None = None
-        """The transaction that was given it."""
+        """Transaction to which the message belongs."""
         self.redelivery: ReceivedMessage | None = None
-        """A later dispatch of the same message, which has come while the program still has this one."""
+        """Later dispatch of the same message, which arrived while the program still holds this one."""
         self.may_have_missed: bool = False
-        """It is the first of a topic after the connection was lost: what was sent meanwhile did not come here."""
+        """Messages of this topic that were sent before this one may be missing: the connection had been lost."""
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a subscription asks for."""
+    """Options of a subscription."""
 
     destination: str
     prefetch: int | None = None
-    """Messages that it holds beside those that the program has taken; 0 is none, None leaves it to the broker."""
+    """Messages that it may hold, buffered or unacknowledged; with 0 each is requested, with None the broker decides."""
     selector: str | None = None
     priority: int = 0
-    """Among the consumers of a queue, -127 to 127: the highest that has room gets the message."""
+    """Priority among the consumers of a queue, -127 to 127: the highest that has credit gets the message."""
     exclusive: bool = False
     durable: str | None = None
-    """The name of a durable subscription to a topic."""
+    """Name of a durable subscription to a topic."""
     headers: dict[str, str] = {}
 
     @property
     def is_lossy(self) -> bool:
-        """What is sent while nobody is connected is lost."""
+        """Messages that are sent while there is no connection are lost."""
         return self.durable is None and self.destination.startswith(("/topic/", "/temp-topic/"))
 
 
 @dataclass(slots=True, eq=False)
 class Subscription:
     id: str
-    """As it is called on the wire."""
+    """Name of the subscription on the wire."""
     options: SubscriptionOptions
     buffer: ReceiveBuffer
     held_by_ack_id: dict[str, ReceivedMessage] = field(default_factory=dict)
-    """Of this connection what the program has, by ack id, without what a transaction has acknowledged."""
+    """Messages of this connection that the program holds, by ack id, without those that a transaction has
+    acknowledged."""
     _heap: list[tuple[int, int, ReceivedMessage]] = field(default_factory=list, init=False)
     release_count_min: int = 0
-    """What comes of an earlier round was given back."""
+    """Messages dispatched before this release count were released, and are ignored."""
     requested_count: int = 0
-    """Messages that were asked for, if it pulls, and have not come."""
+    """Messages that were requested by a pull request and have not arrived."""
     is_exhausted: bool = False
-    """The broker had not as many as were asked for last."""
+    """The broker had fewer messages than the last pull request asked for."""
     pull_id: str = ""
-    """The name of what was asked for last."""
+    """Name of the last pull request."""
     is_suspended: bool = False
-    """The broker was told to send nothing until it is woken."""
+    """The broker was told to send nothing until the subscription is woken."""
     is_paused: bool = False
-    """The program wants nothing of it for now."""
+    """The program has paused the consumer."""
     is_release_due: bool = False
-    """What has come is to be given back as soon as it is confirmed."""
+    """The buffer is to be released as soon as the broker has confirmed the subscription."""
     is_polled: bool = False
-    """The program has asked for a message since somebody looked last."""
+    """The program has requested a message since the last check for idle buffers."""
     is_subscribe_sent: bool = False
-    """The broker of this connection has been told of it."""
+    """SUBSCRIBE was sent on this connection."""
     is_open: bool = False
-    """... and has confirmed it."""
+    """The broker has confirmed the SUBSCRIBE."""
     is_closed: bool = False
     error: TruenextError | None = None
-    """Why it has ended."""
+    """Error that has ended the subscription."""
     may_have_missed: bool = False
-    """The next message is the first after a time without a connection, in which others may have been lost."""
+    """The next message is the first after a lost connection, and messages before it may be missing."""
     opened: Signal = field(default_factory=Signal)
-    """It is open, or has ended."""
+    """Set when the subscription is open, or has ended."""
 
     @property
     def pulls(self) -> bool:
@@ -125,21 +128,21 @@ class Subscription:
         self.error = error
         self.opened.set()
 
-    # ---- What has come and nobody has taken ----
+    # ---- Buffered messages ----
 
     def push(self, received: ReceivedMessage) -> None:
         heappush(self._heap, (received.rank, received.sequence, received))
 
     def first(self) -> ReceivedMessage | None:
-        """What may be handed out next."""
+        """Return the first message that may be delivered."""
         return self._heap[0][2] if self._heap and not (self.is_paused or self.is_release_due) else None
 
     def pop(self) -> ReceivedMessage:
-        """Take the first one out."""
+        """Remove and return the first message."""
         return heappop(self._heap)[2]
 
     def discard(self, received: ReceivedMessage) -> None:
-        """Take one out, wherever it stands."""
+        """Remove a message from any position."""
         self._heap = [each for each in self._heap if each[2] is not received]
         heapify(self._heap)
 
@@ -151,27 +154,27 @@ class Subscription:
         return len(self._heap)
 
     def reset_for_connection(self) -> None:
-        """Nothing of an earlier connection counts."""
+        """Forget the state of an earlier connection."""
         self.clear()
         self.held_by_ack_id.clear()
         self.release_count_min = self.requested_count = 0
         self.is_suspended = self.is_release_due = self.is_subscribe_sent = self.is_open = False
         if self.opened.is_set and not self.is_closed:
-            # Whoever has not looked yet waits for the next.
+            # A caller that has not looked yet waits for the next confirmation.
             self.opened = Signal()
 
 
 class ReceiveBuffer:
-    """One for each session, or for all that handle what one `consume` gets."""
+    """Received messages of one session, or of all sessions of one `consume`."""
 
     is_shared = False
-    """Its subscriptions are for several sessions."""
+    """Several sessions share the subscriptions."""
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
         self._waiters: dict[Signal, Subscription | None] = {}
         self.is_closed = False
-        """Nothing is handed out any more, and who waits is told so."""
+        """No message is delivered any more, and waiting callers return."""
 
     def push(self, received: ReceivedMessage) -> None:
         subscription = received.subscription
@@ -180,7 +183,7 @@ class ReceiveBuffer:
             self._wake_one(subscription)
 
     def first(self, subscription: Subscription | None = None) -> ReceivedMessage | None:
-        """The next one, of one subscription or of all."""
+        """Return the next message, of one subscription or of all."""
         if subscription is not None:
             return subscription.first()
         if len(self.subscriptions) == 1:
@@ -189,37 +192,38 @@ class ReceiveBuffer:
         return min(firsts, key=key_of, default=None)
 
     def pop(self, received: ReceivedMessage) -> None:
-        """What `first` has said is handed out."""
+        """Remove the message that `first` has returned."""
         received.subscription.pop()
 
     def on_settled(self, messages: Iterable[ReceivedMessage]) -> None:
-        """The program is done with messages that were handed out."""
+        """Note that the program no longer holds messages."""
 
     def on_cleared(self) -> None:
-        """Subscriptions have lost what they had."""
+        """Note that subscriptions have lost their buffered messages."""
 
     def __len__(self) -> int:
         return sum(map(len, self.subscriptions))
 
     withheld_count = 0
-    """Messages that have come and may not be handed out yet."""
+    """Number of messages that have arrived and may not be delivered yet."""
 
-    # ---- Who waits ----
+    # ---- Waiting callers ----
 
     def add_waiter(self, subscription: Subscription | None) -> Signal:
-        """Set when something has come, or everybody is to look again; to be given to `remove_waiter`."""
+        """Return a signal that is set when a message arrives, or each caller is to check again; pass it to
+        `remove_waiter`."""
         signal = Signal()
         self._waiters[signal] = subscription
         return signal
 
     def remove_waiter(self, signal: Signal) -> None:
-        """Whoever waited does not any more. What it may have been woken for is for the next one."""
+        """Remove a caller that no longer waits. A message for which it was woken goes to the next caller."""
         subscription = self._waiters.pop(signal)
         if signal.is_set and self._waiters and self.first(subscription) is not None:
             self._wake_one(subscription)
 
     def wait_until_woken(self, subscription: Subscription | None, deadline: float | None = None) -> Flow[bool]:
-        """Wait as `add_waiter` says. False if nothing has come in time."""
+        """Wait for the signal of `add_waiter`. False if it is not set in time."""
         signal = self.add_waiter(subscription)
         try:
             return (yield Wait(signal, deadline))
@@ -237,7 +241,7 @@ class ReceiveBuffer:
             signal.set()
 
     def has_waiter(self, subscription: Subscription) -> bool:
-        """Somebody would take what comes to it."""
+        """Return whether a caller waits for messages of the subscription."""
         return any(awaited is None or awaited is subscription for awaited in self._waiters.values())
 
 

@@ -1,13 +1,13 @@
-"""Sends outside transactions: numbered, confirmed, repeated after a reconnect, and bounded while they are under way.
+"""Sends outside transactions: numbered, confirmed, repeated after a reconnect, and limited in number and bytes.
 
-    add ──▶ waiting ──write, under a number──▶ under way ──RECEIPT──▶ confirmed
+    add ──▶ waiting ──write, under a number──▶ in flight ──RECEIPT──▶ confirmed
                ▲                                  │  ├──ERROR──▶ raised to its sender; not repeated
-               │                                  │  └──what went behind it is refused as a gap ─┐
-               └──────── connection lost ─────────┴───────────────────────────────────────────────┘
+               │                                  │  └──sends after a refused one are refused as a gap ─┐
+               └──────── connection lost ─────────┴─────────────────────────────────────────────────────┘
 
-After a reconnect the broker is asked for the highest number that it has (L5). What is not above it was accepted; the
-rest goes first, in order, under the numbers from there on. So nothing is lost, doubled or overtaken, and no number is
-left out.
+After a reconnect the broker is asked for the highest number that it has (L5). Sends up to that were accepted; the
+others are written first, in order, with the numbers from there on. So no send is lost, duplicated or overtaken, and
+no number is skipped.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from truenext.errors import Code, ConnectionLost, LocalProtocolError, Refused
 from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_MESSAGES_MAX = 10_000
-"""Sends that may wait for their confirmation at once."""
+"""Sends that may be unconfirmed at once."""
 UNCONFIRMED_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of their bodies, or one larger one."""
+"""Bytes of unconfirmed sends at which further senders wait."""
 RECEIPT_INTERVAL_BYTES = 64 * 1024
-"""A receipt is asked for after so many bytes, at the latest."""
+"""Bytes after which a receipt is requested, at the latest."""
 FLUSH_BYTES = 64 * 1024
-"""What waits is written at once when it is so much, so that the broker works while more is made."""
+"""Waiting bytes that are written at once, so that the broker works while the program makes more."""
 NO_SPACE_RETRY_S = 0.25
-"""Seconds until what a full disk has refused is sent again."""
+"""Seconds until a request that a full disk has refused is repeated."""
 HEAD_BYTES_ESTIMATE = 200
-"""What the head of a message counts."""
+"""Bytes that are counted for the head of a message."""
 
 
 class PendingSend:
-    """One send, from the call until its outcome is known."""
+    """Send, from the call until its outcome is known."""
 
     __slots__ = (
         *(
@@ -56,25 +56,25 @@ class PendingSend:
     )
 
     def __init__(self, head: bytes, body: bytes, expires_at: float | None, producer_lines: str = "") -> None:
-        """`head` is the frame from its command on, without the headers that say how often and for how
-        long; `producer_lines` the header lines that name the caller's own producer."""
+        """`head` is the frame from its command on, without the headers for number, receipt and time to live;
+        `producer_lines` are the header lines of the caller's own producer."""
         self.head = head
         self.producer_lines = producer_lines
         self.body = body
         self.size = len(body) + HEAD_BYTES_ESTIMATE
         self.expires_at = expires_at
-        """When its time to live is over, by the core's clock; None is never."""
+        """Time at which the message expires, by the core's clock; None is never."""
         self.producer_number = 0
         self.frame_number = 0
-        """Which frame of the connection it is; 0 while it waits."""
+        """Number of the frame on its connection; 0 while it waits."""
         self.requests_receipt = False
-        """Of this frame and all before it."""
+        """The frame requests a receipt, which confirms all frames before it, too."""
         self.is_done = False
         self.error: Exception | None = None
         self.is_abandoned = False
-        """Its caller was told that it was not confirmed in time: it is not repeated."""
+        """The caller was told that the send was not confirmed in time: it is not repeated."""
         self.completed: Signal | None = None
-        """Set when it is done; made for whoever waits."""
+        """Set when the send is done; made only if a caller waits."""
         self.send_buffer: SendBuffer | None = None
         self.batch: SendBatch | None = None
 
@@ -86,7 +86,7 @@ class PendingSend:
         if self.completed is not None:
             self.completed.set()
 
-    # As link.AnswerHandler.
+    # Methods of link.AnswerHandler.
 
     def on_confirmed(self, frame: Frame) -> None:
         assert self.send_buffer is not None, "it is under way"
@@ -102,16 +102,16 @@ class PendingSend:
 
 
 class SendBatch:
-    """Sends of which somebody wants to know when all are settled."""
+    """Sends whose caller waits until all are settled."""
 
     __slots__ = ("confirmed_count", "error", "unsettled_count", "waiters")
 
     def __init__(self) -> None:
         self.unsettled_count = 0
         self.confirmed_count = 0
-        """Those that were sent before all others of the batch, unless one of them was refused."""
+        """Number of confirmed sends: the first of the batch, unless one of those was refused."""
         self.error: Exception | None = None
-        """The first of which nobody was told."""
+        """First error that was not raised to a caller."""
         self.waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:
@@ -133,7 +133,7 @@ class SendBatch:
 
 
 class BatchWaiter:
-    """Somebody who waits for a batch."""
+    """Caller that waits for a batch."""
 
     __slots__ = ("completed", "error")
 
@@ -152,38 +152,38 @@ class SendBuffer:
         pump_soon: Callable[[], None],
         on_no_space: Callable[[Refused], None],
     ) -> None:
-        """`name` is the producer's; `pump_soon` has `pump` called before long, and what it writes sent; `on_no_space`
-        is told each time that the broker refuses sends for lack of room."""
+        """`name` is the producer's; `pump_soon` makes `pump` run soon and its output be written; `on_no_space` is
+        called each time that the broker refuses sends for lack of space."""
         self.producer = ProducerNumbers(name)
         self._pump_soon = pump_soon
         self._on_no_space = on_no_space
         self._delayed_calls = delayed_calls
         self._clock = clock
         self._link: Link | None = None
-        """Where sends are written to; None while the broker has not said what it has."""
+        """Link to which sends are written; None until the broker has said which numbers it has."""
         self._to_write: deque[PendingSend] = deque()
         self._in_flight_count = 0
         self._interrupted: list[PendingSend] = []
-        """What was under way on a connection that was lost, in order."""
+        """Sends that were in flight when the connection was lost, in order."""
         self._to_resend: list[PendingSend] | None = None
-        """While the broker refuses what went behind a refused send: those of them that are to be sent again."""
+        """Refused sends that will be repeated, until all sends written after the first refused one are answered."""
         self._no_space_error: Refused | None = None
-        """Why the broker has refused sends for lack of room, until it confirms one that was sent again."""
+        """Refusal for lack of space, until the broker confirms a repeated send."""
         self._is_backing_off = False
-        """What was refused for lack of room waits a moment to be sent again."""
+        """Sends that were refused for lack of space wait before they are repeated."""
         self._message_count = 0
         self._byte_count = 0
         self._capacity_waiters: list[Signal] = []
-        """Senders that wait for room."""
+        """Signals of senders that wait for space in this buffer."""
         self._empty_waiters: list[Signal] = []
         self._bytes_since_receipt = 0
-        """Bytes written since a receipt was asked for."""
+        """Bytes written since a receipt was requested."""
         self._bytes_since_write = 0
-        """Bytes added since something was written."""
+        """Bytes added since the last write."""
         self.uses_producer_numbers = True
         """The broker knows producers."""
 
-    # ---- What is asked for ----
+    # ---- Adding and giving up ----
 
     @property
     def has_capacity(self) -> bool:
@@ -192,13 +192,13 @@ class SendBuffer:
         )
 
     def capacity_signal(self) -> Signal:
-        """Set when there may be room again."""
+        """Return a signal that is set when there may be space again."""
         signal = Signal()
         self._capacity_waiters.append(signal)
         return signal
 
     def empty_signal(self) -> Signal:
-        """Set when nothing waits for its confirmation."""
+        """Return a signal that is set when no send is unconfirmed."""
         signal = Signal()
         self._empty_waiters.append(signal)
         return signal
@@ -212,13 +212,13 @@ class SendBuffer:
 
     @property
     def is_flush_due(self) -> bool:
-        """Enough waits to be written at once."""
+        """Enough bytes wait to be written at once."""
         return self._bytes_since_write >= FLUSH_BYTES
 
     def abandon(self, send: PendingSend) -> Refused | None:
-        """Give up a send that its caller does not wait for any more: it is not repeated.
+        """Give up a send for which its caller no longer waits: it is not repeated.
 
-        Returns why the broker has not taken it; None if it may have.
+        Returns why the broker has not accepted it; None if it may have.
         """
         reason = self._not_accepted_reason(send)
         if not send.is_done:
@@ -228,9 +228,9 @@ class SendBuffer:
         return reason
 
     def abandon_batch(self, batch: SendBatch) -> Refused | None:
-        """Give up those of a batch that are not settled.
+        """Give up the sends of a batch that are not settled.
 
-        Returns why the broker has taken none of them; None if it may have taken one.
+        Returns why the broker has accepted none of them; None if it may have accepted one.
         """
         link = self._link
         in_flight = [] if link is None else [each for each in link.unanswered.values() if isinstance(each, PendingSend)]
@@ -243,24 +243,24 @@ class SendBuffer:
         return reasons[0] if reasons and all(reasons) else None
 
     def _not_accepted_reason(self, send: PendingSend) -> Refused | None:
-        """Return why the broker has not taken a send that waits for room on its disk; None if it may have taken it."""
-        # What waits while there is a connection has never been written, or was refused.
+        """Return why the broker has not accepted a send that waits for disk space; None if it may have accepted it."""
+        # A send that waits although there is a connection was never written, or was refused.
         return None if send.frame_number or send.is_done else self.no_space_error
 
     @property
     def no_space_error(self) -> Refused | None:
-        """Why the broker, which is there, has refused sends for lack of room, and has confirmed none since."""
+        """Refusal for lack of space by the current broker, which has confirmed no repeated send since."""
         return None if self._link is None else self._no_space_error
 
     @property
     def unconfirmed_count(self) -> int:
-        """Sends that are not confirmed."""
+        """Number of sends that are not confirmed."""
         return self._message_count
 
     # ---- Writing ----
 
     def start_on_link(self, link: Link, highest: int) -> None:
-        """A connection is there, and the broker has accepted sends up to this number."""
+        """Start sending on a new connection, whose broker has accepted sends up to number `highest`."""
         interrupted, self._interrupted = self._interrupted, []
         for send in interrupted:
             if 0 < send.producer_number <= highest and not send.is_done:
@@ -272,13 +272,13 @@ class SendBuffer:
         self.pump()
 
     def on_link_ended(self) -> None:
-        """The connection has gone; `on_send_lost` was said of all that was under way."""
+        """Stop sending; `on_send_lost` was called for each send in flight."""
         self._link = None
         self._to_resend = None
         self._in_flight_count = self._bytes_since_receipt = 0
 
     def pump(self) -> None:
-        """Write what waits."""
+        """Write waiting sends."""
         self._bytes_since_write = 0
         link = self._link
         if link is None or self._is_backing_off or self._to_resend is not None:
@@ -288,7 +288,7 @@ class SendBuffer:
         while waiting:
             send = waiting.popleft()
             if send.is_done:
-                # It was abandoned.
+                # The send was abandoned.
                 continue
             if not self.uses_producer_numbers and (send.producer_lines or send.expires_at is not None):
                 self._complete(
@@ -316,16 +316,16 @@ class SendBuffer:
             send.frame_number = link.write_tracked(b"".join((send.head, lines, send.body, b"\0")), send)
             self._in_flight_count += 1
         if self._bytes_since_receipt:
-            # The last that waited was not written.
+            # The last waiting send was not written, and with it no request for a receipt.
             self._request_receipt(link)
 
     def _request_receipt(self, link: Link) -> None:
-        """Of all that was written."""
+        """Request a receipt for all sends written so far."""
         self._bytes_since_receipt = 0
         link.request_receipt(_ReceiptRequestHandler(self, link))
 
     def on_receipt_refused(self, link: Link) -> None:
-        """The broker has no room for a transaction, though nothing is in it: what was written is not confirmed yet."""
+        """Request the receipt again later: the broker had no space even for an empty transaction."""
 
         def request_again() -> None:
             if self._link is link and self._in_flight_count:
@@ -334,7 +334,7 @@ class SendBuffer:
 
         self._delayed_calls.call_at(self._clock() + NO_SPACE_RETRY_S, request_again)
 
-    # ---- What became of them ----
+    # ---- Outcomes ----
 
     def on_send_confirmed(self, send: PendingSend) -> None:
         self._in_flight_count -= 1
@@ -342,7 +342,7 @@ class SendBuffer:
         if self._to_resend is None:
             self._no_space_error = None
         elif not self._in_flight_count:
-            # What has a number of its caller's own may go behind a refused one.
+            # Sends with numbers of the caller's own may be accepted after a refused one.
             self._requeue_refused(self._to_resend)
 
     def on_send_refused(self, send: PendingSend, error: Refused) -> None:
@@ -354,7 +354,7 @@ class SendBuffer:
             if to_resend is None:
                 to_resend = self._to_resend = []
                 if send.producer_number:
-                    # Those behind it have numbers that will be free again.
+                    # Sends after it have numbers that will be free again.
                     self.producer.last_number = send.producer_number - 1
             if error.code == Code.NO_SPACE:
                 to_resend.append(send)
@@ -366,12 +366,12 @@ class SendBuffer:
         if not self._in_flight_count:
             self._requeue_refused(to_resend)
         elif send.requests_receipt and self._link is not None:
-            # There is none of a refused frame; those before it wait for another.
+            # A refused frame gets no receipt; frames before it wait for another one.
             self._request_receipt(self._link)
             self._pump_soon()
 
     def _requeue_refused(self, to_resend: list[PendingSend]) -> None:
-        """What went behind a refused send was answered as well."""
+        """Write sends again, now that all sends after the refused one are answered."""
         self._to_resend = None
         for send in to_resend:
             send.frame_number = 0
@@ -389,7 +389,7 @@ class SendBuffer:
 
     def on_send_lost(self, send: PendingSend) -> None:
         if self._to_resend:
-            # They went before it, and were refused.
+            # These were written before `send`, and were refused.
             for each in self._to_resend:
                 each.producer_number = each.frame_number = 0
             self._interrupted.extend(self._to_resend)
@@ -401,7 +401,7 @@ class SendBuffer:
             self._interrupted.append(send)
 
     def fail_all(self, error: Exception) -> None:
-        """Nothing will be sent any more."""
+        """Fail all sends: none is written any more."""
         for send in (*self._interrupted, *self._to_write):
             if not send.is_done:
                 self._complete(send, error)
@@ -411,7 +411,7 @@ class SendBuffer:
             signal.set()
 
     def fail_interrupted(self, error: Exception) -> None:
-        """What was under way may be another broker's by now."""
+        """Fail sends that were in flight when the connection was lost: the new broker is another one."""
         for send in self._interrupted:
             if not send.is_done:
                 self._complete(send, error)
@@ -432,7 +432,7 @@ class SendBuffer:
 
 
 class _ReceiptRequestHandler:
-    """A receipt was asked for of all that was written."""
+    """Answer handler of a request for a receipt of all sends written so far."""
 
     __slots__ = ("_link", "_send_buffer")
 

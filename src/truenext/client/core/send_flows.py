@@ -1,4 +1,4 @@
-"""What a program waits for when it sends outside transactions."""
+"""Flows of sends outside transactions: they wait for capacity and for confirmations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from truenext.errors import ClosedError, ConnectionLost
 
 
 def prepare_send(client: Client, destination: str, body: bytes | str, options: SendOptions) -> PendingSend:
-    """Raises: ValueError, TypeError if it cannot be said so; ClosedError, or what ended the connection"""
+    """Raises: ValueError, TypeError for invalid options; ClosedError, or the error that ended the connection"""
     client.check_open()
     encoded = encode_send(destination, options)
     expires_at = None if encoded.ttl_s is None else client.clock() + encoded.ttl_s
@@ -26,14 +26,14 @@ def prepare_send(client: Client, destination: str, body: bytes | str, options: S
 def prepare_message(
     client: Client, destination: str, message: bytes | str | Outgoing, options: SendOptions
 ) -> PendingSend:
-    """One of many, which may say itself how it differs from the others. Raises: as `prepare_send`"""
+    """Prepare one message of many, whose `Outgoing` may override options. Raises: as `prepare_send`"""
     if isinstance(message, Outgoing):
         return prepare_send(client, destination, message.body, cast("SendOptions", {**options, **message.options}))
     return prepare_send(client, destination, message, options)
 
 
 def try_enqueue(client: Client, batch: SendBatch, send: PendingSend) -> bool:
-    """False if too many wait for their confirmation. Raises: as `enqueue`"""
+    """Enqueue a send; False if too many are not confirmed yet. Raises: as `enqueue`"""
     if not client.send_buffer.has_capacity:
         return False
     enqueue(client, send)
@@ -42,16 +42,16 @@ def try_enqueue(client: Client, batch: SendBatch, send: PendingSend) -> bool:
 
 
 def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
-    """Returns once the broker has the message as safe as it will be: durable, if it is persistent.
+    """Send a message, and wait until the broker has accepted it; a persistent message is durable then.
 
-    Raises: Refused, TimeoutError if that is not known in time, ConnectionLost if it never will be
+    Raises: Refused; TimeoutError if it is not confirmed in time; ConnectionLost if it never will be
     """
     yield from _await_capacity(client, deadline)
     send.completed = Signal()
     is_alone = not client.send_buffer.unconfirmed_count
     enqueue(client, send)
     if is_alone:
-        # It waits for no others that may be sent in this pass of the loop: who waits for it is the only one that sends.
+        # The only sender waits for this message, so there are no others to write together with it.
         client.flush()
     try:
         in_time = yield Wait(send.completed, deadline)
@@ -71,7 +71,7 @@ def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None
 
 
 def enqueue(client: Client, send: PendingSend) -> None:
-    """Raises: ClosedError, or what has ended the connection meanwhile: another thread may have"""
+    """Raises: ClosedError, or the error that ended the connection, perhaps in another thread meanwhile"""
     client.check_open()
     client.send_buffer.add(send)
     client.pump_soon()
@@ -80,7 +80,7 @@ def enqueue(client: Client, send: PendingSend) -> None:
 
 
 def await_capacity(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
-    """Until one more of a batch may be under way. Raises: TimeoutError; then none of the batch is repeated"""
+    """Wait for space in the send buffer. Raises: TimeoutError; then no message of the batch is repeated"""
     try:
         yield from _await_capacity(client, deadline)
     except TimeoutError as error:
@@ -88,7 +88,7 @@ def await_capacity(client: Client, batch: SendBatch, deadline: float | None) -> 
 
 
 def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
-    """Until one more may be under way."""
+    """Wait for space in the send buffer."""
     while not client.send_buffer.has_capacity:
         in_time = yield Wait(client.send_buffer.capacity_signal(), deadline)
         if not in_time:
@@ -97,9 +97,9 @@ def _await_capacity(client: Client, deadline: float | None) -> Flow[None]:
 
 
 def check_confirmed(batch: SendBatch) -> None:
-    """At the end of a connection: was something lost of which nobody was told?
+    """Raise at the end of a connection the error of sends that was not raised yet.
 
-    Raises: the first error; TimeoutError for what was not confirmed
+    Raises: the first error; TimeoutError for messages that were not confirmed
     """
     error, batch.error = batch.error, None
     if isinstance(error, ClosedError | ConnectionLost):
@@ -111,7 +111,7 @@ def check_confirmed(batch: SendBatch) -> None:
 
 
 def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) -> Flow[None]:
-    """Until all of a batch are confirmed. Raises: the first error; TimeoutError"""
+    """Wait until all sends of a batch are confirmed. Raises: the first error; TimeoutError"""
     if batch.unsettled_count:
         awaited = BatchWaiter()
         batch.waiters.append(awaited)
@@ -133,8 +133,8 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
 
 
 def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
-    """Give up those of a batch that are not confirmed; the error says why, and what `default_text` says if the broker
-    has not said that it has no room."""
+    """Abandon unconfirmed sends of a batch, and make the error; `default_text` is its text unless the broker is
+    full."""
     count, confirmed = batch.unsettled_count, batch.confirmed_count
     is_none_accepted = client.send_buffer.abandon_batch(batch) is not None
     if client.send_buffer.no_space_error is None:

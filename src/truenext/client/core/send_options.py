@@ -1,4 +1,4 @@
-"""What a SEND can ask for, and the frame that says it."""
+"""Options of a SEND, and the frame that carries them."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from truenext.model.order import PRIORITY_MAX
 
 
 class SendOptions(TypedDict, total=False):
-    """What a message is sent with; all times in seconds."""
+    """Options of a message; all times in seconds."""
 
     priority: int
-    """0 to 9, 9 is first; 4 unless told."""
+    """Priority from 0 to 9; 9 is first, 4 the default."""
     persistent: bool
-    """It survives a crash of the broker; True unless told."""
+    """The message survives a crash of the broker; True by default."""
     ttl: float
-    """It expires so long after the call; in a transaction after the commit, if it is scheduled after it is due.
-    What has expired before it could be sent is not sent: TimeoutError."""
+    """Time until the message expires, from the call on; in a transaction from the commit on, and for a scheduled
+    message from when it is due. A message that expires before it can be sent raises TimeoutError."""
     delay: float
-    """The broker keeps it so long before it becomes a message."""
+    """Time until the broker sends the message to its destination."""
     period: float
-    """It is sent again after each period, `repeat` times."""
+    """Time after which the message is sent again, `repeat` times."""
     repeat: int
-    """How often more it is sent; -1 is for ever."""
+    """Number of further sends; -1 is without end."""
     cron: str
-    """It is sent at each of these times: five fields of cron, in UTC."""
+    """Times at which the message is sent: five fields of cron, in UTC."""
     group: str
-    """Messages of one group go to one consumer, one after the other."""
+    """Group of the message: one consumer gets its messages, one after the other."""
     closes_group: bool
-    """With this message its group becomes free for another consumer."""
+    """The group becomes free for another consumer with this message."""
     reply_to: str
-    """Where an answer is to be sent to, such as /queue/answers. `request` has one of its own."""
+    """Destination for a reply, such as /queue/answers. `request` sets its own."""
     correlation_id: str
-    """By which whoever sent a question knows its answer."""
+    """Id by which the sender of a request recognizes the reply."""
     content_type: str
-    """What the body is, such as application/json; the broker does not look at it."""
+    """Type of the body, such as application/json; the broker does not read it."""
     headers: Mapping[str, str]
-    """Headers of the program's own. A selector can name them, with underscores in place of hyphens. 110 have room in a
-    persistent message without other options; each option takes the room of one or two."""
+    """Headers of the program's own. Selectors name them with underscores in place of hyphens. A persistent message
+    without other options has space for 110; each option takes one or two of these."""
     producer: str
-    """A name of the caller's for repeats, with `number`: a message whose number is not higher than one that the broker
-    has accepted under this name is not accepted again, and no error."""
+    """Name under which the program numbers its sends: the broker ignores a message, without an error, if its
+    `number` is not higher than one that it has accepted under this name."""
     number: int
-    """Rises with each send of `producer`; needs that."""
+    """Number that rises with each send of `producer`, which it needs."""
 
 
 class Outgoing:
-    """One message for `send_many`: its body, and what of its options differs from the others."""
+    """Message for `send_many`: its body, and options that override those of the call."""
 
     __slots__ = ("body", "options")
 
@@ -62,7 +62,7 @@ class Outgoing:
 
 
 class EncodedSend(msgspec.Struct, frozen=True):
-    """What of a SEND does not depend on when it is written."""
+    """Part of a SEND that does not depend on when it is written."""
 
     head: bytes
     ttl_s: float | None
@@ -81,7 +81,8 @@ _RESERVED = frozenset(
 
 
 def is_reserved(header: str) -> bool:
-    """It is always said, or is not the program's. Others that have an option may be said as headers, too."""
+    """Return whether a header is set by the client or the broker only. Other headers that have an option may be set
+    by name."""
     return header in _RESERVED or header.startswith("truenext-")
 
 
@@ -106,16 +107,16 @@ _OPTION_TYPES: dict[str, tuple[type, ...]] = {
 
 
 _IS_PLAIN = re.compile(r"[\w.@/+=-]{1,128}", re.ASCII).fullmatch
-"""Text that needs no escape, and less room than `frames.check_headers` leaves."""
+"""Match text that needs no escape, and is shorter than `frames.check_headers` allows."""
 
 
 def encode_send(destination: str, options: SendOptions) -> EncodedSend:
-    """Raises: ValueError if an option is not what it may be"""
+    """Encode the options of a SEND. Raises: ValueError, TypeError for an invalid option"""
     if "headers" in options or "number" in options:
         return _encode_send(destination, options)
     correlation = options.get("correlation_id")
     if type(correlation) is str and _IS_PLAIN(correlation):
-        # Each reply has one of its own, and is like the others otherwise.
+        # Each reply has a correlation id of its own, and is otherwise like the others.
         others = options.copy()
         del others["correlation_id"]
         encoded = encode_send(destination, others)
@@ -124,7 +125,7 @@ def encode_send(destination: str, options: SendOptions) -> EncodedSend:
     try:
         cached = _cache.get(key)
     except TypeError:
-        # What cannot be a key is no option, either.
+        # An option that cannot be hashed is invalid, and is reported there.
         return _encode_send(destination, options)
     if cached is None:
         if len(_cache) >= _CACHE_ENTRIES_MAX:
@@ -195,14 +196,14 @@ def _add_schedule(headers: dict[str, str], options: SendOptions) -> None:
 
 
 def _milliseconds(name: str, seconds: float, max_ms: int) -> int:
-    # Not a number is not between them, either.
+    # NaN is not in this range, either.
     if not 0.001 <= seconds <= max_ms / 1000:
         raise ValueError(f"{name} is 0.001 to {max_ms // 1000} seconds, not {seconds}")
     return round(seconds * 1000)
 
 
 def ttl_line(left_s: float) -> str:
-    """Of a time to live so much is left. Raises: TimeoutError if that is nothing"""
+    """Return the header line for the remaining time to live. Raises: TimeoutError if none remains"""
     left_ms = int(left_s * 1000)
     if left_ms < 1:
         raise TimeoutError("its time to live was over before it could be sent")
@@ -210,7 +211,7 @@ def ttl_line(left_s: float) -> str:
 
 
 def encode_body(body: bytes | bytearray | memoryview | str) -> bytes:
-    """Text is sent as UTF-8.
+    """Return a body as bytes, text as UTF-8.
 
     Raises: TypeError; ValueError if it is too large
     """

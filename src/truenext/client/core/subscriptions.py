@@ -1,10 +1,8 @@
-"""The subscriptions of a client: what is said of them on the connection that is there, and what comes.
+"""Subscriptions of a client: their frames on the current connection, and the messages that arrive.
 
-What a program has of a connection that was lost is *orphaned*: it comes again, here or elsewhere. If it comes here
-while the program still has it, it is not handed out a second time: what the program says of it counts for the
-new dispatch.
-What the program has said of a message and the broker may not know is a verdict that waits for the message to come
-again.
+A message that the program holds from a lost connection is *orphaned*: it is redelivered, here or elsewhere. If it
+arrives here while the program still holds it, it is not delivered again: its settlement applies to the new dispatch.
+A disposition of which the broker may not know is kept until the message is redelivered.
 """
 
 from __future__ import annotations
@@ -31,27 +29,27 @@ from truenext.model.pattern import is_pattern
 from truenext.wire.stomp.frame import Frame
 
 UNCONFIRMED_DISPOSITIONS_MAX = 100_000
-"""Messages that the program has settled and the broker may not know of."""
+"""Dispositions that are kept because the broker may not know of them."""
 
 
 class Subscriptions:
     def __init__(self, context: ClientContext, make_message: type[ReceivedMessage]) -> None:
-        """`make_message` makes messages."""
+        """`make_message` is the class of received messages."""
         self.by_id: dict[str, Subscription] = {}
         self.orphaned_messages: dict[str, ReceivedMessage] = {}
-        """Messages that the program still has, of connections that were lost, by message id."""
+        """Messages of lost connections that the program still holds, by message id."""
         self.unconfirmed_dispositions: dict[str, tuple[Disposition, int]] = {}
-        """What the program has said and the broker may not know, with the attempts that the message had then."""
+        """Dispositions of which the broker may not know, and the attempts of the message then, by message id."""
         self._context = context
         self._make_message = make_message
         self._arrivals = count(1)
         self._settled_count = 0
-        """Acknowledgements and refusals."""
+        """Number of ACKs and NACKs sent."""
 
-    # ---- What is said of them ----
+    # ---- Requests ----
 
     def add(self, options: SubscriptionOptions, buffer: ReceiveBuffer) -> Subscription:
-        """A new one; the broker is told of it if there is a connection, and at each that comes."""
+        """Add a subscription; SUBSCRIBE is sent now if there is a connection, and on each later one."""
         subscription = Subscription(self._context.next_unique_name(), options, buffer)
         self.by_id[subscription.id] = subscription
         buffer.subscriptions.append(subscription)
@@ -71,7 +69,7 @@ class Subscriptions:
             if is_truenext:
                 headers["truenext-pull"] = "true"
             else:
-                # The least that others know.
+                # The smallest prefetch that other brokers know.
                 headers["activemq.prefetchSize"] = "1"
         elif options.prefetch is not None:
             headers["activemq.prefetchSize"] = str(options.prefetch)
@@ -89,13 +87,13 @@ class Subscriptions:
         headers["receipt"] = link.next_receipt_id
         link.write_tracked(frames.encode_frame("SUBSCRIBE", headers), _PendingSubscribe(self, subscription))
         subscription.is_subscribe_sent = True
-        # Who waits for any of the session asks this one, too, if it pulls.
+        # A caller that waits for any message of the session pulls from this subscription, too.
         subscription.buffer.wake_all()
         if subscription.is_paused and is_truenext:
             self.release([subscription], suspend=True)
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """What it has goes back, without an attempt; what the program has of it, too."""
+        """End a subscription: its messages return without an attempt, those that the program holds, too."""
         if self.by_id.pop(subscription.id, None) is None:
             return
         subscription.end(None)
@@ -106,12 +104,12 @@ class Subscriptions:
             if subscription.is_open:
                 link.write(frame)
             else:
-                # It may yet be refused: then there is none to end.
+                # SUBSCRIBE may yet be refused: then there is nothing to end.
                 link.write_tracked(frame, NullAnswerHandler())
             for received in subscription.held_by_ack_id.values():
                 received.state = ReceivedMessageState.SETTLED
                 if isinstance(received.transaction, TransactionState):
-                    # It was to be acknowledged with the commit, and returns now.
+                    # The message was to be acknowledged by the commit, and returns now.
                     received.transaction.mark_rollback_only(
                         ClosedError("a consumer was closed, from which the transaction has messages")
                     )
@@ -123,9 +121,9 @@ class Subscriptions:
             key: each for key, each in self.orphaned_messages.items() if each.subscription is not subscription
         }
         for received in orphaned:
-            # Nothing is to be said of it any more, though its transaction has not noticed yet that it was lost.
+            # Its transaction may not have noticed yet that the message was lost.
             received.state = ReceivedMessageState.SETTLED
-        # It may have come again to another consumer of ours.
+        # They may have been redelivered to another consumer of this client.
         self.drop_unsettled([each for each in orphaned if each.transaction is None])
         subscription.buffer.wake_all()
 
@@ -133,7 +131,7 @@ class Subscriptions:
         subscription.is_paused = True
         link = self._context.link
         if link is None or not link.is_truenext:
-            # Another broker would dispatch again what the program has.
+            # Another broker would redeliver what the program holds.
             return
         if subscription.is_subscribe_sent and (len(subscription) or not subscription.is_suspended):
             self.release([subscription], suspend=True)
@@ -141,11 +139,11 @@ class Subscriptions:
     def resume(self, subscription: Subscription) -> None:
         subscription.is_paused = False
         self.wake(subscription)
-        # Those that pull ask anew, and from another broker something may be here.
+        # Callers that pull do so again, and from another broker messages may be buffered.
         subscription.buffer.wake_all()
 
     def wake(self, subscription: Subscription) -> None:
-        """The program asks for messages."""
+        """Tell the broker that the program requests messages again."""
         link = self._context.link
         if subscription.is_suspended and link is not None and not subscription.is_paused:
             subscription.is_suspended = False
@@ -154,10 +152,10 @@ class Subscriptions:
                 self._context.flush_soon()
 
     def pull(self, subscription: Subscription, messages: int, *, waits: bool) -> None:
-        """Ask for messages; 0 withdraws what has not come."""
+        """Send a pull request; 0 messages withdraw an earlier one."""
         link = self._context.link
         assert link is not None, "it is up"
-        # What is said of an earlier wish may still be on its way.
+        # The answer to an earlier request may still be on its way.
         subscription.pull_id = str(link.frame_count)
         link.write(frames.encode_credit(subscription.id, messages, subscription.pull_id, waits=waits))
         subscription.is_suspended = subscription.is_suspended and not messages
@@ -174,7 +172,8 @@ class Subscriptions:
         transaction: TransactionState | None = None,
         counts_all: bool = True,
     ) -> None:
-        """What subscriptions hold returns in one step, but for what the program has, and not `returning`."""
+        """Release all messages of subscriptions, except for those that the program holds and `returning` does not
+        name. `transaction` is aborted in the same step."""
         link = self._context.link
         if link is None or not link.is_up:
             return
@@ -182,7 +181,8 @@ class Subscriptions:
             self._release_by_resubscribing(link, subscriptions, set(returning), transaction)
             return
         for subscription in subscriptions:
-            # One that may yet be refused is not named: nothing is handed out of it before it is confirmed.
+            # An unconfirmed subscription may yet be refused, so it is not named: it delivers nothing before that is
+            # known.
             subscription.is_release_due = not subscription.is_open
         subscriptions = [each for each in subscriptions if each.is_open]
         if not (subscriptions or transaction):
@@ -196,7 +196,7 @@ class Subscriptions:
             subscription.requested_count = 0
             subscription.is_suspended = suspend or subscription.is_paused
         link.release_count += 1
-        # Those that are paused stay so; they are named in a request of their own.
+        # Paused subscriptions stay suspended; a request of their own names them.
         awake = [each.id for each in subscriptions if not each.is_suspended]
         suspended = [each.id for each in subscriptions if each.is_suspended]
         abort = None if transaction is None else transaction.name
@@ -212,12 +212,12 @@ class Subscriptions:
         for subscription in subscriptions:
             subscription.release_count_min = link.release_count
             if subscription.pulls:
-                # Nothing that was asked for comes any more.
+                # Callers must repeat their pull requests.
                 subscription.buffer.wake_all()
         self._context.flush_soon()
 
     def release_buffered(self, subscriptions: Iterable[Subscription]) -> None:
-        """What was dispatched before is not the true next any more, unless nothing can have been."""
+        """Release buffered messages, which may no longer be the true next; skip subscriptions that can have none."""
         returned = [
             each
             for each in subscriptions
@@ -234,7 +234,7 @@ class Subscriptions:
         to_release: set[ReceivedMessage],
         transaction: TransactionState | None,
     ) -> None:
-        """The same where a broker knows no giving back: the subscriptions begin anew, under other names."""
+        """Release messages of a broker that knows no `release`: subscribe again under other names."""
         if transaction is not None:
             link.write(frames.encode_frame("ABORT", {"transaction": transaction.name}))
         for subscription in subscriptions:
@@ -242,7 +242,7 @@ class Subscriptions:
             del self.by_id[subscription.id]
             for received in subscription.held_by_ack_id.values():
                 if received not in to_release:
-                    # What the program has comes again; this dispatch cannot be acknowledged any more.
+                    # The message that the program holds is redelivered; this dispatch can no longer be acknowledged.
                     received.link_number = 0
                     self._add_orphaned(received)
             subscription.reset_for_connection()
@@ -252,10 +252,10 @@ class Subscriptions:
             self.send_subscribe(subscription)
         self._context.flush_soon()
 
-    # ---- What comes ----
+    # ---- Received messages ----
 
     def on_message(self, frame: Frame) -> bool:
-        """Whether it is for one of them."""
+        """Handle a MESSAGE; return whether it is for one of the subscriptions."""
         headers = frame.headers
         link = self._context.link
         assert link is not None, "it has just spoken"
@@ -283,16 +283,16 @@ class Subscriptions:
             message_id = received.message_id
             known = self.unconfirmed_dispositions.pop(message_id, None)
             if known is not None and not (link.is_truenext or known[0].is_acked or known[0].is_rejected):
-                # To say that it has failed would make it a dead letter there.
+                # NACK would make the message a dead letter there.
                 known = None
-            # If it has failed once more since, that was counted.
+            # If the attempts have risen since, the failure was counted.
             if known is not None and (known[0].is_acked or known[0].is_rejected or received.attempts == known[1]):
                 self._send_settlement(link, received, known[0])
                 self._on_not_delivered(subscription)
                 return True
             earlier = self.orphaned_messages.get(message_id)
             if earlier is not None:
-                # The program still has it.
+                # The program still holds an earlier dispatch.
                 earlier.redelivery = received
                 subscription.held_by_ack_id[received.ack_id] = received
                 received.state = ReceivedMessageState.HELD
@@ -303,7 +303,7 @@ class Subscriptions:
         return True
 
     def _on_not_delivered(self, subscription: Subscription) -> None:
-        """What has come was asked for, and is not for whoever waits: that one asks anew."""
+        """Wake callers that pull: the requested message is not for them, and they request another."""
         if subscription.pulls:
             subscription.buffer.wake_all()
         self._context.flush_soon()
@@ -321,28 +321,28 @@ class Subscriptions:
         if ack_id is not None:
             link.write(frames.encode_frame("NACK", {"id": ack_id, "truenext-reject": "true"}))
 
-    # ---- What the program says of it ----
+    # ---- Settling ----
 
     def report_started(self, received: ReceivedMessage) -> None:
-        """Say that the program has it."""
+        """Tell the broker that the program has the message."""
         link = self._context.link
         if link is not None and link.is_truenext and not received.is_started:
             received.is_started = True
             link.write(frames.encode_started(received.ack_id))
 
     def hold(self, received: ReceivedMessage) -> None:
-        """The program gets it, and says later what became of it."""
+        """Record that the program has a message, and settles it later."""
         received.subscription.held_by_ack_id[received.ack_id] = received
         self.report_started(received)
 
     def is_current(self, received: ReceivedMessage) -> bool:
-        """Its connection is there."""
+        """Return whether the message arrived on the current connection."""
         return self._context.link is not None and received.link_number == self._context.link.number
 
     def settle(
         self, received: ReceivedMessage, disposition: Disposition, started: ReceivedMessage | None = None
     ) -> None:
-        """The program has said what became of a message; `started` is the one that it gets instead."""
+        """Settle a message; `started` is the message that the program gets next."""
         received.state = ReceivedMessageState.SETTLED
         received.subscription.held_by_ack_id.pop(received.ack_id, None)
         link = self._context.link
@@ -388,26 +388,26 @@ class Subscriptions:
             self.release_buffered([received.subscription])
 
     def remember_disposition(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """If the message comes again, that is what is said of it."""
+        """Keep a disposition, which is sent if the message is redelivered."""
         self.unconfirmed_dispositions[received.message_id] = disposition, received.attempts
         if len(self.unconfirmed_dispositions) > UNCONFIRMED_DISPOSITIONS_MAX:
             del self.unconfirmed_dispositions[next(iter(self.unconfirmed_dispositions))]
 
     def _add_orphaned(self, received: ReceivedMessage) -> None:
-        """The program has it, and its connection has gone. What came again while the program still had the message is
-        known by what the program has."""
+        """Record a message of a lost connection that the program holds, unless it is the redelivery of a message
+        that is recorded already."""
         earlier = self.orphaned_messages.get(received.message_id)
         if earlier is None or earlier.redelivery is not received:
             self.orphaned_messages[received.message_id] = received
 
     def forget_orphaned(self, received: ReceivedMessage) -> None:
-        """The program has this dispatch no more. It may have a later one of the same message."""
+        """Forget a dispatch that the program no longer holds. It may hold a later one of the same message."""
         if self.orphaned_messages.get(received.message_id) is received:
             del self.orphaned_messages[received.message_id]
 
     def drop_unsettled(self, messages: Iterable[ReceivedMessage]) -> None:
-        """The program does not have messages any more, and nothing was said of them. What has come again meanwhile
-        returns, and what is buffered with it: the broker may have something more urgent by now."""
+        """Forget messages that the program no longer holds and has not settled. Their redeliveries are released,
+        together with what is buffered: the broker may have a more urgent message by now."""
         returning: dict[Subscription, None] = {}
         for received in messages:
             received.state = ReceivedMessageState.SETTLED
@@ -423,8 +423,8 @@ class Subscriptions:
     # ---- Connections ----
 
     def on_connection_lost(self, link: Link, transactions: Iterable[TransactionState], *, was_up: bool) -> None:
-        """The connection has gone. What the program has comes again, and may do so here while the program has it."""
-        # What was rolled back from elsewhere may be somebody else's here by now.
+        """Record as orphaned what the program holds of a lost connection, and reset the subscriptions."""
+        # Held messages come last: after a rollback from elsewhere the same message may be held by another consumer.
         for transaction in transactions:
             for received in transaction.delivered_messages:
                 if received.link_number == link.number:
@@ -437,15 +437,15 @@ class Subscriptions:
             subscription.buffer.on_cleared()
 
     def on_connected(self) -> None:
-        """There is a new one. If it is to another store, what the program has of the first one stays known: it may come
-        again when that is back."""
+        """Send SUBSCRIBE on a new connection. Even if it is to another store, orphaned messages are kept: they may
+        be redelivered when the first store is back."""
         for subscription in self.by_id.values():
             if not subscription.is_closed:
                 self.send_subscribe(subscription)
 
 
 class PendingSettlement:
-    """An acknowledgement that is under way."""
+    """Answer handler of an ACK or NACK."""
 
     __slots__ = ("_disposition", "_received", "_subscriptions")
 
@@ -462,7 +462,7 @@ class PendingSettlement:
 
     def on_connection_lost(self) -> None:
         if self._received.message_id not in self._subscriptions.orphaned_messages:
-            # Else the program was handed it again since: the broker has heard what was said of it before.
+            # Otherwise the program has got the message again, and the broker knows the earlier disposition.
             self._subscriptions.remember_disposition(self._received, self._disposition)
 
 
@@ -478,11 +478,11 @@ class _PendingSubscribe:
         self._subscription.opened.set()
         if self._subscription.is_release_due:
             self._subscriptions.release([self._subscription])
-        # Those that pull ask anew.
+        # Callers that pull do so again.
         self._subscription.buffer.wake_all()
 
     def on_refused(self, error: Refused) -> None:
-        """Of a subscription that came back after a reconnect, too: then its consumer ends with that."""
+        """End the consumer with the error, also if SUBSCRIBE was repeated after a reconnect."""
         self._subscription.is_subscribe_sent = False
         self._subscription.end(error)
         self._subscription.buffer.wake_all()
@@ -503,37 +503,37 @@ def _nack_headers(received: ReceivedMessage, disposition: Disposition, link: Lin
 
 
 def _allows_express(destination: str) -> bool:
-    """A pattern of queues has no express lane."""
+    """Return whether express dispatch is possible: not for a pattern of queues."""
     name = destination.partition("?")[0]
     return name.startswith(("/topic/", "/temp-topic/")) or not is_pattern(name)
 
 
-# ---- What a consumer can ask for ----
+# ---- Options ----
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """What a consumer takes, and before whom."""
+    """Options of a consumer."""
 
     prefetch: int | None
-    """Messages that the broker may send ahead of those that the program has taken; 0 is none. None, as unless told,
-    leaves it to the broker, which fits it to what the program handles."""
+    """Messages that the consumer may hold, buffered or unacknowledged; with 0 each message is requested. None, the
+    default, lets the broker fit the number to what the program handles."""
     selector: str
-    """Only what this JMS selector wants, such as "region = 'eu' AND JMSPriority > 6"."""
+    """JMS selector that messages must match, such as "region = 'eu' AND JMSPriority > 6"."""
     priority: int
-    """-127 to 127: of several consumers that could take a message the highest gets it. 0 unless told."""
+    """Priority from -127 to 127, by default 0: of the consumers that could take a message the highest gets it."""
     exclusive: bool
-    """This consumer alone gets the messages of its queue."""
+    """Only this consumer gets the messages of its queue."""
     durable: str
-    """The name of a durable subscription to a topic, which collects while nobody is there; needs `client_id`."""
+    """Name of a durable subscription to a topic, which collects messages without a connection; needs `client_id`."""
     headers: Mapping[str, str]
-    """Other headers of the SUBSCRIBE."""
+    """Further headers of the SUBSCRIBE."""
 
 
 _RESERVED = frozenset({"id", "destination", "ack", "receipt", "selector", "browser"})
 
 
 def parse_consumer_options(destination: str, options: ConsumerOptions) -> SubscriptionOptions:
-    """Raises: ValueError, TypeError"""
+    """Check the options of a consumer. Raises: ValueError, TypeError"""
     unknown = options.keys() - ConsumerOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"a consumer has no option {', '.join(sorted(unknown))}")

@@ -1,15 +1,15 @@
-"""A unit of work: one transaction, from its first message to its end.
+"""State of one transaction, from its first message or send to its end.
 
     OPEN ──commit──▶ COMMITTING ──RECEIPT──▶ COMMITTED
       │                  ├──ERROR───────▶ ROLLED_BACK
       │                  ├──RECEIPT of a repeat──▶ REPEATED
-      │                  └──connection lost──▶ IN_DOUBT ──the broker was asked──▶ COMMITTED, ROLLED_BACK, UNKNOWN
+      │                  └──connection lost──▶ IN_DOUBT ──broker answers──▶ COMMITTED, ROLLED_BACK, UNKNOWN
       ├──rollback──▶ ROLLED_BACK
       └──ended from elsewhere──▶ ROLLBACK_ONLY ──its code has ended──▶ ROLLED_BACK
 
-A unit is *rollback-only* when something but its own code has ended it: the connection was lost, the broker has refused
-a frame, another task has rolled back or closed. Until its code has ended, whatever that does raises RolledBack, and the
-next unit does not begin.
+A transaction is *rollback-only* when something other than its own code has ended it: the connection was lost, the
+broker has refused a frame, another task has rolled back or closed. Until its code has ended, each of its calls
+raises RolledBack, and the next transaction does not begin.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from truenext.wire.stomp.frame import Frame
 
 
 class Outcome(Enum):
-    """What became of a transaction, or is about to."""
+    """State of a transaction, or its outcome."""
 
     OPEN = "open"
-    """It has not ended, or not begun."""
+    """The transaction has not ended; it may be empty."""
     COMMITTING = "committing"
-    """The broker was told, and has not answered."""
+    """COMMIT was sent, and the broker has not answered."""
     IN_DOUBT = "in doubt"
-    """The connection was lost meanwhile, and the broker has not said yet whether it happened."""
+    """The connection was lost during the commit, and the broker has not said yet whether it happened."""
     ROLLBACK_ONLY = "rollback only"
-    """Something but its own code has ended it, and its code has not noticed yet."""
+    """Something other than its own code has ended the transaction, and its code has not noticed yet."""
     COMMITTED = "committed"
-    """All of it has happened."""
+    """The whole transaction took effect."""
     ROLLED_BACK = "rolled back"
-    """Nothing of it has happened."""
+    """The transaction had no effect."""
     REPEATED = "repeated"
-    """Its caller's number was used already, so nothing of it has happened now."""
+    """The caller's number was used already, so the transaction had no effect."""
     UNKNOWN = "unknown"
-    """Nobody will ever know: it is another broker's, or the broker has forgotten it."""
+    """The outcome cannot be found out: another broker has it, the broker has forgotten it, or the connection was
+    lost during a commit under the caller's own number."""
 
 
 _RESOLVABLE_OUTCOMES = frozenset({Outcome.COMMITTING, Outcome.IN_DOUBT, Outcome.UNKNOWN})
@@ -51,24 +52,24 @@ ENDED_OUTCOMES = frozenset({Outcome.COMMITTED, Outcome.ROLLED_BACK, Outcome.REPE
 
 @dataclass(slots=True, eq=False)
 class ProducerNumbers:
-    """Numbers of COMMITs, or of SENDs, without gaps."""
+    """Numbers of one producer for COMMITs, or for SENDs, without gaps."""
 
     name: str
     last_number: int = 0
-    """The highest that was used."""
+    """Highest number that was used."""
     last_durable_number: int = 0
-    """The highest that no crash of the broker makes it forget: its transaction had something persistent, or the
-    broker has said what became of it."""
+    """Highest number that the broker does not forget in a crash: its transaction had something persistent, or the
+    broker has reported the number."""
     link_number: int = 0
-    """The connection on which the broker knew `number`."""
+    """Number of the link on which the broker knew `last_number`."""
     store_id: str = ""
-    """Of the broker that knows it."""
+    """Id of the store that knows the numbers."""
     is_retired: bool = False
-    """The broker does not know some of its numbers, though it had them: it was restored from an older copy."""
+    """The broker has lost numbers that it had: it was restored from an older copy."""
 
     def set_last_number(self, highest: int, link_number: int) -> bool:
-        """The broker has said on this connection which number is the highest that it knows; it keeps that. False if it
-        has lost what no crash takes: the number stays, so that its next COMMIT is refused."""
+        """Set the highest number that the broker has reported, which it now keeps. False if the broker has lost a
+        number that no crash takes: then the number stays, so that the next COMMIT is refused."""
         self.link_number = link_number
         if highest < self.last_durable_number:
             return False
@@ -77,7 +78,7 @@ class ProducerNumbers:
 
 
 class CallerNumber(NamedTuple):
-    """A number of the caller's own, under which a COMMIT happens once, whoever says it and however often. Source:
+    """Number of the caller's own, under which one COMMIT takes effect, however often and by any process. Source:
     docs/contract.md, L5"""
 
     producer: str
@@ -108,43 +109,44 @@ class TransactionState:
 
     def __init__(self, name: str, link_number: int, owner: object) -> None:
         self.name = name
-        """Of the transaction."""
+        """Name of the transaction on the wire."""
         self.link_number = link_number
-        """The number of the connection on which it is."""
+        """Number of the link on which the transaction is."""
         self.owner = owner
-        """The task or thread whose code it is."""
+        """Task or thread that runs its code."""
         self.has_begun = False
-        """The broker was told of it."""
+        """BEGIN was sent."""
         self.has_settled_messages = False
-        """The broker was told of messages that are acknowledged or refused in it."""
+        """ACKs or NACKs were sent in it."""
         self.is_begin_refused = False
-        """There is nothing to abort."""
+        """BEGIN was refused, so there is nothing to abort."""
         self.is_commit_refused = False
-        """So to the broker it is open still."""
+        """COMMIT was refused, so to the broker the transaction is still open."""
         self.outcome = Outcome.OPEN
         self.rollback_cause: Exception | None = None
-        """Why it was doomed or rolled back, if its own code did not want that."""
+        """Reason of a rollback that its own code did not request."""
         self.delivered_messages: list[ReceivedMessage] = []
-        """Messages that it was given."""
+        """Messages that were delivered in it."""
         self.is_durable = False
-        """Something persistent of a queue is in it, so that its number is on the broker's disk once it is committed."""
+        """It has persistent content of a queue, so its number is on the broker's disk once it is committed."""
         self.last_send_frame = 0
-        """Which frame of its connection was its last send; 0 if there was none."""
+        """Number of the last send's frame on its link; 0 if there was none."""
         self.failed_messages: dict[ReceivedMessage, None] = {}
-        """Those that its code has named as failed."""
+        """Messages that its code has marked as failed."""
         self.producer: ProducerNumbers | None = None
         self.commit_number = 0
-        """That of its COMMIT."""
+        """Number of its COMMIT."""
         self.caller_number: CallerNumber | None = None
-        """The same, if it is its caller's own."""
+        """Producer and number of its COMMIT if they are the caller's own."""
         self.answer_handler = TransactionAnswerHandler(self)
-        """Hears of each of its frames."""
+        """Answer handler of its ACKs, NACKs and SENDs."""
         self.resolved = Signal()
-        """The outcome of its COMMIT is known."""
+        """Set when the outcome of the COMMIT is known, or the connection has ended for good."""
 
     @property
     def token(self) -> str:
-        """What the broker is asked for its outcome with; empty if that is known, or nobody can be asked."""
+        """Token with which the broker can be asked for the outcome; empty if that is known, or no broker can be
+        asked."""
         producer = self.producer
         if producer is None or self.outcome not in _RESOLVABLE_OUTCOMES:
             return ""
@@ -161,7 +163,7 @@ class TransactionState:
         self.resolved.set()
 
     def rolled_back_error(self) -> RolledBack:
-        """What its code gets to see."""
+        """Make the error that its code gets."""
         reason = "" if self.rollback_cause is None else f": {self.rollback_cause}"
         error = RolledBack(f"the transaction was rolled back, and nothing of it happened{reason}")
         error.__cause__ = self.rollback_cause
@@ -169,7 +171,7 @@ class TransactionState:
 
 
 class TransactionAnswerHandler:
-    """A frame that is part of a transaction."""
+    """Answer handler of a frame within a transaction."""
 
     __slots__ = ("_transaction",)
 
@@ -183,7 +185,7 @@ class TransactionAnswerHandler:
         transaction = self._transaction
         transaction.mark_rollback_only(error)
         if transaction.outcome is Outcome.COMMITTING and transaction.rollback_cause is None:
-            # That of the COMMIT says only that something was refused before.
+            # The refusal of COMMIT says only that a frame was refused before.
             transaction.rollback_cause = error
 
     def on_connection_lost(self) -> None:
@@ -191,7 +193,7 @@ class TransactionAnswerHandler:
 
 
 class BeginAnswerHandler(TransactionAnswerHandler):
-    """The BEGIN of a unit."""
+    """Answer handler of BEGIN."""
 
     __slots__ = ()
 
@@ -201,7 +203,7 @@ class BeginAnswerHandler(TransactionAnswerHandler):
 
 
 class CommitAnswerHandler:
-    """The COMMIT of a unit."""
+    """Answer handler of COMMIT."""
 
     __slots__ = ("_transaction",)
 
@@ -246,5 +248,5 @@ class CommitAnswerHandler:
         if transaction.caller_number is None:
             transaction.outcome = Outcome.IN_DOUBT
         else:
-            # The broker is not asked: an answer would settle the number, and its caller is to say it again.
+            # The broker is not asked: its answer would use up the number, under which the caller is to commit again.
             transaction.resolve(Outcome.UNKNOWN, ConnectionLost("the connection was lost while it was committed"))
