@@ -1,4 +1,4 @@
-"""What `consume` does with what it gets, whether its handlers run in tasks or in threads."""
+"""Calls of `consume`: subscription, workers and end, for handlers in tasks and in threads."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from truenext.errors import ClosedError, InDoubt, RolledBack
 
 
 class ConsumeCall:
-    """One `consume`: its subscription, and the workers that run handlers."""
+    """One call of `consume`: its subscription, and the workers that run handlers."""
 
     def __init__(self, client: Client, mode: SessionMode, isolation: HandlerIsolation) -> None:
         self.client = client
         self.first_error: BaseException | None = None
-        """The first that has ended a worker."""
+        """First error that has ended a worker."""
         self._mode = mode
         self._buffer = SharedReceiveBuffer(isolation)
         self._subscription: Subscription | None = None
         self._owner_by_worker: dict[HandlerWorker, object] = {}
-        """With the task or thread of each."""
+        """Workers that wait for a message or have one, with their task or thread."""
         self._changed = Signal()
 
     def subscribe(self, options: SubscriptionOptions) -> Flow[None]:
@@ -38,24 +38,24 @@ class ConsumeCall:
         return HandlerWorker(self)
 
     def make_session(self) -> SessionCore:
-        """A session for a worker."""
+        """Make a session for a worker."""
         return SessionCore(self.client, self._mode, self._buffer)
 
     def add_working(self, worker: HandlerWorker, owner: object) -> None:
-        """The worker waits for a message, or has one: `wait_until_handled` waits for the worker."""
+        """Record that a worker waits for a message, or has one: `wait_until_handled` waits for the worker."""
         if not self._buffer.is_closed:
             self._owner_by_worker[worker] = owner
 
     def remove_working(self, worker: HandlerWorker) -> object:
-        """The worker has no message, and takes none for now. Returns its task or thread."""
+        """Record that a worker has no message, and gets none for now. Return its task or thread."""
         owner = self._owner_by_worker.pop(worker, None)
         self._notify_changed()
         return owner
 
     def on_worker_ended(self, error: BaseException | None) -> None:
-        """A worker has ended, for there is nothing more to do, or by an error: then no other goes on."""
+        """Stop the call, because a worker has ended, after an error or because there is nothing more to do."""
         if isinstance(error, ClosedError | InDoubt) and self.client.is_closed_by_program:
-            # What was in doubt has been logged.
+            # A commit in doubt was logged.
             error = None
         if self.first_error is None:
             self.first_error = error
@@ -64,7 +64,7 @@ class ConsumeCall:
     # ---- The end ----
 
     def stop(self) -> None:
-        """No handler begins any more."""
+        """Start no more handlers."""
         self._buffer.is_closed = True
         if self._subscription is not None:
             self.client.subscriptions.pause(self._subscription)
@@ -76,12 +76,12 @@ class ConsumeCall:
         return self._buffer.is_closed
 
     def wait_until_stopped(self) -> Flow[None]:
-        """Until no handler begins any more."""
+        """Wait until no more handlers start."""
         while not self._buffer.is_closed:
             yield Wait(self._changed)
 
     def wait_until_handled(self, deadline: float | None = None, except_owner: object = None) -> Flow[bool]:
-        """Until no handler runs any more; `except_owner` is who asks, if that is one. False if that was not in time."""
+        """Wait until no handler runs, except for that of `except_owner`, such as the caller. False at the deadline."""
         while any(owner is not except_owner for owner in self._owner_by_worker.values()):
             in_time = yield Wait(self._changed, deadline)
             if not in_time:
@@ -89,7 +89,7 @@ class ConsumeCall:
         return True
 
     def abandon_handlers(self) -> None:
-        """Handlers that run still are not waited for: what they have goes back."""
+        """Wait no longer for running handlers, and release their messages."""
         working, self._owner_by_worker = self._owner_by_worker, {}
         for worker in working:
             worker.session.end(None)
@@ -103,10 +103,10 @@ class ConsumeCall:
 
 
 class HandlerWorker:
-    """What runs one handler after the other, in one task or thread.
+    """Worker that runs one handler after the other, in one task or thread.
 
-    Each call of a handler in transactions has a session of its own, which ends with the call: what the handler has left
-    running can put nothing into the transaction of another message, and cannot commit it.
+    Each call of a handler in transactions has a session of its own, which ends with the call: code that the handler
+    has left running can add nothing to the transaction of another message, and cannot commit it.
     """
 
     __slots__ = ("_consume_call", "session")
@@ -114,7 +114,7 @@ class HandlerWorker:
     def __init__(self, call: ConsumeCall) -> None:
         self._consume_call = call
         self.session = call.make_session()
-        """That of the handler that runs, or is next."""
+        """Session of the handler that runs, or is next."""
 
     def next_message(self, owner: object) -> Flow[ReceivedMessage | None]:
         """Return the message to handle; None at the end. Raises: Refused, ClosedError, ConnectionLost"""
@@ -129,7 +129,7 @@ class HandlerWorker:
                 self.session.rollback(owner, counted=CountedAttempts.NONE)
                 continue
             return messages[0] if messages else None
-        # Its handler has closed the session, and with it what all workers get their messages from.
+        # The handler has closed the session, and with it the buffer of all workers.
         call.stop()
         return None
 
@@ -146,7 +146,7 @@ class HandlerWorker:
         self.session = call.make_session()
 
     def on_handled(self, received: ReceivedMessage) -> Flow[None]:
-        """The handler has returned. Raises: RolledBack, InDoubt, ClosedError"""
+        """Settle a message whose handler has returned. Raises: RolledBack, InDoubt, ClosedError"""
         session = self.session
         if session.is_closed:
             session.release(received)
@@ -156,20 +156,20 @@ class HandlerWorker:
             session.settle(received, ACKED)
 
     def on_handler_failed(self, received: ReceivedMessage, error: BaseException) -> None:
-        """The handler has raised, or what it has done did not happen."""
+        """Settle a message whose handler has raised, or whose transaction was rolled back."""
         session = self.session
         if session.transactions is not None and not session.is_closed:
             session.expire()
         session.on_handling_failed(received, error)
 
     def is_handler_failure(self, error: Exception) -> bool:
-        """Tell whether the handler has failed; what was rolled back from elsewhere, or closed, is no failure."""
+        """Return whether an error is a failure of the handler; a rollback from elsewhere or a close is none."""
         if isinstance(error, ClosedError):
             return not self._consume_call.client.is_closed_by_program
         return not isinstance(error, RolledBack)
 
     def on_ended(self, error: BaseException | None) -> None:
-        """Nothing more is handled here."""
+        """End the session, and stop the call."""
         call, session = self._consume_call, self.session
         owner = call.remove_working(self)
         transactions, transaction = session.transactions, session.transaction

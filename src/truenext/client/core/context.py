@@ -1,4 +1,4 @@
-"""What the rooms of the core share: the connection that is there, and what whoever has the socket does for them."""
+"""Context shared by the parts of the core: the current link, and functions of the driver."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from truenext.client.core.link import Link
 from truenext.client.core.waiting import DelayedCalls
 
 CONNECTED_TEXT = "connected to %(url)s"
-"""Reported when a first attempt to connect succeeds. Texts of reports name the facts that they say."""
+"""Report that the first attempt to connect succeeded. Texts of reports name the fields that they contain."""
 
 NO_SPACE_TEXT = "messages wait until %(url)s takes them: %(error)s"
-"""Reported once a minute while a broker has no room for what is sent outside transactions."""
+"""Report, once a minute, that a broker has no space for sends outside transactions."""
 
 NOT_CONFIRMED_TEXT = (
     "%(count)s messages to %(url)s were not confirmed before the end of the connection; they may have arrived"
@@ -23,23 +23,23 @@ NOT_CONFIRMED_TEXT = (
 @dataclass(slots=True, eq=False, kw_only=True)
 class ClientContext:
     clock: Callable[[], float]
-    """Seconds, of a clock that does not jump."""
+    """Returns monotonic time in seconds."""
     random: Callable[[], float]
-    """Numbers from 0 to 1."""
+    """Returns a random number from 0 to 1."""
     flush: Callable[[], bool]
-    """Writes what is to be written; whether all of it went."""
+    """Writes pending bytes; returns whether all were written."""
     flush_soon: Callable[[], None]
-    """The same, before long."""
+    """Writes pending bytes soon."""
     report: Callable[[str, dict[str, object]], None]
-    """Tells the log of the program what has happened: a constant text, and facts by name. The text has some of them
+    """Writes an event to the program's log: a constant text, and fields by name. The text contains some of these
     (`%(url)s`)."""
     has_owner_ended: Callable[[object], bool]
-    """Whether a task or thread will do nothing any more."""
+    """Returns whether a task or thread has ended."""
     link: Link | None = None
-    """The connection that is there, up or about to be."""
+    """Current connection to a broker, logged in or about to be."""
     delayed_calls: DelayedCalls = field(default_factory=DelayedCalls)
     _names: count[int] = field(default_factory=lambda: count(1), init=False)
 
     def next_unique_name(self) -> str:
-        """One that nothing else of this client has."""
+        """Return a name that is unique within this client."""
         return str(next(self._names))

@@ -1,4 +1,4 @@
-"""What a program says of a message that it was handed, and for whom an exception counts as an attempt."""
+"""Disposition of a message by the program, and which exceptions count as an attempt."""
 
 from enum import Enum
 
@@ -9,13 +9,13 @@ from truenext.errors import ClosedError, Code, ConnectionLost, InDoubt, Refused,
 
 class Disposition(msgspec.Struct, frozen=True):
     is_acked: bool
-    """It was handled; else it has failed."""
+    """The message was handled; otherwise handling it failed."""
     delay_ms: int | None = None
-    """What has failed is tried again after so long; None leaves that to the queue's policy."""
+    """Milliseconds until a failed message is redelivered; None leaves that to the queue's policy."""
     is_rejected: bool = False
-    """What has failed is never tried again."""
+    """The failed message is not redelivered."""
     cause: str = ""
-    """Why it has failed, for whoever looks at it later."""
+    """Cause of the failure, kept with the message."""
 
 
 ACKED = Disposition(True)
@@ -23,24 +23,24 @@ FAILED = Disposition(False)
 REJECTED = Disposition(False, is_rejected=True)
 
 
-# ---- For whom does it count as an attempt that the code of a program has raised? ----
+# ---- Attempts that an exception counts ----
 #
 # Source: docs/client.md, "What counts as a delivery attempt"
 
 
 class CountedAttempts(Enum):
-    """For whom a rollback counts as an attempt."""
+    """Messages for which a rollback counts an attempt."""
 
     ALL = "all"
-    """What was named as failed; if nothing was, all that the transaction was given."""
+    """Messages that were marked as failed; if there are none, all messages of the transaction."""
     FAILED = "failed"
-    """What was named as failed, if anything was."""
+    """Messages that were marked as failed."""
     NONE = "none"
 
 
 def counted_attempts_for(error: BaseException | None) -> CountedAttempts:
-    """An exception of the program's code is an attempt. A cancellation, the program's end, and what the broker or the
-    connection did are none, whatever the code then raises."""
+    """Return which messages count an attempt after an exception. A cancellation, the end of the program, and errors
+    of the broker or the connection count none, even if the program has raised another exception from them."""
     if error is None:
         return CountedAttempts.FAILED
     if not isinstance(error, Exception):

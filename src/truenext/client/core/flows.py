@@ -1,4 +1,4 @@
-"""Requests of a program that need several steps, and are the same whether it waits with a task or with a thread."""
+"""Flows of a program's requests, the same for tasks and for threads."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from truenext.errors import InDoubt, LocalProtocolError
 from truenext.model.limits import CAUSE_BYTES_MAX, DELAY_MS_MAX, NAME_LENGTH_MAX, PRODUCER_NUMBER_MAX
 
 DEFAULT_TIMEOUT_S = 60.0
-"""Until something is confirmed, unless told otherwise."""
+"""Seconds to wait for a confirmation by default."""
 CLOSE_TIMEOUT_S = 10.0
-"""For handlers that run when a connection is closed."""
+"""Seconds that connecting or closing may take by default."""
 
 
 def add_exit_failure_note(error: BaseException, exit_error: Exception) -> None:
-    """A block of the program ends with `error`, and its own end has failed: keep that beside the error."""
+    """Add a note to `error`, with which a block of the program ends, that the end of the block failed as well."""
     if exit_error is not error:
         error.add_note(f"Besides, the end of the block has failed: {type(exit_error).__name__}: {exit_error}")
 
 
 def wait_for_first_connection(client: Client, deadline: float) -> Flow[None]:
-    """Raises: ConnectionLost if no broker is there in time; Refused"""
+    """Raises: ConnectionLost if no broker answers in time; Refused"""
     try:
         yield from client.wait_until_up(deadline, "begin")
     except TimeoutError:
@@ -47,7 +47,7 @@ def wait_for_first_connection(client: Client, deadline: float) -> Flow[None]:
 
 
 def open_session(client: Client, mode: SessionMode) -> SessionCore:
-    """Raises: ClosedError, or what ended the connection"""
+    """Raises: ClosedError, or the error that ended the connection"""
     client.check_open()
     return SessionCore(client, mode, ReceiveBuffer())
 
@@ -82,7 +82,7 @@ def subscribe(session: SessionCore, options: SubscriptionOptions) -> Flow[Subscr
 def receive(
     session: SessionCore, subscription: Subscription | None, count: int, timeout: float | None, owner: object
 ) -> Flow[list[ReceivedMessage]]:
-    """Raises: ValueError; as Session.receive"""
+    """Raises: ValueError; as SessionCore.receive"""
     if not isinstance(count, int) or count < 1:
         raise ValueError(f"count is a whole number from 1, not {count!r}")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
@@ -98,11 +98,11 @@ def settle(session: SessionCore, received: ReceivedMessage, disposition: Disposi
 
 
 def failed_disposition(delay: float | None, cause: str = "") -> Disposition:
-    """`delay` in seconds, until it is tried again. Raises: ValueError, TypeError"""
+    """Make the disposition of a nack; `delay` in seconds. Raises: ValueError, TypeError"""
     text = _truncate_cause(cause)
     if delay is None:
         return Disposition(False, cause=text) if text else FAILED
-    # Not a number is no delay, either.
+    # NaN is not a delay, either.
     if not 0 <= delay <= DELAY_MS_MAX / 1000:
         raise ValueError(f"delay is 0 to {DELAY_MS_MAX // 1000} seconds, not {delay}")
     return Disposition(False, delay_ms=round(delay * 1000), cause=text)
@@ -114,10 +114,10 @@ def rejected_disposition(cause: str) -> Disposition:
 
 
 def _truncate_cause(cause: str) -> str:
-    """What a header can say of it; what cannot be said, such as a NUL, is replaced. Raises: TypeError"""
+    """Cut a cause to the size of a header, and replace what cannot be sent, such as a NUL. Raises: TypeError"""
     if not isinstance(cause, str):
         raise TypeError(f"a cause is text, not {cause!r}")
-    # No character has less than a byte.
+    # Each character has at least one byte.
     encoded = cause[:CAUSE_BYTES_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace")
     return encoded[:CAUSE_BYTES_MAX].decode(errors="ignore")
 
@@ -128,7 +128,7 @@ def release(session: SessionCore, received: ReceivedMessage, owner: object) -> F
 
 
 def end_message_block(session: SessionCore, received: ReceivedMessage, error: BaseException | None) -> Flow[None]:
-    """The block that handles one message has ended."""
+    """Settle a message at the end of its block."""
     if received.state is not ReceivedMessageState.HELD:
         return
     if received.transaction is not None:
@@ -148,7 +148,7 @@ def close_consumer(
     *,
     owns_session: bool,
 ) -> Flow[None]:
-    """`owns_session`: the session is there for this consumer only; then `verdict` is for what was handed out."""
+    """Close a consumer; with `owns_session` settle its delivered messages by `disposition`, and close the session."""
     if owns_session:
         session.settle_awaiting_auto_ack(disposition)
         session.close(owner)
@@ -160,7 +160,7 @@ def close_consumer(
 def end_consumer_block(
     session: SessionCore, subscription: Subscription, owner: object, error: BaseException | None, *, owns_session: bool
 ) -> Flow[None]:
-    """The block of a consumer has ended."""
+    """Close a consumer at the end of its block."""
     disposition: Disposition | None = ACKED
     if error is not None:
         disposition = FAILED if counted_attempts_for(error) is CountedAttempts.ALL else None
@@ -193,26 +193,26 @@ def rollback(session: SessionCore, owner: object, counted: CountedAttempts) -> F
 
 
 class TransactionBlock:
-    """The block of a transaction."""
+    """Block of a transaction."""
 
     def __init__(self, session: SessionCore, timeout: float) -> None:
-        """Raises: LocalProtocolError"""
+        """Raises: LocalProtocolError if the session is not transacted"""
         self.session = session
         self._transactions = session.require_transactions()
         self._transaction: TransactionState | None = None
-        """Its transaction, once it has ended and if anything was in it."""
+        """Transaction of the block, once the block has ended, and if the transaction was not empty."""
         self._empty_outcome = Outcome.OPEN
-        """What became of it if nothing was."""
+        """Outcome if the transaction was empty."""
         self._timeout = timeout
         self._is_used = False
         self._previous: TransactionState | None = None
-        """The unit that had ended before."""
+        """Transaction that had ended last before the block."""
         self._undecided: TransactionState | None = None
-        """A unit that had not ended before: its commit was cancelled, or is in doubt."""
+        """Transaction that had not ended before the block: its commit was cancelled, or is in doubt."""
 
     @property
     def outcome(self) -> Outcome:
-        """What became of it, as far as is known by now."""
+        """Outcome as far as it is known."""
         return self._empty_outcome if self._transaction is None else self._transaction.outcome
 
     @property
@@ -220,7 +220,7 @@ class TransactionBlock:
         return "" if self._transaction is None else self._transaction.token
 
     def enter(self) -> None:
-        """Raises: LocalProtocolError if the session is in a block already: that would end what is not its own"""
+        """Raises: LocalProtocolError if the session is in a block already, which would end the wrong transaction"""
         if self._is_used:
             raise LocalProtocolError("the block of a transaction is used once: session.transaction() makes another")
         transactions = self.session.require_transactions()
@@ -230,10 +230,9 @@ class TransactionBlock:
         self._undecided = transactions.undecided_transaction
 
     def mark_failed(self, received: ReceivedMessage) -> None:
-        """Name the message that made the transaction fail.
+        """Mark a message as the one that made the transaction fail.
 
-        Raises: LocalProtocolError if the block has not begun, or has ended, or the message is not one of its
-        transaction
+        Raises: LocalProtocolError outside the block, or if the message does not belong to the transaction
         """
         if not self._transactions.is_in_block(self):
             raise LocalProtocolError(
@@ -251,17 +250,17 @@ class TransactionBlock:
         if not is_begun:
             transaction = None
         elif transaction is None and transactions.last_ended not in (self._previous, self._undecided):
-            # Its code has ended it by itself.
+            # Its code has ended the transaction itself.
             transaction = transactions.last_ended
         try:
             if not is_begun:
-                # Nothing was handed out or sent before the outcome of the transaction before is known.
+                # The previous transaction is still in doubt, so nothing was delivered or sent in the block.
                 pass
             elif error is None:
                 try:
                     yield from commit(session, self._timeout)
                 except LocalProtocolError:
-                    # The broker cannot do that, and the block is over.
+                    # The broker does not support this commit, and the block is over.
                     yield from rollback(session, owner, CountedAttempts.NONE)
                     raise
             elif transactions.undecided_transaction is None:
@@ -288,11 +287,11 @@ def encode_send_in_transaction(destination: str, options: SendOptions) -> Encode
     return encoded
 
 
-# ---- Sending and asking ----
+# ---- Sends and requests ----
 
 
 def wait_until_send_confirmed(client: Client, send: PendingSend, deadline: float | None) -> Flow[None]:
-    """Until a message is confirmed. Raises: what became of it instead"""
+    """Wait until a send is confirmed. Raises: the error of the send"""
     if not send.is_done:
         if send.completed is None:
             send.completed = Signal()
@@ -300,7 +299,7 @@ def wait_until_send_confirmed(client: Client, send: PendingSend, deadline: float
     if send.error is not None:
         batch = send.batch
         if batch is not None and batch.error is send.error:
-            # Whoever asked has been told.
+            # The caller gets the error now.
             batch.error = None
         raise send.error
 
@@ -335,7 +334,7 @@ def send_control_request(client: Client, verb: str, arguments: object, deadline:
 
 
 def reply_destination(message: Content) -> tuple[str]:
-    """Raises: ValueError if no reply is wanted"""
+    """Raises: ValueError if the message has no `reply_to`"""
     if not message.reply_to:
         raise ValueError(f"{message!r} wants no reply: it has no reply-to")
     return (message.reply_to,)
@@ -354,7 +353,7 @@ def resolve_outcome(client: Client, doubt: InDoubt | str, deadline: float) -> Fl
     if isinstance(doubt, InDoubt):
         token = doubt.token
         if not token:
-            # Another broker's, which nobody can ask, or one under a number of the program's own.
+            # The broker cannot be asked, or the commit was under a number of the program's own.
             return "unknown"
     if not isinstance(token, str):
         raise TypeError(f"outcome takes an InDoubt or its token, which is text, not {token!r}")

@@ -1,4 +1,4 @@
-"""The bytes of the frames that a client writes. Source: docs/stomp.md"""
+"""Encoding of the frames that a client writes. Source: docs/stomp.md"""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version, encode
 
 _OWN_HEADERS_MAX = 16
 _OWN_HEADER_BYTES_MAX = 1024
-"""Room for what a frame says beside what its caller asks for."""
+"""Limits for the headers that a frame has in addition to those of its caller."""
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """What is no frame ends the connection, and would end the next one when it is said again.
+    """Check that headers fit into a frame. An invalid frame ends the connection, and if it is repeated the next one,
+    too.
 
-    Raises: ValueError if no frame can say so
+    Raises: ValueError
     """
     size = 0
     for name, value in headers.items():
@@ -35,7 +36,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def encode_frame(command: str, headers: dict[str, str]) -> bytes:
-    """A frame without a body."""
+    """Encode a frame without a body."""
     if command in UNESCAPED_COMMANDS:
         return encode(Frame(command, headers), Version.V1_2)
     lines = "".join([f"{escape_value(name)}:{escape_value(value)}\n" for name, value in headers.items()])
@@ -43,22 +44,22 @@ def encode_frame(command: str, headers: dict[str, str]) -> bytes:
 
 
 def encode_head(command: str, headers: dict[str, str]) -> bytes:
-    """The beginning of a frame, to which other header lines may be added."""
+    """Encode the beginning of a frame, to which header lines may be added."""
     return f"{command}\n".encode() + encode_header_lines(headers)
 
 
 def add_receipt_header(data: bytes, receipt: str) -> bytes:
-    """A frame that asks for none asks for this one, too."""
+    """Add a receipt header to a frame that has none."""
     end = data.index(b"\n") + 1
     return b"".join((data[:end], f"receipt:{receipt}\n".encode(), memoryview(data)[end:]))
 
 
 def escape_value(text: str) -> str:
-    """A name or value as it stands in a header line."""
+    """Escape a name or value for a header line, if it needs that."""
     return escape(text) if must_escape(text) else text
 
 
-# An ack id is handed back as it came, and what came was unescaped.
+# Ack ids were unescaped when they arrived, so they are escaped again.
 
 
 def encode_ack(ack_id: str) -> bytes:
@@ -66,7 +67,7 @@ def encode_ack(ack_id: str) -> bytes:
 
 
 def encode_ack_and_started(ack_id: str, started: str) -> bytes:
-    """One message is done, and the program has the next one."""
+    """Encode an ACK that also reports the next message as started."""
     return f"ACK\nid:{escape_value(ack_id)}\ntruenext-started:{escape_value(started)}\n\n\0".encode()
 
 
@@ -84,7 +85,7 @@ def encode_started(ack_id: str) -> bytes:
 
 
 def encode_credit(subscription: str, messages: int, correlation: str, *, waits: bool) -> bytes:
-    """Ask for messages; of 0 what was asked for is withdrawn."""
+    """Encode a pull request; 0 messages withdraw an earlier one."""
     wait = "" if waits else "wait:false\n"
     return (
         f"SEND\ndestination:/control/credit\nid:{subscription}\nmessages:{messages}\n{wait}"

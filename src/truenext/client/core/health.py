@@ -1,4 +1,4 @@
-"""How a connection is, for whoever runs the program."""
+"""Health of a connection and its consumers, for operators of the program."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from truenext.errors import ClosedError
 
 class ConsumerHealth(msgspec.Struct, frozen=True):
     destination: str
-    """Where it takes from."""
+    """Destination of the consumer."""
     buffered: int
-    """Messages that have come and nobody has taken."""
+    """Messages that are buffered."""
     held: int
-    """Messages that the program has, without those that open transactions have acknowledged."""
+    """Messages that the program holds, without those that open transactions have acknowledged."""
     state: str
-    """`open`, `opening`, `paused`, `suspended` (nobody has asked for a while), or `ended`."""
+    """`open`, `opening`, `paused`, `suspended` (the program has requested nothing for a while) or `ended`."""
 
 
 class Health(msgspec.Struct, frozen=True):
     state: str
     """`connected`, `connecting` or `closed`."""
     since_s: float
-    """For so many seconds."""
+    """Seconds since the connection came up or was lost."""
     reconnects: int
-    """How often a connection that was lost was connected anew."""
+    """Number of reconnects after a lost connection."""
     silent_s: float
-    """Seconds since anything came from the broker."""
+    """Seconds since the last byte from the broker; 0 without a connection."""
     unconfirmed: int
     """Sends that are not confirmed."""
     transactions: int
-    """That have not ended."""
+    """Transactions that have not ended."""
     consumers: list[ConsumerHealth]
-    """Those that are not closed."""
+    """Consumers that are not closed."""
     error: str
-    """Why it is closed, if something else than the program has closed it."""
+    """Reason why the connection is closed, unless the program has closed it; otherwise empty."""
 
 
 def make_health(client: Client) -> Health:

@@ -1,6 +1,6 @@
-"""Which handlers run beside each other: with a message whose last attempt was a lost connection, nothing else does.
+"""Isolation of handlers: a message whose last attempt was a lost connection is handled alone.
 
-Such a message may be what ends processes. What has been handed out beside it would be charged with that, too.
+Such a message may crash the process, which would count an attempt for each message that is handled at the same time.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from truenext.client.core.buffer import ReceiveBuffer, ReceivedMessage, Subscrip
 
 
 class HandlerIsolation:
-    """Of all handlers of a process: of each `consume`, and of each connection that may be asked in the same thread."""
+    """Isolation among the handlers of one event loop, or of one connection of `truenext.blocking`."""
 
     __slots__ = ("_buffers", "_is_isolated", "_isolated_next", "_running_count")
 
     def __init__(self) -> None:
         self._running_count = 0
-        """Messages that handlers have."""
+        """Messages that handlers hold."""
         self._is_isolated = False
         self._isolated_next: SharedReceiveBuffer | None = None
-        """What it has next is to run alone, as soon as nothing else runs: so nothing else begins."""
+        """Buffer whose next message is to be handled alone; until no handler runs, no other one starts."""
         self._buffers: WeakSet[SharedReceiveBuffer] = WeakSet()
 
     def add_buffer(self, buffer: SharedReceiveBuffer) -> None:
         self._buffers.add(buffer)
 
     def may_start_handling(self, received: ReceivedMessage, buffer: SharedReceiveBuffer) -> bool:
-        """It is the first of `buffer`."""
+        """Return whether `received`, the first message of `buffer`, may be handled now."""
         if self._is_isolated:
             return False
         if received.was_lost:
@@ -40,7 +40,7 @@ class HandlerIsolation:
             return True
         if waiting.waits_for_isolation:
             return False
-        # It was given back meanwhile.
+        # The message was released meanwhile.
         self._isolated_next = None
         return True
 
@@ -51,7 +51,7 @@ class HandlerIsolation:
             self._isolated_next = None
 
     def on_settled(self, count: int) -> None:
-        """So many handlers have no message any more."""
+        """Note that `count` handlers no longer hold a message."""
         others_wait = self._is_isolated or self._isolated_next is not None
         self._running_count -= count
         self._is_isolated = False
@@ -61,20 +61,20 @@ class HandlerIsolation:
 
 
 class SharedReceiveBuffer(ReceiveBuffer):
-    """That of several handlers: never two messages of a group at once, and with a message whose last attempt was a lost
-    connection nothing else, so that what ends a process takes no neighbour along."""
+    """Buffer of several handlers: two messages of a group are never handled at once, and a message whose last
+    attempt was a lost connection is handled alone."""
 
     is_shared = True
 
     def __init__(self, isolation: HandlerIsolation) -> None:
-        """`isolation` is of all handlers of the process."""
+        """`isolation` is shared with other buffers."""
         super().__init__()
         self._isolation = isolation
         isolation.add_buffer(self)
         self._busy_groups: set[str] = set()
-        """Those of which a handler has a message."""
+        """Groups of which a handler holds a message."""
         self._withheld_by_group: dict[str, list[ReceivedMessage]] = {}
-        """What waits for one of its group, by group."""
+        """Messages that wait for another one of their group, by group."""
 
     @property
     def waits_for_isolation(self) -> bool:
@@ -106,7 +106,7 @@ class SharedReceiveBuffer(ReceiveBuffer):
                 self._busy_groups.discard(received.group)
                 for withheld in self._withheld_by_group.pop(received.group, ()):
                     withheld.subscription.push(withheld)
-        # Each of those who wait may find something now.
+        # Each waiting caller may find a message now.
         self._isolation.on_settled(count)
         self.wake_all()
 

@@ -1,8 +1,8 @@
-"""One connection to a broker, from its first byte to its last: bytes in and out, and who waits for which answer.
+"""Link: one TCP connection to a broker, with bytes in and out, and handlers that wait for answers.
 
-Frames are counted as the broker counts them: CONNECT is 1. A frame that may be refused is *unanswered* until a RECEIPT
-comes of it or of any later frame, or an ERROR that names it: the broker answers in the order of the frames. So a
-receipt is asked for now and then, and its name is the number of its frame.
+Frames are counted as the broker counts them: CONNECT is 1. A frame that may be refused is *unanswered* until a
+RECEIPT of this or a later frame arrives, or an ERROR that names it: the broker answers in the order of the frames.
+So a receipt is requested now and then, and its name is the number of its frame.
 
 Source: docs/stomp.md, "A frame that is refused"
 """
@@ -24,36 +24,37 @@ from truenext.wire.stomp.protocol_detector import ProtocolDetector, detector_for
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 SILENT_INTERVALS = 2.0
-"""Intervals without a byte after which the broker counts as lost."""
+"""Heart-beat intervals without a byte after which the broker counts as lost."""
 
 HEART_BEAT = b"\n"
 
 UNANSWERED_FRAMES_MAX = 256
-"""Frames whose fate is not known, until a receipt is asked for though nobody waits for one."""
+"""Unanswered frames at which a receipt is requested even though no caller waits."""
 
 BROKER_INTERVAL_FACTOR = 0.4
-"""How much more often the broker is to send a heart-beat than we promise to. So this side is the first to see that a
-connection is frozen, and takes it over before the broker counts it as lost and charges somebody for that."""
+"""Interval of the broker's heart-beats, as a share of the client's. So the client is the first to notice that a
+connection is frozen, and takes it over before the broker counts it as lost and counts attempts."""
 
 
 _EMPTY_TRANSACTION_NAME = "nothing"
 
 
 class AnswerHandler(Protocol):
-    """Who said a frame, and wants to know what became of it."""
+    """Handler of the answer to a frame."""
 
     def on_confirmed(self, frame: Frame) -> None:
-        """The broker has carried it out, as durably as it is going to be: a RECEIPT came, of it or of a later one."""
+        """Handle that the broker has carried out the frame, durably if it is persistent: it sent a RECEIPT of this
+        or a later one."""
 
     def on_refused(self, error: Refused) -> None:
-        """It has done nothing."""
+        """Handle that the frame had no effect."""
 
     def on_connection_lost(self) -> None:
-        """The connection has gone, and nobody can say."""
+        """Handle that the effect of the frame is not known."""
 
 
 class NullAnswerHandler:
-    """A frame that may be refused, and then there was nothing to be done."""
+    """Handler of a frame whose refusal leaves nothing to do."""
 
     __slots__ = ()
 
@@ -68,7 +69,7 @@ class NullAnswerHandler:
 
 
 class SignalingAnswerHandler:
-    """A frame of which somebody waits for the answer, whatever it is."""
+    """Handler with a signal that is set by any answer."""
 
     __slots__ = ("_handler", "answered")
 
@@ -91,34 +92,34 @@ class SignalingAnswerHandler:
 
 class Link:
     def __init__(self, number: int, heart_beat_s: float, now: float, *, on_frame: Callable[[Frame], None]) -> None:
-        """`number` rises from connection to connection; `on_frame` gets what is no answer to a frame."""
+        """`number` rises with each link; `on_frame` gets frames that are not answers."""
         self.number = number
         self.is_up = False
-        """CONNECTED has come."""
+        """CONNECTED has arrived."""
         self.is_truenext = False
         self.store_id = ""
         self.session_id = ""
         self.server_name = ""
         self.release_count = 0
-        """Requests to give back that were made."""
+        """Number of release requests sent."""
         self.out_chunks: list[bytes] = []
-        """What is still to be written."""
+        """Bytes that are still to be written."""
         self.frame_count = 0
         self.unanswered: dict[int, AnswerHandler] = {}
-        """By the number of the frame, in order."""
+        """Handlers of unanswered frames by frame number, in order."""
         self._protocol_detector: ProtocolDetector | None = detector_for_server()
-        """None once the peer is known to speak no other protocol."""
+        """Detector of other protocols; None once the peer is known to speak none of them."""
         self._stomp: Stomp[Frame] = Stomp(Side.CLIENT, FRAME_SHAPES)
         self._on_frame = on_frame
         self._heart_beat_s = heart_beat_s
         self.heartbeat_interval_s = 0.0
-        """At least; 0 is never."""
+        """Seconds after the last byte at which a heart-beat is sent; 0 is never."""
         self.silence_limit_s = 0.0
-        """Without a byte from the broker; 0 is never."""
+        """Seconds without a byte from the broker after which the connection ends; 0 is never."""
         self.started_at = self.read_at = self.written_at = now
 
     def require_truenext(self, feature: str) -> None:
-        """Raises: LocalProtocolError if the broker is another one, which cannot do this"""
+        """Raises: LocalProtocolError if the broker is not truenext, and lacks `feature`"""
         if not self.is_truenext:
             raise LocalProtocolError(f"{feature} needs a truenext broker; this one is {self.server_name or 'another'}")
 
@@ -130,13 +131,13 @@ class Link:
         self.write(frames.encode_frame("CONNECT", own_headers | headers))
 
     def write(self, data: bytes) -> int:
-        """One frame; the number by which the broker knows it."""
+        """Write one frame. Returns its number."""
         self.out_chunks.append(data)
         self.frame_count += 1
         return self.frame_count
 
     def write_tracked(self, data: bytes, handler: AnswerHandler) -> int:
-        """Write one frame, and tell `handler` what became of it."""
+        """Write one frame, whose answer `handler` gets."""
         number = self.write(data)
         self.unanswered[number] = handler
         return number
@@ -149,7 +150,7 @@ class Link:
         self.unanswered.update(dict.fromkeys(range(first, first + count), handler))
 
     def request_receipt(self, handler: AnswerHandler) -> None:
-        """Of all that was written: by a transaction in which nothing is done."""
+        """Request a receipt of all frames written so far, by an empty transaction."""
         self.write_tracked(frames.encode_frame("BEGIN", {"transaction": _EMPTY_TRANSACTION_NAME}), NullAnswerHandler())
         self.write_tracked(
             frames.encode_frame("ABORT", {"transaction": _EMPTY_TRANSACTION_NAME, "receipt": self.next_receipt_id}),
@@ -157,12 +158,12 @@ class Link:
         )
 
     def answer_signal(self, number: int) -> Signal:
-        """Set once the broker has answered this frame, which is unanswered and asks for no receipt."""
+        """Return a signal that is set when the broker has answered an unanswered frame that requests no receipt."""
         handler = self.unanswered[number]
         if isinstance(handler, SignalingAnswerHandler):
             return handler.answered
         if number == self.frame_count and self.out_chunks and self.out_chunks[-1] != HEART_BEAT:
-            # Nobody has taken it yet, so the receipt goes with it.
+            # The frame was not written yet, so it can request the receipt.
             waiter = self.unanswered[number] = SignalingAnswerHandler(handler)
             self.out_chunks[-1] = frames.add_receipt_header(self.out_chunks[-1], str(number))
         else:
@@ -172,17 +173,18 @@ class Link:
 
     @property
     def next_receipt_id(self) -> str:
-        """What the receipt of the next frame is called, if one is to come."""
+        """Receipt id for the next frame."""
         return str(self.frame_count + 1)
 
     def write_heart_beat(self) -> None:
-        """A heart-beat, which is no frame."""
+        """Write a heart-beat, which is not a frame."""
         self.out_chunks.append(HEART_BEAT)
 
     # ---- In ----
 
     def receive_data(self, data: bytes, now: float) -> None:
-        """Raises: ConnectionLost, Refused if that was the end; RemoteProtocolError if the peer is no STOMP broker"""
+        """Raises: ConnectionLost or Refused if the broker ends it; RemoteProtocolError if the peer is no STOMP
+        broker"""
         self.read_at = now
         if self._protocol_detector is not None:
             rest = self._protocol_detector.receive(data)
@@ -245,51 +247,51 @@ class Link:
         error = Refused(reason, frame.headers.get("truenext-code", ""))
         number = frame.headers.get("truenext-frame", "")
         if not number.isdigit():
-            # Another broker, whose next act is to hang up: whoever has asked for a receipt is told what was wrong.
+            # Another broker, which closes the connection next: the frame that requested this receipt was wrong.
             receipt = frame.headers.get("receipt-id", "")
             if receipt.isdigit() and (handler := self.unanswered.pop(int(receipt), None)) is not None:
                 handler.on_refused(error)
             raise error
         handler = self.unanswered.pop(int(number), None)
         if handler is None:
-            # Nothing is left to chance: what we believe and what the broker does have parted.
+            # The client's state differs from the broker's: only a new connection is safe.
             raise ConnectionLost(f"the broker refused a frame: {reason}") from error
         handler.on_refused(error)
 
     def mark_unanswered_lost(self) -> None:
-        """Nobody will say any more what became of the frames."""
+        """Tell the handlers of unanswered frames that the connection is lost."""
         unanswered, self.unanswered = self.unanswered, {}
         for each in unanswered.values():
             each.on_connection_lost()
 
 
-# ---- Where to connect to next, and when ----
+# ---- Reconnecting ----
 
 DELAY_FIRST_S = 0.1
 DELAY_MAX_S = 15.0
-"""Between two rounds over all addresses: doubled with each, and shortened by chance, so that a thousand clients of a
-broker that comes back do not come at once."""
+"""Seconds between two rounds over all addresses: doubled with each round, and shortened by chance, so that a
+thousand clients do not come at once when their broker is back."""
 STABLE_CONNECTION_S = 5.0
-"""A connection that lived for so long was a success."""
+"""Seconds after which a connection counts as a success."""
 QUICK_FAILURES_MAX = 3
-"""Others count as failures, but not as so many that the pauses get long: the broker is there."""
+"""Most failures that short connections count as: the broker is there, so delays stay short."""
 
 
 class ConnectBackoff:
     def __init__(self, addresses: Sequence[Address], random: Callable[[], float]) -> None:
         self.addresses = addresses
         self.failure_count = 0
-        """Since the last success."""
+        """Failures since the last success."""
         self._random = random
         self._index = 0
 
     @property
     def current_address(self) -> Address:
-        """The one that is tried, or connected to."""
+        """Address that is connected to, or tried."""
         return self.addresses[self._index % len(self.addresses)]
 
     def next_address_and_delay(self) -> tuple[Address, float]:
-        """Where to, and after how many seconds."""
+        """Return the next address, and the seconds to wait before."""
         address = self.current_address
         if not self.failure_count:
             return address, 0.0
@@ -298,10 +300,10 @@ class ConnectBackoff:
         return address, longest * (0.5 + self._random() / 2)
 
     def on_connect_failed(self) -> None:
-        """Nobody was there, or nobody who would have us: the next address is next."""
+        """Count a failure to connect or log in; the next address follows."""
         self.failure_count += 1
         self._index += 1
 
     def on_connection_lost(self, lifetime_s: float) -> None:
-        """A connection has ended; its address is next."""
+        """Count the end of a connection as success or failure; its address is tried again."""
         self.failure_count = 0 if lifetime_s >= STABLE_CONNECTION_S else min(self.failure_count + 1, QUICK_FAILURES_MAX)

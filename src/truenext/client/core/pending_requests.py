@@ -1,6 +1,6 @@
-"""Questions, to the broker and to others, and the replies: a temporary queue of the connection, and who waits for what.
+"""Requests to the broker and to other clients, and the replies, for which each connection has a temporary queue.
 
-What is asked of others and not answered when the connection is lost is told so: the reply has nowhere to go any more.
+When the connection is lost, pending requests to other clients fail: their replies can no longer arrive.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ T = TypeVar("T")
 
 
 class ProducerStatus(msgspec.Struct):
-    """What the broker knows of a producer. Source: docs/stomp.md, /control/producer"""
+    """State of a producer at the broker. Source: docs/stomp.md, /control/producer"""
 
     sends: int
-    """The highest number of its SENDs."""
+    """Highest number of its SENDs."""
     commits: int
     outcome: str | None = None
-    """What became of the COMMIT that was asked for."""
+    """Outcome of the COMMIT that the request names."""
 
 
 class SubscriptionStatus(msgspec.Struct):
     id: str
     held: int
-    """Messages that it holds."""
+    """Messages that the subscription holds."""
     idle: str
-    """Why nothing comes."""
+    """Reason why no message is dispatched."""
 
 
 class ConnectionStatus(msgspec.Struct):
-    """What the broker knows of this connection. Source: docs/stomp.md, /control/connection"""
+    """State of this connection at the broker. Source: docs/stomp.md, /control/connection"""
 
     subscriptions: list[SubscriptionStatus]
 
 
 def encode_control_request(verb: str, arguments: object) -> tuple[bytes, bytes]:
-    """Head and body of a question to the broker. Raises: ValueError if no frame can say so"""
+    """Encode head and body of a control request. Raises: ValueError if a header cannot hold the verb"""
     headers = {"destination": f"/control/{verb}"}
     frames.check_headers(headers)
     return frames.encode_head("SEND", headers), b"" if arguments is None else msgspec.json.encode(arguments)
@@ -61,7 +61,7 @@ class _PendingRequest:
         self.on_reply = on_reply
         self.on_failure = on_failure
 
-    # As link.AnswerHandler, of the SEND that asks.
+    # Methods of link.AnswerHandler, for the SEND of the request.
 
     def on_confirmed(self, frame: Frame) -> None:
         pass
@@ -76,20 +76,20 @@ class _PendingRequest:
 class PendingRequests:
     def __init__(self) -> None:
         self._pending: dict[str, _PendingRequest] = {}
-        """By correlation id."""
+        """Pending requests by correlation id."""
         self._numbers = count(1)
         self._subscribed_link: Link | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Nobody waits for a reply."""
+        """No request is pending."""
         return not self._pending
 
     def send_control_request(
         self, link: Link, verb: str, arguments: object, reply_type: type[T], on_reply: Callable[[T], None]
     ) -> None:
-        """Ask the broker something that this client has to know, whose answer has this shape. A connection that is lost
-        forgets the question."""
+        """Send a control request of the client itself, and decode the answer. If the connection is lost, the request
+        is forgotten; if it is refused, the connection ends."""
         head, body = encode_control_request(verb, arguments)
         self.send_request(
             link,
@@ -100,7 +100,7 @@ class PendingRequests:
         )
 
     def forget_request(self, correlation: str) -> None:
-        """Nobody waits any more."""
+        """Forget a request for which its caller no longer waits."""
         self._pending.pop(correlation, None)
 
     def send_request(
@@ -111,7 +111,7 @@ class PendingRequests:
         on_reply: Callable[[Frame], None],
         on_failure: Callable[[Exception], None],
     ) -> str:
-        """Returns the name of the question."""
+        """Send a request. Returns its correlation id."""
         if self._subscribed_link is not link:
             self._subscribed_link = link
             link.write(frames.encode_frame("SUBSCRIBE", {"id": _SUBSCRIPTION, "destination": REPLIES, "ack": "auto"}))
@@ -122,7 +122,7 @@ class PendingRequests:
         return correlation
 
     def on_message(self, frame: Frame) -> bool:
-        """Whether it is a reply, wanted or not."""
+        """Handle a MESSAGE; return whether it is a reply, pending or not."""
         if frame.headers.get("subscription") != _SUBSCRIPTION:
             return False
         request = self._pending.pop(frame.headers.get("correlation-id", ""), None)
@@ -131,7 +131,7 @@ class PendingRequests:
         return True
 
     def on_connection_lost(self, error: Exception) -> None:
-        """The connection has gone."""
+        """Fail the pending requests of callers."""
         requests, self._pending = self._pending, {}
         for request in requests.values():
             if request.on_failure is not _raise_connection_lost:

@@ -1,6 +1,6 @@
-"""What waits somewhere, message by message, on a connection that does nothing else.
+"""Browser of a queue or a durable subscription, on a connection that does nothing else.
 
-A browser cannot say how much it takes. So nothing more is read from its socket while enough is here.
+A browser has no prefetch. So its socket is not read while enough messages are buffered.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from truenext.errors import ConnectionLost, Refused
 from truenext.wire.stomp.frame import Frame
 
 UNREAD_MESSAGES_MAX = 1000
-"""Messages that are here and nobody has looked at: beyond that nothing more is read."""
+"""Buffered messages above which the socket is not read."""
 
 
 class QueueBrowser:
-    """What waits somewhere, message by message."""
+    """Browser that returns one message after the other."""
 
     def __init__(self, client: Client, destination: str, selector: str | None) -> None:
         self._client = client
@@ -34,7 +34,7 @@ class QueueBrowser:
         self._signal = Signal()
 
     def next_message(self) -> Flow[Content | None]:
-        """None at the end. Raises: Refused, ConnectionLost"""
+        """Return the next message; None at the end. Raises: Refused, ConnectionLost"""
         client = self._client
         if not self._is_subscribed:
             self._is_subscribed = True
@@ -62,7 +62,7 @@ class QueueBrowser:
             self._client.is_read_buffer_full = len(self._frames) > UNREAD_MESSAGES_MAX
         self._signal.set()
 
-    # As link.AnswerHandler.
+    # Methods of link.AnswerHandler.
 
     def on_confirmed(self, frame: Frame) -> None:
         pass
@@ -72,10 +72,10 @@ class QueueBrowser:
         self._signal.set()
 
     def on_connection_lost(self) -> None:
-        """Only before it was confirmed; see `on_ended`."""
+        """Ignore that SUBSCRIBE was not confirmed; `on_ended` is called, too."""
 
     def on_ended(self, error: Exception) -> None:
-        """The connection has gone, and what was not shown yet is not known."""
+        """End with ConnectionLost, unless all messages have arrived."""
         if not self._is_complete:
             self._error = ConnectionLost(f"the connection was lost while messages were shown: {error}")
         self._signal.set()

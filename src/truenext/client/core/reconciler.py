@@ -1,4 +1,4 @@
-"""Does a client hold what it should: nothing that nobody asks for, and what the broker believes that it holds?"""
+"""Reconciler: releases idle buffers, and compares the held messages of a client with those that the broker knows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from truenext.client.core.subscriptions import Subscriptions
 from truenext.errors import ConnectionLost
 
 RELEASE_IDLE_INTERVAL_S = 5.0
-"""A buffer that nobody asks for goes back after so long, so that others get it."""
+"""Seconds between two checks for idle buffers, which are released to other consumers."""
 CHECK_INTERVAL_S = 15.0
-"""Between two looks at what the broker has of this connection, while both agree."""
+"""Seconds between two comparisons with the broker, while both agree."""
 RECHECK_INTERVAL_S = 1.0
 CHECKS_MAX = 3
-"""Looks that differ in the same way, until that is no coincidence."""
+"""Comparisons in a row with the same difference after which the connection is ended."""
 
 
 class Reconciler:
@@ -28,7 +28,6 @@ class Reconciler:
         requests: PendingRequests,
         end_connection: Callable[[ConnectionLost], None],
     ) -> None:
-        """`end_connection` ends the connection."""
         self._context = context
         self._subscriptions = subscriptions
         self._requests = requests
@@ -43,7 +42,7 @@ class Reconciler:
         for subscription in self._subscriptions.by_id.values():
             buffer = subscription.buffer
             was_polled, subscription.is_polled = subscription.is_polled, False
-            # One that rests may have something, too: what its program had of an earlier connection, and has no more.
+            # A suspended subscription may have some, too: redeliveries of messages that the program no longer holds.
             if len(subscription) and not (was_polled or buffer.has_waiter(subscription)):
                 self._subscriptions.release([subscription], suspend=True)
 
@@ -57,8 +56,8 @@ class Reconciler:
     def _compare_with_broker(
         self, link: Link, previous_differences: dict[str, tuple[int, int]], same_count: int
     ) -> None:
-        """Ask the broker what it has of this connection. What comes meanwhile makes a difference for a moment; one that
-        stays means that something was lost on the way, and only a new connection can mend that."""
+        """Compare with the broker what this connection holds. Messages on their way make a difference for a moment;
+        one that stays means that a message was lost on the way, and only a new connection can repair that."""
         if self._context.link is not link:
             return
 
@@ -91,5 +90,5 @@ class Reconciler:
 
 
 def _held_count(subscription: Subscription) -> int:
-    """Messages of a subscription that the broker should know it to hold."""
+    """Number of messages that the broker should know the subscription to hold."""
     return len(subscription.held_by_ack_id) + len(subscription) + subscription.buffer.withheld_count

@@ -1,9 +1,9 @@
-"""How what a program asks for waits, without a task and without a thread.
+"""Flows: requests of a program, which wait without a task and without a thread.
 
-A *flow* is one request of a program. It is a generator: it runs as far as it can without waiting, and yields a Wait
-where it cannot go on. Whoever drives it, with a task or with a thread, waits for the signal and tells it whether that
-came before the deadline. An exception that ends the waiting, such as a cancellation, is thrown into the flow: so what
-becomes of a request that nobody waits for any more is decided here as well, in one place.
+A *flow* is a generator: it runs as far as it can without waiting, and yields a Wait where it cannot go on. The
+driver, with a task or with a thread, waits for the signal, and sends whether it was set before the deadline. An
+exception that ends the wait, such as a cancellation, is thrown into the flow: so each flow also decides what becomes
+of a request for which its caller no longer waits.
 """
 
 from collections.abc import Callable, Generator
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Signal:
-    """Something has happened that one waits for, or several do."""
+    """Event that happens once, for which one or several flows wait."""
 
     __slots__ = ("_callbacks", "is_set")
 
@@ -30,7 +30,7 @@ class Signal:
                 callback()
 
     def add_callback(self, callback: Callable[[], None]) -> None:
-        """Have it called when the signal is set; only by whoever drives the flow."""
+        """Add a function that is called when the signal is set."""
         self._callbacks.append(callback)
 
     def remove_callback(self, callback: Callable[[], None]) -> None:
@@ -38,22 +38,22 @@ class Signal:
 
 
 class Wait(NamedTuple):
-    """What a flow waits for."""
+    """Request of a flow to wait."""
 
     signal: Signal
     deadline: float | None = None
-    """By the clock of the core, in seconds; None waits for ever."""
+    """Time by the core's clock, in seconds; None waits for ever."""
 
 
 Flow = Generator[Wait, bool, T]
-"""It is sent whether the signal came; False: the deadline did."""
+"""Generator that yields a Wait, and is sent whether the signal was set; False: the deadline came first."""
 
 
-# ---- What is to be done at a time, by a clock that somebody else has ----
+# ---- Delayed calls ----
 
 
 class DelayedCall:
-    """Something that is to be done, unless it is cancelled."""
+    """Function that is called later, unless it is cancelled."""
 
     __slots__ = ("action",)
 
@@ -76,14 +76,14 @@ class DelayedCalls:
 
     @property
     def next_due_at(self) -> float | None:
-        """When `run_due` is to be called; None if nothing is to be done."""
+        """Time at which `run_due` is to be called; None if there are no calls."""
         heap = self._heap
         while heap and heap[0][2].action is None:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def run_due(self, now: float) -> None:
-        """Do what is due."""
+        """Run the calls that are due."""
         while (due := self.next_due_at) is not None and due <= now:
             timer = heappop(self._heap)[2]
             action, timer.action = timer.action, None
