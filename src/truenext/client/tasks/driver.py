@@ -1,11 +1,10 @@
-"""What runs a client in an event loop: its socket, its clock, and the waiting of its flows.
+"""Driver of a client in an event loop: its socket, its clock, and the waits of its flows.
 
-Everything happens in the loop; only writing to the socket has a lock, for heart.py. Reading waits for nobody: the loop
-says when there is something to read, and what was read is taken in at once. Writing is tried at once; what the socket
-does not take waits for it.
+All code runs in the loop; only writing to the socket has a lock, for heartbeat_thread.py. Received bytes are handled
+at once. Bytes are written at once as far as the socket accepts them, and the rest when it is ready.
 
-After a long block of the loop timers are due, and what has come meanwhile is not read. Which of the two a loop does
-first differs from loop to loop. So the socket is read before anything is decided because of the time.
+After a long block of the loop, timers are due and received bytes are unread, and loops differ in which they handle
+first. So the socket is read before any decision that depends on the time.
 """
 
 from __future__ import annotations
@@ -38,24 +37,24 @@ from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
 
 CONNECT_TIMEOUT_S = 10.0
-"""Until a broker has taken a connection."""
+"""Seconds until a broker must have accepted a connection."""
 LOOP_BLOCKED_S = 1.0
-"""A timer that is so late says that something blocks the event loop."""
+"""Seconds by which a timer is late if the event loop counts as blocked."""
 
 STOPPED_CLOCK_S = 0.001
-"""A clock that has told the same for so long stands still."""
+"""Seconds without change after which a clock counts as stopped."""
 
 S = TypeVar("S")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _drivers: WeakSet[Driver] = WeakSet()
-"""Those whose connection may be open when the program ends."""
+"""Drivers whose connection may be open when the program ends."""
 
 
 @atexit.register
 def _at_exit() -> None:
-    """No event loop runs any more that could wait for a confirmation."""
+    """Warn of unconfirmed sends: no event loop runs any more that could wait for their confirmation."""
     for driver in list(_drivers):
         driver.warn_if_unconfirmed()
 
@@ -65,12 +64,12 @@ _isolations: WeakKeyDictionary[asyncio.AbstractEventLoop, HandlerIsolation] = We
 
 class Driver:
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
-        """To be made in the loop that it is to run in. Raises: ConfigurationError if that loop's time stands still"""
+        """Make a driver for the running loop. Raises: ConfigurationError if that loop's clock stands still"""
         self.loop = loop = asyncio.get_running_loop()
         check_clock_runs(loop)
         self.process_id = os.getpid()
         self.isolation = _isolations.setdefault(self.loop, HandlerIsolation())
-        """Of all connections in this loop."""
+        """Isolation of all handlers in this loop."""
         context = ClientContext(
             # Looked up each time: tests that stop the time of a program give its loop another one.
             clock=lambda: loop.time(),
@@ -83,20 +82,20 @@ class Driver:
         self.client = Client(options, name, context, make_message)
         self._heartbeat_thread: HeartbeatThread | None = None
         self._write_lock = threading.Lock()
-        """Whoever has it writes to the socket, and changes what is left over."""
+        """Lock for writing to the socket and changing `_unwritten`."""
         self._sock: socket.socket | None = None
         self._link: Link | None = None
-        """What the socket is for."""
+        """Link that uses the socket."""
         self._unwritten: memoryview | None = None
-        """What the socket did not take yet."""
+        """Bytes that the socket has not accepted yet."""
         self._write_error: OSError | None = None
         self._is_flush_due = False
         self._is_reading = True
         self._timer: asyncio.Handle | None = None
         self._timer_at = 0.0
-        """When it is due. uvloop does not say that of one that was due when it was made."""
+        """Time at which the timer is due. uvloop does not report that of a timer that was due when it was made."""
         self._socket_closed: asyncio.Future[None] | None = None
-        """Done when the socket is of no further use."""
+        """Done when the socket is closed."""
         self._connect_task: asyncio.Task[None] | None = None
         self._is_confirmation_checked = False
         _drivers.add(self)
@@ -108,7 +107,7 @@ class Driver:
             warn(self.client)
 
     def __del__(self) -> None:
-        # The event loop has gone, and nobody has closed the connection. One that was not made has no client.
+        # The event loop has ended, and the connection was not closed. A failed `__init__` leaves no client.
         if hasattr(self, "_is_confirmation_checked"):
             self.warn_if_unconfirmed()
 
@@ -134,33 +133,33 @@ class Driver:
         return ClosedError("the connection belongs to another event loop: make a new one here")
 
     def run_step(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Do something that waits for nothing."""
-        # As `check_caller`, without its call: this is asked for each message.
+        """Call a function that waits for nothing."""
+        # Inlined `check_caller`, because this runs for each message.
         if asyncio._get_running_loop() is not self.loop:
             raise self._wrong_caller_error()
         return step(*args)
 
     run_step_of_many = run_step
-    """Differs for threads."""
+    """Call a function that waits for nothing; the twin for threads collects such calls."""
 
     def step_of_many(self, step: S) -> S:
-        """What does a step many times, from here on."""
+        """Return a function that calls `step` many times."""
         self.check_caller()
         return step
 
     def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
-        """What is next, if it is here: the short way of receiving."""
+        """Return the next message if it is buffered: the fast path of receiving."""
         if asyncio._get_running_loop() is not self.loop:
             raise self._wrong_caller_error()
         return session.try_receive(subscription, owner)
 
     def health(self) -> Health:
-        """Also when the loop has ended."""
+        """Return the health, also after the loop has ended."""
         return make_health(self.client)
 
     async def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
-        """Drive a flow to its end. `on_interrupted` is for threads: a task gets what comes of it, or was cancelled
-        before."""
+        """Drive a flow to its end, and return its result. `on_interrupted` is for threads: a task gets the result,
+        or was cancelled before there was one."""
         self.check_caller()
         try:
             wait = next(flow)
@@ -179,7 +178,7 @@ class Driver:
             self._after_step()
 
     async def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Drive the flow that ends a block. An exception of the program leaves the block, whatever its end says."""
+        """Drive the flow that ends a block. An exception of the program leaves the block even if the flow fails."""
         try:
             await self.run_flow(flow)
         except Exception as exit_error:
@@ -224,7 +223,7 @@ class Driver:
                     async with asyncio.timeout(CONNECT_TIMEOUT_S):
                         sock = await self._connect(address)
                 except (OSError, UnicodeError) as error:
-                    # A name that cannot be one of a host is as good as one that is not known.
+                    # An invalid host name (UnicodeError) counts as an unknown one.
                     is_own_timeout = type(error) is TimeoutError and error.errno is None
                     client.on_connect_failed(_connect_timeout_error() if is_own_timeout else error)
                     continue
@@ -241,12 +240,12 @@ class Driver:
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.setblocking(False)
-                # What is written is wanted at once.
+                # Small writes are sent without delay.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await self.loop.sock_connect(sock, sockaddr)
             except OSError as error:
                 sock.close()
-                # That of asyncio says the address in place of the reason.
+                # asyncio's own error contains the address in place of the reason.
                 errors.append(OSError(error.errno, os.strerror(error.errno)) if error.errno else error)
             except BaseException:
                 sock.close()
@@ -267,8 +266,7 @@ class Driver:
         self._after_step()
 
     def _close_socket(self) -> None:
-        """The socket is of no further use."""
-        # In a forked child the lock may be that of a thread that is not there.
+        # In a forked child the lock may be held by a thread that does not exist there.
         with contextlib.nullcontext() if self._is_forked else self._write_lock:
             sock, self._sock = self._sock, None
         if sock is None:
@@ -277,7 +275,7 @@ class Driver:
             self.loop.remove_reader(sock)
             self.loop.remove_writer(sock)
             with contextlib.suppress(OSError):
-                # Also if a process that was forked from this one has it, too.
+                # This closes the connection even if a forked process has the socket, too.
                 sock.shutdown(socket.SHUT_RDWR)
         sock.close()
         self._unwritten = None
@@ -285,14 +283,14 @@ class Driver:
             self._socket_closed.set_result(None)
 
     def disconnect_nowait(self) -> None:
-        """Take leave, and wait for nothing."""
+        """Send DISCONNECT, and wait for nothing."""
         flow = self.client.close(None)
         for _ in flow:
             self.flush()
             flow.close()
 
     async def stop(self) -> None:
-        """Nothing is left of it: neither socket nor task nor timer nor thread."""
+        """Close the socket, and end the task, the timer and the thread."""
         if self._heartbeat_thread is not None:
             self._heartbeat_thread.stop()
             self._heartbeat_thread = None
@@ -302,11 +300,11 @@ class Driver:
             self._timer = None
         if self._connect_task is not None and self._connect_task is not asyncio.current_task():
             self._connect_task.cancel()
-            # Not awaited itself: its cancellation is not that of whoever waits here.
+            # Not awaited itself: its cancellation is not one of the caller.
             await asyncio.wait({self._connect_task})
 
     def _fail_internally(self, error: Exception) -> None:
-        """An error of our own: whoever waits gets it."""
+        """End the client with an internal error, which callers get."""
         self.client.fail_permanently(log.log_internal_error(error))
         self._close_socket()
 
@@ -314,7 +312,7 @@ class Driver:
 
     @property
     def _is_forked(self) -> bool:
-        """This is a forked child, whose copy of the loop still runs: the socket is its parent's."""
+        """This process is a forked child with a copy of the running loop; the socket is its parent's."""
         return os.getpid() != self.process_id
 
     def _on_readable(self) -> None:
@@ -341,7 +339,7 @@ class Driver:
             self._is_reading = False
 
     def _read_available(self) -> None:
-        """Before something is decided because of the time."""
+        """Read the socket before a decision that depends on the time."""
         if self._sock is not None and self._is_reading:
             self._on_readable()
 
@@ -351,7 +349,7 @@ class Driver:
         self._after_step()
 
     def flush(self) -> bool:
-        """Write what is to be written; whether the socket has taken all of it."""
+        """Write pending bytes; return whether the socket has accepted all of them."""
         sock = self._sock
         if sock is None or self._unwritten is not None:
             return False
@@ -365,7 +363,7 @@ class Driver:
             except (BlockingIOError, InterruptedError):
                 written = 0
             except OSError as error:
-                # Whoever writes is in the middle of something.
+                # The caller is in the middle of a step, so the error is handled later.
                 self._write_error = error
                 self.loop.call_soon(self._on_write_error, sock)
                 return False
@@ -376,15 +374,15 @@ class Driver:
         return False
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
-        """Called by another thread: if nothing was written since `last_written_at`, write what is left over, or a
-        heart-beat. Returns what to say the next time."""
+        """Write, from another thread, pending bytes or a heart-beat if nothing was written since `last_written_at`.
+        Returns the argument for the next call."""
         with self._write_lock:
             link, sock = self._link, self._sock
             if link is None or sock is None or not (link.is_up and link.heartbeat_interval_s):
                 return last_written_at
             written_at = link.written_at
             if written_at == last_written_at:
-                # If the connection is lost, the loop will come upon that.
+                # If the connection is lost, the loop notices that itself.
                 with contextlib.suppress(OSError):
                     if self._unwritten is None:
                         sock.send(HEART_BEAT)
@@ -393,7 +391,7 @@ class Driver:
             return written_at
 
     def _write_some(self, sock: socket.socket, unwritten: memoryview) -> None:
-        """Of what is left over. Raises: OSError"""
+        """Write pending bytes, as many as the socket accepts. Raises: OSError"""
         written = sock.send(unwritten)
         self._unwritten = unwritten[written:] if written < len(unwritten) else None
 
@@ -441,8 +439,8 @@ class Driver:
     # ---- Time ----
 
     def _after_step(self) -> None:
-        """Something has happened: see whether the connection is still there, whether there is room to read on, and when
-        there is something to do."""
+        """Update the driver after a step: close the socket of a lost connection, read on if there is space, set the
+        timer."""
         if self._sock is not None and self.client.link is not self._link:
             self._close_socket()
         if not self._is_reading and self._sock is not None and not self.client.is_read_buffer_full:
@@ -477,12 +475,12 @@ class Driver:
 
 
 def check_clock_runs(loop: asyncio.AbstractEventLoop) -> None:
-    """No timer of such a loop is ever due: whoever waits in it waits for ever.
+    """Check that the clock of a loop runs: without it no timer is ever due, and each wait is endless.
 
-    Raises: ConfigurationError if a test has stopped the time of this loop
+    Raises: ConfigurationError if a test has stopped the clock
     """
     if type(loop).time is not asyncio.BaseEventLoop.time:
-        # uvloop's own, for one, which tells the same time through a whole turn.
+        # Such as uvloop's clock, which does not change within one pass of the loop.
         return
     start, deadline = loop.time(), monotonic() + STOPPED_CLOCK_S
     while loop.time() == start:

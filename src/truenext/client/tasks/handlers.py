@@ -1,4 +1,4 @@
-"""The handlers of `Connection.consume`, in tasks."""
+"""Handlers of `Connection.consume`, in tasks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from truenext.client.tasks.driver import Driver
 
 
 class Handlers:
-    """The `consume` calls of one connection."""
+    """Calls of `consume` on one connection."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._consume_calls: dict[ConsumeCall, set[asyncio.Task[None]]] = {}
-        """With the tasks that run handlers."""
+        """Calls with the tasks that run their handlers."""
 
     async def run(
         self,
@@ -44,7 +44,7 @@ class Handlers:
         cancelled = caller.cancelling()
 
         def is_stopped() -> bool:
-            # It may have swallowed a cancellation before.
+            # The caller may have swallowed a cancellation before.
             return call.is_stopped or caller.cancelling() > cancelled
 
         try:
@@ -76,7 +76,7 @@ class Handlers:
         make_session: Callable[[SessionCore], Any],
         is_stopped: Callable[[], bool],
     ) -> None:
-        """`is_stopped`: `consume` ends, or was cancelled, and so are the handlers."""
+        """`is_stopped` says whether `consume` has ended or was cancelled, and its handlers with it."""
         driver = self._driver
         session = make_session(worker.session)
         owner = asyncio.current_task()
@@ -98,7 +98,7 @@ class Handlers:
                     worker.on_handler_failed(message, error)
                     if is_stopped():
                         raise
-                    # Nobody else has cancelled the handlers: this one has cancelled itself, or what it has waited for.
+                    # `consume` goes on: the handler has cancelled itself, or a task that it waited for.
                     log.log_handler_failed(message, error)
                     while owner is not None and owner.uncancel():
                         pass
@@ -108,18 +108,18 @@ class Handlers:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            # Whoever has called `consume` gets it.
+            # The caller of `consume` gets the error.
             ended = error
         finally:
             worker.on_ended(ended)
 
     def stop(self) -> None:
-        """No handler begins any more."""
+        """Start no more handlers."""
         for call in self._consume_calls:
             call.stop()
 
     async def wait(self, deadline: float) -> None:
-        """Until no handler runs any more but the one that asks; those that run longer are cancelled."""
+        """Wait until no handler runs, except for the caller; cancel those that run longer."""
         current = asyncio.current_task()
         for call, tasks in list(self._consume_calls.items()):
             if not await self._driver.run_flow(call.wait_until_handled(deadline, current)):
@@ -127,4 +127,4 @@ class Handlers:
                     task.cancel()
 
     def abandon(self) -> None:
-        """For threads. The end of tasks is waited for where `run` was called."""
+        """Do nothing, unlike the twin for threads: `run` waits for its tasks."""

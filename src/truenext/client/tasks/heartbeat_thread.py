@@ -1,8 +1,8 @@
-"""What keeps a connection alive while its event loop is blocked: a thread that beats in its place.
+"""Heart-beat thread: keeps a connection alive while its event loop is blocked.
 
-The thread looks twice in each interval whether the loop has written anything since its last look. If it has not, the
-thread writes what the loop has left over of a frame, or a heart-beat. It ends with the connection, with the loop, and
-with the process; a forked child has none.
+Twice in each interval the thread checks whether the loop has written anything since the last check. If not, the
+thread writes the rest of a frame that the loop has begun, or a heart-beat. The thread ends with the connection, with
+the loop, and with the process; a forked child has none.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Protocol
 from weakref import ref
 
 CHECKS_PER_INTERVAL = 2
-"""In each interval: then it is never longer than the interval from one byte to the next."""
+"""Checks in each interval, so that two bytes are never further apart than one interval."""
 STOP_TIMEOUT_S = 1.0
-"""Seconds that the end waits for the thread, which does nothing that waits."""
+"""Seconds that `stop` waits for the thread, which does nothing that blocks."""
 
 
 class HeartbeatTarget(Protocol):
-    """What a heart beats for."""
+    """Driver for which the thread sends heart-beats."""
 
     loop: AbstractEventLoop
 
     def send_heart_beat_if_idle(self, last_written_at: float) -> float:
-        """If nothing was written since `last_written_at`, beat. Returns what to say the next time."""
+        """Send a heart-beat if nothing was written since `last_written_at`. Returns the argument for the next call."""
 
 
 class HeartbeatThread:
     def __init__(self, driver: HeartbeatTarget, heart_beat_s: float) -> None:
-        # A driver that nobody has any more is not kept alive.
+        # The thread does not keep an abandoned driver alive.
         self._driver = ref(driver)
         self._interval_s = heart_beat_s / CHECKS_PER_INTERVAL
         self._is_stopped = threading.Event()

@@ -1,4 +1,4 @@
-"""What tasks need beside threads: what is awaited or used in an `async with`, and any iterable in an `async for`."""
+"""Helpers that tasks need and threads do not: objects to await, or to use in an `async with`, and `async for`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R", bound=_AsyncClosable)
 
 
 class AwaitableContext(Generic[R]):
-    """Something that is to be awaited, or used in an `async with`, which closes it."""
+    """Object that is awaited, or used in an `async with`, which closes it."""
 
     def __init__(self, make: Callable[[], Awaitable[R]]) -> None:
         self._open_resource = make
@@ -46,7 +46,7 @@ def each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterable[T]:
 
 
 class _AsyncIterator(Generic[T]):
-    """No async generator, which the event loop would have to close after an error."""
+    """Iterator that is not an async generator, which the event loop would have to close after an error."""
 
     def __init__(self, iterator: Iterator[T]) -> None:
         self._iterator = iterator

@@ -1,11 +1,11 @@
-"""What runs a client with threads: its socket, its clock, and the waiting of its flows.
+"""Driver of a client with threads: its socket, its clock, and the waits of its flows.
 
-    callers ──lock──▶ Client, flows ──bytes──▶ socket        a caller writes at once what the socket takes
-    thread  ──lock──▶ Client ◀──bytes── socket               the thread writes the rest, reads, beats, runs timers
+    callers ──lock──▶ Client, flows ──bytes──▶ socket        a caller writes at once what the socket accepts
+    thread  ──lock──▶ Client ◀──bytes── socket               the thread writes the rest, reads, runs timers
 
-One lock guards all state. Nobody waits while holding it: a caller that has to wait gives it back, and waits on a lock
-of its own that whoever sets its signal opens. The thread alone makes and closes sockets, and never runs a program's
-code. So reading waits for nobody.
+One lock guards all state. No thread waits while it holds the lock: a caller that has to wait releases it, and waits
+for a lock of its own, which the signal opens. Only the connection's thread makes and closes sockets, and it never
+runs code of the program. So reading is never held up.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from truenext.model.limits import READ_BYTES
 from truenext.model.url import Address
 
 CONNECT_TIMEOUT_S = 10.0
-"""Until a broker has taken a connection."""
+"""Seconds until a broker must have accepted a connection."""
 STOP_TIMEOUT_S = 1.0
-"""Seconds that the end waits for the thread, which may be asking for the address of a host."""
+"""Seconds that `stop` waits for the thread, which may be resolving a host name."""
 
 EXIT_TIMEOUT_S = 10.0
-"""Seconds for which the end of the program waits until what was sent is confirmed, as the end of a `with` does."""
+"""Seconds that the end of the program waits for confirmations, as the end of a `with` block does."""
 _PROGRAM_ENDS_TEXT = "the program ends, and the connection with it"
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _drivers: WeakSet[Driver] = WeakSet()
-"""Those whose connection may be open when the program ends."""
+"""Drivers whose connection may be open when the program ends."""
 _drivers_lock = threading.Lock()
 
 
 @atexit.register
 def _at_exit() -> None:
-    """Wait for confirmations while the threads of connections still run: a moment later they would lose messages of
-    `send_nowait`."""
+    """Wait for confirmations while the threads of connections still run: a moment later messages of `send_nowait`
+    would be lost."""
     deadline = monotonic() + EXIT_TIMEOUT_S
     with _drivers_lock:
         drivers = list(_drivers)
@@ -74,7 +74,7 @@ class Driver:
     def __init__(self, options: ConnectOptions, name: str, make_message: type[ReceivedMessage]) -> None:
         self.process_id = os.getpid()
         self.isolation = HandlerIsolation()
-        """Of this connection: its lock guards no other."""
+        """Isolation of the handlers of this connection only, because its lock guards no other."""
         context = ClientContext(
             clock=monotonic,
             random=random.random,
@@ -89,18 +89,18 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="truenext connection", daemon=True)
         self._sock: socket.socket | None = None
         self._link: Link | None = None
-        """What the socket is for."""
+        """Link that uses the socket."""
         self._unwritten: memoryview | None = None
-        """What the socket did not take yet."""
+        """Bytes that the socket has not accepted yet."""
         self._write_error: OSError | None = None
         self._is_flush_due = False
         self._pending_reports: deque[tuple[str, dict[str, object]]] = deque()
-        """For the log, which is written without the lock."""
-        # How the thread waits: what is registered, until when, and how it is woken.
+        """Reports for the log, which is written without the lock."""
+        # State of the thread's wait: the registered socket, the deadline, and how the thread is woken.
         self._selector = selectors.DefaultSelector()
         self._registered: tuple[socket.socket | None, int] = (None, 0)
         self._awaited_events = 0
-        """What the thread waits for at the socket."""
+        """Events of the socket for which the thread waits."""
         self._wakes_at = inf
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
@@ -111,12 +111,12 @@ class Driver:
             _drivers.add(self)
 
     def start(self) -> None:
-        """Raises: ClosedError at the end of the program, when no thread begins any more"""
+        """Raises: ClosedError at the end of the program, when no thread starts any more"""
         self.check_caller()
         self._thread.start()
 
     def wait_until_confirmed(self, deadline: float) -> None:
-        """Wait until the broker has confirmed what was sent; warn if it has not in time."""
+        """Wait until the broker has confirmed all sends; warn of those that are not confirmed in time."""
         client = self.client
         if (
             os.getpid() == self.process_id
@@ -127,7 +127,7 @@ class Driver:
             log.warn_unconfirmed(client)
 
     def stop(self) -> None:
-        """Nothing is left of it: neither socket nor thread. Only once the client has ended."""
+        """End the thread, which closes the socket. To be called after the client has ended."""
         with self.state_lock():
             self._wake_thread()
         if threading.get_ident() != self._thread.ident:
@@ -137,7 +137,7 @@ class Driver:
     # ---- Callers ----
 
     def check_caller(self) -> None:
-        """Before the lock is touched, which nobody may ever give back in a process that was forked.
+        """Check the caller before the lock is used, which may never be released in a forked process.
 
         Raises: ClosedError in another process than that of the connection, and at the end of the program
         """
@@ -147,11 +147,11 @@ class Driver:
             raise ClosedError("the connection belongs to the process that this one was forked from: make a new one")
 
     def state_lock(self) -> threading.Lock | SignalSafeLock:
-        """The lock, for a `with` block in which nothing is waited for."""
+        """Return the lock, for a `with` block that waits for nothing."""
         return SignalSafeLock(self._lock) if threading.get_ident() == self._main_thread_id else self._lock
 
     def run_step(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Do something that waits for nothing."""
+        """Call a function that waits for nothing."""
         self.check_caller()
         with self.state_lock():
             try:
@@ -160,7 +160,7 @@ class Driver:
                 self._after_step()
 
     def run_step_of_many(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
-        """As `run_step`, for one of many that follow each other: the thread writes what they want written, together."""
+        """Call as `run_step` does, for one of many calls: the thread writes their output, together."""
         self.check_caller()
         with self.state_lock():
             try:
@@ -169,12 +169,12 @@ class Driver:
                 self._wake_thread()
 
     def step_of_many(self, step: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
-        """What does a step many times, each as `run_step_of_many`."""
+        """Return a function that calls `step` many times, each as `run_step_of_many`."""
         self.check_caller()
         return cast("Callable[[*Ts], T]", partial(self.run_step_of_many, step))
 
     def try_receive(self, session: SessionCore, subscription: Subscription, owner: object) -> ReceivedMessage | None:
-        """What is next, if it is here: the short way of receiving."""
+        """Return the next message if it is buffered: the fast path of receiving."""
         self.check_caller()
         lock = self.state_lock()
         with lock:
@@ -194,7 +194,7 @@ class Driver:
         return self.run_step(make_health, self.client)
 
     def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
-        """Drive a flow to its end; `on_interrupted` gets what comes of it if the caller does not, who was
+        """Drive a flow to its end, and return its result; `on_interrupted` gets the result if the caller is
         interrupted."""
         self.check_caller()
         lock = self.state_lock()
@@ -222,7 +222,7 @@ class Driver:
                 self._after_step()
 
     def exit_block(self, flow: Flow[None], error: BaseException | None) -> None:
-        """Drive the flow that ends a block. An exception of the program leaves the block, whatever its end says."""
+        """Drive the flow that ends a block. An exception of the program leaves the block even if the flow fails."""
         try:
             self.run_flow(flow)
         except Exception as exit_error:
@@ -255,7 +255,7 @@ class Driver:
         return signal.is_set
 
     def disconnect_nowait(self) -> None:
-        """Take leave, and wait for nothing."""
+        """Send DISCONNECT, and wait for nothing."""
         self.run_step(self._disconnect_nowait)
 
     def _disconnect_nowait(self) -> None:
@@ -265,7 +265,8 @@ class Driver:
             flow.close()
 
     def _after_step(self) -> None:
-        """A caller has done something: write what is due, and see whether the thread has something to do at once."""
+        """Update the driver after a step: write pending bytes, and wake the thread if it has something to do at
+        once."""
         if self._is_flush_due:
             self.flush()
         due = self.client.delayed_calls.next_due_at
@@ -278,7 +279,7 @@ class Driver:
             self._wake_thread()
 
     def _events_needed(self) -> int:
-        """What is to be waited for at the socket."""
+        """Return the events of the socket for which the thread must wait."""
         reads = 0 if self.client.is_read_buffer_full else selectors.EVENT_READ
         return reads | (0 if self._unwritten is None else selectors.EVENT_WRITE)
 
@@ -334,7 +335,7 @@ class Driver:
             self._link = client.link
 
     def _connect(self, address: Address) -> socket.socket | None:
-        """None if there is to be no connection any more. Raises: OSError if nobody is there"""
+        """Connect a socket; None if the client has ended meanwhile. Raises: OSError"""
         deadline = monotonic() + CONNECT_TIMEOUT_S
         errors: list[OSError] = []
         for family, kind, protocol, _, sockaddr in socket.getaddrinfo(
@@ -344,7 +345,7 @@ class Driver:
             is_connected = False
             try:
                 sock.setblocking(False)
-                # What is written is wanted at once.
+                # Small writes are sent without delay.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 code = sock.connect_ex(sockaddr)
                 while code in _IN_PROGRESS and self.client.error is None:
@@ -396,7 +397,7 @@ class Driver:
                 self._close_socket()
 
     def _select(self, sock: socket.socket | None, events: int, max_wait_s: float = inf) -> int:
-        """Wait for the socket, or until somebody wakes the thread; run the timers. What the socket is ready for."""
+        """Wait for the socket, or until the thread is woken; run due calls. Returns the events that are ready."""
         with self._lock:
             due = self.client.delayed_calls.next_due_at
             wakes_at = monotonic() + max_wait_s
@@ -429,21 +430,20 @@ class Driver:
         self._registered = (sock, events)
 
     def _close_socket(self) -> None:
-        """The socket is of no further use."""
         self._register(None, 0)
         self._link = None
         sock, self._sock = self._sock, None
         self._unwritten = None
         if sock is not None:
             with contextlib.suppress(OSError):
-                # Also if a process that was forked from this one has it, too.
+                # This closes the connection even if a forked process has the socket, too.
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
     # ---- Writing ----
 
     def flush(self) -> bool:
-        """Write what is to be written; whether the socket has taken all of it."""
+        """Write pending bytes; return whether the socket has accepted all of them."""
         self._is_flush_due = False
         sock = self._sock
         if sock is None or self._unwritten is not None:
@@ -457,7 +457,7 @@ class Driver:
         except (BlockingIOError, InterruptedError):
             written = 0
         except OSError as error:
-            # Whoever writes is in the middle of something.
+            # The caller is in the middle of a step, so the error is handled later.
             self._write_error = error
             self._wake_thread()
             return False

@@ -1,4 +1,4 @@
-"""The handlers of `Connection.consume`, in threads."""
+"""Handlers of `Connection.consume`, in threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from truenext.client.threads.driver import Driver
 
 
 class Handlers:
-    """The `consume` calls of one connection."""
+    """Calls of `consume` on one connection."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -44,7 +44,7 @@ class Handlers:
             for number in range(concurrency):
                 worker = driver.run_step(call.make_worker)
                 name = f"truenext handler {number}"
-                # Those that run when the program ends do not keep it.
+                # A running handler does not keep the program from ending.
                 Thread(target=self._run_worker, args=(worker, handler, make_session), name=name, daemon=True).start()
             driver.run_flow(call.wait_until_stopped())
         finally:
@@ -83,24 +83,24 @@ class Handlers:
                     if worker.is_handler_failure(error):
                         log.log_handler_failed(message, error)
         except BaseException as error:
-            # Whoever consumes raises it.
+            # The caller of `consume` gets the error.
             ended = error
         finally:
             driver.run_step(worker.on_ended, ended)
 
     def stop(self) -> None:
-        """No handler begins any more."""
+        """Start no more handlers."""
         for call in list(self._consume_calls):
             self._driver.run_step(call.stop)
 
     def wait(self, deadline: float) -> None:
-        """Until no handler runs any more but the one that asks; those that run longer are left alone."""
+        """Wait until no handler runs, except for the caller; leave alone those that run longer."""
         current = current_thread()
         for call in list(self._consume_calls):
             if not self._driver.run_flow(call.wait_until_handled(deadline, current)):
                 self._driver.run_step(call.abandon_handlers)
 
     def abandon(self) -> None:
-        """Wait for no handler: what they have goes back."""
+        """Wait for no handler, and release their messages."""
         for call in list(self._consume_calls):
             self._driver.run_step(call.abandon_handlers)

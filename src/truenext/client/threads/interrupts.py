@@ -1,9 +1,9 @@
-"""Ctrl-C, put off while the state of a connection is in hand.
+"""Lock of a connection that defers Ctrl-C while the state of the connection is being changed.
 
-Python runs signal handlers in the main thread, between any two steps of the program. One that raises there, as that of
-Ctrl-C does, would leave the state of a connection half changed; one that calls the connection would wait for the lock
-that its own thread has. So the main thread takes the lock with this: a handler that is due runs when the lock has been
-given back, or at once while the thread waits.
+Python runs signal handlers in the main thread, between any two steps of the program. A handler that raises there, as
+that of Ctrl-C does, would leave the state half changed; a handler that calls the connection would wait for the lock
+that its own thread holds. So the main thread takes the lock with this class: a handler that is due runs when the
+lock has been released, or at once while the thread waits.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     Handler = Callable[[int, FrameType | None], object]
 
 DEFERRED_SIGNALS = (int(signal.SIGINT), int(signal.SIGTERM))
-"""Those that a program handles by ending."""
+"""Signals that a program handles by ending."""
 
-# What `signal` is made of: its own functions take ten times as long, to make enumeration members.
+# C functions of `signal`: the Python ones take ten times as long, because they make enumeration members.
 _signal_module = importlib.import_module("_signal")
 _set_handler = cast("Callable[[int, Handler], object]", _signal_module.signal)
 _get_handler = cast("Callable[[int], object]", _signal_module.getsignal)
 
 
 class SignalSafeLock:
-    """The lock of a connection, for the main thread. For one `with` block."""
+    """Lock of a connection for the main thread, for one `with` block."""
 
     __slots__ = ("_deferred_signals", "_handlers", "_is_waiting", "_lock")
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
         self._handlers: dict[int, Handler] = {}
-        """Those that were replaced."""
+        """Replaced signal handlers by signal number."""
         self._is_waiting = False
         self._deferred_signals: list[int] = []
 
@@ -45,12 +45,12 @@ class SignalSafeLock:
         try:
             for number in DEFERRED_SIGNALS:
                 handler = _get_handler(number)
-                # One that was set in C, or is none, does not run between two steps.
+                # A handler that was set in C, or is none, does not run between two steps.
                 if callable(handler):
                     self._handlers[number] = cast("Handler", handler)
                     _set_handler(number, defer)
         except BaseException:
-            # A handler that was not replaced yet.
+            # Raised by a handler that was not replaced yet.
             self._restore_handlers()
             raise
         self._lock.acquire()
@@ -62,7 +62,7 @@ class SignalSafeLock:
         try:
             self._restore_handlers()
         except BaseException:
-            # A handler that is back already.
+            # Raised by a handler that is restored already.
             self._restore_handlers()
             raise
         self._run_deferred_handlers()
@@ -73,7 +73,8 @@ class SignalSafeLock:
                 _set_handler(number, handler)
 
     def wait(self, waiter: Lock, timeout: float) -> None:
-        """Give the lock back until `waiter` can be had, and take it again. A handler may raise meanwhile."""
+        """Release the lock, wait for `waiter`, and take the lock again. Signal handlers that run meanwhile may
+        raise."""
         self._lock.release()
         try:
             self._is_waiting = True
@@ -84,7 +85,7 @@ class SignalSafeLock:
             self._lock.acquire()
 
     def run_due_handlers(self) -> None:
-        """Run the handlers that are due, without the lock. They may raise."""
+        """Run signal handlers that are due, without the lock. They may raise."""
         if self._deferred_signals:
             self._lock.release()
             try:
