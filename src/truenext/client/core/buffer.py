@@ -1,8 +1,6 @@
-"""Received messages that are not settled, buffered or held by the program: by message, by subscription, and by
-session.
+"""Received messages that are not settled, buffered or held: by message, by subscription, and by session.
 
-One file, because a message refers to its subscription, a subscription to its buffer, and a buffer to its
-subscriptions.
+One file, because messages, subscriptions and buffers refer to one another.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from truenext.errors import TruenextError
 
 class ReceivedMessageState(IntEnum):
     BUFFERED = 0
-    """Not delivered to the program yet."""
+    """Buffered, and not delivered to the program."""
     HELD = 1
     """Delivered to the program, and not settled."""
     SETTLED = 2
@@ -88,8 +86,7 @@ class Subscription:
     options: SubscriptionOptions
     buffer: ReceiveBuffer
     held_by_ack_id: dict[str, ReceivedMessage] = field(default_factory=dict)
-    """Messages of this connection that the program holds, by ack id, without those that a transaction has
-    acknowledged."""
+    """Messages that the program holds, by ack id: of this connection, and not acknowledged in a transaction."""
     _heap: list[tuple[int, int, ReceivedMessage]] = field(default_factory=list, init=False)
     release_count_min: int = 0
     """Messages dispatched before this release count were released, and are ignored."""
@@ -210,8 +207,7 @@ class ReceiveBuffer:
     # ---- Waiting callers ----
 
     def add_waiter(self, subscription: Subscription | None) -> Signal:
-        """Return a signal that is set when a message arrives, or each caller is to check again; pass it to
-        `remove_waiter`."""
+        """Return a signal, for `remove_waiter`, that is set when a message arrives or each caller is to check again."""
         signal = Signal()
         self._waiters[signal] = subscription
         return signal

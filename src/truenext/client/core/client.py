@@ -3,8 +3,7 @@
     requests ──flows──▶ Client ──bytes, `data_to_send`──▶ driver, which has the socket
     answers  ◀─signals─        ◀──`receive_data`, `on_connection_lost`, `run_due_calls`──
 
-The driver connects, reads, writes and waits. A program's connection outlives single TCP connections: a `Link` is one
-of these, the `Client` stays.
+The driver connects, reads, writes and waits. A `Link` is one TCP connection; the `Client` outlives it.
 """
 
 from __future__ import annotations
@@ -126,8 +125,7 @@ class Client:
         context: ClientContext,
         make_message: type[ReceivedMessage] = ReceivedMessage,
     ) -> None:
-        """`name` is unique to this client, and names its producers; `make_message` is the class of received
-        messages."""
+        """`name`, unique to this client, names its producers; `make_message` is the class of received messages."""
         self.options = options
         self.name = name
         self.context = context
@@ -296,9 +294,8 @@ class Client:
         self.on_connection_lost(ConnectionLost(f"the broker ended the connection: {error}"))
 
     def _is_refusal_final(self, code: str) -> bool:
-        """Return whether every later login would be refused too. Other brokers send no code, neither for wrong
-        credentials nor for a client whose lost connection they still believe in; a client that was accepted once has
-        the right credentials."""
+        """Return whether later logins would be refused too. Other brokers send no code, even if they only believe
+        that a lost connection still exists; so their refusal is final only if no login has succeeded."""
         return code in _FINAL_REFUSAL_CODES or (not code and self.reconnect_count < 0)
 
     def on_connection_lost(self, error: Exception) -> None:
@@ -436,8 +433,7 @@ class Client:
         )
 
     def request_commit_outcome(self, transaction: TransactionState) -> None:
-        """Ask the broker for the outcome of a COMMIT in doubt. The question settles it: what has not happened never
-        will."""
+        """Ask the broker for the outcome of a COMMIT in doubt; what has not happened by then never will."""
         producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:
@@ -601,8 +597,7 @@ class Client:
         return replies[0]
 
     def wait_until_written(self, deadline: float | None = None) -> Flow[bool]:
-        """Wait until the operating system has all frames written so far, or their connection is lost; False at the
-        deadline."""
+        """Wait until the operating system has all frames so far, or the link is lost. False at the deadline."""
         while self.link is not None and not self.flush():
             signal = Signal()
             self._drain_waiters.append(signal)

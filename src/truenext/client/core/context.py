@@ -31,8 +31,7 @@ class ClientContext:
     flush_soon: Callable[[], None]
     """Writes pending bytes soon."""
     report: Callable[[str, dict[str, object]], None]
-    """Writes an event to the program's log: a constant text, and fields by name. The text contains some of these
-    (`%(url)s`)."""
+    """Logs an event: a constant text, and fields by name, some of which the text contains (`%(url)s`)."""
     has_owner_ended: Callable[[object], bool]
     """Returns whether a task or thread has ended."""
     link: Link | None = None

@@ -16,8 +16,7 @@ _OWN_HEADER_BYTES_MAX = 1024
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Check that headers fit into a frame. An invalid frame ends the connection, and if it is repeated the next one,
-    too.
+    """Check that headers fit into a frame: an invalid frame would end the connection each time that it is sent.
 
     Raises: ValueError
     """

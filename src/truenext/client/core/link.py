@@ -43,8 +43,7 @@ class AnswerHandler(Protocol):
     """Handler of the answer to a frame."""
 
     def on_confirmed(self, frame: Frame) -> None:
-        """Handle that the broker has carried out the frame, durably if it is persistent: it sent a RECEIPT of this
-        or a later one."""
+        """Handle a RECEIPT of this or a later frame: the broker has carried it out, durably if it is persistent."""
 
     def on_refused(self, error: Refused) -> None:
         """Handle that the frame had no effect."""
@@ -183,8 +182,7 @@ class Link:
     # ---- In ----
 
     def receive_data(self, data: bytes, now: float) -> None:
-        """Raises: ConnectionLost or Refused if the broker ends it; RemoteProtocolError if the peer is no STOMP
-        broker"""
+        """Raises: ConnectionLost or Refused if the broker ends it; RemoteProtocolError if it does not speak STOMP"""
         self.read_at = now
         if self._protocol_detector is not None:
             rest = self._protocol_detector.receive(data)

@@ -95,7 +95,7 @@ class Content:
 
     @property
     def group(self) -> str:
-        """Group of the message, whose messages are handled one after the other; empty for none."""
+        """Message group, whose messages are handled one after the other; empty for none."""
         return self.headers.get("JMSXGroupID", "")
 
     @property
@@ -105,8 +105,7 @@ class Content:
 
     @property
     def timestamp_ms(self) -> int:
-        """Time at which the broker accepted the message, in milliseconds since the epoch; 0 if the broker does not
-        send it."""
+        """Time of acceptance by the broker, in milliseconds since the epoch; 0 if the broker does not send it."""
         return int(self.headers.get("timestamp", "0"))
 
     @property

@@ -6,8 +6,8 @@
                └──────── connection lost ─────────┴─────────────────────────────────────────────────────┘
 
 After a reconnect the broker is asked for the highest number that it has (L5). Sends up to that were accepted; the
-others are written first, in order, with the numbers from there on. So no send is lost, duplicated or overtaken, and
-no number is skipped.
+others are written first, in order, with the next numbers. So no send is lost, doubled or overtaken, nor a number
+left out.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def send(client: Client, send: PendingSend, deadline: float | None) -> Flow[None
 
 
 def enqueue(client: Client, send: PendingSend) -> None:
-    """Raises: ClosedError, or the error that ended the connection, perhaps in another thread meanwhile"""
+    """Add a send to the send buffer. Raises: ClosedError, or the error that ended the connection"""
     client.check_open()
     client.send_buffer.add(send)
     client.pump_soon()
@@ -133,8 +133,7 @@ def await_confirmed(client: Client, batch: SendBatch, deadline: float | None) ->
 
 
 def _abandon_batch(client: Client, batch: SendBatch, default_text: str) -> TimeoutError:
-    """Abandon unconfirmed sends of a batch, and make the error; `default_text` is its text unless the broker is
-    full."""
+    """Abandon unconfirmed sends of a batch, and make the error: `default_text`, or that the broker is full."""
     count, confirmed = batch.unsettled_count, batch.confirmed_count
     is_none_accepted = client.send_buffer.abandon_batch(batch) is not None
     if client.send_buffer.no_space_error is None:

@@ -32,7 +32,7 @@ class SendOptions(TypedDict, total=False):
     cron: str
     """Times at which the message is sent: five fields of cron, in UTC."""
     group: str
-    """Group of the message: one consumer gets its messages, one after the other."""
+    """Message group, whose messages go to one consumer, one after the other."""
     closes_group: bool
     """The group becomes free for another consumer with this message."""
     reply_to: str
@@ -81,8 +81,7 @@ _RESERVED = frozenset(
 
 
 def is_reserved(header: str) -> bool:
-    """Return whether a header is set by the client or the broker only. Other headers that have an option may be set
-    by name."""
+    """Return whether only the client or the broker sets a header; others that have an option may be set by name."""
     return header in _RESERVED or header.startswith("truenext-")
 
 

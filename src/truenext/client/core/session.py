@@ -564,8 +564,7 @@ class SessionCore:
         yield from self.require_transactions().flush(deadline)
 
     def commit(self, deadline: float | None, caller_number: CallerNumber | None = None) -> Flow[bool]:
-        """Commit the open transaction: True once it is durable; False if its number was used already, so it has no
-        effect.
+        """Commit: True once the transaction is durable; False if its number was used already, so it has no effect.
 
         Raises: RolledBack if it has no effect; InDoubt if the outcome is not known before the deadline;
         LocalProtocolError if there is a number and nothing to commit
@@ -646,8 +645,7 @@ class SessionCore:
         self.client.flush()
 
     def close(self, owner: object) -> None:
-        """End the session and release the buffer; close a shared buffer instead: the other sessions finish their
-        work.
+        """End the session and release the buffer; a shared one is closed, and the other sessions finish their work.
 
         Raises: ClosedError if the handler that the session was made for has returned
         """

@@ -234,7 +234,7 @@ class Subscriptions:
         to_release: set[ReceivedMessage],
         transaction: TransactionState | None,
     ) -> None:
-        """Release messages of a broker that knows no `release`: subscribe again under other names."""
+        """Release messages at a broker that has no `release`: subscribe again under other names."""
         if transaction is not None:
             link.write(frames.encode_frame("ABORT", {"transaction": transaction.name}))
         for subscription in subscriptions:
@@ -394,8 +394,7 @@ class Subscriptions:
             del self.unconfirmed_dispositions[next(iter(self.unconfirmed_dispositions))]
 
     def _add_orphaned(self, received: ReceivedMessage) -> None:
-        """Record a message of a lost connection that the program holds, unless it is the redelivery of a message
-        that is recorded already."""
+        """Record a message that the program holds from a lost connection, unless it redelivers a recorded one."""
         earlier = self.orphaned_messages.get(received.message_id)
         if earlier is None or earlier.redelivery is not received:
             self.orphaned_messages[received.message_id] = received
@@ -522,7 +521,7 @@ class ConsumerOptions(TypedDict, total=False):
     priority: int
     """Priority from -127 to 127, by default 0: of the consumers that could take a message the highest gets it."""
     exclusive: bool
-    """Only this consumer gets the messages of its queue."""
+    """The messages of the queue go to this consumer only."""
     durable: str
     """Name of a durable subscription to a topic, which collects messages without a connection; needs `client_id`."""
     headers: Mapping[str, str]

@@ -34,7 +34,7 @@ class Outcome(Enum):
     IN_DOUBT = "in doubt"
     """The connection was lost during the commit, and the broker has not said yet whether it happened."""
     ROLLBACK_ONLY = "rollback only"
-    """Something other than its own code has ended the transaction, and its code has not noticed yet."""
+    """The transaction was ended by something other than its own code, which has not noticed yet."""
     COMMITTED = "committed"
     """The whole transaction took effect."""
     ROLLED_BACK = "rolled back"
@@ -58,8 +58,7 @@ class ProducerNumbers:
     last_number: int = 0
     """Highest number that was used."""
     last_durable_number: int = 0
-    """Highest number that the broker does not forget in a crash: its transaction had something persistent, or the
-    broker has reported the number."""
+    """Highest number that no crash of the broker undoes: its content was persistent, or the broker reported it."""
     link_number: int = 0
     """Number of the link on which the broker knew `last_number`."""
     store_id: str = ""
@@ -78,8 +77,7 @@ class ProducerNumbers:
 
 
 class CallerNumber(NamedTuple):
-    """Number of the caller's own, under which one COMMIT takes effect, however often and by any process. Source:
-    docs/contract.md, L5"""
+    """Number of the caller's own, under which only one COMMIT takes effect. Source: docs/contract.md, L5"""
 
     producer: str
     number: int
@@ -128,7 +126,7 @@ class TransactionState:
         self.delivered_messages: list[ReceivedMessage] = []
         """Messages that were delivered in it."""
         self.is_durable = False
-        """It has persistent content of a queue, so its number is on the broker's disk once it is committed."""
+        """The transaction has persistent content of a queue, so its number is on the broker's disk after the commit."""
         self.last_send_frame = 0
         """Number of the last send's frame on its link; 0 if there was none."""
         self.failed_messages: dict[ReceivedMessage, None] = {}
@@ -145,8 +143,7 @@ class TransactionState:
 
     @property
     def token(self) -> str:
-        """Token with which the broker can be asked for the outcome; empty if that is known, or no broker can be
-        asked."""
+        """Token to ask the broker for the outcome; empty if that is known, or no broker can be asked."""
         producer = self.producer
         if producer is None or self.outcome not in _RESOLVABLE_OUTCOMES:
             return ""
@@ -225,8 +222,8 @@ class CommitAnswerHandler:
         cause: TruenextError = error
         if transaction.producer is not None:
             if error.code == Code.ROLLED_BACK and not transaction.is_begin_refused:
-                # The transaction was open, so its number was settled, and counts as used. Source: docs/contract.md,
-                # "Did it happen?"
+                # The transaction was open, so its number was resolved, and counts as used. Source: "Did it happen?" in
+                # docs/contract.md
                 cause = TruenextError(
                     "its outcome was asked for on another connection before the broker had its COMMIT, and what has "
                     "not happened by then never will: do it again"

@@ -383,8 +383,7 @@ class SessionTransactions:
             transaction.mark_rollback_only(RolledBack(reason))
 
     def _abort(self, transaction: TransactionState, counted: CountedAttempts, *, releases: bool = True) -> None:
-        """Send ABORT and the counted attempts; `releases`: release the transaction's messages and the buffered ones,
-        too."""
+        """Send ABORT and the counted attempts; with `releases` release its messages and the buffered ones, too."""
         client = self._client
         link = client.link
         if link is None or link.number != transaction.link_number:
@@ -411,8 +410,8 @@ class SessionTransactions:
     # ---- Settling messages that are not acknowledged yet ----
 
     def check_may_settle(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Raises: LocalProtocolError if a message of a transaction cannot be settled so; RolledBack if another task
-        has ended the transaction"""
+        """Raises: LocalProtocolError if it cannot be settled so; RolledBack if another task has ended the
+        transaction"""
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         if disposition.is_acked or not self._acknowledges_at_commit:

@@ -63,14 +63,12 @@ def connect(
     closes the connection.
 
     A lost connection is opened anew, however long that takes. Without `reconnect` it is closed for good, and each
-    URL is tried only once at first. `client_id` names this client for durable subscriptions. Each side notices
-    within two `heart_beat`s (seconds; 0 disables heart-beats) that the other is gone. `timeout` (seconds) limits the
-    first connection.
+    URL is tried only once. `client_id` names this client for durable subscriptions. Each side notices within two
+    `heart_beat`s (seconds; 0 is none) that the other is gone. `timeout` (seconds) limits the first connection.
 
     An event loop that is blocked for two heart-beats loses its connection, and other consumers get its messages.
     With `heartbeat_thread` a thread sends the heart-beats: the connection stays as long as the process lives, and a
-    process that hangs keeps its messages. ConfigurationError is raised if a test has stopped the clock of the event
-    loop.
+    process that hangs keeps its messages. ConfigurationError is raised if a test has stopped the loop's clock.
 
     Raises: ConfigurationError for an invalid URL; ValueError, TypeError; ConnectionLost if no broker answers in
     time; Refused, such as for wrong credentials
@@ -121,17 +119,15 @@ class Message(ReceivedMessage):
         await self._settle(flows.failed_disposition(delay, cause))
 
     async def reject(self, *, cause: str = "") -> None:
-        """Make the message a dead letter: it is not redelivered. `cause` and the message's transaction are treated
-        as by `nack`.
+        """Make the message a dead letter. `cause` and the message's transaction are treated as by `nack`.
 
         Raises: as `nack`
         """
         await self._settle(flows.rejected_disposition(cause))
 
     async def release(self) -> None:
-        """Return the message to its queue unhandled, without an attempt. A transaction that has not acknowledged the
-        message (`ack="commit"`) is rolled back. No effect if the message was settled already, or a transaction has
-        acknowledged it."""
+        """Return the message to its queue, unhandled and without an attempt. A transaction that has not acknowledged
+        it (`ack="commit"`) is rolled back. No effect if it was settled already, or acknowledged in a transaction."""
         source = self._session
         owner = asyncio.current_task(source.driver.loop)
         await source.driver.run_flow(flows.release(source.core, self, owner))
@@ -254,8 +250,7 @@ class Consumer:
         self._driver.run_step(self._core.client.subscriptions.resume, self._subscription)
 
     async def close(self) -> None:
-        """Close the consumer. Buffered messages, and messages that were received and not settled, are released
-        without an attempt."""
+        """Close the consumer; buffered and unsettled messages are released without an attempt."""
         # In a finalizer at the end of the program, such as `__del__`, nothing is left to close.
         if not sys.is_finalizing():
             owner = asyncio.current_task(self._driver.loop)
@@ -291,8 +286,8 @@ class Transaction:
 
     @property
     def token(self) -> str:
-        """Token for `Connection.outcome` while the outcome is not known after the end of the block, as that of
-        `InDoubt`; otherwise empty."""
+        """Token for `Connection.outcome`, as in `InDoubt`, if the outcome is unknown after the block; otherwise
+        empty."""
         return self._block.token
 
     def mark_failed(self, message: Message) -> None:
@@ -346,8 +341,8 @@ class Session:
     async def send(
         self, destination: str, body: bytes | str, *, timeout: float = DEFAULT_TIMEOUT_S, **options: Unpack[SendOptions]
     ) -> None:
-        """Send a message. In a transacted session it belongs to the transaction, and a refusal is raised by `flush`,
-        `commit` or another later call.
+        """Send a message. In a transacted session it belongs to the transaction; a refusal is raised by a later
+        call.
 
         Raises: RolledBack if the transaction was ended from elsewhere; otherwise as `Connection.send`
         """
@@ -393,14 +388,14 @@ class Session:
 
         Raises: RolledBack if the transaction had no effect, also if numbers were left out; InDoubt if the outcome is
         not known within `timeout` seconds, and with a number as soon as the connection is lost: commit under it
-        again; ValueError for an invalid number; LocalProtocolError if a transaction with a number is empty, or the
-        session is not transacted
+        again; ValueError for an invalid number; LocalProtocolError for a number without anything to commit
         """
         return await self._source.driver.run_flow(flows.commit(self._source.core, timeout, producer, number))
 
     async def rollback(self, *, failed: bool = True) -> None:
         """Roll back the open transaction: its messages and the buffered ones return to their places in the queue.
-        `failed` says whether that counts as an attempt.
+        With `failed` an attempt counts for messages marked as failed; if none is marked, for all messages of the
+        transaction.
 
         Raises: LocalProtocolError while the transaction is being committed, or if the session is not transacted
         """
@@ -409,8 +404,7 @@ class Session:
         await driver.run_flow(flows.rollback(self._source.core, asyncio.current_task(driver.loop), counted))
 
     async def close(self) -> None:
-        """Close the session: roll back the open transaction, and release buffered and unsettled messages, without an
-        attempt."""
+        """Close the session: roll back, and release buffered and unsettled messages, all without an attempt."""
         driver = self._source.driver
         if not sys.is_finalizing():
             await driver.run_flow(flows.close_session(self._source.core, asyncio.current_task(driver.loop)))
@@ -530,8 +524,7 @@ class Connection:
     def send_nowait(self, destination: str, body: bytes | str, **options: Unpack[SendOptions]) -> Sent:
         """Send a message without waiting for its confirmation; `flush` and the returned `Sent` wait for it.
 
-        Raises: BlockingIOError if too many messages are not confirmed yet: flush first; ValueError, TypeError,
-        ClosedError
+        Raises: BlockingIOError if too many are not confirmed yet: flush first; ValueError, TypeError, ClosedError
         """
         driver = self._driver
         prepared = prepare_send(driver.client, destination, body, options)
@@ -586,8 +579,7 @@ class Connection:
         other; in any other the program settles each message. `async with` closes the session.
 
         `ack` says when a transaction acknowledges a message: "receive", when the program receives it; or "commit":
-        until then the program may nack or reject it (`Message.nack`, `Message.reject`), and it counts in the
-        prefetch.
+        until then the program may nack or reject it, and it counts in the prefetch.
 
         Raises: ValueError
         """
@@ -628,8 +620,7 @@ class Connection:
         concurrency: int = 1,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        """Call `handler` with each message, up to `concurrency` at once, each in a task or thread, until interrupted
-        or closed.
+        """Call `handler` with each message, in up to `concurrency` tasks or threads, until interrupted or closed.
 
         A message is acknowledged when its handler returns; if `transacted`, in one commit with all messages that the
         handler has sent through its session. The session of a transaction ends with the handler: calls of it that
@@ -676,7 +667,7 @@ class Connection:
         await driver.run_flow(driver.client.end_durable_subscription(name, driver.loop.time() + timeout))
 
     async def outcome(self, doubt: InDoubt | str, *, timeout: float = DEFAULT_TIMEOUT_S) -> str:
-        """Return the outcome of a transaction in doubt, by its error or the token of that: "committed", "rolled
+        """Return the outcome of a transaction in doubt, given its error or that error's token: "committed", "rolled
         back" or "unknown". A transaction that has not happened by now never will. An error with an empty token, as
         of a broker other than truenext, gives "unknown".
 
@@ -688,9 +679,9 @@ class Connection:
     # ---- The end ----
 
     async def close(self, *, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Close the connection: deliver no more messages, release the buffered ones, wait `timeout` seconds at most
-        for running handlers of `consume` and for confirmations, and disconnect. A handler may call it: it does not
-        wait for itself.
+        """Close the connection: deliver nothing more, release buffered messages, wait `timeout` seconds at most for
+        handlers of `consume` and for confirmations, and disconnect. A handler that calls it does not wait for
+        itself.
 
         Raises: the first error of messages sent with `send_nowait` that was not raised yet; TimeoutError
         """

@@ -439,8 +439,7 @@ class Driver:
     # ---- Time ----
 
     def _after_step(self) -> None:
-        """Update the driver after a step: close the socket of a lost connection, read on if there is space, set the
-        timer."""
+        """Update the driver after a step: close a lost connection's socket, read on if possible, set the timer."""
         if self._sock is not None and self.client.link is not self._link:
             self._close_socket()
         if not self._is_reading and self._sock is not None and not self.client.is_read_buffer_full:

@@ -119,7 +119,7 @@ class Handlers:
             call.stop()
 
     async def wait(self, deadline: float) -> None:
-        """Wait until no handler runs, except for the caller; cancel those that run longer."""
+        """Wait until no handler runs, except that of the caller; cancel those that run longer."""
         current = asyncio.current_task()
         for call, tasks in list(self._consume_calls.items()):
             if not await self._driver.run_flow(call.wait_until_handled(deadline, current)):

@@ -61,8 +61,7 @@ _drivers_lock = threading.Lock()
 
 @atexit.register
 def _at_exit() -> None:
-    """Wait for confirmations while the threads of connections still run: a moment later messages of `send_nowait`
-    would be lost."""
+    """Wait for confirmations while the threads of connections run: soon, unconfirmed messages would be lost."""
     deadline = monotonic() + EXIT_TIMEOUT_S
     with _drivers_lock:
         drivers = list(_drivers)
@@ -194,8 +193,7 @@ class Driver:
         return self.run_step(make_health, self.client)
 
     def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:
-        """Drive a flow to its end, and return its result; `on_interrupted` gets the result if the caller is
-        interrupted."""
+        """Drive a flow, and return its result; `on_interrupted` gets the result if the caller is interrupted."""
         self.check_caller()
         lock = self.state_lock()
         with lock:
@@ -265,8 +263,7 @@ class Driver:
             flow.close()
 
     def _after_step(self) -> None:
-        """Update the driver after a step: write pending bytes, and wake the thread if it has something to do at
-        once."""
+        """Update the driver after a step: write pending bytes, and wake the thread if it has something to do."""
         if self._is_flush_due:
             self.flush()
         due = self.client.delayed_calls.next_due_at

@@ -94,7 +94,7 @@ class Handlers:
             self._driver.run_step(call.stop)
 
     def wait(self, deadline: float) -> None:
-        """Wait until no handler runs, except for the caller; leave alone those that run longer."""
+        """Wait until no handler runs, except that of the caller; release the messages of those that run longer."""
         current = current_thread()
         for call in list(self._consume_calls):
             if not self._driver.run_flow(call.wait_until_handled(deadline, current)):

@@ -73,8 +73,7 @@ class SignalSafeLock:
                 _set_handler(number, handler)
 
     def wait(self, waiter: Lock, timeout: float) -> None:
-        """Release the lock, wait for `waiter`, and take the lock again. Signal handlers that run meanwhile may
-        raise."""
+        """Release the lock while waiting for `waiter`. Signal handlers that run meanwhile may raise."""
         self._lock.release()
         try:
             self._is_waiting = True
