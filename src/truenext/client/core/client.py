@@ -406,7 +406,7 @@ class Client:
             self.send_buffer.fail_interrupted(
                 ConnectionLost("the broker that was reconnected to is another one; the message may have arrived")
             )
-            # Numbers start anew with another broker: back with the first one they would count as repeats.
+            # A new producer: at the first broker, numbers used here would count as repeats.
             self.send_buffer.producer = self.make_producer()
         self.subscriptions.on_connected()
         self._start_heart_beats(link)

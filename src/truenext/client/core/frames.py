@@ -12,7 +12,7 @@ from truenext.wire.stomp.frame import UNESCAPED_COMMANDS, Frame, Version, encode
 
 _OWN_HEADERS_MAX = 16
 _OWN_HEADER_BYTES_MAX = 1024
-"""Limits for the headers that a frame has in addition to those of its caller."""
+"""Headers, and their bytes, that are reserved for the client beside those of its caller."""
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

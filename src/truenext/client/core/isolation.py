@@ -21,7 +21,7 @@ class HandlerIsolation:
         """Messages that handlers hold."""
         self._is_isolated = False
         self._isolated_next: SharedReceiveBuffer | None = None
-        """Buffer whose next message is to be handled alone; until no handler runs, no other one starts."""
+        """Buffer whose next message is to be handled alone: no other handler starts before."""
         self._buffers: WeakSet[SharedReceiveBuffer] = WeakSet()
 
     def add_buffer(self, buffer: SharedReceiveBuffer) -> None:

@@ -182,7 +182,11 @@ class Link:
     # ---- In ----
 
     def receive_data(self, data: bytes, now: float) -> None:
-        """Raises: ConnectionLost or Refused if the broker ends it; RemoteProtocolError if it does not speak STOMP"""
+        """Handle received bytes.
+
+        Raises: ConnectionLost or Refused if the connection has ended; RemoteProtocolError if the peer is no STOMP
+        broker
+        """
         self.read_at = now
         if self._protocol_detector is not None:
             rest = self._protocol_detector.receive(data)
@@ -272,7 +276,7 @@ thousand clients do not come at once when their broker is back."""
 STABLE_CONNECTION_S = 5.0
 """Seconds after which a connection counts as a success."""
 QUICK_FAILURES_MAX = 3
-"""Most failures that short connections count as: the broker is there, so delays stay short."""
+"""Largest failure count after short connections: the broker is there, so delays stay short."""
 
 
 class ConnectBackoff:

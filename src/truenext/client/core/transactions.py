@@ -312,7 +312,7 @@ class SessionTransactions:
     def _next_commit_number(self, transaction: TransactionState, link: Link) -> tuple[str, int]:
         producer = self._producer
         if producer.is_retired or producer.store_id not in ("", link.store_id):
-            # Numbers start anew with another broker: back with the first one they would count as repeats.
+            # A new producer: at the first broker, numbers used here would count as repeats.
             producer = self._producer = self._client.make_producer()
         producer.store_id = link.store_id
         producer.link_number = link.number

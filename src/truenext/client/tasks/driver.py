@@ -39,7 +39,7 @@ from truenext.model.url import Address
 CONNECT_TIMEOUT_S = 10.0
 """Seconds until a broker must have accepted a connection."""
 LOOP_BLOCKED_S = 1.0
-"""Seconds by which a timer is late if the event loop counts as blocked."""
+"""Delay of a timer, in seconds, above which the event loop is reported as blocked."""
 
 STOPPED_CLOCK_S = 0.001
 """Seconds without change after which a clock counts as stopped."""
