@@ -1,4 +1,4 @@
-"""How all that was said is sent in one transaction of the broker: what part of it is known when."""
+"""Transaction of the broker that sends the output of a stage or an initiation, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from truenext.stage.interceptors.interceptor import Execution, MessageToSend
 
 CONTENT_TYPE = "application/json"
 FRAME_BYTES = 1024
-"""What a message takes of a transaction besides its body, amply."""
+"""Generous estimate of a message's bytes in a transaction besides its body."""
 
 
 def encode_messages(
     outgoing: Sequence[OutputMessage], chain: InterceptorChain, execution: Execution | None
 ) -> list[EncodedMessage]:
-    """Raises: FlowError if one is too large, or cannot be JSON"""
+    """Encode messages, with the carriers that interceptors fill. Raises: FlowError if one is too large or not JSON"""
     if not chain.has_sending:
         return [each.encode({}) for each in outgoing]
     messages = []
@@ -42,12 +42,12 @@ def encode_messages(
 
 
 def transaction_size(messages: Sequence[EncodedMessage]) -> int:
-    """Bytes that they take of an open transaction."""
+    """Return the bytes that messages use in an open transaction."""
     return sum(len(each.body) for each in messages) + FRAME_BYTES * len(messages)
 
 
 def remaining_s(deadline: float) -> float:
-    """Seconds until then, by the clock of the event loop; more than 0, for it may be just so."""
+    """Return the seconds until `deadline`, by the clock of the event loop, and at least 0.001."""
     return max(deadline - asyncio.get_running_loop().time(), 0.001)
 
 
@@ -70,11 +70,11 @@ async def send_messages(session: Session, messages: Sequence[EncodedMessage], de
 
 
 class BrokerUnavailable(TruenextError):
-    """The broker was not there in time, so nothing has happened: nobody's failure."""
+    """The broker was not available in time. Nothing has happened, and the message counts no attempt."""
 
 
 class MapToBrokerUnavailable:
-    """`with MapToBrokerUnavailable():` raises BrokerUnavailable where the broker has not been there in time."""
+    """`with MapToBrokerUnavailable():` raises BrokerUnavailable for a timeout and for a lost or closed connection."""
 
     __slots__ = ()
 
@@ -89,13 +89,13 @@ class MapToBrokerUnavailable:
 
 
 def sender_error(error: RolledBack) -> Refused | None:
-    """What the broker has refused of a transaction, if that is whoever's fault has said it: too large, too many, not
-    allowed. Want of room on the disk is nobody's."""
+    """Return the refusal of a transaction if the sender is at fault (too large, too many, not allowed), otherwise
+    None. A full disk is not the fault of the sender."""
     cause = error.__cause__
     return cause if isinstance(cause, Refused) and cause.code not in (Code.NO_SPACE, Code.ROLLED_BACK) else None
 
 
 def is_disk_full(error: RolledBack) -> bool:
-    """The broker's disk is full."""
+    """Whether a full disk of the broker is the cause."""
     cause = error.__cause__
     return isinstance(cause, Refused) and cause.code == Code.NO_SPACE

@@ -1,4 +1,4 @@
-"""How the messages of one stage come to its workers, for as long as the service runs and the database is there."""
+"""Consumer of a stage's messages, for as long as the service runs and the database is available."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from truenext.stage.worker import StageWorker
 _logger = logging.getLogger("truenext.stage")
 
 PAUSE_S = 1.0
-"""Until a subscription that was refused is tried again."""
+"""Seconds until a refused subscription is tried again."""
 
 
 class StageConsumer:
-    """Of one stage, in one lane."""
+    """Consumer of the messages of one stage in one pool."""
 
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
@@ -37,9 +37,9 @@ class StageConsumer:
         self._gate = context.gate if context.plans.uses_database(stage) else None
         self._task: asyncio.Task[None] | None = None
         self._subscribe_error = ""
-        """Why it has no subscription."""
+        """Last error of the subscription."""
         self._is_draining = False
-        """The database was away, and what was in hand then has not ended."""
+        """The database is unavailable, and the handlers that were running have not ended."""
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._consume_for_ever(), name=f"stage {self.stage.queue}")
@@ -50,7 +50,7 @@ class StageConsumer:
         return self._task
 
     def status(self, subscribed: Container[str]) -> StageStatus:
-        """`subscribed` are the destinations of which its lane gets messages."""
+        """Return the state of the stage. `subscribed` are the destinations of which its pool has subscriptions."""
         worker = self.worker
         is_open = self._gate is None or self._gate.is_open
         return StageStatus(
@@ -84,9 +84,9 @@ class StageConsumer:
                 await self._consume_while_open()
             except (Refused, TimeoutError) as error:
                 if self.pool.connection.health().state == "closed":
-                    # Such as by a login that is refused now.
+                    # The connection has ended, such as by a refused login.
                     raise
-                # Such as for want of room, or of a broker: others go on, and so does this one when there is some.
+                # Such as for a full disk, or without a broker: other stages go on, and this one retries.
                 self._subscribe_error = str(error)
                 _logger.warning(
                     "a stage cannot take messages, and tries again",
@@ -104,7 +104,7 @@ class StageConsumer:
             await asyncio.wait({consuming, closed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             closed.cancel()
-            # What is handled is waited for, and what is buffered goes back.
+            # Running handlers are waited for, and buffered messages are released.
             self._is_draining = True
             consuming.cancel()
             try:
@@ -119,7 +119,7 @@ class StageConsumer:
         stage = self.stage
         concurrency = stage.settings.concurrency
         assert concurrency is not None, "the service says one"
-        # No more than what the workers have is taken from others.
+        # A larger prefetch would only keep messages from other processes.
         options: ConsumerOptions = {"prefetch": concurrency}
         if stage.endpoint.subscribed_topic is None:
             options["selector"] = self.pool.selector

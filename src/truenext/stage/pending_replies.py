@@ -1,7 +1,7 @@
-"""Who waits for which reply: `Service.ask`, the end of a flow in the program that began it.
+"""Pending replies: the calls of `Service.ask` that wait, and the topic to which their replies come.
 
-Replies come to a topic that this process alone subscribes to. Nothing waits in a topic, so a reply for which nobody
-waits any more is gone.
+Each process subscribes to a topic of its own. A topic keeps no messages, so a reply is lost when its caller does not
+wait any more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ R = TypeVar("R")
 _logger = logging.getLogger("truenext.stage")
 
 PAUSE_S = 1.0
-"""Until a subscription that was refused is tried again, while somebody waits for a reply."""
+"""Seconds until a failed subscription is tried again, while callers wait for replies."""
 
 
 class PendingReplies:
@@ -34,20 +34,20 @@ class PendingReplies:
         self._name = f"replies.{service}.{secrets.token_hex(8)}"
         self._connection = connection
         self._topics: dict[Endpoint[Any, Any], Topic[Any]] = {}
-        """By who is asked."""
+        """Topic of this process by endpoint, with the endpoint's type of reply."""
         self._waiting: dict[int, tuple[Codec[Any], asyncio.Future[Any]]] = {}
         self._number = 0
         self._task: asyncio.Task[None] | None = None
         self._subscribed: asyncio.Future[None] | None = None
 
     async def ensure_subscribed(self) -> None:
-        """Before a question, if none was asked yet, or replies come no longer. Raises: Refused, ClosedError"""
+        """Subscribe to the topic, unless this is done. Call this before each request. Raises: Refused, ClosedError"""
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
             self._subscribed = loop.create_future()
             self._task = loop.create_task(self._receive_all(), name="truenext replies")
         assert self._subscribed is not None, "the task has begun"
-        # Others wait for it, too.
+        # Other callers wait for it, too.
         await asyncio.shield(self._subscribed)
 
     async def _receive_all(self) -> None:
@@ -67,21 +67,22 @@ class PendingReplies:
                 self._subscribed = loop.create_future()
                 _logger.warning("replies do not come", extra={"topic": self._name, "error": str(error)})
                 if not self._waiting:
-                    # Who asks next tries again.
+                    # The next request subscribes again.
                     return
                 await asyncio.sleep(PAUSE_S)
 
     def _subscribing_failed(self, error: Exception) -> None:
-        """It is done already if replies came before: now the broker does not want it any more."""
+        """Raise `error` in callers that wait for the subscription; there are none if it had succeeded."""
         if self._subscribed is not None and not self._subscribed.done():
             self._subscribed.set_exception(error)
-            # Perhaps nobody waits for it.
+            # Marks the error as retrieved, since there may be no caller.
             self._subscribed.exception()
 
     def expect_reply(self, to: Endpoint[Any, R]) -> tuple[Topic[R], int, asyncio.Future[R]]:
-        """Where the reply goes, what it must bring along as its state, and what it is put into; to be forgotten.
+        """Register a request. Return the topic for its reply, its number, which the reply brings along as its state,
+        and the future of the reply. Call `forget_reply` in the end.
 
-        Raises: FlowError if nothing is replied
+        Raises: FlowError if the endpoint replies nothing
         """
         check_endpoint(to)
         if to.replies is None:

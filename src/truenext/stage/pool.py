@@ -1,5 +1,5 @@
-"""What interactive messages have of their own, and the others: a connection to the broker, threads, connections to the
-database. So none of them waits for what the others do."""
+"""Pools of a service: connection to the broker and threads, one pool for interactive messages and one for all others.
+Interactive messages do not wait for others."""
 
 from __future__ import annotations
 
@@ -22,27 +22,26 @@ OTHERS_SELECTOR: Final = f"JMSPriority < {PRIORITY_INTERACTIVE}"
 
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
 THREAD_NAME_PREFIX: Final = "truenext stage"
-"""What the names of their threads begin with."""
 
 
 class PriorityPool:
     def __init__(self, connection: Connection, *, is_interactive: bool, threads: int) -> None:
-        """`threads` is the most that plain functions may need at once."""
+        """`threads` is the largest number of plain functions that run at once."""
         self.connection = connection
         self.is_interactive = is_interactive
         self.selector = INTERACTIVE_SELECTOR if is_interactive else OTHERS_SELECTOR
         self.name = "interactive" if is_interactive else "other"
         self.executor = ThreadPoolExecutor(max(threads, 1), thread_name_prefix=f"{THREAD_NAME_PREFIX} {self.name}")
         self.disk_full_pause_s = 0.0
-        """The last one since the broker has no room; 0 while it has."""
+        """Last pause for a full disk of the broker; 0 after each commit."""
         self._disk_full_until = 0.0
         self.transaction_permits = FairSemaphore(TRANSACTIONS_MAX)
-        """Who would be refused for what is open on the connection waits instead. Source: docs/limits.md"""
+        """Permits that keep a connection within the broker's limit of open transactions. Source: docs/limits.md"""
         self.transaction_byte_permits = FairSemaphore(TRANSACTION_BYTES_MAX)
 
     def back_off_disk_full_s(self, now: float) -> float:
-        """For how many seconds a worker for whose messages the broker has no room rests; all of them together, and each
-        time twice as long, until something was committed."""
+        """Return the seconds for which a worker pauses after an error of the broker's full disk. All workers of the
+        pool share one pause, which doubles each time until a commit succeeds."""
         if now >= self._disk_full_until:
             self.disk_full_pause_s = min(max(2 * self.disk_full_pause_s, PAUSE_S), PAUSE_MAX_S)
             self._disk_full_until = now + self.disk_full_pause_s
@@ -63,7 +62,7 @@ class PriorityPool:
         )
 
     def subscriptions(self) -> Counter[str]:
-        """Of which destinations it gets messages, and over how many subscriptions."""
+        """Return the number of subscriptions by destination."""
         consumers = self.connection.health().consumers
         return Counter(each.destination for each in consumers if each.state not in ("opening", "ended"))
 
@@ -72,9 +71,8 @@ class PriorityPool:
         await self.connection.close()
 
 
-# ---- How something is shared of which there is only so much: room in open transactions ----
-#
-# First come, first served, so that whoever needs much is not passed for ever by those who need little.
+# ---- Semaphore for the broker's limits of open transactions ----
+# First come, first served, so that requests for few permits do not starve requests for many.
 
 
 class FairSemaphore:
@@ -83,7 +81,7 @@ class FairSemaphore:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def acquired(self, count: int) -> AcquiredPermits:
-        """`async with semaphore.acquired(3):` waits for its turn. Who asks for more than there is gets all of it."""
+        """Wait for permits with `async with semaphore.acquired(3):`. More permits than exist means all of them."""
         return AcquiredPermits(self, min(count, self.total))
 
     async def acquire(self, count: int) -> None:
@@ -96,7 +94,7 @@ class FairSemaphore:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled():
-                # It was its turn already.
+                # The permits were already granted.
                 self._available += count
             self._grant()
             raise
@@ -117,7 +115,7 @@ class FairSemaphore:
 
 
 class AcquiredPermits:
-    """A share, for the time of one block. No generator: each message that a stage handles has two."""
+    """Permits for one block. Not a generator, for speed: each message that a stage handles has two of these."""
 
     __slots__ = ("_count", "_semaphore")
 

@@ -1,4 +1,4 @@
-"""What is there while a service runs, or is connected: how it comes up, and how it ends."""
+"""Run of a service in one process: its start, its state and its stop."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 STOP_TIMEOUT_S = 30.0
-"""For what is being handled when the service stops."""
+"""Seconds in which running stages may finish when the service stops."""
 CONNECT_TIMEOUT_S = 10.0
-"""Until a broker that is not waited for is not there."""
+"""Limit in seconds of a connect, unless the run waits for its broker as long as necessary."""
 FOR_EVER_S = 1e9
 OPEN_PAUSE_S, OPEN_PAUSE_MAX_S = 1.0, 60.0
-"""Between two tries to open the database for what programs begin; each is twice as long as the one before."""
+"""Seconds between attempts to open the outbox; the relay doubles the pause up to the second value."""
 POLL_S = 0.005
-"""Between two looks at whether a subscription is there."""
+"""Seconds between two checks of the subscriptions."""
 CANCEL_TIMEOUT_S = 1.0
-"""For what is cancelled after that."""
+"""Seconds in which cancelled handlers may end."""
 
 
 class ServiceRun:
@@ -60,9 +60,9 @@ class ServiceRun:
         waits: bool = False,
         creates_tables: bool = False,
     ) -> None:
-        """To be followed by `connect`; by `prepare`, `connect` and `start` if its stages are to run. `events` is the
-        folder into which they write what they do. `waits`: for a broker and a database that are not there yet, as long
-        as it takes. `creates_tables`: those that remember what has happened once, if they are missing; for tests."""
+        """Next, call `prepare`, `connect` and `start` to run the stages, or `connect` and `start_without_stages`.
+        `events` is the folder for the stages' events. `waits`: wait without limit for a broker and a database that
+        are not available yet. `creates_tables`: create missing tables of exactly-once processing; for tests."""
         self.process_id = os.getpid()
         self.context = ServiceContext(definition, plans)
         self.stage_consumers: list[StageConsumer] = []
@@ -74,24 +74,23 @@ class ServiceRun:
         self._waits_until_available = waits
         self._creates_tables = creates_tables
         self.exactly_once: ExactlyOnceProcessing | None = None
-        """What its stages say whose effects happen once, if there are any."""
+        """Exactly-once processing, once the outbox is open; otherwise None."""
         self._is_prepared = False
         self._runs_no_stages = False
-        """No stage runs in this process."""
         self._relay_opening: asyncio.Task[None] | None = None
-        """Of the outbox, for what programs begin here."""
+        """Task that opens the outbox for flows that programs start in this process."""
         self._state: ServiceState = "waiting for the broker"
         self._pools: list[PriorityPool] = []
         self._initiator: Initiator | None = None
         self._stack = AsyncExitStack()
 
-    # ---- Coming up ----
+    # ---- Start ----
 
     async def prepare(self) -> None:
-        """Open what the stages need besides the broker: the database, with the tables of the outbox, and the folder of
-        the events. Before `connect`: what is missing there is said at once, whether or not a broker is there.
+        """Open the database, check the tables of the outbox, and open the folder of events. This precedes `connect`,
+        so that their errors are raised whether or not a broker is available.
 
-        Raises: ConfigurationError; DatabaseUnavailable if the database is not there
+        Raises: ConfigurationError; DatabaseUnavailable
         """
         if self._is_prepared:
             return
@@ -107,7 +106,7 @@ class ServiceRun:
         self._is_prepared = True
 
     async def connect(self) -> None:
-        """Raises: ConfigurationError; ConnectionLost if no broker is there; Refused"""
+        """Connect both pools. Raises: ConfigurationError; ConnectionLost if no broker is available; Refused"""
         definition = self._definition
         plain = [stage for stage in definition.stages.values() if not stage.signature.is_async]
         threads = sum(stage.settings.concurrency or 1 for stage in plain)
@@ -123,7 +122,7 @@ class ServiceRun:
         self._initiator = Initiator(self.context, *self._pools)
 
     async def start(self) -> None:
-        """Run the stages, and send what the outbox has.
+        """Run the stages, and send the units of the outbox.
 
         Raises: as `prepare` and `connect`; what the lifespan raises
         """
@@ -135,7 +134,7 @@ class ServiceRun:
         if plans.lifespan is not None:
             self.context.lifespan = await self._stack.enter_async_context(plans.lifespan.running())
         for stage in stages:
-            # What is published goes to each process once, whatever its priority.
+            # A published message goes to each process once, whatever its priority, so a subscriber has one consumer.
             for pool in self._pools if stage.endpoint.subscribed_topic is None else self._pools[:1]:
                 exactly_once = self.exactly_once if stage.settings.exactly_once else None
                 self.stage_consumers.append(StageConsumer(self.context, stage, pool, exactly_once))
@@ -145,8 +144,7 @@ class ServiceRun:
         self._state = "running"
 
     async def start_without_stages(self) -> None:
-        """No stage runs. But if none of the service happens once, nobody else sends what its programs begin in
-        transactions of their own.
+        """Send the units of the outbox if there is one but no exactly-once stage: then no other process does.
 
         Raises: ConfigurationError; DatabaseUnavailable
         """
@@ -156,15 +154,15 @@ class ServiceRun:
             await self._open_outbox()
 
     def wake_relay(self) -> None:
-        """A program's transaction has begun flows in this process. In the thread of the event loop."""
+        """Send flows that a program's transaction has started here. Call this in the event loop's thread."""
         if self.exactly_once is not None:
             self.exactly_once.wake_relay()
         elif self._runs_no_stages and self._database_url is not None and self._relay_opening is None:
-            # Not before there is need: who only begins flows over the broker may have no way to the database.
+            # On demand, since a process that starts flows only over the broker may have no access to the database.
             self._relay_opening = self.context.loop.create_task(self._open_relay(), name="truenext outbox")
 
     async def _open_relay(self) -> None:
-        """Until it is open: meanwhile the processes that run the stages send what is begun here."""
+        """Open the outbox, with retries. Meanwhile the processes that run the stages send the flows started here."""
         pause_s = OPEN_PAUSE_S
         while self.exactly_once is None:
             try:
@@ -180,7 +178,7 @@ class ServiceRun:
                 pause_s = min(2 * pause_s, OPEN_PAUSE_MAX_S)
 
     async def _wait_until_subscribed(self) -> None:
-        """To all topics. Nothing waits in one: whoever publishes when the service runs is to be heard by it."""
+        """Wait for the subscriptions to all topics: messages published before are not delivered."""
         expected = Counter(
             each.stage.destination for each in self.stage_consumers if each.stage.endpoint.subscribed_topic is not None
         )
@@ -194,7 +192,7 @@ class ServiceRun:
         from truenext.stage.sql import Database
 
         if self._database_url is None:
-            # That of a stage is asked for before.
+            # The database of stages was checked before.
             raise ConfigurationError(
                 f"{self._definition.name} has an outbox, and no database for it: "
                 f'Service("{self._definition.name}", database="postgresql+psycopg:///...")'
@@ -206,7 +204,7 @@ class ServiceRun:
         self.context.gate = gate
 
     async def _retry_until_reachable(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Repeat `step` while the outbox cannot be reached: the database was there, and may be busy, or go once more.
+        """Repeat `step` while the outbox cannot be reached (a busy database), if this run waits for its database.
 
         Raises: as `prepare`
         """
@@ -235,37 +233,37 @@ class ServiceRun:
     async def _open_outbox(self) -> None:
         """Raises: as `_check_outbox`"""
         await self._check_outbox()
-        # Others than those who wait: what the relay sends is nobody's who waits.
+        # The relay does not use the interactive pool, since no caller waits for its messages.
         exactly_once = ExactlyOnceProcessing(self._outbox(), self._pools[1], self.context.service)
         await exactly_once.start()
         self.exactly_once = exactly_once
 
-    # ---- While it runs ----
+    # ---- State ----
 
     @property
     def initiator(self) -> Initiator:
-        """Raises: LocalProtocolError if it is not connected"""
+        """Raises: LocalProtocolError if the service is not connected"""
         if self._initiator is None:
             raise LocalProtocolError(f"{self._definition.name} is not connected yet")
         return self._initiator
 
     @property
     def active_stages(self) -> list[str]:
-        """The queues of the stages that are at work."""
+        """Queues of the stages that are handling messages."""
         return [each.stage.queue for each in self.stage_consumers if each.worker.active_count]
 
     @property
     def waits_for_database(self) -> bool:
-        """The stages that use the database wait for it."""
+        """Whether stages wait for an unavailable database."""
         return self.context.gate is not None and not self.context.gate.is_open
 
     @property
     def connection(self) -> Connection:
-        """To ask the broker."""
+        """Connection for control requests."""
         return self._pools[0].connection
 
     def status(self) -> ServiceStatus:
-        """How it is, for those who look after it."""
+        """Return the state of connections, database and stages, for health checks."""
         gate = self.context.gate
         subscribed = {pool: pool.subscriptions() for pool in self._pools}
         return ServiceStatus(
@@ -281,26 +279,26 @@ class ServiceRun:
         )
 
     async def wait_until_failed(self) -> NoReturn:
-        """Raises: what has ended the taking of messages of a stage"""
+        """Wait until a stage stops consuming. Raises: its error; LocalProtocolError if its connection was closed"""
         done, _ = await asyncio.wait({each.task for each in self.stage_consumers}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
         raise LocalProtocolError(f"a connection of {self._definition.name} was closed while it ran")
 
     def new_async_work(self) -> AsyncSqlWork:
-        """For a test that looks into the database.
+        """Return a transaction in which a test inspects the database.
 
-        Raises: LocalProtocolError if no stage uses one
+        Raises: LocalProtocolError if the database is not open
         """
         if self.context.gate is None:
             raise LocalProtocolError(f"no stage of {self._definition.name} asks for a session, so there is no database")
         return self.context.gate.database.new_async_work()
 
-    # ---- The end ----
+    # ---- Stop ----
 
     async def stop(self, timeout: float = STOP_TIMEOUT_S) -> None:
-        """Take no more, finish what is being handled, give back the rest without an attempt. If it was cancelled, it
-        can be called again, with less time. What one part raises keeps no other from being closed."""
+        """Stop consuming, wait up to `timeout` seconds for running stages, release all other messages, and close all. A
+        cancelled call can be repeated, with less time. An error of one part does not keep the other parts open."""
         self._state = "stopping"
         self.context.stopping.set()
         await self._stop_stage_consumers(timeout)
@@ -315,13 +313,13 @@ class ServiceRun:
                 self._relay_opening.cancel()
                 await asyncio.wait({self._relay_opening})
             if self.exactly_once is not None:
-                # It may be sending something.
+                # Closed before the pools, since the relay may be sending.
                 last_first.push_async_callback(self.exactly_once.stop)
             if self._initiator is not None:
                 last_first.push_async_callback(self._initiator.stop)
 
     async def _close_pools(self) -> None:
-        """Both at once: each may wait for a broker that stands still."""
+        """Close both pools concurrently, since each may wait for a broker that does not answer."""
         closed = await asyncio.gather(*(pool.close() for pool in self._pools), return_exceptions=True)
         for each in closed:
             if isinstance(each, BaseException):
@@ -339,7 +337,7 @@ class ServiceRun:
         _logger.warning(
             "stages are still at work, and what they do is given back", extra={"stages": self.active_stages}
         )
-        # The first time handlers are cancelled, the second time those are left that do not end.
+        # The first cancellation ends the handlers; the second gives up those that do not end.
         for _ in range(2):
             for task in late:
                 task.cancel()

@@ -1,14 +1,14 @@
-"""How one message is handled: by one stage, in one transaction.
+"""Workers: handle each message of a stage in one transaction of SQL and one of the broker.
 
     received ─ run ─ checked ─ sent ─ SQL committed ─ committed ─ hooks
-               └ (its effects happen once) written ┘
+                   └ written to the outbox, with exactly-once processing
 
-The database is asked whether its transaction is still good. What the stage has said is sent in a transaction of the
-broker, and the broker has taken all of it, before SQL is committed. After that only the acknowledgement and COMMIT are
-left. An exception anywhere before that takes both back. A stage that has not used SQL leaves out what is about it.
+SQL is committed after two checks: the SQL transaction can still be committed, and the broker has taken the stage's
+output into its transaction. Then only the broker's COMMIT is left, which includes the acknowledgement. An exception
+before SQL's COMMIT rolls back both transactions. A stage that has not used SQL skips the steps of SQL.
 
-If the effects of a stage happen once, the first statement of SQL is the id of its message, and the last is what it
-sends, under a number that the broker's COMMIT has, too. Then it makes no difference what is lost behind SQL's COMMIT.
+With exactly-once processing, the first statement of SQL writes the message's id into the inbox, and the last one the
+output into the outbox, under the number of the broker's COMMIT. Then a loss after SQL's COMMIT does no harm.
 
 Source: docs/stages.md, "One transaction"; docs/stages-outbox.md
 """
@@ -76,40 +76,40 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 SQL_RETRIES_MAX = 5
-"""So often a message is run again in place when its SQL has met another transaction's."""
+"""Number of times that a stage runs again in place after a conflict of its SQL with another transaction."""
 PAUSE_S = 1.0
-"""Until a message comes again whose outputs wait for somebody else."""
+"""Seconds that a worker pauses when it could not send the output of an already processed message."""
 SQL_RETRY_PAUSE_S = 0.02
-"""The first pause before that; each is twice as long as the one before."""
+"""Seconds before the first run in place; each further pause is twice as long."""
 TIMEOUT_S = 60.0
-"""For each step that waits for the broker."""
+"""Limit in seconds of each step that waits for the broker."""
 
 T = TypeVar("T")
 
 
 class StageWorker:
-    """Of one stage, in one lane: handles its messages, several at once."""
+    """Worker for the messages of one stage in one pool; handles several at once."""
 
     def __init__(
         self, context: ServiceContext, stage: Stage, pool: PriorityPool, exactly_once: ExactlyOnceProcessing | None
     ) -> None:
-        """`exactly_once` if the effects of the stage happen once."""
+        """`exactly_once` is None for a stage without exactly-once processing."""
         self._context = context
         self._stage = stage
         self._pool = pool
         self._exactly_once = exactly_once
-        # What is published comes here whatever its priority.
+        # A subscriber has only the interactive pool, which gives it published messages of all priorities.
         self._is_interactive = pool.is_interactive and stage.endpoint.subscribed_topic is None
         self.active_count = 0
-        """Messages that are handled now."""
+        """Number of messages that are being handled."""
         self.progress_at = monotonic()
-        """When the last one ended, or nothing was there to do."""
+        """Monotonic time at which the last message ended, or a message came to the idle worker."""
 
     async def handle(self, message: Message, session: Session) -> None:
-        """To be called by `Connection.consume`, which commits nothing more: the session has been committed, or the
-        message has its verdict.
+        """Handle one message for `Connection.consume`, which then has nothing left to commit: the session has been
+        committed, or the message settled.
 
-        Raises: RolledBack, InDoubt, ConnectionLost: what the broker did is nobody's failure; CancelledError
+        Raises: RolledBack, InDoubt, ConnectionLost if the broker is the reason, and not the stage; CancelledError
         """
         if not self.active_count:
             self.progress_at = monotonic()
@@ -129,7 +129,7 @@ class StageWorker:
 
 
 class MessageHandler:
-    """Of one message."""
+    """Handling of one message by one stage."""
 
     def __init__(
         self,
@@ -145,11 +145,11 @@ class MessageHandler:
         self._pool = pool
         self._exactly_once = exactly_once
         self._inbox_id = ""
-        """By which the inbox knows the message, if its effects happen once."""
+        """Id of the message in the inbox; empty without exactly-once processing."""
         self._is_sql_committed = False
-        """What is left to be sent then, the outbox has."""
+        """From then on the outbox has the output, with exactly-once processing."""
         self._is_repeated_commit = False
-        """Somebody else has sent what this was to send, so that this has acknowledged nothing."""
+        """The COMMIT's number was used before: the output is already sent, and nothing was acknowledged."""
         self._message = message
         self._session = session
         self._started_at = monotonic()
@@ -157,20 +157,20 @@ class MessageHandler:
         self._envelope: Envelope | None = None
         self._execution: Execution | None = None
         self._output_sent = False
-        """The broker has what the stage has said."""
+        """Output is being sent in the transaction of the broker, or has been."""
         self._is_flushed = False
-        """Whatever the broker refuses of that is known before the commit, while the message can still be refused."""
+        """The broker answers to the output before the COMMIT, while the message can still be nacked or rejected."""
         self._event_number = 0
-        """Its number, once it is written down that this has begun."""
+        """Number of the recorded event of this start; 0 if none is recorded."""
         self._error_kind = DatabaseErrorKind.APPLICATION
-        """What its last error says of the database."""
+        """Kind of the last error."""
         self._is_committing = False
-        """COMMIT was sent to the broker."""
+        """The COMMIT of the broker has been started."""
         self._thread_abandoned = False
-        """Nobody waits any more for the thread in which the stage runs."""
+        """A second cancellation has left the stage's thread running."""
 
     async def handle(self) -> None:
-        """Raises: as `Worker.handle`"""
+        """Raises: as `StageWorker.handle`"""
         try:
             self._envelope = envelope = decode_envelope(self._message.body)
             self._record_start(envelope)
@@ -188,7 +188,7 @@ class MessageHandler:
             if is_being_cancelled():
                 self._record_end("in doubt" if self._is_committing else "released", error)
                 raise
-            # Nobody has cancelled the handling: the stage has cancelled itself, or what it has waited for was.
+            # The handling is not cancelled: the stage cancelled itself, or awaited something that was cancelled.
             await self._on_failed(error)
         except BrokerUnavailable as error:
             await self._message.release()
@@ -212,8 +212,8 @@ class MessageHandler:
         await self._on_failed(error)
 
     async def _on_own_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """It is not of this transaction, but of one that the stage has begun by itself. What the broker refuses of
-        that is the stage's failure. That it was away, or has no room, is nobody's."""
+        """Settle the message after the COMMIT of another transaction failed, which the stage started itself. Doubt
+        and a refusal by the broker are failures of the stage. A lost connection or a full disk is not."""
         if isinstance(error, InDoubt) or sender_error(error) is not None:
             await self._on_failed(error)
             return
@@ -222,31 +222,32 @@ class MessageHandler:
         await self._wait_if_disk_full(error)
 
     async def _on_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """Raises: the error, unless the message has its verdict"""
+        """Raises: `error`, unless the message is settled; RolledBack for InDoubt, with exactly-once processing"""
         if isinstance(error, InDoubt):
             self._record_end("in doubt", error)
             if self._inbox_id:
-                # Whatever became of it, its effects happen once: it comes again, and nobody has failed.
+                # Exactly-once processing resolves the doubt at the redelivery, so this counts no attempt.
                 raise RolledBack("whether its message was acknowledged is not known") from error
             raise error
         refused = sender_error(error)
         if refused is not None and self._is_flushed and not (self._inbox_id and self._is_sql_committed):
             await self._on_failed(refused)
             return
-        # What is refused at the commit has given back the message already. When it comes again it is flushed.
+        # A refused COMMIT has requeued the message already. Its redelivery is flushed before the COMMIT.
         self._record_end("released", error)
         await self._wait_if_disk_full(error)
         raise error
 
     async def _wait_if_disk_full(self, error: RolledBack) -> None:
-        """With the message, for others would find no room, either."""
+        """Keep the message meanwhile, since the disk has no space for the output of other messages either."""
         if is_disk_full(error):
             await self._context.wait_or_stopping(self._pool.back_off_disk_full_s(self._context.loop.time()))
 
     async def _on_already_processed(self) -> None:
-        """What it has to send goes first: who acknowledges it may be the last who knows of that.
+        """Send what the outbox still has of the message, and then acknowledge the message. Once it is acknowledged,
+        no redelivery would send the rest.
 
-        Raises: RolledBack, InDoubt; as `_failed`
+        Raises: RolledBack, InDoubt; as `_on_failed`
         """
         exactly_once = self._exactly_once
         assert exactly_once is not None, "nobody else asks"
@@ -261,7 +262,7 @@ class MessageHandler:
             await self._on_database_unavailable(error)
         except RolledBack as error:
             if sender_error(error) is not None:
-                # It would come again at once, and be refused again.
+                # An immediate redelivery would be refused again.
                 await self._context.wait_or_stopping(PAUSE_S)
             await self._on_commit_failed(error)
         except InDoubt as error:
@@ -271,7 +272,7 @@ class MessageHandler:
             self._record_end("already processed", None)
 
     async def _check_inbox(self, envelope: Envelope) -> None:
-        """Whether it was handled is looked at before its attempts are: a process that dies behind SQL's COMMIT is one.
+        """Look up a redelivered message, before its attempts: a process that died after SQL's COMMIT has counted one.
 
         Raises: AlreadyProcessed, DatabaseUnavailable
         """
@@ -283,7 +284,7 @@ class MessageHandler:
             raise AlreadyProcessed("the message was already processed")
 
     def _check_attempts(self) -> None:
-        """Refuse a message whose attempts are used up: a process that dies cannot do so itself.
+        """Check that the message has attempts left. A process that dies counts one, but cannot reject the message.
 
         Raises: NoAttemptsLeft
         """
@@ -298,7 +299,7 @@ class MessageHandler:
     # ---- Running ----
 
     async def _run_until_committed(self, envelope: Envelope) -> Output:
-        """What it has said. Raises: whatever has gone wrong, if it is not only that SQL is to be run again"""
+        """Run the stage and commit, with retries after conflicts in SQL. Return the output. Raises: the last error"""
         pause_s = SQL_RETRY_PAUSE_S
         for retries_left in reversed(range(SQL_RETRIES_MAX + 1)):
             work = self._context.new_sql_work(
@@ -309,17 +310,17 @@ class MessageHandler:
             try:
                 await self._run_and_commit(envelope, output, work)
             except Exception as error:
-                # What the stage has swallowed counts, and is forgotten with the rollback.
+                # Before the rollback, which discards SQL errors that the stage has caught: they count, too.
                 self._error_kind = DatabaseErrorKind.APPLICATION if work is None else work.classify_error(error)
                 if isinstance(error, ProducerLost):
-                    # Another one will do.
+                    # The next run borrows another producer.
                     self._error_kind = DatabaseErrorKind.RETRYABLE
                 skip_reason = None if work is None else work.skip_reason
                 await self._roll_back(work)
                 if skip_reason is not None and skip_reason is not error:
                     raise skip_reason from error
                 if self._error_kind is not DatabaseErrorKind.RETRYABLE or self._output_sent:
-                    # What was sent is taken back with the message.
+                    # Output that was sent can only be rolled back together with the message.
                     raise
                 if not retries_left:
                     self._error_kind = DatabaseErrorKind.APPLICATION
@@ -333,14 +334,14 @@ class MessageHandler:
                 raise
             else:
                 return output
-            # Those who have met are not to meet again.
+            # Random, so that two transactions do not conflict again.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s *= 2
         raise AssertionError("the last time it was raised")
 
     def _id_seed(self, envelope: Envelope) -> str:
-        """Of the ids of what the stage sends: the same whenever it runs again. One message may come to several stages,
-        and what is published to several processes: each of them sends something of its own."""
+        """Return the seed of the output's ids, the same in each run of the stage. Several stages may get one message,
+        and several processes a published one: their seeds differ."""
         seed = f"{envelope.id} {self._stage.queue}"
         return seed if self._stage.endpoint.subscribed_topic is None else f"{seed} {self._context.run_id}"
 
@@ -371,7 +372,7 @@ class MessageHandler:
     async def _run_and_collect(
         self, envelope: Envelope, output: Output, work: AsyncSqlWork | ThreadSqlWork | None
     ) -> list[EncodedMessage]:
-        """Run it."""
+        """Run the stage, and return its encoded output."""
         running = self._run(envelope, output, work)
         await (run_user_coroutine(running) if self._stage.signature.is_async else running)
         output.is_closed = True
@@ -384,7 +385,7 @@ class MessageHandler:
     async def _commit_exactly_once(
         self, messages: Sequence[EncodedMessage], work: AsyncSqlWork | ThreadSqlWork | None, producer: BorrowedProducer
     ) -> None:
-        """Commit both, under a number if it sends anything."""
+        """Write the output into the outbox and commit both transactions, under a number if there is output."""
         assert work is not None, "its database remembers what has happened"
         unit = OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
         number = producer.use_next_number() if messages else None
@@ -398,16 +399,16 @@ class MessageHandler:
         work: AsyncSqlWork | ThreadSqlWork | None,
         number: CommitNumber | None = None,
     ) -> bool:
-        """False: somebody else has used the number."""
+        """Send the output, and commit both transactions. Return False if `number` was used before."""
         session, pool, point = self._session, self._pool, self._context.on_test_point
-        # Whoever would be refused for what is open on the connection waits instead.
+        # Workers wait here instead of exceeding the broker's limits of open transactions, which it would refuse.
         async with (
             pool.transaction_permits.acquired(1),
             pool.transaction_byte_permits.acquired(transaction_size(messages)),
         ):
             self._output_sent = bool(messages)
-            # Whatever the broker would refuse is known before SQL is committed; and that it is there. A message that
-            # comes again may do so because of that: the commit would give it back once more.
+            # Before SQL's COMMIT, a flush shows that the broker is available and refuses no output. A message may be
+            # redelivered because its COMMIT was refused: another refusal there would only requeue it again.
             self._is_flushed = work is not None or (self._output_sent and self._message.redelivered)
             with MapToBrokerUnavailable():
                 await send_messages(session, messages, self._context.loop.time() + TIMEOUT_S)
@@ -426,7 +427,7 @@ class MessageHandler:
             return await session.commit(timeout=TIMEOUT_S, producer=number.producer.name, number=number.number)
 
     async def _commit_sql(self, work: AsyncSqlWork | ThreadSqlWork) -> None:
-        """Whoever is cancelled when it has happened goes on: the message is not to come again for that."""
+        """Commit SQL. A cancellation that comes after the COMMIT is ignored, since it would only cause a redelivery."""
         try:
             await self._run_sql_step(work.commit, work)
         except asyncio.CancelledError:
@@ -434,13 +435,13 @@ class MessageHandler:
                 raise
 
     async def _run(self, envelope: Envelope, output: Output, work: AsyncSqlWork | ThreadSqlWork | None) -> None:
-        """The stage, and those that it goes on with directly."""
+        """Run the stage, and those that it continues with by `next_direct`."""
         message, stage = self._message, self._stage
         now_ms = self._context.now_ms()
         flow = Flow(stage, envelope, output, now_ms, expires_ms=message.expires_ms, attempt=message.attempts + 1)
         while True:
             if stage.signature.is_async:
-                # In the context of its own task; for a plain function it is set in that of its thread.
+                # An async stage runs in the context of its own task; a plain one sets this in its thread's context.
                 CURRENT.set(stage)
             await self._call(stage, flow, work)
             if flow.direct_message is UNSET:
@@ -466,7 +467,7 @@ class MessageHandler:
         provided = context.provided_values(flow, work)
         chain, execution = context.chain, self._execution
         if execution is not None and stage is not self._stage:
-            # Directly after another one.
+            # The stage was reached by `next_direct`.
             execution = msgspec.structs.replace(execution, stage=stage.name)
         around = chain.around(execution) if execution is not None and chain.has_around else None
         function = stage.function
@@ -495,7 +496,7 @@ class MessageHandler:
             return
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
-                # Nobody is to be warned of what is said here.
+                # Avoids the warning that the coroutine was never awaited.
                 result.close()
             raise FlowError(
                 f"{stage.name} has returned what nobody has awaited ({type(result).__name__}): a decorator around an "
@@ -504,15 +505,15 @@ class MessageHandler:
         flow.reply(result)
 
     async def _run_sql_step(self, step: Callable[[], Any], work: AsyncSqlWork | ThreadSqlWork) -> None:
-        """What is said to the database, where the stage has run."""
+        """Run an operation of the database where the stage has run: in the event loop or in a thread."""
         if self._stage.signature.is_async:
             await step()
         else:
             await self._in_thread(step, work)
 
     async def _in_thread(self, call: Callable[[], T], work: AsyncSqlWork | ThreadSqlWork | None = None) -> T:
-        """Whoever is cancelled waits all the same: a thread cannot be interrupted, and what it uses is not to be taken
-        away under it. A second cancellation leaves it, and it rolls back `work` itself."""
+        """Run `call` in a thread of the pool. A cancelled caller still waits: a thread cannot be interrupted, and
+        keeps what it uses. A second cancellation leaves the thread alone, which then rolls back `work` itself."""
 
         def run() -> T:
             try:
@@ -537,13 +538,13 @@ class MessageHandler:
         if work is not None and not self._thread_abandoned:
             await self._run_sql_step(work.rollback, work)
 
-    # ---- What became of it ----
+    # ---- Outcome ----
 
     async def _on_failed(self, error: BaseException) -> None:
         try:
             outcome = await self._settle_failed(error)
         except BaseException as other:
-            # The broker is away, or the service stops.
+            # The connection is lost, or the service stops.
             self._record_end("in doubt" if isinstance(other, InDoubt) else "released", other)
             raise
         self._record_end(outcome, error)
@@ -556,10 +557,10 @@ class MessageHandler:
         )
 
     async def _settle_failed(self, error: BaseException) -> ExecutionOutcome:
-        """To the broker."""
+        """Release, nack or reject the message after an error, and return the outcome."""
         context, message = self._context, self._message
         if self._inbox_id and self._is_sql_committed:
-            # It is done. When it comes again what it has to send is seen to.
+            # The message is processed. Its redelivery sends the output that is left.
             await message.release()
             return "released"
         if context.gate is not None and await context.gate.is_uncounted_error(
@@ -570,7 +571,7 @@ class MessageHandler:
         retry = self._stage.settings.retries.decide(error, message.attempts + 1, self._stage.settings.attempts)
         cause = cause_of(error, self._stage.queue, context.instance)
         if retry.is_rejected and self._stage.endpoint.subscribed_topic is not None and not self._output_sent:
-            # In a subscription there are no dead letters: what is refused there would come again for ever.
+            # A subscription has no dead letters: a rejected message would be redelivered for ever.
             await self._session.commit(timeout=TIMEOUT_S)
         elif retry.is_rejected:
             await message.reject(cause=cause)
