@@ -1,4 +1,4 @@
-"""What all workers of one run share: what stages are given, and whom to tell of what they do."""
+"""Context that the workers of one run share: values for stages, interceptors, events, and precedence of messages."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ if TYPE_CHECKING:
 
 class ServiceContext:
     def __init__(self, definition: Definition, plans: DependencyPlans) -> None:
-        """To be made in the event loop in which all runs."""
+        """Create the context in the event loop of the run."""
         self.loop = asyncio.get_running_loop()
         self.service = definition.name
         self.stages: Mapping[str, Stage] = definition.stages
-        """By queue."""
+        """Stages by queue."""
         self.instance = f"{definition.name} on {platform.node()} pid {os.getpid()}"
-        """Which process this is, for people."""
+        """Name of this process, for people."""
         self.run_id = secrets.token_hex(8)
-        """Which run of which process this is, for ids."""
+        """Random id of this run, for ids of messages and in the outbox."""
         self.stopping = asyncio.Event()
         self.chain = InterceptorChain(definition.interceptors)
         self.plans = plans
         self.interactive_priority = InteractivePriority(self.loop)
         self.lifespan: object = None
-        """What the lifespan of the service has made."""
+        """Value that the service's lifespan has yielded."""
         self.gate: DatabaseGate | None = None
-        """The database, if a stage uses it."""
+        """Gate of the database; None if none is open."""
         self.events: StageEvents | None = None
-        """Where what the stages do is written down, if it is."""
+        """Recorder of executions; None if they are not recorded."""
         self.on_test_point: Callable[[str, Stage], None] = _do_nothing
-        """Called at each named point of a message's way; for tests."""
+        """Function to call at each named step of a message's handling; for tests."""
 
     def new_sql_work(
         self, stage: Stage, inbox_id: str | None, *, is_interactive: bool
     ) -> AsyncSqlWork | ThreadSqlWork | None:
-        """What one message is about to do in the database; None if the stage uses none. `inbox_id` is the id by which
-        the inbox is to know it, if its effects happen once."""
+        """Return the SQL transaction for one message; None if the stage uses no database. `inbox_id` is the
+        message's id in the inbox, or None without exactly-once processing."""
         if self.gate is None or not self.plans.uses_database(stage):
             return None
         database = self.gate.database
@@ -62,26 +62,26 @@ class ServiceContext:
         return make(is_interactive=is_interactive, inbox_id=inbox_id, stage=stage.queue)
 
     def provided_values(self, flow: Flow, work: AsyncSqlWork | ThreadSqlWork | None) -> Mapping[str, object]:
-        """What a stage can ask for, by the names of its plan."""
+        """Return the values that a stage can depend on, by the names in its plan."""
         provided: dict[str, object] = {FLOW: flow, LIFESPAN: self.lifespan}
         if work is not None:
             provided[SESSION] = work.session
         return provided
 
     async def wait_or_stopping(self, seconds: float) -> None:
-        """Until then, or until the service stops."""
+        """Wait for a time, or until the service stops."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.stopping.wait()
 
     @classmethod
     def new_id(cls) -> str:
-        """Of what is sent in no stage."""
+        """Return a new id, from which the ids of messages are derived that no stage sends."""
         return first_id(cls.now_ms(), secrets.token_bytes(RANDOM_BYTES))
 
     @staticmethod
     def now_ms() -> int:
-        """Since the epoch."""
+        """Return the time in milliseconds since the epoch."""
         return time_ns() // 1_000_000
 
 
@@ -89,29 +89,29 @@ def _do_nothing(point: str, stage: Stage) -> None:
     pass
 
 
-# Who goes first in an event loop that all share: while an interactive message is in hand, no other one begins.
+# Precedence in the event loop of a run: while an interactive message is being handled, no other message starts.
 #
-# All that has begun takes its share of each pass of the loop, and of each turn of the broker, and an interactive flow
-# has a pass and a turn in front of it for every stage. So the others wait, but for a moment at most, and only for what
-# began a moment ago: a stage that waits for something else holds up nobody.
+# Each running message takes a share of every pass of the loop and every turn of the broker, and an interactive flow
+# waits for one pass and one turn at every stage. So other messages are delayed, but only for a moment, and only by
+# interactive messages that have just started: a stage that waits for something else delays no message.
 #
 # Source: decision 65
 
 WAIT_MAX_S: Final = 0.02
-"""So long one interactive message holds up others, and so long one of the others is held up."""
+"""Longest time in seconds for which one interactive message delays others, and for which another message is delayed."""
 
 
 class InteractivePriority:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._interactive: dict[object, float] = {}
-        """When each of those in hand began; the last one is the newest."""
+        """Start of each interactive message that is being handled; the last one is the newest."""
         self._is_idle = asyncio.Event()
-        """Nothing is ahead any more."""
+        """Set when the last interactive message ends."""
 
     @contextmanager
     def running_interactive(self) -> Iterator[None]:
-        """An interactive message is in hand."""
+        """Count an interactive message as being handled, for the duration of the block."""
         token = object()
         self._interactive[token] = self._loop.time()
         self._is_idle.clear()
@@ -123,7 +123,7 @@ class InteractivePriority:
                 self._is_idle.set()
 
     async def yield_to_interactive(self) -> None:
-        """Another one may begin."""
+        """Wait before another message while interactive ones are new, WAIT_MAX_S at most."""
         if not self._interactive:
             return
         deadline = self._loop.time() + WAIT_MAX_S

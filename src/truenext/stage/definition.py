@@ -1,4 +1,4 @@
-"""What a service consists of: its endpoints with their stages, what it asks of others, and how it is set up."""
+"""Definition of a service: its endpoints and stages, endpoints of other services, topics, and settings."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ S = TypeVar("S")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 SUBSCRIBER_ATTEMPTS = 7
-"""What fails in a subscription the broker itself never gives up. Source: docs/contract.md,
-"Deliveries and attempts" """
+"""Default for subscribers: the broker itself sets no limit. Source: "Deliveries and attempts" in docs/contract.md"""
 CONCURRENCY = 8
-"""Messages of one stage that are handled at once, and as many interactive ones, unless told."""
+"""Default number of messages that a stage handles at once, and of interactive ones in addition."""
 
 
 class Definition:
-    """Endpoints with stages, and those of other services that they ask."""
+    """Service as a program defines it: endpoints with stages, endpoints of other services, topics and settings."""
 
     def __init__(
         self,
@@ -54,19 +53,19 @@ class Definition:
         interceptors: Sequence[Interceptor] = (),
         events: Path | str | None = None,
     ) -> None:
-        """`broker` is a URL, or several of which the first that is there is taken. `database` is a URL of SQLAlchemy,
-        for stages that ask for a Session or an AsyncSession.
+        """`broker` is a URL, or several, of which the first available one is used. `database` is a URL of
+        SQLAlchemy, for stages that take a Session or an AsyncSession.
 
-        `concurrency`, `attempts` and `retry` are for all stages that say nothing else: how many messages of a stage are
-        handled at once (and as many interactive ones), after how many failures a message is a dead letter (if that is
-        fewer than the policy of the queue says), and when a failed message is tried again, by the class of what was
-        raised: {Busy: "2s, 10s, 1m", Bad: "never"}.
+        `concurrency`, `attempts` and `retry` are defaults for all stages. A stage handles `concurrency` messages at
+        once, and as many interactive ones. After `attempts` failures a message is a dead letter, unless the queue's
+        policy allows fewer. `retry` gives the delays of retries by the class of the exception: {Busy: "2s, 10s, 1m",
+        Bad: "never"}.
 
-        `exactly_once` is for all stages that say nothing else: their effects in the database happen once, and what they
-        send is sent once, whatever is lost and however often a message comes (docs/stages-outbox.md). A subscriber is
-        none of them.
+        `exactly_once` is the default of exactly-once processing, for all stages but subscribers: effects in the
+        database and the messages that a stage sends happen once, however often its message is delivered
+        (docs/stages-outbox.md).
 
-        `events` is a folder into which each process that runs the stages writes what they do, for `truenext audit
+        `events` is a folder in which each process that runs the stages records their executions, for `truenext audit
         --stages`.
 
         Raises: DefinitionError
@@ -82,7 +81,7 @@ class Definition:
             ("events", events, Path | str | None, "a folder"),
         ):
             if not isinstance(value, kind):
-                # Not the value: it may be a password.
+                # The value is left out, since it may be a password.
                 raise DefinitionError(
                     f"{subject} of service {name} is {expected}, not of the type {type(value).__name__}"
                 )
@@ -106,11 +105,11 @@ class Definition:
         self.interceptors = list(interceptors)
         self.events = None if events is None else Path(events)
         self.endpoints: dict[str, LocalEndpoint[Any, Any]] = {}
-        """By name."""
+        """Endpoints of this service by name."""
         self.remotes: dict[str, Endpoint[Any, Any]] = {}
         self.topics: dict[str, Topic[Any]] = {}
         self.stages: dict[str, Stage] = {}
-        """By queue."""
+        """Stages by queue."""
         self._settings = StageSettings(
             f"service {name}", concurrency=concurrency, attempts=attempts, retry=retry, exactly_once=exactly_once
         )
@@ -118,7 +117,7 @@ class Definition:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
-    # ---- What it consists of ----
+    # ---- Definitions ----
 
     @overload
     def remote(self, name: str, takes: type[M], replies: type[R]) -> Endpoint[M, R]: ...
@@ -127,9 +126,9 @@ class Definition:
     def remote(self, name: str, takes: type[M], replies: None = None) -> Endpoint[M, None]: ...
 
     def remote(self, name: str, takes: type[Any], replies: type[Any] | None = None) -> Endpoint[Any, Any]:
-        """An endpoint of another service.
+        """Declare an endpoint of another service.
 
-        Raises: DefinitionError, also if it was said before with other types
+        Raises: DefinitionError, also if it was declared before with other types
         """
         endpoint: Endpoint[Any, Any] = Endpoint(expand_endpoint_name(name, self.name), takes, replies)
         known = self.remotes.setdefault(endpoint.name, endpoint)
@@ -166,10 +165,10 @@ class Definition:
         state: type[Any] | None = None,
         **options: Unpack[StageOptions],
     ) -> LocalEndpoint[Any, Any]:
-        """An endpoint of this service: functions that are decorated with its `stage` are what it does, one after the
-        other. A name that begins with a dot is that of the service and the rest. What is shared by the stages of one
-        flow is in its `state`. Options are `concurrency`, `attempts`, `retry` and `exactly_once` (StageOptions), for
-        those of its stages that say nothing else.
+        """Define an endpoint of this service. The functions that its `stage` decorates run one after the other. A
+        `name` that begins with a dot is appended to the name of the service. `state` is the type of data that the
+        stages of one flow share. The options `concurrency`, `attempts`, `retry` and `exactly_once` are defaults for
+        the stages (StageOptions).
 
         Raises: DefinitionError
         """
@@ -184,7 +183,7 @@ class Definition:
     def single(
         self, name: str, takes: type[M], replies: type[R], **options: Unpack[StageOptions]
     ) -> Callable[[Callable[..., Any]], StatelessEndpoint[M, R]]:
-        """Decorate the only stage of an endpoint; the function's name is then that endpoint. Options are those of
+        """Decorate the only stage of a new endpoint, which the function's name then refers to. Options are those of
         `endpoint`.
 
         Raises: DefinitionError
@@ -200,8 +199,8 @@ class Definition:
     def terminator(
         self, name: str, takes: type[M], *, state: type[S] | None = None, **options: Unpack[StageOptions]
     ) -> Callable[[Callable[..., Any]], Endpoint[M, None]]:
-        """Decorate the only stage of an endpoint that replies nothing; the function's name is then that endpoint.
-        `state` is what comes with a reply, if this is who takes it. Options are those of `endpoint`.
+        """Decorate the only stage of a new endpoint without replies, which the function's name then refers to.
+        `state` is the type of `reply_state`, if the endpoint receives replies. Options are those of `endpoint`.
 
         Raises: DefinitionError
         """
@@ -218,9 +217,9 @@ class Definition:
         return decorate
 
     def topic(self, name: str, takes: type[M]) -> Topic[M]:
-        """What this service, or another, publishes.
+        """Declare a topic, to which this service or another publishes.
 
-        Raises: DefinitionError, also if it was said before with another type
+        Raises: DefinitionError, also if it was declared before with another type
         """
         topic = Topic(name, takes)
         known = self.topics.setdefault(topic.name, topic)
@@ -229,8 +228,8 @@ class Definition:
         return known
 
     def subscriber(self, topic: Topic[M], *, state: type[Any] | None = None) -> Callable[[F], F]:
-        """Decorate a function that takes what is published to a topic while this process is there: one message at a
-        time, in each process of the service. Its effects cannot happen once, whatever the service says.
+        """Decorate a function that gets the messages published to a topic while its process runs, one at a time, in
+        each process of the service. A subscriber has no exactly-once processing, whatever the service's setting.
 
         Raises: DefinitionError
         """
@@ -239,7 +238,7 @@ class Definition:
 
         def decorate(function: F) -> F:
             name = expand_endpoint_name(f".{function.__name__}", self.name)
-            # What is published comes to each process, so there is nobody else who might have handled it.
+            # Each process gets its own copy of a published message, so no other process can have handled it.
             settings = StageSettings(name, concurrency=1, exactly_once=False).with_defaults(self._settings)
             settings.attempts = settings.attempts or SUBSCRIBER_ATTEMPTS
             endpoint: LocalEndpoint[M, None] = LocalEndpoint(
@@ -253,13 +252,13 @@ class Definition:
 
     @property
     def has_outbox(self) -> bool:
-        """Something of it happens once: so whoever runs it sends what its outbox has."""
+        """Whether the service or a stage has exactly-once processing, so that its processes have a relay."""
         stages = (each.settings.exactly_once for each in self.stages.values())
         return bool(self._settings.exactly_once) or any(stages)
 
     @property
     def only_initiates(self) -> bool:
-        """None of its stages happens once, so nobody runs it for the sake of these."""
+        """Whether no stage has exactly-once processing, so that an outbox contains only flows that programs start."""
         return not any(each.settings.exactly_once for each in self.stages.values())
 
     def _add_endpoint(self, endpoint: LocalEndpoint[Any, Any]) -> None:
@@ -270,7 +269,7 @@ class Definition:
 
     @property
     def is_running(self) -> bool:
-        """Nothing can be defined any more."""
+        """Whether the service runs, so that endpoints and stages can no longer be defined."""
         return False
 
     def _register(self, stage: Stage) -> None:
@@ -282,9 +281,9 @@ class Definition:
             raise DefinitionError(f"{self.name} runs: {name} comes too late")
 
     def check(self) -> None:
-        """All is defined.
+        """Check that every endpoint is complete.
 
-        Raises: DefinitionError if something is missing
+        Raises: DefinitionError
         """
         for endpoint in self.endpoints.values():
             endpoint.check()

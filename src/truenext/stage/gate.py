@@ -1,7 +1,7 @@
-"""The database of a service, and whether it is there: when it is not, stages rest, and go on once it is.
+"""Gate of a service's database: stages wait while the database is unavailable, and then go on.
 
-Nobody's message has failed because a database was away. What a stage holds goes back without an attempt, and the
-database is looked for, with growing pauses.
+An unavailable database counts no attempts. The stages release their messages, and the gate probes the database with
+growing pauses.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 PAUSE_S = 0.5
-"""Until the first look; each pause is twice as long as the one before."""
+"""Seconds until the first probe; each further pause is twice as long."""
 PAUSE_MAX_S = 30.0
 STABLE_S = 60.0
-"""A database that goes away again sooner is looked for with the pauses of before: no look sees that a disk is full."""
+"""Seconds for which the gate must stay open before pauses are short again: a probe does not detect a full disk."""
 ERROR_COUNTS_MAX = 1000
-"""Messages of which it is remembered what trouble they had."""
+"""Number of messages whose errors are remembered."""
 UNCOUNTED_RETRIES = {DatabaseErrorKind.LOST: 1, DatabaseErrorKind.RETRYABLE: 5, DatabaseErrorKind.UNAVAILABLE: 5}
-"""So often it is no attempt, while the database is there."""
+"""Number of errors of each kind that count no attempt of a message, while the database is available."""
 
 _DESCRIPTIONS = {
     DatabaseErrorKind.UNAVAILABLE: "the database is away",
@@ -44,7 +44,7 @@ _WAITING = {
 
 
 class DatabaseGate:
-    """Open while the database is there."""
+    """Gate that is open while the database is available."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -56,11 +56,11 @@ class DatabaseGate:
         self._retry_pause_s = PAUSE_S
         self._opened_at = -STABLE_S
         self.closed_error_kind = DatabaseErrorKind.UNAVAILABLE
-        """For which it was closed last."""
+        """Kind of error for which the gate was last closed."""
         self.closed_reason = ""
-        """Why it is closed."""
+        """Last error of the database while the gate is closed."""
         self._error_counts_by_message: OrderedDict[tuple[DatabaseErrorKind, str], int] = OrderedDict()
-        """How often a message had trouble that may be its own."""
+        """Number of errors of each message that the message itself may have caused."""
 
     @property
     def is_open(self) -> bool:
@@ -74,11 +74,11 @@ class DatabaseGate:
 
     @property
     def closed_description(self) -> str:
-        """What is the matter when it is closed, for people."""
+        """Reason for which the gate was last closed, for people."""
         return _DESCRIPTIONS.get(self.closed_error_kind, _DESCRIPTIONS[DatabaseErrorKind.UNAVAILABLE])
 
     def close_on_error(self, error: BaseException, kind: DatabaseErrorKind = DatabaseErrorKind.UNAVAILABLE) -> None:
-        """The stages of the database rest."""
+        """Close the gate, so that stages of the database wait, and probe until it is available."""
         if not self.is_open:
             return
         self.closed_error_kind, self.closed_reason = kind, first_line(error)
@@ -94,7 +94,7 @@ class DatabaseGate:
         self._reopening = loop.create_task(self._reopen(), name="truenext database")
 
     async def open_database(self, *, waits: bool) -> None:
-        """The service begins. `waits`: for a database that is not there yet, as long as it takes.
+        """Open the database at the start. `waits`: wait as long as necessary for one that is not available yet.
 
         Raises: DatabaseUnavailable
         """
@@ -113,7 +113,7 @@ class DatabaseGate:
         self._opened.set()
         database = {"database": str(self.database)}
         if self.closed_error_kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
-            # The look has not seen whether that is over.
+            # The probe does not show whether the error is over.
             _logger.warning("the stages that rested try again", extra=database)
         else:
             _logger.warning("the database is back: its stages go on", extra=database)
@@ -129,15 +129,16 @@ class DatabaseGate:
             await self._back_off()
 
     async def _back_off(self) -> None:
-        # Not all processes at once.
+        # Random, so that processes do not probe at the same time.
         await asyncio.sleep(self._retry_pause_s * random.uniform(0.75, 1.0))
         self._retry_pause_s = min(2 * self._retry_pause_s, PAUSE_MAX_S)
 
     async def is_uncounted_error(self, kind: DatabaseErrorKind, error: BaseException, message_id: str) -> bool:
-        """The database is not there; or is full, or its tables of what happens once cannot be used, which no look sees:
-        no message's failure. While it is there, what else it may be is none for the first times, for it may be the
-        message that brings it about: a lost connection, another transaction in the way at the commit, a database of its
-        own that is away."""
+        """Whether an error counts no attempt of its message. An error of the database closes the gate and never counts.
+
+        A full disk or unusable tables close the gate at once; a lost connection does if a probe fails. While the
+        database is available, the message itself may be the cause of a lost connection or of a conflict at the
+        commit, or use another database that is unavailable: its first errors of each kind count no attempt."""
         if kind in (DatabaseErrorKind.FULL, DatabaseErrorKind.TABLES):
             self.close_on_error(error, kind)
             return True
@@ -150,13 +151,13 @@ class DatabaseGate:
         return kind in UNCOUNTED_RETRIES and self._count_error(kind, message_id) <= UNCOUNTED_RETRIES[kind]
 
     async def _probe(self) -> None:
-        """One look serves all who ask meanwhile. Raises: DatabaseUnavailable"""
+        """Probe the database, once for all concurrent callers. Raises: DatabaseUnavailable"""
         if self._probing is None or self._probing.done():
             self._probing = asyncio.get_running_loop().create_task(self.database.probe(), name="truenext database")
         await asyncio.shield(self._probing)
 
     def _count_error(self, kind: DatabaseErrorKind, message_id: str) -> int:
-        """How often it had this, this time included."""
+        """Count an error of a message, and return its number."""
         key = kind, message_id
         times = self._error_counts_by_message.pop(key, 0) + 1
         self._error_counts_by_message[key] = times

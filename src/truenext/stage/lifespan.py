@@ -1,7 +1,6 @@
-"""What lives as long as a service, and how do its stages get it?
+"""Lifespan of a service: a function that opens a value for the stages, yields it, and closes it at the end.
 
-A lifespan is a function that opens something, yields it, and closes it. Stages and factories ask for it by its type,
-as they ask for everything that they are given.
+Stages and factories get the value through a parameter of its type.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from truenext.stage.dependencies.factory import name_of
 T = TypeVar("T")
 
 LifespanFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[T]] | Callable[[], AsyncIterator[T]]
-"""A function that `contextlib.asynccontextmanager` has decorated, or an `async` generator as it decorates one."""
+"""Function that `contextlib.asynccontextmanager` has decorated, or an `async` generator that it could decorate."""
 
 
 class Lifespan(Generic[T]):
-    """Says of what type the value is before it is there: stages are checked before anything is opened.
+    """Lifespan with the type of its value, so that stages can be checked before anything is opened.
 
-    Raises: ConfigurationError if `factory` does not say that, or takes parameters
+    Raises: ConfigurationError if `factory` has no annotation of that type, or takes parameters
     """
 
     def __init__(self, factory: LifespanFactory[T]) -> None:
         self.running: Callable[[], AbstractAsyncContextManager[T]] = (
             asynccontextmanager(factory) if inspect.isasyncgenfunction(factory) else factory  # type: ignore[assignment]
         )
-        """`async with lifespan.running() as value`, for as long as the service runs."""
+        """Factory of the context manager: `async with lifespan.running() as value`, while the service runs."""
         self.yielded_type: type[T] | None = _yielded_type(factory)
-        """None if it yields nothing that one could ask for."""
+        """Type of the value; None if the lifespan yields None."""
 
 
 def _yielded_type(factory: LifespanFactory[T]) -> type[T] | None:

@@ -1,4 +1,4 @@
-"""What each stage of a service asks for besides its message, and whether it uses the database."""
+"""Dependencies of each stage of a service, and whether the stage uses the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIFESPAN: Final = "lifespan"
 
 class DependencyPlans:
     def __init__(self, definition: Definition, *, has_database: bool, overrides: Overrides | None = None) -> None:
-        """`overrides` are for tests. Raises: ConfigurationError if a stage asks for what nobody gives"""
+        """`overrides` replace factories, for tests. Raises: ConfigurationError if a value has no source"""
         self._has_database = has_database
         self.lifespan = None if definition.lifespan is None else Lifespan(definition.lifespan)
         for factory, other in (overrides or {}).items():
@@ -30,7 +30,7 @@ class DependencyPlans:
         self._by_stage = {stage: self._plan(definition, stage, overrides) for stage in definition.stages.values()}
         overridden = {factory for plan in self._by_stage.values() for factory in plan.overridden}
         for factory in (overrides or {}).keys() - overridden:
-            # A test would run with what it wanted to replace.
+            # Otherwise a test would run with the factory that it means to replace.
             raise ConfigurationError(
                 f"overrides has {name_of(factory)}, and no stage of {definition.name} depends on that: name the very "
                 "function that is in Depends(...)"
@@ -40,11 +40,11 @@ class DependencyPlans:
         return self._by_stage[stage]
 
     def uses_sql(self, stage: Stage) -> bool:
-        """It asks for a session, or something that it depends on does."""
+        """Whether the stage, or a factory that it depends on, takes a session."""
         return SESSION in self._by_stage[stage].required_names
 
     def uses_database(self, stage: Stage) -> bool:
-        """It asks for a session, or its effects happen once, which the database remembers."""
+        """Whether the stage takes a session or has exactly-once processing."""
         return self.uses_sql(stage) or bool(stage.settings.exactly_once)
 
     def _plan(self, definition: Definition, stage: Stage, overrides: Overrides | None) -> DependencyPlan:
@@ -75,7 +75,7 @@ class DependencyPlans:
 
 
 def _check_no_session(definition: Definition, stage: Stage) -> None:
-    """SQLAlchemy need not be installed for this."""
+    """Check that a stage takes no session, also where SQLAlchemy is not installed."""
     for name, kind in stage.signature.dependencies.items():
         if getattr(kind, "__module__", "").startswith("sqlalchemy."):
             raise DefinitionError(

@@ -1,4 +1,4 @@
-"""A service: the endpoints that a program defines, and what it begins and asks while it is connected.
+"""Service: endpoints that a program defines, runs, and uses to start flows and to ask.
 
     app = Service("shop", broker="stomp://127.0.0.1:61613", database="postgresql+psycopg:///shop")
     place = app.endpoint("order.place", Order, Placed, state=Memo)
@@ -6,7 +6,7 @@
     @place.stage
     async def check(order: Order, memo: Memo, flow: Flow) -> None: ...
 
-`truenext stages run shop:app` runs its stages. `async with app.connected():` is for a program that only begins flows
+`truenext stages run shop:app` runs its stages. `async with app.connected():` is for a program that only starts flows
 and asks, such as a web server.
 """
 
@@ -46,7 +46,7 @@ TIMEOUT_S = 60.0
 
 
 class Service(Definition):
-    """A definition, and what the program does with it: runs its stages, begins flows, asks."""
+    """Definition of a service, with methods that run its stages, start flows, and ask endpoints."""
 
     _current_run: ServiceRun | None = None
 
@@ -54,21 +54,21 @@ class Service(Definition):
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Self]:
-        """For as long as the block lasts this process can begin flows and ask. No stage runs. If the service has none
-        that happens once, and begins flows in transactions of its own, they are sent meanwhile.
+        """Connect this process for the duration of the block, which can start flows and ask. The stages do not run.
+        The process also sends the units of the outbox, if the service has one but no exactly-once stage.
 
-        Raises: ConfigurationError, DefinitionError; ConnectionLost without a broker; Refused; DatabaseUnavailable if it
-        has such flows to send, and the database is not there
+        Raises: ConfigurationError, DefinitionError; ConnectionLost without a broker; Refused; DatabaseUnavailable if
+        the process sends units and the database is not available
         """
         async with self._while_running(with_stages=False):
             yield self
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """For as long as the block lasts the stages run in this process and event loop; it can begin flows and ask,
-        too. At its end what is being handled is finished, 30 seconds at most, and the rest goes back.
+        """Run the stages in this process and event loop for the duration of the block, which can also start flows
+        and ask. At the end, running stages may finish within 30 seconds; all other messages are released.
 
-        Raises: as `connected`; what the lifespan raises; DatabaseUnavailable if the database is not there
+        Raises: as `connected`; errors of the lifespan; DatabaseUnavailable
         """
         async with self._while_running(with_stages=True):
             yield self
@@ -88,9 +88,9 @@ class Service(Definition):
 
     @asynccontextmanager
     async def bound_to(self, running: ServiceRun) -> AsyncIterator[None]:
-        """What this service begins and asks goes through `running`, which is stopped at the end; for tests.
+        """Start flows and ask through `running` for the duration of the block, and then stop `running`.
 
-        Raises: LocalProtocolError if it runs already
+        Raises: LocalProtocolError if the service runs already
         """
         if self.is_running:
             raise LocalProtocolError(f"{self.name} runs already in this process")
@@ -105,7 +105,7 @@ class Service(Definition):
 
     @property
     def is_running(self) -> bool:
-        """In this process: a child that was forked has neither the connection nor the event loop of its parent."""
+        """Whether the service runs in this process: a forked child has no connection or event loop of its parent."""
         return self._current_run is not None and self._current_run.process_id == os.getpid()
 
     @property
@@ -120,16 +120,16 @@ class Service(Definition):
         return self._current_run.initiator
 
     def plans(self, *, has_database: bool | None = None, overrides: Overrides | None = None) -> DependencyPlans:
-        """What its stages are given, once all is defined; a test may have another database, and other factories.
+        """Return the dependencies of all stages. A test may have another database, and other factories.
 
-        Raises: ConfigurationError if something is missing or wrong
+        Raises: ConfigurationError if a definition is missing or wrong
         """
         self.check()
         if has_database is None:
             has_database = self.database is not None
         return DependencyPlans(self, has_database=has_database, overrides=overrides)
 
-    # ---- Beginning flows ----
+    # ---- Starting flows ----
 
     @overload
     def initiate(self, *, timeout: float = TIMEOUT_S) -> InitiationContext: ...
@@ -140,21 +140,21 @@ class Service(Definition):
     def initiate(
         self, session: Session | AsyncSession | None = None, *, key: str | None = None, timeout: float = TIMEOUT_S
     ) -> InitiationContext | OutboxInitiationContext:
-        """`async with app.initiate() as initiation:` begins flows, all or none, in one transaction that commits at
-        the end of the block, by itself, in a stage too. In a function that is not async, and not in the event loop,
-        `with` does the same.
+        """Start flows, all or none, with `async with app.initiate() as initiation:`. They are sent in one
+        transaction, which commits at the end of the block, independently of a stage's transaction. In a function
+        that is not async, outside of the event loop, `with` does the same.
 
-        With the `session` of a transaction of the program's own, in the service's database, the flows begin when that
-        is committed, and never if it is rolled back; the broker need not be there, nor this process be connected
-        (docs/stages-outbox.md). For 7 days all calls with the same `key` begin them once; the key is asked for when the
-        block begins.
+        `session` is an open transaction of the program in the service's database. The flows start when that
+        transaction commits, and never if it is rolled back; neither a broker nor a connection of this process is
+        necessary (docs/stages-outbox.md). For 7 days all calls with the same `key` start the flows once; the block
+        queries the key at its beginning.
 
-        Raises: LocalProtocolError if the service is not connected; ClosedError in another event loop than that in which
-        it was connected; ValueError if `timeout` is not more than 0. At the
-        end of the block: RolledBack if nothing was sent, InDoubt if that is not known after `timeout` seconds. With a
-        session: ConfigurationError if nothing of the service happens once, so that nobody would send it, if the
-        tables are missing, or the session commits each statement by itself; FlowError if it is too much, or something
-        else was begun under its key; what SQLAlchemy raises
+        Raises: LocalProtocolError if the service is not connected; ClosedError in another event loop than the
+        service's; ValueError if `timeout` is not more than 0. At the end of the block: RolledBack if nothing was
+        sent, InDoubt if that is not known after `timeout` seconds. With a session: ConfigurationError if the service
+        has no exactly-once processing, and so no process that sends the flows, if tables are missing, or if the
+        session commits each statement by itself; FlowError if the flows are too large, or others were started under
+        the key; errors of SQLAlchemy
         """
         if session is None:
             if key is not None:
@@ -174,14 +174,14 @@ class Service(Definition):
         )
 
     def _wake_relay(self) -> None:
-        """That of this process, from any thread; if it has none, that of another looks within a second."""
+        """Wake the relay of this process, from any thread. Without one, another process polls within a second."""
         running = self._current_run if self.is_running else None
         if running is not None:
             with suppress(RuntimeError):
-                # Its loop may just end.
+                # The event loop may just have closed.
                 running.context.loop.call_soon_threadsafe(running.wake_relay)
 
-    # These four are no async functions themselves: a stage that cannot await them is refused when it calls them.
+    # These four are not async functions, so that a stage that cannot await them is refused at the call.
 
     def send(
         self,
@@ -192,8 +192,8 @@ class Service(Definition):
         timeout: float = TIMEOUT_S,
         **options: Unpack[FlowOptions],
     ) -> Coroutine[Any, Any, str]:
-        """Begin one flow, and return its id once the broker has it as safe as it will be. To be awaited. As
-        `Initiation.send`.
+        """Start one flow, and return its id once the broker has committed it. Await the call. `trace` and options
+        are those of `Initiation.send`.
 
         Raises: as `initiate`; FlowError
         """
@@ -207,7 +207,7 @@ class Service(Definition):
     def publish(
         self, to: Topic[M], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
     ) -> Coroutine[Any, Any, str]:
-        """Begin a flow with each subscriber of a topic; as `send`."""
+        """Start a flow with each subscriber of a topic, and return their id; otherwise as `send`."""
         check_can_await(f"{self.name}.publish", _SEND_INSTEAD)
         return self._publish(to, message, trace, timeout, options)
 
@@ -218,10 +218,10 @@ class Service(Definition):
     def ask(
         self, to: Endpoint[M, R], message: M, *, trace: str, timeout: float = TIMEOUT_S, **options: Unpack[FlowOptions]
     ) -> Coroutine[Any, Any, R]:
-        """Begin a flow, and return its reply when it comes. To be awaited.
+        """Start a flow, and return its reply. Await the call.
 
-        Raises: TimeoutError if none comes within `timeout` seconds: the flow goes on all the same; NotDecoded if what
-        comes is none; FlowError, also if a stage asks its own endpoint; as `initiate`
+        Raises: TimeoutError without a reply in `timeout` seconds, while the flow goes on; NotDecoded if the reply
+        cannot be decoded; FlowError, also if a stage asks its own endpoint; as `initiate`
         """
         check_can_await(f"{self.name}.ask", "request the endpoint with the flow: the reply comes to the next stage")
         return self._ask(to, message, trace, timeout, options)
@@ -232,8 +232,8 @@ class Service(Definition):
         return cast("R", await self._initiator.ask(to, message, trace, timeout, options))
 
     def outcome(self, doubt: InDoubt | str, *, timeout: float = TIMEOUT_S) -> Coroutine[Any, Any, str]:
-        """Return what became of an initiation that was in doubt, by its error or the token of that: "committed",
-        "rolled back" or "unknown". What has not happened by now never will. To be awaited.
+        """Return the outcome of an initiation in doubt, by its InDoubt error or the token of that: "committed",
+        "rolled back" or "unknown". An initiation that has not happened by then never does. Await the call.
 
         Raises: TimeoutError, ConnectionLost
         """
@@ -252,7 +252,7 @@ _SEND_INSTEAD: Final = (
 
 
 async def _stop(running: ServiceRun) -> None:
-    """However often it is cancelled, all is closed: from then on at once. Raises: CancelledError, at its end"""
+    """Stop the run completely; a cancellation only ends the wait for stages. Raises: CancelledError, at the end"""
     timeout = STOP_TIMEOUT_S
     cancellation: asyncio.CancelledError | None = None
     while True:

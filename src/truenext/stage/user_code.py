@@ -1,5 +1,4 @@
-"""How a program's own code is run, also behind a commit, so that nothing it raises or does to its task ends a worker or
-the process; and which stage runs."""
+"""Calls of a program's own stages and hooks: none of their errors or cancellations ends a worker or the process."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ T = TypeVar("T")
 
 
 def call_user_function(function: Callable[[], T]) -> T:
-    """What it returns. Raises: what it raises; BaseExceptionRaised for what would end the thread; RuntimeError instead
-    of StopIteration, of which no task can be told"""
+    """Call a function, and return its result. Raises: its errors; BaseExceptionRaised for errors that would end the
+    thread; RuntimeError for StopIteration, which a future cannot hold"""
     try:
         return function()
     except StopIteration as error:
@@ -40,19 +39,19 @@ def call_user_function(function: Callable[[], T]) -> T:
 
 
 async def run_user_coroutine(awaitable: Awaitable[T]) -> T:
-    """What it returns. Whoever is cancelled here cancels it. But a watchdog in it that cancels "the current task" ends
-    it alone, and not the worker that waits: `is_being_cancelled` tells one from the other.
+    """Await an object in a task of its own, and return its result. A cancellation of the caller cancels that task. A
+    watchdog in the awaited code that cancels "the current task" ends only that task: see `is_being_cancelled`.
 
-    Raises: what it raises; BaseExceptionRaised for what would end the event loop, or look like the end of who waits
+    Raises: its errors; BaseExceptionRaised for errors that would end the event loop or the caller
     """
     task = asyncio.ensure_future(_result_of(awaitable))
     try:
         result = await task
     finally:
         if task.cancelled() and isinstance(awaitable, Coroutine):
-            # One that was cancelled before it began would be said to be "never awaited"; any other has ended.
+            # Avoids the warning "never awaited" for a coroutine that was cancelled before its start.
             awaitable.close()
-        # Otherwise an error and this frame would keep each other, until the garbage is collected.
+        # Otherwise an error and this frame would refer to each other until garbage is collected.
         del task
     if isinstance(result, _RaisedError):
         raise _base_exception_raised(result.error) from result.error
@@ -72,36 +71,36 @@ async def _result_of(awaitable: Awaitable[T]) -> T | _RaisedError:
     except (Exception, asyncio.CancelledError):
         raise
     except BaseException as error:
-        # A task hands SystemExit on to the event loop, and throws GeneratorExit at who awaits it. It is returned, since
-        # GeneratorExit may also be the end of this coroutine in an event loop that has ended: then nobody looks at it.
+        # A task would also raise SystemExit in the event loop, and GeneratorExit in its awaiter, so both are returned.
+        # When a coroutine is closed after the end of its event loop, it gets GeneratorExit too; the result is unused.
         return _RaisedError(error)
 
 
 def _base_exception_raised(error: BaseException) -> BaseExceptionRaised:
-    """It would end the process, and the next one that gets the message, and so on."""
+    """Return an Exception in place of an error that would end this process, and the next one that gets the message."""
     return BaseExceptionRaised(f"{describe_error(error)} was raised, which is no Exception")
 
 
-# ---- Whose cancellation is it: that of the task that runs, or of something that it has waited for? ----
+# ---- Cancellation: of the running task, or of something that it awaits ----
 
 
 def is_being_cancelled() -> bool:
-    """Somebody has cancelled the running task."""
+    """Whether the running task itself was cancelled, and not only a task that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
-# ---- What is called once all of a transaction has happened: outside of it, at most once, and not after a crash ----
+# ---- Hooks after a commit: called outside of the transaction, at most once, and not after a crash ----
 
 _logger = logging.getLogger("truenext.stage")
 
 HOOK_TIMEOUT_S = 30.0
-"""A hook that takes longer is cancelled: its worker waits for it, and takes no messages meanwhile."""
+"""Seconds after which a hook is cancelled: its worker waits for the hook, and handles no message meanwhile."""
 
 
 async def call_after_commit(output: Output, fields: Mapping[str, object], in_thread: RunInThread | None) -> None:
-    """What a hook raises is logged, with `fields`: nothing can be taken back any more. Plain functions are called
-    `in_thread`, if those who have named them run in threads; otherwise here."""
+    """Call the hooks of a committed output. Their errors are logged, with `fields`, since nothing can be rolled
+    back. Plain functions are called by `in_thread`, if given, and otherwise in the event loop."""
     for hook in output.after_commit:
         try:
             result = (
@@ -118,7 +117,7 @@ async def call_after_commit(output: Output, fields: Mapping[str, object], in_thr
 
 
 def call_after_commit_sync(output: Output, fields: Mapping[str, object], loop: asyncio.AbstractEventLoop) -> None:
-    """The same, by a thread that has nothing else to do; what is `async` is called in `loop`."""
+    """Call the hooks from a thread that may block; `async` hooks run in `loop`. Errors are logged, with `fields`."""
     for hook in output.after_commit:
         try:
             result = call_user_function(hook)
@@ -129,7 +128,7 @@ def call_after_commit_sync(output: Output, fields: Mapping[str, object], loop: a
 
 
 async def _run_with_timeout(awaitable: Awaitable[object]) -> None:
-    """Raises: TimeoutError; what the hook raises"""
+    """Raises: TimeoutError; errors of the hook"""
     limit = asyncio.timeout(HOOK_TIMEOUT_S)
     try:
         async with limit:
@@ -144,10 +143,10 @@ def _log(error: BaseException, fields: Mapping[str, object]) -> None:
     _logger.error("what was to be called after the commit has failed", extra=fields, exc_info=error)
 
 
-# The stage whose function runs in this task or thread: the calls that would wait for that stage are refused.
+# The stage whose function runs in this task or thread: calls that would make the stage wait for itself are refused.
 
 CURRENT: Final[ContextVar[Stage | None]] = ContextVar("truenext stage", default=None)
-"""Set for the call of the function alone; the tasks that it starts inherit it."""
+"""Stage whose function runs here; tasks that the function starts inherit this value."""
 
 
 def check_can_await(call: str, advice: str) -> None:
@@ -165,8 +164,8 @@ def check_can_await(call: str, advice: str) -> None:
 
 
 def check_not_own_endpoint(to: Endpoint[Any, Any], stages: Mapping[str, Stage]) -> None:
-    """Refuse an ask of the endpoint whose stage asks: the stage holds one of the workers that the reply needs. `stages`
-    are those of the service that asks, by queue: an endpoint of the same name at another broker may be asked.
+    """Refuse an `ask` of the endpoint whose stage asks: the waiting stage would hold a worker that the reply needs.
+    `stages` are those of the asking service by queue: another broker may have an endpoint of the same name.
 
     Raises: FlowError
     """
