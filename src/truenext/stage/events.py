@@ -1,9 +1,9 @@
-"""What did the stages of this process do, message by message? For the audit, which joins it to the broker's history.
+"""Events of stages: records each execution in this process. The audit joins them to the broker's history.
 
-Each event is a line of JSON (docs/stages-events.md). The worker leaves it in memory, and a thread writes: no stage
-waits for the disk. A crash of the process takes what the thread had not come to, a tenth of a second at most, and
-perhaps the end of the last line. If the disk takes nothing, events are lost and stages go on; each event has a number,
-so whoever reads sees that some are missing.
+Each event is a line of JSON (docs/stages-events.md). The worker appends it in memory, and a thread writes, so that
+no stage waits for the disk. A crash of the process loses the events of the last tenth of a second at most, and
+perhaps the end of the last line. If the disk fails, events are lost and stages go on; events are numbered, so that
+readers detect gaps.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from truenext.stage.interceptors.interceptor import ExecutionOutcome, ExecutionR
 _logger = logging.getLogger("truenext.stage")
 
 UNWRITTEN_BYTES_MAX = 16 * 1024 * 1024
-"""What waits for the disk in memory; more is lost. A busy process tells of 2 MiB a second."""
+"""Bytes of events that wait in memory for the disk; further events are lost. A busy process makes 2 MiB a second."""
 GATHER_S = 0.05
-"""From the first event that waits until all that wait are written."""
+"""Seconds from the first unwritten event until the next write."""
 RETRY_S = 5.0
-"""Until it is tried again where the disk takes nothing."""
+"""Seconds between attempts to write to a disk that fails."""
 TRACE_MAX = 200
-"""Characters of a trace that are told."""
+"""Characters of a trace that are recorded."""
 _QUEUE = "/queue/"
 _SEQUENCE = "truenext-sequence"
 
 
 class FileOpened(msgspec.Struct, tag_field="kind", tag="opened"):
-    """The first of each file."""
+    """First line of each file."""
 
     process: str
     number: int
@@ -87,7 +87,7 @@ class ExecutionEnded(msgspec.Struct, omit_defaults=True):
 
 
 class ProcessClosed(msgspec.Struct, tag_field="kind", tag="closed"):
-    """The last of a process that has ended in order."""
+    """Last event of a process that ended in order."""
 
     process: str
     number: int
@@ -95,7 +95,7 @@ class ProcessClosed(msgspec.Struct, tag_field="kind", tag="closed"):
 
 
 class StageEvents:
-    """Its methods but `close` are for one thread, the event loop's, and none of them waits or raises."""
+    """Recorder of events. Methods but `close` are for the event loop's thread, and neither wait nor raise."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class StageEvents:
         self._file_bytes = file_bytes
         self._retention = {"bytes_max": bytes_max, "days_max": days_max}
         self.process = f"{time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"
-        """What all its events have in common, and no other process has."""
+        """Unique id of the process, in all its events."""
         self._encoder = msgspec.json.Encoder()
         self._last_event_number = 0
         self._unwritten = bytearray()
@@ -135,10 +135,10 @@ class StageEvents:
         self._thread = Thread(target=self._run_writer, name="truenext stage events", daemon=True)
         self._thread.start()
 
-    # ---- What has happened ----
+    # ---- Recording ----
 
     def add_started(self, stage: Stage, message: Message, envelope: Envelope) -> int:
-        """Its number, by which the others name it."""
+        """Record the start of an execution, and return its number, to which later events refer."""
         destination, flow = message.destination, envelope.flow
         is_queue = destination.startswith(_QUEUE)
         headers = message.headers
@@ -156,7 +156,7 @@ class StageEvents:
                 attempt=message.attempts + 1,
                 deliveries=message.deliveries,
                 parent=envelope.parent,
-                # What is published is in a queue of its connection, of which the history says nothing.
+                # A published message is in a queue of its connection, which the broker's history does not have.
                 queue=destination[len(_QUEUE) :] if is_queue else None,
                 sequence=message.sequence if is_queue and _SEQUENCE in headers else None,
                 exactly_once=bool(stage.settings.exactly_once),
@@ -169,7 +169,7 @@ class StageEvents:
         self._append(SqlCommitted(process=self.process, number=number, at=time_ns() // 1000, execution=execution))
 
     def add_ended(self, execution: int, result: ExecutionResult) -> None:
-        """Whatever its outcome."""
+        """Record the end of an execution, whatever its outcome."""
         error = result.error
         self._last_event_number = number = self._last_event_number + 1
         self._append(
@@ -198,24 +198,24 @@ class StageEvents:
         if is_first:
             self._has_events.set()
 
-    # ---- The end ----
+    # ---- Stop ----
 
     def close(self) -> None:
-        """All that was told is in its file when this returns, unless the disk does not take it."""
+        """Write all recorded events, unless the disk fails, and end the thread."""
         self._last_event_number += 1
         self._append(ProcessClosed(process=self.process, number=self._last_event_number, at=time_ns() // 1000))
         self._is_closing.set()
         self._has_events.set()
         self._thread.join()
 
-    # ---- Its own thread ----
+    # ---- Writer thread ----
 
     def _run_writer(self) -> None:
         while not self._is_closing.is_set():
             self._has_events.wait()
             self._is_closing.wait(GATHER_S)
             self._write_pending()
-        # What came while that was written.
+        # Events that came during the last write.
         self._write_pending()
         if self._file >= 0:
             os.close(self._file)
@@ -236,7 +236,7 @@ class StageEvents:
                 facts = {"folder": str(self._folder), "error": str(error)}
                 _logger.warning("events of stages cannot be written, and are lost", extra=facts)
             self._is_failing = True
-            # Half a line may be in it, which is to be the last.
+            # The file may end with half a line, so nothing more is written to it.
             self._close_file()
             self._is_closing.wait(RETRY_S)
             return
@@ -249,7 +249,7 @@ class StageEvents:
             self._file < 0
             or self._file_size >= self._file_bytes
             or monotonic() - self._file_since >= FILE_SECONDS_MAX
-            # Another process, which has kept to the limits, has deleted it.
+            # Another process has deleted it, to keep within the limits.
             or not os.fstat(self._file).st_nlink
         )
 
@@ -260,7 +260,7 @@ class StageEvents:
         path = stage_file(self._folder, self.process, self._file_number)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._file_since = monotonic()
-        # It stands in each file, and is none of the events that are counted.
+        # Number 0, since it is in each file and is not counted as an event.
         opened = FileOpened(self.process, 0, time_ns() // 1000, FORMAT, self._service, self._instance)
         try:
             self._write(self._encoder.encode(opened) + b"\n")

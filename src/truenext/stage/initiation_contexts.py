@@ -1,5 +1,5 @@
-"""How a program begins flows: `async with app.initiate() as initiation:`, or `with` where nothing can be awaited. In a
-transaction of its own database, with `app.initiate(session)`, or in one of the broker's alone."""
+"""Blocks that start flows: `async with app.initiate() as initiation:`, or `with` in code that cannot await. Flows are
+in a transaction of the broker, or with `app.initiate(session)` in one of the program's own database."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ if TYPE_CHECKING:
 
 
 class InitiationContext:
-    """All that is said in the block is sent at its end, in one transaction that commits by itself; nothing, if the
-    block raises.
+    """Block whose flows are sent at its end, in one transaction of the broker; none is sent if the block raises.
 
-    Raises: RolledBack if nothing of it was sent; InDoubt if that is not known, with a token to ask again
+    Raises: RolledBack if nothing was sent; InDoubt if that is not known, with a token for `Service.outcome`
     """
 
     def __init__(self, initiator: Initiator, timeout: float) -> None:
-        """By `Service.initiate`. Raises: ValueError"""
+        """Called by `Service.initiate`. Raises: ValueError"""
         self._initiator = initiator
         self._timeout = checked_timeout(timeout)
         self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:
-        """Raises: ClosedError in another event loop than that of the service"""
+        """Raises: ClosedError in another event loop than the service's"""
         self._initiator.check_loop()
         return self._start()
 
@@ -69,7 +68,7 @@ class InitiationContext:
             self._initiator.send_output_in_thread(output, self._deadline)
 
     def _start(self) -> Initiation:
-        """Each block says something of its own. Raises: LocalProtocolError if one has not ended"""
+        """Start an output for one block. Raises: LocalProtocolError if another block has not ended"""
         if self._output is not None:
             raise LocalProtocolError("this initiation has begun already: say initiate() once more for another")
         self._output, initiation = self._initiator.new_initiation()
@@ -93,10 +92,10 @@ class InitiationContext:
 
 
 class OutboxInitiationContext:
-    """All that is said in the block is in the outbox at its end, in the transaction of the session: sent when that is
-    committed, and never if it is rolled back. The broker need not be there.
+    """Block whose flows are written to the outbox at its end, in the transaction of the session. They are sent after
+    that is committed, and never if it is rolled back. The broker need not be available.
 
-    Raises: FlowError if it is too much, or something else was begun under its key
+    Raises: FlowError if the flows are too large, or others were started under the key
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class OutboxInitiationContext:
         key: str | None,
         on_commit: Callable[[], object],
     ) -> None:
-        """By `Service.initiate`. Raises: FlowError"""
+        """Called by `Service.initiate`. Raises: FlowError"""
         if key is not None and not (isinstance(key, str) and key and _is_utf_8(key)):
             raise FlowError(f"a key is what the caller calls what is begun, such as its order, not {key!r}")
         self._definition = definition
@@ -116,8 +115,8 @@ class OutboxInitiationContext:
         self._on_commit = on_commit
         self._key = None if key is None else inbox_id(definition.name, " key", key)
         self._seed = ""
-        """Of the ids, and that of the unit. Under a key it is that of the first call: the flows of a repeated one have
-        their ids."""
+        """Id of the unit, and seed of the ids of its messages. All calls with one key have the seed of the first, so
+        that their flows have the same ids."""
         self._output: Output | None = None
 
     async def __aenter__(self) -> Initiation:
@@ -176,7 +175,7 @@ class OutboxInitiationContext:
         return output.outgoing
 
     def _unit(self, outgoing: Sequence[OutputMessage]) -> OutboxUnit:
-        """Raises: FlowError if the broker would never take it"""
+        """Return the unit for the outbox. Raises: FlowError if it exceeds the limits of the broker"""
         messages = encode_messages(outgoing, self._chain, None)
         if len(messages) > 1 and transaction_size(messages) > TRANSACTION_BYTES_MAX:
             raise FlowError(
@@ -191,7 +190,7 @@ class OutboxInitiationContext:
         return OutboxUnit(messages, any(each.priority == PRIORITY_INTERACTIVE for each in messages))
 
     def _key_of(self, outgoing: Sequence[OutputMessage]) -> InitiationKey | None:
-        """Its content is the same for the same, whenever it is said."""
+        """Return the key with a digest of the flows, which does not depend on their time."""
         if self._key is None:
             return None
         digest = blake2b(digest_size=16)
@@ -203,7 +202,7 @@ class OutboxInitiationContext:
 
 
 def _is_utf_8(key: str) -> bool:
-    """And no half of a character."""
+    """Whether the text can be encoded, and has no surrogates."""
     try:
         key.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""How flows are begun by this process, and who waits for their replies."""
+"""Initiator: sends the flows that programs start with `Service.initiate` and `Service.ask`, and waits for replies."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from truenext.stage.pool import PriorityPool
 from truenext.stage.user_code import call_after_commit, call_after_commit_sync
 
 PAUSE_S = 0.05
-"""Until what was rolled back is sent again; each pause is twice as long as the one before."""
+"""Seconds until a rolled back transaction is sent again; each further pause is twice as long."""
 PAUSE_MAX_S = 1.0
 
 
 class Initiator:
     def __init__(self, context: ServiceContext, interactive: PriorityPool, others: PriorityPool) -> None:
-        """`interactive` and `others` are whose connections are used."""
+        """`interactive` and `others` are the pools whose connections are used."""
         self._context = context
         self._pools = {True: interactive, False: others}
         self._sessions = {
@@ -48,7 +48,7 @@ class Initiator:
         return self._context.loop
 
     def check_loop(self) -> None:
-        """Refuse a call in another event loop. Raises: ClosedError"""
+        """Check that the caller is in the event loop of the service. Raises: ClosedError"""
         if asyncio.get_running_loop() is not self.loop:
             service = self._context.service
             raise ClosedError(
@@ -62,27 +62,26 @@ class Initiator:
         return output, Initiation(output, self._context.now_ms(), self._context.stages)
 
     async def send_output(self, output: Output, deadline: float) -> None:
-        """Send all that was said, in one transaction, before `deadline`, which is by the clock of the event loop; then
-        call what is to be called then.
+        """Send an output in one transaction before `deadline`, by the clock of the event loop; then call its hooks.
 
-        Raises: RolledBack if nothing of it happened; InDoubt if that is not known; FlowError
+        Raises: RolledBack if nothing was sent; InDoubt if that is not known; FlowError
         """
         await self._send_all(output, deadline)
         await call_after_commit(output, {"service": self._context.service}, None)
 
     def send_output_in_thread(self, output: Output, deadline: float) -> None:
-        """The same by a thread, which calls that itself: all other threads may be waiting here. Raises: the same"""
+        """Send an output, and call its hooks in this thread: all others may be waiting here. Raises: the same"""
         asyncio.run_coroutine_threadsafe(self._send_all(output, deadline), self.loop).result()
         call_after_commit_sync(output, {"service": self._context.service}, self.loop)
 
     async def _send_all(self, output: Output, deadline: float) -> None:
-        """Raises: as `initiate`"""
+        """Raises: as `send_output`"""
         if output.outgoing:
             is_interactive = any(each.envelope.flow.interactive for each in output.outgoing)
             await self._send(output, is_interactive, deadline)
 
     async def _send(self, output: Output, is_interactive: bool, deadline: float) -> None:
-        """Raises: as `initiate`"""
+        """Raises: as `send_output`"""
         messages = encode_messages(output.outgoing, self._context.chain, None)
         pause_s = PAUSE_S
         while True:
@@ -94,16 +93,16 @@ class Initiator:
             except ClosedError as error:
                 raise RolledBack("nothing was sent: the service was stopped") from error
             except RolledBack as error:
-                # Nothing of it happened, so it can be sent again, unless the broker does not want it. The time that is
-                # left is for the answer, too: without one it would be in doubt.
+                # Nothing was sent, so the transaction is repeated unless the broker refuses its content. Enough time
+                # must be left for the broker's answer: without one, the transaction would be in doubt.
                 if sender_error(error) is not None or self._context.loop.time() + 2 * pause_s >= deadline:
                     raise
-            # A broker that has no room is not to be kept busy with that.
+            # Spares a broker whose disk is full.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _try_send(self, messages: Sequence[EncodedMessage], is_interactive: bool, deadline: float) -> None:
-        """Raises: as `initiate`; TimeoutError, ClosedError if nothing was committed"""
+        """Raises: as `send_output`; TimeoutError, ClosedError if nothing was committed"""
         pool = self._pools[is_interactive]
         async with AsyncExitStack() as stack:
             async with asyncio.timeout_at(deadline):
@@ -116,8 +115,8 @@ class Initiator:
     async def ask(
         self, to: Endpoint[Any, Any], message: object, trace: str, timeout: float, options: FlowOptions
     ) -> object:
-        """Raises: ClosedError, ValueError; TimeoutError if no reply comes in time; NotDecoded if it is none; as
-        `initiate`"""
+        """Send a request, and return its reply. Raises: ClosedError, ValueError; TimeoutError without a reply in
+        time; NotDecoded if the reply cannot be decoded; as `send_output`"""
         self.check_loop()
         deadline = self._context.loop.time() + checked_timeout(timeout)
         try:
@@ -129,7 +128,7 @@ class Initiator:
         try:
             output, initiation = self.new_initiation()
             initiation.send(to, message, trace=trace, reply_to=reply_to, reply_state=number, **options)
-            # Whatever it is: over the connection to which the reply comes. When that was lost it listens again first.
+            # Always over the connection to which the reply comes, since it subscribes again first after it was lost.
             await self._send(output, True, deadline)
             async with asyncio.timeout_at(deadline):
                 return await reply
@@ -148,13 +147,13 @@ class Initiator:
 
 
 def checked_timeout(timeout: float) -> float:
-    """Raises: ValueError if nothing could happen within it"""
+    """Return a timeout if it is finite and more than 0. Raises: ValueError"""
     if isinstance(timeout, bool) or not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
         raise ValueError(f"timeout is seconds, more than 0, not {timeout!r}")
     return timeout
 
 
-# ---- Sessions for what is begun outside of stages: as many as are needed at once, used again and again ----
+# ---- Transacted sessions for initiations: as many as are in use at once, then reused ----
 
 
 class BrokerSessionPool:
@@ -164,7 +163,7 @@ class BrokerSessionPool:
 
     @asynccontextmanager
     async def acquired(self) -> AsyncIterator[Session]:
-        """A transacted session that nobody else uses meanwhile. One whose block has raised is not used again."""
+        """Lend a transacted session for exclusive use. If the block raises, the session is closed."""
         session = self._idle.pop() if self._idle else await self._connection.session(transacted=True)
         try:
             yield session

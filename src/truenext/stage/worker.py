@@ -147,7 +147,7 @@ class MessageHandler:
         self._inbox_id = ""
         """Id of the message in the inbox; empty without exactly-once processing."""
         self._is_sql_committed = False
-        """From then on the outbox has the output, with exactly-once processing."""
+        """SQL is committed, and the outbox has the output, if there is exactly-once processing."""
         self._is_repeated_commit = False
         """The COMMIT's number was used before: the output is already sent, and nothing was acknowledged."""
         self._message = message

@@ -1,1 +1,1 @@
-"""What a stage asks for besides its message: a connection, a client, whatever a factory makes."""
+"""Dependencies of a stage: connections, clients, and other values that factories make for it."""

@@ -1,4 +1,4 @@
-"""Which values does a function ask for, where does each come from, and is anything wrong with that?"""
+"""Parameters of a stage: where the value of each comes from, and errors in that."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Overrides: TypeAlias = Mapping[Factory, Factory]
 
 @dataclass(frozen=True, slots=True)
 class Depends:
-    """Says in `Annotated[T, Depends(factory)]` that a parameter is what `factory` makes.
+    """Mark a parameter, in `Annotated[T, Depends(factory)]`, as a value that `factory` makes.
 
     A factory is a function, an `async` function, a generator of either kind that yields once, a function that
-    `contextlib` has made a context manager of, or a class. What follows a `yield` runs when the stage is done. A class
-    whose instances are context managers is entered, and left then. A factory may ask for what a stage may ask for,
-    but for the parameters that the stage has by their place.
+    `contextlib` has made a context manager of, or a class. Code after the `yield` runs when the stage is done. A
+    class whose instances are context managers is entered, and left then. A factory may take the parameters that a
+    stage may take, except the stage's positional ones.
 
-    Raises: ConfigurationError if it is no factory
+    Raises: ConfigurationError if `factory` is not callable
     """
 
     factory: Factory
@@ -49,12 +49,12 @@ def build_plan(
     overrides: Overrides | None = None,
     forbidden: Mapping[Any, str] = MappingProxyType({}),
 ) -> DependencyPlan:
-    """What a stage asks for. `provided` says by which name the caller will give a value of which type; a generic type
-    stands for all that are made of it. `positional` are the parameters that the caller gives by itself. A factory in
-    `overrides` is replaced by another one, wherever somebody depends on it. `forbidden` says why a type is a mistake
-    here, also where a parameter has a default.
+    """Build the plan of a stage's dependencies. `provided` has the name of each value that the caller provides, by
+    type; a generic type stands for all types made of it. `positional` are parameters that the caller passes itself.
+    `overrides` replace factories wherever they are used. `forbidden` says why a type is a mistake here, even for a
+    parameter with a default.
 
-    Raises: ConfigurationError if a parameter cannot be given, naming it and its function
+    Raises: ConfigurationError, with parameter and function, for a parameter without a value
     """
     is_async = inspect.iscoroutinefunction(function)
     search = _PlanBuilder(provided, overrides or {}, forbidden, is_async=is_async, function=function)
@@ -63,7 +63,7 @@ def build_plan(
 
 
 class _PlanBuilder:
-    """Through a function and all that it depends on."""
+    """Walk through a function and the factories that it depends on."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class _PlanBuilder:
         self._step_numbers: dict[Factory, int] = {}
         self._path: list[Callable[..., Any]] = []
         self.steps: list[FactoryStep] = []
-        """In the order in which they are made."""
+        """Calls of factories, in their order."""
         self.overridden: set[Factory] = set()
 
     def parameter_sources(
         self, function: Callable[..., Any], positional: Collection[str] = ()
     ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]:
-        """Its parameters that are given, by which name; and those that are made, in which step."""
+        """Return provided parameters with the names of their values, and made ones with the numbers of their steps."""
         direct: list[tuple[str, str]] = []
         made: list[tuple[str, int]] = []
         self._path.append(function)
@@ -114,13 +114,13 @@ class _PlanBuilder:
         try:
             every = evaluated_parameters(function)
         except NameError as error:
-            # Annotations are looked up in the module: they are text there if it says so, or if they are quoted.
+            # Annotations that are text, because of quotes or a `__future__` import, are evaluated in their module.
             reason = f"an annotation of {name_of(function)} cannot be read: {error}"
             raise ConfigurationError(reason + self._dependency_path()) from error
         return [each for each in every if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
     def _annotation(self, function: Callable[..., Any], parameter: inspect.Parameter) -> tuple[Any, Factory | None]:
-        """Its type, and the factory that it depends on."""
+        """Return the type of a parameter, and its factory."""
         if isinstance(parameter.default, Depends):
             raise self._fault(function, parameter.name, "Depends belongs in Annotated[T, Depends(...)], not behind =")
         kind, depends = _parse_annotation(parameter.annotation)
@@ -135,7 +135,7 @@ class _PlanBuilder:
         return self._provided.get(kind) or self._provided.get(get_origin(kind))
 
     def _add_step(self, factory: Factory, parameter: str) -> int:
-        """Where what it makes will be found. It is made once, however many ask for it."""
+        """Return the number of the step that calls a factory. All parameters that depend on the factory share it."""
         if factory in self._path:
             cycle = [*self._path[self._path.index(factory) :], factory]
             raise self._fault(self._path[-1], parameter, f"a circle: {' -> '.join(map(name_of, cycle))}")
@@ -170,7 +170,7 @@ class _PlanBuilder:
 
 
 def _parse_annotation(annotation: Any) -> tuple[Any, list[Depends]]:
-    """The type, and what it depends on. Who asks for `T | None` asks for T: None is its default, if nothing gives T."""
+    """Return the type and its Depends. `T | None` is taken as T, since None is the default if no T is provided."""
     kind = without_none(annotation)
     if get_origin(kind) is not Annotated:
         return kind, []

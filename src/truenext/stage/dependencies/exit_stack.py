@@ -1,9 +1,9 @@
-"""What was opened for one run of a stage, and what becomes of its errors when it is closed?
+"""Exit stack: closes the resources of one run of a stage, and decides which of several errors is raised.
 
-All is closed, last first, whatever happens. Each context manager hears of the error of the stage; if there is none, of
-the first error in closing: what is left to be closed must not take that run for a success. A context manager cannot
-make a failure a success, and does not hide why the stage has failed: of several errors the first one is raised, and the
-others are logged. Only what ends the program or its task (a cancellation, Ctrl-C) goes before an `Exception`.
+All resources are closed, the last one first, whatever is raised. Each context manager gets the error of the stage,
+or else the first error in closing, so that it does not take the run for a success. A context manager cannot turn a
+failure into a success, and does not hide the error of the stage: the first of several errors is raised, and the
+others are logged. Only an error that ends the program or its task (a cancellation, Ctrl-C) replaces an `Exception`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class StageExitStack:
         return value
 
     def close(self, error: BaseException | None) -> None:
-        """Where nothing was entered with `async with`. `error` is what the run ended with; the caller raises it.
+        """Close all resources, if none was entered with `async with`. The caller raises `error`, that of the run.
 
-        Raises: what is to be raised instead of that, or though there is none
+        Raises: an error that replaces `error`, or an error in closing if `error` is None
         """
         first = error
         while self._open:
@@ -57,7 +57,7 @@ class StageExitStack:
             raise first
 
     async def close_async(self, error: BaseException | None) -> None:
-        """The same, for context managers of both kinds."""
+        """Close resources that were entered with `with` or `async with`; otherwise as `close`."""
         first = error
         while self._open:
             one = self._open.pop()
@@ -79,7 +79,7 @@ def _exc_info(
 
 
 def _more_severe(first: BaseException | None, other: BaseException, name: str) -> BaseException:
-    """Of the two the one that is raised."""
+    """Return the one of two errors that is raised; log `other` if that is not the one."""
     if first is None or other is first:
         return other
     if isinstance(first, Exception) and not isinstance(other, Exception):

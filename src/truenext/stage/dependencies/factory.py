@@ -1,4 +1,4 @@
-"""What kind of factory is this, how is one of it called, and which parameters has it?"""
+"""Factories of dependencies: their kinds, and their parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Factory: TypeAlias = Callable[..., Any]
 
 
 class FactoryKind(Enum):
-    """From a call to the value."""
+    """Relation of a factory's result to the value."""
 
     CALL = "what is returned is the value"
     AWAIT = "what is returned is awaited"
@@ -26,8 +26,8 @@ def is_awaited(kind: FactoryKind) -> bool:
 
 
 def classify_factory(factory: Factory, *, is_async: bool) -> tuple[Factory, FactoryKind]:
-    """What is to be called, and the way from there. `is_async`: a class that can be entered both ways is entered with
-    `async with`."""
+    """Return the function to call for a factory, and its kind. `is_async`: a class with both kinds of context
+    manager is entered with `async with`."""
     if isinstance(factory, type):
         if hasattr(factory, "__aenter__") and (is_async or not hasattr(factory, "__enter__")):
             return factory, FactoryKind.ENTER_ASYNC
@@ -39,7 +39,7 @@ def classify_factory(factory: Factory, *, is_async: bool) -> tuple[Factory, Fact
         return asynccontextmanager(factory), FactoryKind.ENTER_ASYNC
     if inspect.iscoroutinefunction(code):
         return factory, FactoryKind.AWAIT
-    # What `contextlib` has decorated is a plain function around a generator.
+    # `contextlib` makes a plain function that wraps the generator.
     within = inspect.unwrap(code)
     if inspect.isgeneratorfunction(within):
         return factory, FactoryKind.ENTER
@@ -49,26 +49,26 @@ def classify_factory(factory: Factory, *, is_async: bool) -> tuple[Factory, Fact
 
 
 def _underlying_function(factory: Factory) -> Factory:
-    """The function that runs, of something that can be called."""
+    """Return the function that a callable object runs."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     return factory if inspect.isroutine(factory) else factory.__call__  # type: ignore[operator]
 
 
 def evaluated_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """With their annotations as they are meant, also where they are written as text.
+    """Return the parameters of a function, and evaluate annotations that are text.
 
-    Raises: NameError if one of them names what its module does not have
+    Raises: NameError if an annotation has a name that its module does not have
     """
     try:
         return list(inspect.signature(function, eval_str=True).parameters.values())
     except ValueError:
-        # Some classes of C, such as dict, do not say what they take.
+        # Some classes of C, such as dict, have no signature.
         return []
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """As it is written in a program."""
+    """Return the name of a function as a program writes it."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__qualname__", None) or repr(function)

@@ -1,4 +1,4 @@
-"""How do the values that a stage asks for come about, message by message, and how do they end?"""
+"""Plan of a stage's dependencies: makes their values for each message, and closes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ProvidedValues = Mapping[str, Any]
 
 
 class FactoryStep:
-    """One value, made by one factory."""
+    """Call of a factory, which makes one value."""
 
     __slots__ = ("_made", "direct", "kind", "maker", "name")
 
@@ -29,7 +29,7 @@ class FactoryStep:
         self.maker = maker
         self.kind = kind
         self.direct = direct
-        """Parameters and the names of what is given to them."""
+        """Parameters with the names of their provided values."""
         self._made = made
 
     def call(self, provided: ProvidedValues, values: list[Any]) -> Any:
@@ -37,14 +37,14 @@ class FactoryStep:
 
 
 class DependencyPlan:
-    """What one stage asks for, in the order in which it is made.
+    """Dependencies of one stage, in the order in which they are made.
 
-    `async with plan.scope(provided) as arguments` for an `async` stage, `with plan.thread_scope(provided)` for a
-    plain one, in the thread that runs it. Both yield the arguments by their names. `provided` has the values by the
-    names that `build_plan` was told. Where `has_factories` is False, `plan.arguments(provided)` is the same.
+    `async with plan.scope(provided) as arguments` is for an `async` stage, `with plan.thread_scope(provided)` for a
+    plain one, in the thread that runs it. Both yield the arguments by parameter. `provided` has the values by the names
+    given to `build_plan`. Without factories (`has_factories`), `plan.arguments(provided)` returns the same.
 
-    When the block ends, whatever was entered is left, last first, and hears of the exception that ended it
-    (`truenext.stage.dependencies.exit_stack`).
+    At the end of the block the entered resources are closed, the last one first, with the exception that ended the
+    block (`truenext.stage.dependencies.exit_stack`).
     """
 
     __slots__ = ("_direct", "_made", "has_factories", "overridden", "required_names", "steps")
@@ -63,9 +63,9 @@ class DependencyPlan:
         self.required_names = frozenset(
             name for _, name in (*direct, *(each for step in steps for each in step.direct))
         )
-        """The names of what must be given, to the stage or to a factory."""
+        """Names of the provided values that the stage and its factories take."""
         self.overridden = overridden
-        """The factories in whose place others are called."""
+        """Factories that others have replaced."""
 
     def scope(self, provided: ProvidedValues) -> _DependencyScope:
         return _DependencyScope(self, provided)
@@ -74,12 +74,12 @@ class DependencyPlan:
         return _ThreadDependencyScope(self, provided)
 
     def arguments(self, provided: ProvidedValues, values: Sequence[Any] = ()) -> dict[str, Any]:
-        """`values` are what the steps have made."""
+        """Return the arguments of the stage; `values` are the results of the steps."""
         return _arguments(self._direct, self._made, provided, values)
 
 
 class _DependencyScope:
-    """Of one message, for an `async` stage. Plain factories run in the event loop's own thread."""
+    """Values of one message for an `async` stage. Plain factories run in the thread of the event loop."""
 
     __slots__ = ("_exit_stack", "_plan", "_provided")
 
@@ -112,7 +112,7 @@ class _DependencyScope:
 
 
 class _ThreadDependencyScope:
-    """The same, for a plain stage."""
+    """Values of one message for a plain stage."""
 
     __slots__ = ("_exit_stack", "_plan", "_provided")
 

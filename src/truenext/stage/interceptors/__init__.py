@@ -1,1 +1,1 @@
-"""What goes on around every run of a stage: log fields, figures, spans. One concern a file."""
+"""Interceptors around every run of a stage: log fields, metrics and spans."""

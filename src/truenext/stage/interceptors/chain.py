@@ -1,4 +1,4 @@
-"""How do the interceptors of a service work together, and what becomes of their errors?"""
+"""Chain of the interceptors of a service, which handles their errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _logger = logging.getLogger("truenext.stage")
 
 
 class InterceptorChain:
-    """Only those that override a hook are asked. Where `has_around`, `has_sending` or `has_ended` is False, the caller
-    need not even make what the hook is told."""
+    """Chain that calls only interceptors which override a hook. Where `has_around`, `has_sending` or `has_ended` is
+    False, the caller need not make the arguments of that hook."""
 
     __slots__ = ("_around", "_ended", "_sending", "has_around", "has_ended", "has_sending")
 
@@ -27,7 +27,7 @@ class InterceptorChain:
         self.has_ended: bool = bool(self._ended)
 
     def around(self, execution: Execution) -> _AroundContext:
-        """Both in the thread in which the stage runs: `with chain.around(execution)`."""
+        """Return a context for `with`, to be entered and left in the thread that runs the stage."""
         return _AroundContext(self._around, execution)
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:

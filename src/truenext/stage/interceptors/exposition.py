@@ -1,4 +1,4 @@
-"""How do figures look in Prometheus' text format?
+"""Metrics in the text format of Prometheus.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/, "Text-based format"
 """
@@ -23,13 +23,13 @@ class HistogramSample(NamedTuple):
     labels: Mapping[str, str]
     bounds: Sequence[float]
     counts: Sequence[int]
-    """Between one bound and the next; one more than there are bounds."""
+    """Number of values between one bound and the next; one more than there are bounds."""
     total: float
-    """Of all that was observed."""
+    """Sum of all observed values."""
 
 
 def format_metric(name: str, kind: MetricKind, about: str, metrics: Iterable[Sample | HistogramSample]) -> str:
-    """One metric with all its labels, each line with its end. `about` is one line without a backslash."""
+    """Return the lines of one metric with all its labels. `about` is one line without a backslash."""
     lines = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
     for metric in metrics:
         lines += _histogram(name, metric) if isinstance(metric, HistogramSample) else [_line(name, metric)]
@@ -37,7 +37,7 @@ def format_metric(name: str, kind: MetricKind, about: str, metrics: Iterable[Sam
 
 
 def _histogram(name: str, histogram: HistogramSample) -> Iterator[str]:
-    """Each bucket counts all that is below its bound."""
+    """Yield the lines of a histogram, in which each bucket also counts the values of all smaller buckets."""
     cumulated = list(accumulate(histogram.counts))
     bounds = [*map(repr, histogram.bounds), "+Inf"]
     for bound, count in zip(bounds, cumulated, strict=True):

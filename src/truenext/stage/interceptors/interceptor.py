@@ -1,4 +1,4 @@
-"""What can a program have done around each run of a stage, for each message that is sent, and when a run has ended?"""
+"""Interceptor: hooks around each run of a stage, before each message that is sent, and after each execution."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 ExecutionOutcome: TypeAlias = Literal["completed", "already processed", "failed", "rejected", "released", "in doubt"]
-"""What became of a message.
+"""Outcome of an execution.
 
-    completed          the stage has run, and all that it did is committed
-    already processed  an exactly-once stage has processed the message before; it is acknowledged, and has no effect
-    failed             it counts an attempt, and comes again, or is a dead letter if it has failed too often
-    rejected           it is a dead letter at once
-    released           it comes again without an attempt: the service stops, or broker or database was unavailable
-    in doubt           whether the commit happened could not be found out in time
+    completed          the stage has run, and all its effects are committed
+    already processed  an exactly-once stage had processed the message before; it is acknowledged, and has no effect
+    failed             the message counts an attempt, and is redelivered, or a dead letter after too many attempts
+    rejected           the message is a dead letter at once
+    released           the message is redelivered without an attempt: service stopped, broker or database unavailable
+    in doubt           the client could not find out in time whether the commit happened
 """
 
 
@@ -29,71 +29,70 @@ class Execution(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     message_id: str
     flow_id: str
     trace: str
-    """What people call the flow."""
+    """Name of the flow for people."""
     attempt: int
-    """The first one is 1."""
+    """Number of the attempt; the first is 1."""
     interactive: bool
     size: int
-    """Of the message's body, in bytes."""
+    """Bytes of the message's body, with its envelope."""
     carrier: Mapping[str, str] = {}
-    """What interceptors have put into the message when it was sent."""
+    """Values that interceptors put into the message when it was sent."""
     interceptor_data: dict[Interceptor, Any] = {}
-    """For what an interceptor wants to know again in its next hook."""
+    """Value that each interceptor keeps for its next hooks."""
 
 
 class MessageToSend(msgspec.Struct, eq=False, kw_only=True):
-    """One message that is about to be sent."""
+    """Message that is about to be sent."""
 
     destination: str
-    """The name of a queue or topic."""
+    """Name of a queue or topic."""
     message_id: str
     flow_id: str
     trace: str
     size: int
-    """Of its body, in bytes."""
+    """Bytes of the encoded message, without its envelope."""
     carrier: dict[str, str] = {}
-    """Goes with the message; whoever takes it finds it in `Execution.carrier`. It is part of every message: keep it to
-    a few short texts."""
+    """Values that the receiver finds in `Execution.carrier`. Every message carries them: keep them to a few short
+    texts."""
 
 
 class ExecutionResult(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """How a run has ended. All durations are in seconds."""
+    """Result of an execution. All durations are in seconds."""
 
     outcome: ExecutionOutcome
     error: BaseException | None = None
-    """Why it has not just completed."""
+    """Cause of the outcome, if that is an error."""
     run: float | None = None
-    """The stage with its dependencies; None if it did not come to that."""
+    """Duration until the stage has returned; as `total` if it has not."""
     commit: float | None = None
-    """None if it did not come to that."""
+    """Duration from then until the commit; None without a commit."""
     total: float
-    """From when the service had the message until what became of it was known."""
+    """Duration from the receipt of the message until its outcome is known."""
 
 
 class Interceptor:
-    """To be subclassed; a hook that is not overridden costs nothing. One interceptor serves all stages of a service, in
-    several tasks and threads at once.
+    """Base class of interceptors; a hook that is not overridden costs nothing. One interceptor serves all stages of
+    a service, in several tasks and threads at once.
 
-    Interceptors are called in the order in which the service was told of them. None may wait for long: the hooks of
-    `async` stages run in the event loop.
+    Interceptors are called in the order that `Service` was given. None may wait for long: the hooks of `async`
+    stages run in the event loop.
     """
 
     def around(self, execution: Execution) -> AbstractContextManager[object]:
-        """Entered before the dependencies of a stage are made, left when they have ended; in the thread in which the
-        stage runs, and before anything is committed. It hears of the exception of the stage. For one message it is
-        called more than once if its SQL has met another transaction's, and the stage runs again in place, or if it goes
-        on directly with the next stage, whose name is `execution.stage` then.
+        """Return a context manager for one run of a stage, in the thread of the stage. It is entered before the
+        dependencies are made, left after they are closed, before anything is committed, and gets the exception of
+        the stage. One message may have several runs: again in place after a conflict in SQL, and, by `next_direct`,
+        a run of the next stage, which `execution.stage` then names.
 
-        What it raises fails the stage, but it neither hides the stage's own exception nor makes a failure a success.
+        Its exception fails the stage, and neither hides the stage's own exception nor makes a failure a success.
         """
         return nullcontext()
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
-        """Before a message leaves; it is sent for good when its transaction is committed. `execution` is None if no
-        stage sends it. It may put something into `send.carrier`. What it raises is logged, and the message is sent.
-        """
+        """Inspect a message before it is sent, or put values into `send.carrier`. The message is final once its
+        transaction is committed. `execution` is None if no stage sends it. An exception is logged, and the message
+        is sent."""
 
     def ended(self, execution: Execution, result: ExecutionResult) -> None:
-        """Once for each execution, when it is known what became of its message; also where `around` was never entered,
-        because the message was rejected before. What it raises is logged.
-        """
+        """Get the result of an execution, once, when the outcome of its message is known; also if `around` was never
+        entered, because the message was rejected before. An exception is logged."""

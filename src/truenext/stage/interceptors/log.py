@@ -1,10 +1,10 @@
-"""Which stage, flow and message does a record of the log belong to?
+"""Fields of log records: the stage, flow and message to which a record belongs.
 
     handler.addFilter(StageFields())            every record that this handler writes gets the fields
-    Service(..., interceptors=[LogFields()])    while a stage runs, they say which one
-    "%(flow_id)s %(stage)s %(message)s"         in a format; whatever writes JSON finds them by itself
+    Service(..., interceptors=[LogFields()])    sets their values while a stage runs
+    "%(flow_id)s %(stage)s %(message)s"         a format with fields; formatters for JSON find them by themselves
 
-A filter belongs to a handler: that of a logger does not see what its children log.
+Add the filter to a handler: a filter of a logger does not get the records of its child loggers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _current: ContextVar[Execution | None] = ContextVar("truenext.stage", default=No
 
 
 class LogFields(Interceptor):
-    """Lets StageFields know what runs here. A thread that a stage itself starts does not know it, unless it is given a
-    copy of the stage's context, as `asyncio.to_thread` does."""
+    """Interceptor that tells StageFields which stage runs. A thread that a stage starts itself needs a copy of the
+    stage's context, which `asyncio.to_thread` makes."""
 
     @contextmanager
     def around(self, execution: Execution) -> Iterator[None]:
@@ -35,9 +35,9 @@ class LogFields(Interceptor):
 
 
 class StageFields(logging.Filter):
-    """Gives each record `flow_id`, `trace`, `stage` (endpoint.stage), `message_id` and `attempt`; outside of stages
-    they are empty, and the attempt is 0, unless the record has them already, as those of `truenext.stage` do. It lets
-    every record pass."""
+    """Filter that adds `flow_id`, `trace`, `stage` (endpoint.stage), `message_id` and `attempt` to every record, and
+    lets it pass. Outside of stages they are empty, and the attempt is 0, unless the record has them already, as
+    those of `truenext.stage` do."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         execution = _current.get()

@@ -1,4 +1,4 @@
-"""How many messages has each stage handled, what became of them, and how long did it take?"""
+"""Metrics of stages: number and outcomes of executions, and their durations."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from truenext.stage.interceptors.interceptor import (
 )
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-"""Upper bounds of durations, in seconds: those that OpenTelemetry's conventions advise for messages."""
+"""Upper bounds of durations, in seconds, as recommended by OpenTelemetry's conventions for messages."""
 
 
 class DurationHistogram(msgspec.Struct, frozen=True):
-    """How long something took, in all."""
+    """Sum and distribution of durations."""
 
     seconds: float
     buckets: tuple[int, ...]
-    """How many were at most as long as each of BUCKETS and longer than the one before; the last count is of all that
-    were longer still."""
+    """Number of durations up to each of BUCKETS and above the one before; the last number is of those above all of
+    them."""
 
     @property
     def count(self) -> int:
@@ -37,21 +37,21 @@ class DurationHistogram(msgspec.Struct, frozen=True):
 
 
 class StageMetrics(msgspec.Struct, frozen=True):
-    """Of one stage, since the interceptor was made."""
+    """Metrics of one stage, since the interceptor was made."""
 
     running: int
-    """How many runs there are at this moment."""
+    """Number of current runs."""
     outcomes: dict[ExecutionOutcome, int]
     sent: int
-    """Messages of its that were sent, or were to be: also those of transactions that were rolled back."""
+    """Number of messages that the stage sent, including those of transactions that were rolled back."""
     run: DurationHistogram
-    """Of the stage with its dependencies, over all runs, failed ones too."""
+    """Durations `ExecutionResult.run` of all executions, failed ones too."""
     total: DurationHistogram
-    """From when the service had the message until what became of it was known."""
+    """Durations `ExecutionResult.total` of all executions."""
 
 
 class Metrics(Interceptor):
-    """Counts in memory, for this process. Its methods may be called from any thread."""
+    """Interceptor that counts in memory, for this process. Any thread may call its methods."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -91,17 +91,17 @@ class Metrics(Interceptor):
         return counts
 
     def snapshot(self) -> dict[tuple[str, str], StageMetrics]:
-        """By endpoint and stage; of one moment."""
+        """Return the metrics of one moment, by endpoint and stage."""
         with self._lock:
             return {key: counts.metrics() for key, counts in self._stages.items()}
 
     @property
     def sent_outside_stages(self) -> int:
-        """Messages that were sent by no stage: those with which flows began."""
+        """Number of messages that no stage sent: those that start flows."""
         return self._sent_outside_stages
 
     def exposition(self) -> str:
-        """The same as text for Prometheus, of the content type `exposition.CONTENT_TYPE`."""
+        """Return the metrics as text for Prometheus, of the content type `exposition.CONTENT_TYPE`."""
         stages = self.snapshot()
         labels = {key: {"endpoint": key[0], "stage": key[1]} for key in stages}
         sent = [Sample(labels[key], each.sent) for key, each in stages.items()]

@@ -1,16 +1,16 @@
-"""How does a flow through many processes become one trace of OpenTelemetry?
+"""Traces of OpenTelemetry: one trace for a flow through many processes.
 
-    send order.place            PRODUCER   where the flow begins
-    └── process order.place     CONSUMER   a run of its first stage, until what became of the message is known
-        └── send price          PRODUCER   a message of that stage
+    send order.place            PRODUCER   start of the flow
+    └── process order.place     CONSUMER   execution of its first stage, until the outcome of the message is known
+        └── send price          PRODUCER   message of that stage
             └── process price   CONSUMER   ...
 
-Each message carries the context of the span that sent it, as the program's propagators write it (`traceparent`, unless
-told otherwise). Whoever takes it goes on from there. Needs `truenext[opentelemetry]`; what becomes of spans is up to
-the SDK of the program. Without one, nothing is recorded.
+Each message carries the context of the span that sent it, as the program's propagators write it (by default
+`traceparent`), and its receiver continues from there. Needs `truenext[opentelemetry]`. The SDK of the program
+exports the spans; without an SDK, nothing is recorded.
 
-Source: OpenTelemetry's semantic conventions for messaging spans, 1.44. A link to the sender's span is what they ask
-for; it may be the parent too, since each of these spans is of a single message.
+Source: OpenTelemetry's semantic conventions for messaging spans, 1.44. They require a link to the sender's span;
+that may also be the parent, since each of these spans is of a single message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from truenext.version import VERSION
 
 
 class Tracing(Interceptor):
-    """`provider` is the program's global one unless named."""
+    """Interceptor that makes the spans. `provider` is by default the program's global one."""
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
         self._tracer = trace.get_tracer("truenext.stage", VERSION, provider)
@@ -38,7 +38,7 @@ class Tracing(Interceptor):
     def around(self, execution: Execution) -> Iterator[None]:
         context: Context | None = execution.interceptor_data.get(self)
         if context is None:
-            # Otherwise it runs again, or the next stage runs in the same transaction: all of that is one span.
+            # Otherwise the stage runs again, or the next one in the same transaction: one span covers all runs.
             context = execution.interceptor_data[self] = self._start_span(execution)
         token = contexts.attach(context)
         try:
@@ -65,7 +65,7 @@ class Tracing(Interceptor):
         return trace.set_span_in_context(span, sender)
 
     def sending(self, execution: Execution | None, send: MessageToSend) -> None:
-        # A message may be sent when its stage has returned, elsewhere than where the stage ran.
+        # A message may be sent after its stage has returned, in another context.
         sender: Context | None = execution.interceptor_data.get(self) if execution is not None else None
         span = self._tracer.start_span(
             f"send {send.destination}",
@@ -85,7 +85,7 @@ class Tracing(Interceptor):
             return
         span = trace.get_current_span(context)
         span.set_attribute("truenext.outcome", result.outcome)
-        # A released message is nobody's error.
+        # A release is not an error.
         if result.outcome not in ("completed", "already processed", "released"):
             error = result.error
             if error is not None:
