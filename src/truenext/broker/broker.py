@@ -203,7 +203,7 @@ class Broker:
         self._logged_disk_level = DiskLevel.PLENTY
         """Worst disk level logged since the last PLENTY."""
         self._other_protocols: dict[str, float] = {}
-        """Other protocols of refused clients; each is logged as a warning again from that time of the loop on."""
+        """Protocols of refused clients, each with the time of the loop from which its next warning is logged."""
         self._is_turn_due = False
         self._has_ticked = False
         """The clock was read for the turn that is due, at a command or a durable batch."""

@@ -25,7 +25,7 @@ class IncompleteFrames:
     def __init__(self, memory: MemoryBudget) -> None:
         self._memory = memory
         self._sizes: dict[ConnectionState, int] = {}
-        """Bytes of each counted frame, in the order in which frames became so large."""
+        """Bytes of each counted frame, in the order in which the frames began to count."""
         self._waiting: set[ConnectionState] = set()
         """Connections that are not read because memory for frames is full."""
         self._suspended: set[ConnectionState] = set()

@@ -169,7 +169,7 @@ def receive(
 @json_option
 @url_option
 def browse(queue: str, selector: str | None, count: int | None, follow: bool, as_json: bool, url: str) -> None:
-    """Print the bodies of what waits in QUEUE, the true next first. Everything stays where it is."""
+    """Print the bodies of the messages that wait in QUEUE, the true next first. No message is removed."""
     with connected(url) as connection:
         shown = connection.browse(queue, selector=selector)
         if follow:

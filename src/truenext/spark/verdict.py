@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FindingSummary:
-    """All findings of one kind."""
+    """Number of findings of one kind, with a sentence."""
 
     kind: str
     count: int

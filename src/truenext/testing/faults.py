@@ -34,7 +34,7 @@ class Faults:
     """Faults of one broker, in all of its runs."""
 
     ordered_faults: list[OrderedFault] = field(default_factory=list)
-    """All faults with a moment, reached or not."""
+    """Faults with a moment, reached or not."""
     commit_losses: deque[tuple[CommitMoment, OrderedFault]] = field(default_factory=deque)
     """Ordered losses of a connection at a COMMIT, one COMMIT each."""
     is_disk_full: bool = False

@@ -32,7 +32,7 @@ class LocalBroker:
         self._store = MemoryStore()
         self._clock = OffsetClock()
         self.faults = Faults()
-        """For the package itself."""
+        """Faults of all runs; only `truenext.testing` itself uses them."""
         self._lock = asyncio.Lock()
         self._broker_run = BrokerRun(self._store, self._clock, self.faults)
         self._url = ""

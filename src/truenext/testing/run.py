@@ -72,7 +72,7 @@ class BrokerRun:
     # ---- Going on ----
 
     async def quiesce(self) -> None:
-        """Return once nothing is in progress, apart from what waits for the clock, a client or a slow disk.
+        """Wait until no work is in progress, except work that waits for the clock, a client or a slow disk.
 
         Raises: TruenextError if the broker has failed; ConfigurationError if the time of the event loop stands still
         """

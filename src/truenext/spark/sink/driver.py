@@ -27,7 +27,7 @@ _HELD_LOOK_SECONDS = 0.2
 
 
 class OutdatedBatch(TruenextError):
-    """Another run of the query has published this batch and later ones, or the query was abandoned."""
+    """Batch of an outdated run: another run has published it and later ones, or the query was abandoned."""
 
 
 def commit_batch(

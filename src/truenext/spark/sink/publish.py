@@ -25,7 +25,7 @@ _HELD_LOOK_SECONDS = 0.2
 
 
 class HeldByAnother(TruenextError):
-    """Another connection holds what this run must publish or replace."""
+    """Message that this run must publish or replace, while another connection holds it."""
 
 
 def publish(broker: BrokerConnection, queues: SinkQueues, decision: Decision, patience: Patience) -> None:

@@ -46,7 +46,7 @@ BODY_BYTES_MAX = 15 << 20
 
 _TRANSACTION_LINE = f"transaction:{TRANSACTION}\n".encode()
 _INTERPRETER = FrameInterpreter("", "", ReplyEncoder(StompProtocol(Side.SERVER, REQUEST_SHAPES), ""))
-"""For a connection without subscriptions, like the driver's."""
+"""Interpreter for connections without subscriptions, like the driver's."""
 
 _WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
 _TYPES: dict[str, tuple[type[DataType], ...]] = {

@@ -53,7 +53,7 @@ class TaskPlan:
 
 
 class Superseded(TruenextError):
-    """Another run of the query has gone on, with this checkpoint or another one."""
+    """Outdated run: another run of the query has gone on, with this checkpoint or another one."""
 
 
 def check_store(broker: BrokerConnection, offset: Offset) -> None:
@@ -66,7 +66,7 @@ def check_store(broker: BrokerConnection, offset: Offset) -> None:
 
 
 class _Repeated(Exception):
-    """Another attempt has committed this bundle."""
+    """Bundle that another attempt has committed."""
 
 
 def read_task(plan: TaskPlan, connect: Callable[[], BrokerConnection], patience: Patience) -> Iterator[pa.RecordBatch]:
@@ -200,7 +200,7 @@ class _Pull:
 
     @property
     def is_exhausted(self) -> bool:
-        """Nothing more comes: no message was ready, or all that may be requested have come."""
+        """Whether no more messages come: none was ready, or the task has received all that it may request."""
         return self._requested == 0 and self._unrequested == 0
 
     def next_rows(self, bytes_max: int) -> BundleRows:
