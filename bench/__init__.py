@@ -1,1 +1,1 @@
-"""How fast is truenext, and how does it compare with ActiveMQ on the same machine?"""
+"""Benchmarks of truenext, also beside ActiveMQ on the same machine."""

@@ -1,6 +1,6 @@
-"""Is truenext as fast as it aims to be, next to ActiveMQ on this machine and under the same load?
+"""Benchmark of the broker: rates under several loads, beside ActiveMQ on this machine and under the same load.
 
-It can be compared with itself without history or without syncing, and with the bare disk, as well.
+Truenext can also be compared with itself without history or without syncing, and with the bare disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.load import LOADS, Load, run
 from bench.options import not_negative, positive
 from bench.workers import WorkerError, end_in_order
 
-# Between two runs, for what a broker puts off until it is idle; neither should pay for the other's leftovers.
+# Pause between two runs, for work that a broker defers until it is idle: no run should pay for the one before.
 _PAUSE = 0.5
 _HEADROOM_MESSAGES = 300_000
 
@@ -125,7 +125,7 @@ def _loads(text: str) -> tuple[Load, ...]:
 
 
 class _Bench:
-    """One whole measurement: brokers up, warm-up, runs in turn, table."""
+    """Complete measurement: start of the brokers, warm-up, alternating runs, table."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options = options
@@ -174,7 +174,7 @@ class _Bench:
         return status
 
     def _guarded(self) -> int:
-        """Measure; whatever ends it early, the brokers are gone afterwards and what was measured can be shown."""
+        """Measure. If the measurement ends early, the brokers are removed, and the figures so far can be shown."""
         try:
             with ExitStack() as stack:
                 self._all_runs([stack.enter_context(broker) for broker in self._brokers()])

@@ -1,4 +1,4 @@
-"""How long does `truenext audit` take for N events?
+"""Benchmark of `truenext audit`: its time and memory for N events.
 
 python -m bench.audit --events 10000000 --skew
 """
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from truenext.spark.audit.command import run_audit
 
 _WINDOW = 64
-"""Messages that are accepted before the first of them is dispatched."""
+"""Number of messages that are accepted before the first of them is dispatched."""
 _FILE_ROWS = 1_000_000
 _EPOCH = 1_790_000_000_000_000
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def peak_memory() -> int:
-    """KiB: the sum of what this process and each of those it started, that still run, ever had resident."""
+    """Return the sum in KiB of the peak resident memory of this process and its running descendants."""
     parents: dict[int, int] = {}
     peaks: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -63,7 +63,7 @@ def peak_memory() -> int:
 
 
 def write_history(folder: Path, events: int, queues: int, skew: bool, seed: int) -> None:
-    """A history in which the contract held: rounds of `_WINDOW` messages in one queue, accepted, committed if
+    """Write a history in which the contract held: rounds of `_WINDOW` messages in one queue, accepted, committed if
     persistent, dispatched in the true order and acknowledged."""
     numbers = np.random.default_rng(seed)
     per_round = 3 * _WINDOW + 1

@@ -1,4 +1,4 @@
-"""How does truenext bear millions of messages that nobody takes for a while?
+"""Benchmark of a backlog: millions of messages that no consumer takes for a while.
 
 python -m bench.backlog --messages 1000000,10000000
 """
@@ -28,30 +28,30 @@ from bench.progress import guarded, phase, print_line, work
 from bench.workers import Job, WorkerError, end_in_order
 
 RATE_TARGET = 0.8
-"""Of the rate with the smallest backlog, with the largest."""
+"""Share of the rate with the smallest backlog that is left with the largest, at least."""
 WAIT_TARGET = 0.010
-"""Seconds in which 99 of 100 messages of priority 9 come that are sent while all others wait."""
+"""Seconds in which 99 of 100 messages of priority 9 must come that are sent while all others wait."""
 START_TARGET = 5.0
-"""Seconds from the start of the process until it takes connections, with all messages waiting."""
+"""Longest time in seconds from the start of the process until it accepts connections, with all messages waiting."""
 
 MESSAGE_BYTES = 2.4 * 1024
-"""Of disk for a waiting message of 1 KiB, in checkpoint and journal together."""
+"""Bytes of disk for a waiting message of 1 KiB, in checkpoint and journal together."""
 EVENT_BYTES = 32
-"""Of disk for an event of the history: half of it in the broker's own files, and Parquet beside them for a while."""
+"""Bytes of disk for an event of the history: half in the broker's files, and half in Parquet for a while."""
 EVENTS_PER_MESSAGE = 3
-"""Accepted, dispatched and acknowledged; the history keeps them when the message has gone."""
+"""Accepted, dispatched and acknowledged; the history keeps these events after the message is deleted."""
 LEAST_BYTES = 128 << 20
-"""Four segments of the journal: what a broker takes before its first message, and in reserve."""
+"""Four segments of the journal: disk space of a broker before its first message, and in reserve."""
 
 _PATIENCE = 1200.0
-"""Seconds for a start or a clean stop: far more than the target, so that a miss becomes a figure."""
+"""Limit in seconds of a start or a clean stop: far above the target, so that a miss is still measured."""
 _SECONDS_PER_MESSAGE = 0.01
-"""A phase that takes longer than this (100 messages a second) is not worth waiting for."""
+"""Limit of a phase (100 messages a second)."""
 
 
 @dataclass
 class Figures:
-    """What one backlog gave; None is what was not measured."""
+    """Figures of one backlog; None if not measured."""
 
     backlog: Backlog
     enqueue: Pace | None = None
@@ -59,18 +59,18 @@ class Figures:
     stop: float | None = None
     """Seconds from SIGTERM to the end of the process."""
     start: float | None = None
-    """Seconds from the start of the process until it takes connections, after a clean stop."""
+    """Seconds from the start of the process until it accepts connections, after a clean stop."""
     start_first: float | None = None
     """Seconds from the start of the process until a new consumer has its first message."""
     crash_start: float | None = None
-    """The same two after kill -9."""
+    """As `start`, after kill -9; `crash_first` is as `start_first`."""
     crash_first: float | None = None
     drain: Pace | None = None
     memory: dict[str, int] = field(default_factory=dict)
-    """KiB of RssAnon at most, by phase."""
+    """Peak of RssAnon in KiB, by phase."""
 
     def percentile(self, share: float) -> float | None:
-        """Seconds in which so large a share of the late messages came."""
+        """Return the seconds in which this share of the late messages came."""
         return None if self.probes is None else _percentile([seconds for _, seconds in self.probes.waits], share)
 
 
@@ -112,12 +112,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def disk_bytes(messages: int) -> int:
-    """What the data folder takes at most, history included."""
+    """Return the largest size of the data folder, history included."""
     return int(messages * (MESSAGE_BYTES + EVENT_BYTES * EVENTS_PER_MESSAGE)) + LEAST_BYTES
 
 
 class _Bench:
-    """One backlog after the other, each with a broker of its own, and the table."""
+    """Measurement of several backlogs, each with a broker of its own, and their table."""
 
     def __init__(self, options: argparse.Namespace, kinds: list[bool], folder: Path) -> None:
         self._options = options
@@ -161,14 +161,14 @@ class _Bench:
         return f"{_gib(need)} of disk are needed in {self._folder}, {_gib(free)} are free: make room, or say --dir"
 
     def _measure_all(self, all_figures: list[Figures]) -> None:
-        """Whatever ends it early, broker and data are gone afterwards."""
+        """Measure. If the measurement ends early, broker and data are removed."""
         for backlog in self._backlogs:
             all_figures.append(Figures(backlog))
             _BacklogRun(all_figures[-1], self._folder, self._options.probes).measure()
 
 
 class _BacklogRun:
-    """One backlog, from its first message to its last."""
+    """Measurement of one backlog, from its first message to its last."""
 
     def __init__(self, figures: Figures, folder: Path, probes: int) -> None:
         self._figures = figures
@@ -201,7 +201,7 @@ class _BacklogRun:
             figures.stop = self._stop_cleanly()
             figures.start, figures.start_first = self._start()
         if backlog.persistent:
-            # Transients are gone after this by contract.
+            # By contract, transient messages are lost after this.
             with phase("kill -9, restart", self._memory):
                 self._broker.end(signal.SIGKILL, _PATIENCE)
                 figures.crash_start, figures.crash_first = self._start()
@@ -229,7 +229,7 @@ class _BacklogRun:
         return seconds
 
     def _start(self) -> tuple[float, float]:
-        """Seconds until it takes connections, and until a new consumer has its first message."""
+        """Return the seconds until the broker accepts connections, and until a new consumer has its first message."""
         started = time.monotonic()
         self._broker.start(_PATIENCE)
         listening = time.monotonic() - started
@@ -239,7 +239,7 @@ class _BacklogRun:
         return listening, message
 
     def _describe_disk(self, events: int) -> str:
-        """`events` is what has happened to each message so far."""
+        """Describe the disk space. `events` is the number of events of each message so far."""
         history = _bytes_in(self._broker.data / "history")
         stored = _bytes_in(self._broker.data) - history
         messages = self._backlog.messages
@@ -250,7 +250,7 @@ class _BacklogRun:
 
 
 def table(figures: list[Figures]) -> list[list[str]]:
-    """Headings and one row a figure, with a column for each backlog; all of one kind, smallest first."""
+    """Return headings and one row for each figure, with a column for each backlog of one kind, the smallest first."""
     ordered = sorted(figures, key=lambda each: each.backlog.messages)
     headings = ["", *(f"{each.backlog.messages:,}" for each in ordered), "ratio", "target", "met"]
     rows = [headings]
@@ -291,7 +291,7 @@ def _rates(title: str, rates: list[float | None]) -> list[str]:
 def _limits(
     title: str, values: Sequence[float | None], target: float | None, shape: str, scale: float = 1.0
 ) -> list[str]:
-    """`shape` and `scale` make text of a value."""
+    """Return a row of the table. `shape` and `scale` format a value."""
     measured = [value for value in values if value is not None]
     return [
         title,
@@ -342,12 +342,12 @@ def _describe_waits(probes: Probes) -> str:
 
 
 def _percentile(values: list[float], share: float) -> float:
-    """The smallest value that at least so large a share of all does not exceed."""
+    """Return the smallest value that at least this share of all values does not exceed."""
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
 
 
 def _bytes_in(folder: Path) -> int:
-    """Of disk that its files take; what goes away meanwhile counts nothing."""
+    """Return the disk space of the files in a folder; files that are deleted meanwhile do not count."""
     total = 0
     for path in folder.rglob("*"):
         with suppress(OSError):

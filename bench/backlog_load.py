@@ -1,7 +1,7 @@
-"""What does a backlog consist of, who piles it up and who takes it away, and did all of it come in order?
+"""Load of a backlog: its messages, the workers that send and receive them, and a check of their order.
 
-The messages are numbered. Priority and body of a number follow from the seed, in every process alike, so that what
-arrives can be checked without keeping what was sent; no process keeps more than a byte per message.
+The messages are numbered. The seed determines priority and body of a number, in every process alike, so that a
+receiver can check messages without a copy of what was sent. No process keeps more than a byte for each message.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from bench.load import CHUNK, GROUP, NAP, SMALL, connect, send_confirmed
 from bench.workers import Counter, Gate, processor_seconds
 
 LATE_PRIORITY = 9
-"""Of what is sent while all others wait; those have 0 to 8."""
+"""Priority of messages that are sent while all others wait; those have 0 to 8."""
 SIZES = (512, 1536)
-"""Bytes of the smallest and the largest body; all between are equally frequent."""
+"""Bytes of the smallest and the largest body; all sizes between are equally frequent."""
 LAST = 1_000_000
-"""Messages at the end whose rate is told apart from that of the whole."""
+"""Number of messages at the end whose rate is reported apart from the total."""
 MESSAGES_PER_PROBE = 100
-"""A backlog has at least so many messages for each probe, so that it does not run out meanwhile."""
+"""Least number of messages for each probe, so that the backlog does not run out meanwhile."""
 
 _BETWEEN_PROBES = 100
-"""Other messages that are taken before the next probe, at most."""
+"""Largest number of other messages that are received before the next probe."""
 _KINDS = 10_000
-"""After so many numbers priorities and bodies begin again."""
+"""Period after which priorities and bodies repeat."""
 _IN_FLIGHT = 4
-"""Groups that the producer has unconfirmed."""
+"""Number of the producer's unconfirmed groups."""
 _NUMBERS = 1 << 40
-"""More than there are messages."""
+"""Upper bound of the messages' numbers."""
 
 _MESSAGE = re.compile(rb"\n*MESSAGE\n(?:[^\n]+\n)*?ack:([^\n]+)\n(?:[^\n]+\n)*?id:(\d+)\ncontent-length:(\d+)\n\n")
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """So many messages of a mixture, waiting in one queue."""
+    """Messages of a mixture that wait in one queue."""
 
     queue: str
     persistent: bool
@@ -52,12 +52,12 @@ class Backlog:
 
     @property
     def last(self) -> int:
-        """How many messages at the end count as the last."""
+        """Number of messages at the end whose rate is reported apart."""
         return min(LAST, self.messages)
 
 
 class Pace(NamedTuple):
-    """How fast messages went."""
+    """Time of a phase, for all messages and for the last ones."""
 
     messages: int
     seconds: float
@@ -76,12 +76,12 @@ class Pace(NamedTuple):
 
 
 class Probes(NamedTuple):
-    """What came of messages of priority 9 sent while all others wait."""
+    """Results for messages of priority 9 that were sent while all others waited."""
 
     waits: list[tuple[bool, float]]
-    """Persistent or not, and seconds from writing the SEND until the MESSAGE was read and acknowledged."""
+    """Whether a message is persistent, and seconds from its SEND until the MESSAGE was read and acknowledged."""
     received: list[int]
-    """Numbers of the others that were taken and acknowledged meanwhile, in order."""
+    """Numbers of other messages that were received and acknowledged meanwhile, in order."""
 
 
 class Mixture:
@@ -92,17 +92,17 @@ class Mixture:
         text = "".join(dice.choices(string.ascii_letters + string.digits + " ", k=1 << 16)).encode()
         self.priorities = dice.choices(range(LATE_PRIORITY), k=_KINDS)
         self.bodies: list[bytes] = []
-        """With the NUL that ends a frame."""
+        """Bodies, each with the NUL that ends a frame."""
         for _ in range(_KINDS):
             size = dice.randint(*SIZES)
             first = dice.randrange(len(text) - size)
             self.bodies.append(text[first : first + size] + b"\0")
 
     def send(self, backlog: Backlog, number: int, *, receipt: int | None = None) -> bytes:
-        """A SEND frame; one whose number is not in the backlog is late."""
+        """Return a SEND frame. A number beyond the backlog makes a late message."""
         late = number >= backlog.messages
         priority = LATE_PRIORITY if late else self.priorities[number % _KINDS]
-        # The first late one is transient, the next persistent, and so on.
+        # Late messages are transient and persistent by turns.
         persistent = is_late_persistent(backlog, number) if late else backlog.persistent
         body = self.bodies[number % _KINDS]
         return b"SEND\ndestination:%b%b\npriority:%d\nid:%d\ncontent-length:%d%b\n\n%b" % (
@@ -116,7 +116,7 @@ class Mixture:
         )
 
     def groups(self, backlog: Backlog) -> Iterator[bytes]:
-        """The SEND frames of a backlog in groups, made when they are asked for; the last of each wants a receipt."""
+        """Yield the SEND frames of a backlog in groups; the last frame of each requests a receipt."""
         for group, first in enumerate(range(0, backlog.messages, GROUP)):
             last = min(first + GROUP, backlog.messages) - 1
             sends = [self.send(backlog, number) for number in range(first, last)]
@@ -128,9 +128,9 @@ def is_late_persistent(backlog: Backlog, number: int) -> bool:
 
 
 class DeliveryCheck:
-    """Whether each message of a backlog comes exactly once, and in the order of the contract, whoever takes it.
+    """Check that each message of a backlog comes exactly once, and in the order of the contract, over all consumers.
 
-    One consumer at a time and no sender: then the order of arrival is that of the keys.
+    There is one consumer at a time and no sender, so that messages arrive in the order of their keys.
     """
 
     def __init__(self, backlog: Backlog, mixture: Mixture) -> None:
@@ -147,7 +147,7 @@ class DeliveryCheck:
             if seen[number]:
                 raise ValueError(f"message {number} came twice")
             seen[number] = 1
-            # Numbers are sent in order, so they stand for the sequence.
+            # Messages are sent in the order of their numbers, which stand for sequences.
             key = ranks[number % _KINDS] + number
             if key < last_key:
                 raise ValueError(
@@ -158,7 +158,7 @@ class DeliveryCheck:
         self._last_key = last_key
 
     def close(self) -> None:
-        """Raises: ValueError if any has not come."""
+        """Raises: ValueError if a message has not come."""
         missing = self._seen.count(0)
         if missing:
             raise ValueError(f"{missing} messages have not come, the first of them is {self._seen.index(0)}")
@@ -169,7 +169,7 @@ def _priority(key: int) -> int:
 
 
 class Inbox:
-    """MESSAGE frames of one connection, read into a buffer that is used again and again; each body is compared."""
+    """Reader of the MESSAGE frames of one connection; it reuses one buffer, and compares each body."""
 
     def __init__(self, sock: socket.socket, mixture: Mixture) -> None:
         self.receipts = 0
@@ -180,7 +180,7 @@ class Inbox:
         self._end = 0
 
     def read(self) -> tuple[int, list[tuple[bytes, int]]]:
-        """Read once: how many bytes came, and ack value and number of each message that is complete now.
+        """Read once. Return the number of bytes, and ack value and number of each message that is now complete.
 
         Raises: ConnectionError, ValueError
         """
@@ -220,7 +220,7 @@ class Inbox:
 
 
 def fill(gate: Gate, backlog: Backlog, port: int, done: Counter) -> Pace:
-    """Worker: send the whole backlog; a receipt for every group of 200, four groups unconfirmed at most."""
+    """Worker: send the whole backlog, with a receipt for every group of 200 and at most four groups unconfirmed."""
     mixture = Mixture(backlog.seed)
     before_last = backlog.messages - backlog.last
     lap_count, lap_at = 0, 0.0
@@ -245,7 +245,7 @@ def fill(gate: Gate, backlog: Backlog, port: int, done: Counter) -> Pace:
 
 
 def probe(gate: Gate, backlog: Backlog, port: int, probes: int, done: Counter) -> Probes:
-    """Worker: take the backlog one by one, each acknowledged when it comes, and send a late message now and then."""
+    """Worker: receive and acknowledge the backlog one by one, and send a late message now and then."""
     dice = random.Random(backlog.seed + 1)
     mixture = Mixture(backlog.seed)
     check = DeliveryCheck(backlog, mixture)
@@ -256,7 +256,7 @@ def probe(gate: Gate, backlog: Backlog, port: int, probes: int, done: Counter) -
         inbox = Inbox(consumer, mixture)
 
         def receive(receipt: str | None = None) -> list[int]:
-            """What one read brings, acknowledged; the late ones are told, the others are noted down."""
+            """Read once and acknowledge. Return the late messages, and record the others."""
             late: list[int] = []
             for ack, number in inbox.read()[1]:
                 consumer.sendall(frames.acks([ack]) if receipt is None else frames.ack_with_receipt(ack, receipt))
@@ -273,7 +273,7 @@ def probe(gate: Gate, backlog: Backlog, port: int, probes: int, done: Counter) -
             until = len(received) + dice.randint(0, most_between)
             while len(received) < until:
                 receive()
-            # Not always just behind an acknowledgement: anywhere between two messages.
+            # Sends at any moment between two messages, and not always just after an acknowledgement.
             moment = time.monotonic() + dice.uniform(0, 0.002)
             while (remaining := moment - time.monotonic()) > 0:
                 if select.select([consumer], [], [], remaining)[0]:
@@ -287,7 +287,7 @@ def probe(gate: Gate, backlog: Backlog, port: int, probes: int, done: Counter) -
             if late != [number]:
                 raise ValueError(f"late messages {late} came when {number} was to come")
             done.value += 1
-        # The receipt for the last one says that a kill -9 brings none of them back.
+        # After the receipt of the last acknowledgement, a kill -9 brings no message back.
         until = len(received) + 1
         while len(received) < until:
             receive(receipt="acknowledged")
@@ -300,7 +300,7 @@ def probe(gate: Gate, backlog: Backlog, port: int, probes: int, done: Counter) -
 
 
 def first(port: int, backlog: Backlog) -> int:
-    """Number of the first message that a new consumer gets; it stays where it was."""
+    """Return the number of the first message that a new consumer gets; the message stays in the queue."""
     with connect(port) as sock:
         inbox = Inbox(sock, Mixture(backlog.seed))
         sock.sendall(frames.subscribe(backlog.queue, True, "subscribed", prefetch=1))
@@ -314,7 +314,7 @@ def first(port: int, backlog: Backlog) -> int:
 
 
 def drain(gate: Gate, backlog: Backlog, port: int, received: list[int], done: Counter) -> Pace:
-    """Worker: take and acknowledge all that is not ``taken`` yet; every message one by one, prefetch 1000."""
+    """Worker: receive all messages that are not in `received`, at prefetch 1000, and acknowledge each by itself."""
     mixture = Mixture(backlog.seed)
     check = DeliveryCheck(backlog, mixture)
     check.add(received)

@@ -1,4 +1,4 @@
-"""How is a broker started for a measurement, and how does it go away again without leaving anything behind?
+"""Brokers of the benchmarks: start a broker, and remove it without leaving anything.
 
 Each broker is a process of its own with its data in a temporary folder and a free port on the loopback interface.
 """
@@ -22,14 +22,14 @@ from types import TracebackType
 from typing import IO, Self
 
 MEMORY_FOLDER = Path("/dev/shm")
-"""A tmpfs on Linux: nothing in it is ever written to a disk, so that fsync has nothing to do."""
+"""tmpfs on Linux, which writes nothing to a disk, so that fsync costs nothing."""
 MEMORY_FOLDER_BYTES = 2 << 30
-"""The journal takes up to 600 MiB, the checkpoint and the history of one bench what they need."""
+"""Space for up to 600 MiB of journal, and for checkpoint and history of one benchmark."""
 
 _PATIENCE = 60.0
 _PORT = re.compile(r"listening on stomp://127\.0\.0\.1:(\d+)")
 
-# Everything not named here is as ActiveMQ ships it; in particular KahaDB forces each transaction to the disk.
+# All other settings are ActiveMQ's defaults; in particular, KahaDB syncs each transaction.
 _CONFIGURATION = """\
 <beans xmlns="http://www.springframework.org/schema/beans"
        xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
@@ -70,7 +70,7 @@ log4j.appender.console.layout=org.apache.log4j.PatternLayout
 log4j.appender.console.layout.ConversionPattern=%d %-5p %c - %m%n
 """
 
-# The packages that ActiveMQ's own start script opens for it.
+# Packages that ActiveMQ's own start script opens.
 _OPENED = (
     "java.base/java.security",
     "java.base/java.net",
@@ -88,11 +88,11 @@ class BrokerError(RuntimeError):
 
 
 class Broker:
-    """A running broker, from ``with`` to the end of the block."""
+    """Running broker, for the duration of a ``with`` block."""
 
     name = "broker"
     prefetch: int | None = 1000
-    """What its consumers ask for; None leaves it to the broker."""
+    """Prefetch of its consumers; None leaves it to the broker."""
 
     def __init__(self, parent: Path | None = None) -> None:
         self.port = 0
@@ -117,9 +117,9 @@ class Broker:
         self.stop()
 
     def start(self, patience: float) -> None:
-        """Start it on its folder as that is, and wait until it takes connections.
+        """Start the broker with its folder as it is, and wait until it accepts connections.
 
-        Raises: BrokerError if it ends, or does not get there in `patience` seconds.
+        Raises: BrokerError if the process ends, or does not accept connections in `patience` seconds.
         """
         self._log = (self._require_folder() / "output.log").open("wb")
         self._process = subprocess.Popen(
@@ -133,9 +133,9 @@ class Broker:
         self._await_start(self._process, patience)
 
     def end(self, by: signal.Signals, patience: float) -> int:
-        """Its exit status after a signal; the folder stays.
+        """Send a signal, and return the exit status; the folder stays.
 
-        Raises: BrokerError if it still runs after `patience` seconds.
+        Raises: BrokerError if the process still runs after `patience` seconds.
         """
         process = self._process
         if process is None:
@@ -149,18 +149,18 @@ class Broker:
         return status
 
     def prepare(self, folder: Path) -> list[str]:
-        """Write what the broker needs into ``folder`` and return its command line."""
+        """Write the broker's files into ``folder`` and return its command line."""
         raise NotImplementedError
 
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
 
     def listening_port(self) -> int:
-        """The port once the broker takes connections there, 0 before."""
+        """Return the port once the broker accepts connections, 0 before."""
         raise NotImplementedError
 
     def log(self) -> str:
-        """What the broker has printed so far."""
+        """Return the output of the broker so far."""
         if self._folder is None:
             return ""
         return (self._folder / "output.log").read_text(errors="replace")
@@ -169,22 +169,22 @@ class Broker:
         return self._process is not None and self._process.poll() is None
 
     def anonymous_memory(self) -> int | None:
-        """Memory that is the process's own and no file's (RssAnon), now, in KiB; of no process that it has started."""
+        """Return the process's current memory that is not of files (RssAnon), in KiB, without child processes."""
         found = re.search(r"RssAnon:\s+(\d+) kB", self._proc("status"))
         return int(found[1]) if found else None
 
     def peak_memory(self) -> int | None:
-        """Most resident memory the process ever had, in KiB."""
+        """Return the peak of the process's resident memory, in KiB."""
         found = re.search(r"VmHWM:\s+(\d+) kB", self._proc("status"))
         return int(found[1]) if found else None
 
     def processor_seconds(self) -> float:
-        """Processor time the broker has used since it started."""
+        """Return the processor time of the broker since its start."""
         fields = self._proc("stat").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
     def stop(self) -> None:
-        """End it, cleanly if it will; nothing of it stays."""
+        """End the process, cleanly if possible, and remove its files."""
         process = self._process
         try:
             if process is not None:
@@ -231,7 +231,7 @@ class Broker:
 
 
 class Truenext(Broker):
-    """The broker of this repository, as installed for the interpreter that runs the bench."""
+    """Broker of this repository, as installed for the interpreter that runs the benchmark."""
 
     name = "truenext"
     options: tuple[str, ...] = ()
@@ -245,7 +245,7 @@ class Truenext(Broker):
 
     @property
     def data(self) -> Path:
-        """Where its messages and its history are."""
+        """Folder of messages and history."""
         return self._require_folder() / "data"
 
     def environment(self) -> dict[str, str]:
@@ -257,20 +257,20 @@ class Truenext(Broker):
 
 
 class WithoutHistory(Truenext):
-    """The same, writing no history: what does that cost?"""
+    """Truenext without a history, to measure the cost of the history."""
 
     name = "without history"
     options = ("--no-history",)
 
 
 class WithAWindowOf1000(Truenext):
-    """The same, whose consumers ask for as much as automatic windows grow to."""
+    """Truenext whose consumers request the size that automatic windows grow to."""
 
     name = "a window of 1000"
 
 
 class WithoutSyncing(Truenext):
-    """The same, with its data in memory, where forcing it to the disk is for free: what does that cost?"""
+    """Truenext with its data in memory, where syncing is free, to measure the cost of syncing."""
 
     name = "without syncing"
 
@@ -279,7 +279,7 @@ class WithoutSyncing(Truenext):
 
 
 class ActiveMQ(Broker):
-    """The ActiveMQ of Debian's package ``activemq`` (or of ``ACTIVEMQ_HOME``) with a configuration of its own."""
+    """ActiveMQ of Debian's package ``activemq`` (or of ``ACTIVEMQ_HOME``) with a configuration of its own."""
 
     name = "ActiveMQ"
 
@@ -313,7 +313,7 @@ class ActiveMQ(Broker):
 
 
 def no_activemq_reason() -> str | None:
-    """The reason why ActiveMQ cannot be measured here, or nothing."""
+    """Return the reason why ActiveMQ cannot be measured here, or None."""
     if activemq_home() is None:
         return "ActiveMQ is not installed (Debian: apt-get install activemq; elsewhere set ACTIVEMQ_HOME)"
     if _java() is None:
@@ -322,7 +322,7 @@ def no_activemq_reason() -> str | None:
 
 
 def no_memory_folder_reason() -> str | None:
-    """The reason why nothing can be measured with data in memory here, or nothing."""
+    """Return the reason why brokers with data in memory cannot be measured here, or None."""
     if not MEMORY_FOLDER.is_dir():
         return f"there is no folder in memory here ({MEMORY_FOLDER})"
     free = shutil.disk_usage(MEMORY_FOLDER).free
@@ -338,7 +338,7 @@ def activemq_home() -> Path | None:
 
 
 def activemq_version() -> str:
-    """As told by the jar file that starts it."""
+    """Return the version in the jar file that starts ActiveMQ."""
     home = activemq_home()
     if home is None:
         return "none"
@@ -365,7 +365,7 @@ def _java() -> str | None:
 
 
 def _end_exporter(history: Path) -> None:
-    """A broker that was killed leaves the process behind that turns its history into Parquet."""
+    """Kill the exporter of the history to Parquet, which a killed broker leaves behind."""
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             if os.fsencode(history) in cmdline.read_bytes().split(b"\0"):
@@ -376,8 +376,8 @@ _BELOW_EPHEMERAL_PORTS = range(20_000, 32_000)
 
 
 def free_port() -> int:
-    """One that nobody gets by chance before it is used. A port that the system gave once it may give to the next who
-    asks, such as another broker, which would then be taken for one's own."""
+    """Return a free port outside of the range from which the system chooses: the system could give one of those to
+    another broker before it is used."""
     while True:
         port = random.SystemRandom().choice(_BELOW_EPHEMERAL_PORTS)
         with socket.socket() as probe:

@@ -1,1 +1,1 @@
-"""How fast is truenext's own client? `python -m bench.client`"""
+"""Benchmark of truenext's client: `python -m bench.client`"""

@@ -1,14 +1,13 @@
-"""How fast is truenext's own client?
+"""Benchmark of truenext's client.
 
-Beside raw sockets, which write the same frames in as many writes and do nothing else; beside stomp.py;
-truenext.blocking beside asyncio; and truenext, client and broker, beside aio-pika on RabbitMQ and nats-py on JetStream,
-where these are installed. Bodies of 1 KiB, persistent messages (but for requests), one client and one broker, each a
-process of its own. The client and its peer take turns; the ratio is the median of those of each pair of runs. Queues
-are filled before the clock starts. It stops when the broker has confirmed that the client has taken leave, and so all
-that the client has said before.
+It is compared with raw sockets, which write the same frames in as many writes and do nothing else; with stomp.py;
+truenext.blocking with asyncio; and truenext, client and broker, with aio-pika on RabbitMQ and nats-py on JetStream,
+where these are installed. Bodies are of 1 KiB, and messages persistent, except for requests. Client and broker are
+each a process of its own. The client and its peer run by turns; the ratio is the median over the pairs of runs.
+Queues are filled before the clock starts. The clock stops when the broker has confirmed the client's DISCONNECT, and
+so all frames before it.
 
-python -m bench.client --only receive,copy-10 --runs 3
-python -m bench.client --only rabbitmq,nats
+python -m bench.client --only receive,copy-10 --runs 3 python -m bench.client --only rabbitmq,nats
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ _TRUENEXT_PROMISE = "truenext sends a RECEIPT when the message is forced to the 
 
 
 class PeerSetup(NamedTuple):
-    """The peer has another broker."""
+    """Setup of a peer that has a broker of its own."""
 
     broker: type[Foreign]
     prepare: Callable[[int, str, int], Coroutine[None, None, None]]
-    """A queue at this port, of this name, with so many messages."""
+    """Make a queue, by port and name, with a number of messages."""
     finish: Callable[[int, str, int], Coroutine[None, None, None]]
-    """Remove it; a ValueError unless so many messages wait."""
+    """Remove the queue. Raises: ValueError unless this number of messages waits"""
 
 
 class Case(NamedTuple):
@@ -55,17 +54,17 @@ class Case(NamedTuple):
     peer: str
     peer_job: Job
     target: float
-    """Of the rate of the peer, at least; of its round trip, at most."""
+    """Least ratio to the peer's rate, or largest ratio to its round trip."""
     share: int = 1
-    """This part of the messages."""
+    """Divisor of the number of messages."""
     batch: int = 1
     prefetch: int | None = None
     answers: tuple[Job, Job] | None = None
-    """Those that answer, of the client and of the peer: round trips are measured."""
+    """Jobs that reply, of the client and of the peer; with them, round trips are measured."""
     peer_setup: PeerSetup | None = None
 
     def is_one_of(self, keys: Sequence[str]) -> bool:
-        """By its key, or the beginning of it, to a hyphen."""
+        """Whether a key is that of the case, or its beginning up to a hyphen."""
         return any(f"{self.key}-".startswith(f"{each}-") for each in keys)
 
     @property
@@ -74,12 +73,12 @@ class Case(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Both write the same, and it is to be seen."""
+        """Whether writes and frames of both are counted, since they must be the same."""
         return self.peer == "raw"
 
 
 def cases() -> tuple[list[Case], dict[str, str]]:
-    """Those that can be measured here; and by key why others cannot."""
+    """Return the cases that can be measured here, and by key the reasons why others cannot."""
     found = [
         Case("receive", "receive, each acknowledged by itself", tasks.receive, "raw", raw.receive, 0.6),
         Case("auto", "receive, auto", tasks.iterate, "raw", raw.iterate, 0.6),
@@ -158,7 +157,7 @@ def _nats_cases() -> list[Case]:
 def _broker_cases(
     key: str, label: str, peer: str, jobs: tuple[Job, Job], target: float, peer_setup: PeerSetup
 ) -> list[Case]:
-    """Those that compare brokers and all."""
+    """Return the cases that compare client and broker together."""
     title = f"{label}: send, each message durable and confirmed"
     sending = Case(f"{key}-send", title, tasks.send_many, peer, jobs[0], target, peer_setup=peer_setup)
     title = f"{label}: receive, each acknowledged by itself, prefetch 1000"
@@ -220,7 +219,7 @@ class _Figures(NamedTuple):
 
 
 def _compare(brokers: tuple[Broker, Broker], case: Case, messages: int, runs: int) -> None:
-    """The first is the client's, the second the peer's; they may be the same."""
+    """Measure a case with the broker of the client and that of the peer, which may be the same."""
     print_line(f"{case.key}: {case.title}, {messages:,} messages")
     if case.counts:
         for name, is_client in (("client", True), (case.peer, False)):
@@ -277,7 +276,7 @@ def _run(
         workers = [crew.hire(job, order) for job in jobs]
         for worker in workers:
             worker.await_ready()
-        # Who answers comes first.
+        # The replying job is hired last, and starts first.
         for worker in reversed(workers):
             worker.start()
         done: list[Done] = crew.finish(SILENCE + messages / 50)
@@ -290,7 +289,7 @@ def _run(
 
 
 async def _check(port: int, sent: str | None, messages: int) -> None:
-    """Nothing waits any more but what was sent, which is removed.
+    """Check that only the sent messages wait, and remove them.
 
     Raises: ValueError
     """

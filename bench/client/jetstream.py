@@ -1,4 +1,4 @@
-"""The same with nats-py on JetStream: a stream is the queue, of which an acknowledged message is gone."""
+"""Jobs of the client's benchmark with nats-py on JetStream; the stream of a queue deletes acknowledged messages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bench.workers import Gate
 
 _CONSUMER = "bench"
 _TOGETHER = 1000
-"""Messages whose acknowledgements are awaited together."""
+"""Number of messages whose acknowledgements are awaited together."""
 _PATIENCE = 20.0
 
 
 def send(gate: Gate, order: Order) -> Done:
-    """JetStream acknowledges each message; so many are on their way at once."""
+    """Send messages, _TOGETHER at a time; JetStream acknowledges each."""
 
     async def program() -> Done:
         watch = Stopwatch(gate, order)
@@ -40,7 +40,7 @@ def send(gate: Gate, order: Order) -> Done:
 
 
 def receive(gate: Gate, order: Order) -> Done:
-    """Acknowledge each message by itself. The connection is closed when the server has read all of that."""
+    """Acknowledge each message by itself. The connection closes when the server has read all acknowledgements."""
 
     async def program() -> Done:
         watch = Stopwatch(gate, order)
@@ -64,7 +64,7 @@ def receive(gate: Gate, order: Order) -> Done:
 
 
 async def prepare(port: int, name: str, messages: int) -> None:
-    """A stream in files with so many messages, and its durable consumer."""
+    """Make a stream in files with a number of messages, and its durable consumer."""
     bodies = frames.bodies()
     name = _name(name)
     client = await nats.connect(_url(port))
@@ -85,7 +85,7 @@ async def prepare(port: int, name: str, messages: int) -> None:
 
 
 async def finish(port: int, name: str, messages: int) -> None:
-    """Remove the stream, in which so many messages wait.
+    """Remove the stream, in which this number of messages must wait.
 
     Raises: ValueError
     """
@@ -106,5 +106,5 @@ def _url(port: int) -> str:
 
 
 def _name(queue: str) -> str:
-    """Of the stream and of its only subject; a dot has a meaning there."""
+    """Return the name of the stream and of its only subject, where a dot would separate tokens."""
     return queue.rpartition("/")[2].replace(".", "-")

@@ -1,4 +1,4 @@
-"""The same with aio-pika, the usual client of RabbitMQ in asyncio."""
+"""Jobs of the client's benchmark with aio-pika, the usual client of RabbitMQ in asyncio."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def send(gate: Gate, order: Order) -> Done:
 
 
 def receive(gate: Gate, order: Order) -> Done:
-    """Acknowledge each message by itself. The channel is closed when the broker has read all of that."""
+    """Acknowledge each message by itself. The channel closes when the broker has read all acknowledgements."""
 
     async def program() -> Done:
         watch = Stopwatch(gate, order)
@@ -76,7 +76,7 @@ async def prepare_quorum(port: int, name: str, messages: int) -> None:
 
 
 async def _prepare(port: int, name: str, messages: int, kind: str) -> None:
-    """A durable queue with so many messages."""
+    """Make a durable queue with a number of messages."""
     bodies = frames.bodies()
     async with await aio_pika.connect(_url(port)) as connection:
         channel = await connection.channel()
@@ -98,14 +98,14 @@ async def _prepare(port: int, name: str, messages: int, kind: str) -> None:
 
 
 async def finish(port: int, name: str, messages: int) -> None:
-    """Remove the queue, in which so many messages wait.
+    """Remove the queue, in which this number of messages must wait.
 
     Raises: ValueError
     """
     async with await aio_pika.connect(_url(port)) as connection:
         channel = await connection.channel()
         deadline = time.monotonic() + _PATIENCE
-        # What its queue has not handled yet counts as waiting for a moment.
+        # Acknowledgements that the queue has not handled count as waiting for a moment.
         while (found := (await channel.get_queue(name)).declaration_result.message_count) != messages:
             if time.monotonic() > deadline:
                 raise ValueError(f"{found} messages wait in RabbitMQ, and not {messages}")

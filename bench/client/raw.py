@@ -1,7 +1,7 @@
-"""The same work by raw sockets: the frames and the writes of truenext's client, without a client.
+"""Jobs of the client's benchmark with raw sockets: the frames and the writes of truenext's client, without a client.
 
-What can be made before the clock starts is made then. Of a message no more is read than what an answer needs. How far
-frames and writes are the same is counted in runs of their own (tap.py).
+Frames are made before the clock starts where possible. A message is read only as far as the answer needs. Separate
+runs count how far frames and writes are the same (tap.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bench.workers import Gate
 
 ACKS_PER_RECEIPT = 256
 CONFIRMED_TOGETHER = 54
-"""Messages of one receipt, when many are sent: what is in 64 KiB."""
+"""Number of messages for one receipt of a bulk send: those in 64 KiB."""
 IN_FLIGHT = 126
-"""... and receipts that may be missing: 8 MiB."""
+"""Number of missing receipts of a bulk send: 8 MiB."""
 
 _CONNECT = (
     b"CONNECT\naccept-version:1.2\nheart-beat:0,0\nhost:127.0.0.1\n"
@@ -49,7 +49,7 @@ _REPLY_TO = re.compile(rb"\nreply-to:([^\n]+)\n")
 
 
 def receive(gate: Gate, order: Order) -> Done:
-    """Name each message as begun, then acknowledge it: two writes, as of a program that handles it in between."""
+    """Report each message as started, then acknowledge it: two writes, as of a program that handles it in between."""
     watch = Stopwatch(gate, order)
     with _connect(order.port) as sock:
         watch.start()
@@ -68,7 +68,7 @@ def receive(gate: Gate, order: Order) -> Done:
 
 
 def iterate(gate: Gate, order: Order) -> Done:
-    """Acknowledge each message when the next one is begun, or when there is none to begin."""
+    """Acknowledge each message when the next one is started, or when no other has come."""
     watch = Stopwatch(gate, order)
     with _connect(order.port) as sock:
         watch.start()
@@ -122,7 +122,7 @@ def send_many(gate: Gate, order: Order) -> Done:
 
 
 def copy(gate: Gate, order: Order) -> Done:
-    """What is sent is written with the next acknowledgement, or with the COMMIT."""
+    """Write each SEND together with the next acknowledgement, or with the COMMIT."""
     head = f"SEND\ndestination:{order.target}\npersistent:true\ntransaction:%d\n".encode()
     tail = _LENGTH + frames.bodies()[0] + b"\0"
     producer = _name() + b"-1"
@@ -140,7 +140,7 @@ def copy(gate: Gate, order: Order) -> Done:
                 sock.sendall(ahead + _ACK_IN % (waiting.popleft(), number))
                 ahead = send
             sock.sendall(ahead + _COMMIT % (number, producer, number, number))
-            # The first was that of the SUBSCRIBE.
+            # The first receipt was for the SUBSCRIBE.
             while inbox.receipts < 1 + number:
                 waiting.extend(inbox.values())
         inbox.disconnect(producer)
@@ -173,7 +173,7 @@ def request(gate: Gate, order: Order) -> Done:
 
 
 def reply(gate: Gate, order: Order) -> Done:
-    """A message is acknowledged when its reply is confirmed, and the next one is waited for or has come."""
+    """Acknowledge a message once its reply is confirmed and the next one has come or is awaited."""
     tail = _LENGTH + frames.bodies()[0] + b"\0"
     producer = _name()
     watch = Stopwatch(gate, order)
@@ -204,7 +204,7 @@ def reply(gate: Gate, order: Order) -> Done:
 
 
 def _name() -> bytes:
-    """Of a producer: the broker knows the numbers of each name."""
+    """Return a name for a producer: the broker knows the numbers of each name."""
     return secrets.token_urlsafe(9).encode()
 
 
@@ -217,13 +217,13 @@ def _connect(port: int) -> socket.socket:
 
 
 class _Inbox:
-    """The messages of a subscription."""
+    """Reader of the messages of a subscription."""
 
     def __init__(self, sock: socket.socket, order: Order) -> None:
         self._sock = sock
         self._rest = b""
         self.seen: list[bytes] = []
-        """All that has come, in whole frames."""
+        """Received data, in whole frames."""
         self.receipts = 0
         head = f"SUBSCRIBE\nid:1\ndestination:{order.queue}\nack:client-individual\n"
         if order.prefetch is not None:
@@ -231,7 +231,7 @@ class _Inbox:
         sock.sendall(f"{head}truenext-express:true\nreceipt:0\n\n\0".encode())
 
     def values(self) -> list[bytes]:
-        """Waits for something to come; the ack ids of the messages in it."""
+        """Wait for data, and return the ack ids of the messages in it."""
         read = self._rest + self._sock.recv(CHUNK)
         if len(read) == len(self._rest):
             raise ConnectionError(f"the broker hung up; last words: {read[-500:]!r}")

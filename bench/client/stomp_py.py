@@ -1,4 +1,4 @@
-"""The same with stomp.py, the usual client of STOMP in Python: its listener acknowledges each message in its thread."""
+"""Jobs of the client's benchmark with stomp.py; its listener acknowledges each message in its thread."""
 
 from __future__ import annotations
 

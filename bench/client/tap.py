@@ -1,4 +1,4 @@
-"""What does a program write to its sockets: how many writes, of which frames?"""
+"""Count of a program's writes to its sockets, and of the frames in them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _FRAME = re.compile(rb"\n*([A-Z]+)\n(?:destination:(/control/[a-z-]+))?")
 
 
 class Tap(socket.socket):
-    """A socket that keeps what is written to it. No body has a NUL, so that one ends each frame."""
+    """Socket that keeps a copy of what is written. No body has a NUL, so that a NUL ends each frame."""
 
     written: ClassVar[list[bytes]] = []
 
     @staticmethod
     def install() -> list[bytes]:
-        """What this process writes to sockets that are made from now on."""
+        """Return the list of writes to sockets that this process makes from now on."""
         socket.socket = Tap  # type: ignore[misc]
         return Tap.written
 
@@ -37,7 +37,7 @@ class Written(NamedTuple):
     writes: int
     octets: int
     frames: dict[str, int]
-    """How many of each command; of a SEND to the broker itself, of its destination."""
+    """Number of frames by command; control requests by destination."""
 
     @classmethod
     def of(cls, written: list[bytes]) -> Written:

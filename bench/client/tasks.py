@@ -1,4 +1,4 @@
-"""Programs that use truenext's client in asyncio. Each is what a user would write."""
+"""Jobs of the client's benchmark with truenext's client in asyncio, written as a user would write them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def receive(gate: Gate, order: Order) -> Done:
 
 
 def iterate(gate: Gate, order: Order) -> Done:
-    """In auto mode: each is acknowledged when the next is asked for."""
+    """Receive in auto mode, in which each message is acknowledged when the next is requested."""
 
     async def program() -> Done:
         watch = Stopwatch(gate, order)
@@ -65,7 +65,7 @@ def send_many(gate: Gate, order: Order) -> Done:
 
 
 def copy(gate: Gate, order: Order) -> Done:
-    """From one queue to another, so many in each transaction."""
+    """Copy from one queue to another, in transactions."""
 
     async def program() -> Done:
         watch = Stopwatch(gate, order)
@@ -87,7 +87,7 @@ def copy(gate: Gate, order: Order) -> Done:
 
 
 def request(gate: Gate, order: Order) -> Done:
-    """One request after the other, each when the reply to the one before has come."""
+    """Send each request when the reply to the one before has come."""
 
     async def program() -> Done:
         watch = Stopwatch(gate, order)
@@ -107,7 +107,7 @@ def request(gate: Gate, order: Order) -> Done:
 
 
 def reply(gate: Gate, order: Order) -> Done:
-    """Who answers these requests, with what was asked."""
+    """Reply to each request with its body."""
 
     async def program() -> Done:
         watch = Stopwatch(gate, order)

@@ -1,4 +1,4 @@
-"""The same programs with truenext.blocking."""
+"""Jobs of the client's benchmark with truenext.blocking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is one run of a program: what it is to do, and what it says of it."""
+"""One run of a job: its order and its result."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from bench.workers import Gate
 class Order(NamedTuple):
     port: int
     queue: str
-    """Where the messages are, or go to."""
+    """Queue from which the job receives, or to which it sends."""
     messages: int
     batch: int = 1
-    """Messages of a transaction."""
+    """Number of messages of a transaction."""
     target: str = ""
-    """Where a transaction sends them."""
+    """Queue to which a transaction sends."""
     prefetch: int | None = None
-    """None leaves it to the broker, as the client does unless told."""
+    """Prefetch; None leaves it to the broker, as the client does by default."""
     is_counted: bool = False
-    """Say what was written; such a run is not timed."""
+    """Report what was written; such a run is not timed."""
 
 
 class Done(NamedTuple):
     seconds: float
     processor: float
-    """Seconds of it that this process used."""
+    """Seconds of this process's processor time."""
     trip: float = 0.0
-    """The median of the seconds from a request to its reply."""
+    """Median of the seconds from a request to its reply."""
     written: Written | None = None
 
 
 class Stopwatch:
-    """Measures a program from where it is ready until all that it has said is confirmed."""
+    """Clock from when a program is ready until all its frames are confirmed."""
 
     def __init__(self, gate: Gate, order: Order | None = None) -> None:
         self._gate = gate
