@@ -1,11 +1,11 @@
-"""How does truenext bear millions of messages whose time is still to come?
+"""Benchmark of millions of messages that become due later.
 
     scheduled   sends that become messages later, each at a time of its own
-    expiring    messages that nobody takes, each of which expires at a time of its own
+    expiring    messages that no consumer takes, each of which expires at a time of its own
 
-All are persistent and of 200 bytes. While they wait the broker is killed with -9 and started again; then their times
-come within a minute, in another order than they were sent. Each scheduled one is to come exactly once and not before
-its time, each expiring one is to go, and not before its time either.
+All are persistent and of 200 bytes. While they wait, the broker is killed with -9 and started again. Then all times
+come within a minute, in another order than that of the sends. Each scheduled message must come exactly once and not
+before its time. Each expiring message must expire, and not before its time either.
 
 python -m bench.due --messages 1000000,10000000
 """
@@ -39,31 +39,31 @@ _BODY = b"%010d" + b"x" * 190
 _NUMBER = re.compile(rb"\n\n(\d{10})x{190}\0")
 _ACK = re.compile(rb"\nack:([^\n]+)\n")
 _SENT_PER_SECOND = 30_000
-"""At least; the first time comes when all are sent at that rate."""
+"""Least rate of sends; the first message is due when all are sent at that rate."""
 _LEAST_SECONDS = 8
-"""Of waiting: for the start after kill -9."""
+"""Additional seconds before the first time, for the start after kill -9."""
 _SECONDS_PER_MESSAGE = 0.01
 _PATIENCE = 600.0
 _IN_FLIGHT = 4
 _EVERY = 0.2
-"""Seconds between two looks at what is left."""
+"""Seconds between two queries of the messages that are left."""
 
 
 class Plan(NamedTuple):
-    """Which messages there are, and when their time comes."""
+    """Messages of a run, and their times."""
 
     kind: str
     messages: int
     first_ms: int
     spread_ms: int
-    """From the first time to the last."""
+    """Milliseconds from the first time to the last."""
 
     def due_ms(self, number: int) -> int:
-        """Of a message, in milliseconds since the epoch: anywhere in the spread, the same in every process."""
+        """Return the time of a message in milliseconds since the epoch, the same in every process; evenly spread."""
         return self.first_ms + ((number * 2654435761 % (1 << 32)) * self.spread_ms >> 32)
 
     def groups(self) -> Iterator[bytes]:
-        """The SEND frames, made when they are asked for; the last of each group wants a receipt."""
+        """Yield the SEND frames; the last of each group requests a receipt."""
         for group, first in enumerate(range(0, self.messages, GROUP)):
             last = min(first + GROUP, self.messages) - 1
             now_ms = time.time() * 1000
@@ -87,11 +87,11 @@ class Figures(NamedTuple):
     sent: float
     """Messages a second."""
     start: float
-    """Seconds after kill -9 until it takes connections."""
+    """Seconds after kill -9 until the broker accepts connections."""
     done: float
-    """Messages a second from the first time until the last had come, or gone."""
+    """Messages a second from the first time until the last has come or expired."""
     memory: int
-    """KiB of RssAnon at most."""
+    """Peak of RssAnon in KiB."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(figures: list[Figures]) -> list[list[str]]:
-    """Headings and one row for each."""
+    """Return headings and one row for each run."""
     rows = [["", "messages", "in, msg/s", "start after kill -9", "out, msg/s", "RssAnon at most", "target", "met"]]
     for each in figures:
         row = [each.plan.kind, f"{each.plan.messages:,}", f"{each.sent:,.0f}", f"{each.start:.2f} s"]
@@ -176,19 +176,18 @@ def _measure(kind: str, messages: int, within: int, folder: Path) -> Figures:
 
 
 def _seconds_until_first(plan: Plan) -> float:
-    """Seconds until the first time."""
     return plan.first_ms / 1000 - time.time()
 
 
 def count_of(plan: Plan, port: int) -> int:
-    """Those whose time has not come, or that wait."""
+    """Return the number of messages that wait or are not due yet."""
     with blocking.connect(f"stomp://127.0.0.1:{port}", reconnect=False) as connection:
         queues = json.loads(connection.control_request("queues"))
     return sum(each["waiting"] + each["scheduled"] for each in queues if each["name"] == _QUEUE)
 
 
 def send(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
-    """Worker: all of them. Seconds."""
+    """Worker: send all messages. Return the seconds."""
 
     def confirmed(groups: int) -> None:
         done.value = min(groups * GROUP, plan.messages)
@@ -203,9 +202,9 @@ def send(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
 
 
 def receive(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
-    """Worker: take each when it comes. Seconds from the first time.
+    """Worker: receive each message when it comes. Return the seconds since the first time.
 
-    Raises: ValueError if one comes twice, or before its time
+    Raises: ValueError if a message comes twice, or before its time
     """
     seen = bytearray(plan.messages)
     count = 0
@@ -221,7 +220,7 @@ def receive(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
             partial = complete[2]
             received = complete[0] + complete[1]
             for number in map(int, _NUMBER.findall(received)):
-                # The broker counts whole milliseconds from when it accepted the send.
+                # The broker counts whole milliseconds from its acceptance of the send.
                 early_ms = plan.due_ms(number) - 1 - now_ms
                 if seen[number] or early_ms > 0:
                     raise ValueError(f"message {number} came {'twice' if seen[number] else f'{early_ms:.1f} ms early'}")
@@ -237,16 +236,16 @@ def receive(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
 
 
 def watch(gate: Gate, plan: Plan, port: int, done: Counter) -> float:
-    """Worker: look at them until all have gone. Seconds from the first time.
+    """Worker: poll until all messages have expired. Return the seconds since the first time.
 
-    Raises: ValueError if more have gone than may
+    Raises: ValueError if more have expired than were due
     """
     gate.ready()
     while True:
         waiting = count_of(plan, port)
         now_ms = time.time() * 1000
-        # The multiples of a fixed number that the times are made of are spread evenly: of any part of the spread,
-        # hardly more or less than its share.
+        # Times are multiples of a fixed number, which are spread evenly: any part of the spread has about its share of
+        # them.
         share = max(0.0, min(1.0, (now_ms - plan.first_ms) / plan.spread_ms))
         expired, due = plan.messages - waiting, share * plan.messages + 100
         if expired > due:

@@ -1,11 +1,11 @@
-"""What does it cost that a client names what it begins, asks for each message, or gives back what it holds?
+"""Benchmark of extensions of STOMP: reports of started messages, pull requests, and releases.
 
-    started      messages acknowledged one by one, and the next named as started with each acknowledgement, beside the
-                 acknowledgements alone: rates, by alternating runs, median of the ratios
+    started      messages acknowledged one by one, and the next reported as started with each acknowledgement, beside
+                 the acknowledgements alone: rates, by alternating runs, median of the ratios
     one more     the round trip of an acknowledgement and "one more" of a subscription that pulls, beside that of an
                  acknowledgement at a window of 1: medians
-    give back    the time from a request to give back 1000 messages until its receipt, less that of a receipt alone:
-                 medians, with the subscription at rest, so that nothing comes behind it
+    give back    the time from a request to release 1000 messages until its receipt, less that of a receipt alone:
+                 medians, with the subscription suspended, so that no message comes after it
 
 python -m bench.extensions --runs 5
 """
@@ -29,7 +29,7 @@ from bench.options import positive
 from bench.workers import Crew, Gate, Timing, end_in_order
 
 HELD = 1000
-"""Messages that are given back."""
+"""Number of messages that are released."""
 
 _CONNECT = b"CONNECT\naccept-version:1.2\nhost:localhost\nheart-beat:0,0\n%b\n\0"
 _STARTED = b"SEND\ndestination:/control/started\nid:%b\n\n\0"
@@ -82,7 +82,7 @@ def _connect(port: int, *flags: bytes) -> socket.socket:
 
 
 def _rate(port: int, queue: str, messages: int, *, names_begun: bool) -> float:
-    """Messages a second, from the first that is there until the receipt of the last acknowledgement."""
+    """Return messages a second, from the first SEND until the receipt after the last acknowledgement."""
     with Crew() as crew:
         producer = crew.hire(_fill, port, queue, messages)
         consumer = crew.hire(_consume, port, queue, messages, names_begun)
@@ -105,7 +105,7 @@ def _fill(gate: Gate, port: int, queue: str, messages: int) -> Timing:
 
 
 def _consume(gate: Gate, port: int, queue: str, messages: int, names_begun: bool) -> Timing:
-    """Both take the messages as they come, in the same way, and answer in the order in which they came."""
+    """Receive messages as they come and answer in their order, in the same way with and without reports."""
     answer: Callable[[list[bytes]], bytes] = _started_and_acknowledged if names_begun else frames.acks
     with _connect(port, *((b"truenext-started",) if names_begun else ())) as sock:
         sock.sendall(frames.subscribe(queue, True, "subscribed"))
@@ -132,14 +132,14 @@ def _consume(gate: Gate, port: int, queue: str, messages: int, names_begun: bool
 
 
 def _started_and_acknowledged(values: list[bytes]) -> bytes:
-    """Each is begun when the one before is acknowledged, as by a client that hands out one after the other."""
+    """Report each message as started when the one before is acknowledged, like a client with one handler."""
     pairs = itertools.pairwise(values)
     acks = [b"ACK\nid:%b\ntruenext-started:%b\n\n\0" % pair for pair in pairs]
     return _STARTED % values[0] + b"".join(acks) + b"ACK\nid:%b\n\n\0" % values[-1]
 
 
 def _trip(port: int, queue: str, trips: int, *, pulls: bool) -> float:
-    """Seconds from what asks for the next message until it is there: the median."""
+    """Return the median of the seconds from a request for the next message until it is there."""
     with _connect(port) as producer, _connect(port) as sock:
         send_confirmed(producer, frames.send_groups(queue, False, trips + 1, GROUP, True, 1), 20)
         subscribe = frames.subscribe(queue, True, "subscribed", None if pulls else 1)
@@ -184,7 +184,7 @@ def _until_receipt(sock: socket.socket, data: bytes) -> float:
 
 
 def _read_frames(sock: socket.socket, count: int) -> None:
-    """So many frames, none of which has a NUL in its body."""
+    """Read a number of frames, whose bodies have no NUL."""
     while count > 0:
         count -= read(sock).count(0)
 

@@ -1,8 +1,8 @@
-"""How fast could persistent messages be carried one at a time, if the broker were nothing but its disk?
+"""Upper bounds of the rate of persistent messages, one at a time, if a broker were nothing but its disk.
 
-`bare_rate` appends and forces one message after the other: nothing that keeps the promise can be faster. `echo_rate`
-puts the same behind sockets, with the producer and the consumer of the real load: what they, Python and the
-loopback interface leave possible to a broker that looks into nothing.
+`bare_rate` appends and syncs one message after the other: nothing that keeps the promise can be faster. `echo_rate`
+does the same behind sockets, with the producer and the consumer of the real load. That is the rate that they, Python
+and the loopback interface allow a broker that does not read its frames.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bench.load import SILENCE, Load, await_frame, read, run
 from bench.workers import Crew, Gate, Timing
 
 _SLOT = 2048
-"""Bytes of the file for each message of the echo: a SEND frame of the load has about 1,150."""
+"""Bytes of the file for each message of the echo; a SEND frame of the load has about 1,150."""
 _ZEROS = bytes(1 << 20)
 
 
 def bare_rate(folder: Path, messages: int) -> float:
-    """Messages a second of 1 KiB appended to a file in ``folder`` that was zeroed before, each forced by itself."""
+    """Return the rate of appending messages of 1 KiB to a zeroed file in ``folder``, each synced by itself."""
     body = frames.bodies()[0]
     with _zeroed(folder, messages * len(body)) as file:
         started = time.monotonic()
@@ -37,7 +37,7 @@ def bare_rate(folder: Path, messages: int) -> float:
 
 
 def echo_rate(folder: Path, load: Load, messages: int, seed: int) -> float:
-    """Messages a second of ``load`` through a server that does the same with each frame and hands it on unread."""
+    """Return the rate of ``load`` through a server that does the same with each frame and forwards it unread."""
     with Crew() as crew:
         server = crew.hire(echo, str(folder), messages)
         outcome = run(load, server.await_port(), "/queue/bench.echo", messages, seed)
@@ -82,7 +82,7 @@ def _client(server: socket.socket) -> socket.socket:
 
 @contextmanager
 def _zeroed(folder: Path, size: int) -> Iterator[int]:
-    """A file of zeros that the disk has already, so that writing into it changes nothing but data."""
+    """Open a file of zeros that are on the disk already, so that a write changes only data."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         for offset in range(0, size, len(_ZEROS)):
             file.write(_ZEROS[: size - offset])

@@ -1,6 +1,6 @@
-"""How are brokers started that speak another protocol, RabbitMQ and NATS?
+"""Brokers of other protocols, RabbitMQ and NATS.
 
-Of the system they have their programs only: configuration, data, ports and all else are their own.
+They use only the programs of the system; configuration, data and ports are their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.brokers import Broker, BrokerError, free_port
 
 _RABBIT_FOLDER = Path("/usr/lib/rabbitmq/bin")
-"""Debian's script in the path lets root and the user rabbitmq start it only; the one here lets everybody."""
+"""Folder of the script that any user may start; Debian's script in the path is for root and the user rabbitmq only."""
 
 _RABBIT_IS_READY = "Server startup complete"
 _RABBIT_VERSION = re.compile(r"Starting RabbitMQ (\S+) on Erlang (\S+)")
@@ -33,21 +33,21 @@ _NATS_SYNCING = "  sync_interval: always\n"
 
 class Foreign(Broker):
     client: str
-    """The package of its usual client in asyncio."""
+    """Package of its usual client in asyncio."""
 
     @property
     def version(self) -> str:
-        """Of the one that runs."""
+        """Version of the running broker."""
         raise NotImplementedError
 
     @property
     def promise(self) -> str:
-        """What is durable when it has confirmed a message."""
+        """Durability of a confirmed message."""
         raise NotImplementedError
 
 
 class RabbitMQ(Foreign):
-    """As Debian ships it, without plugins: with a node, a port and an epmd of its own."""
+    """RabbitMQ as Debian ships it, without plugins, and with a node, a port and an epmd of its own."""
 
     name = "RabbitMQ"
     client = "aio-pika"
@@ -55,7 +55,7 @@ class RabbitMQ(Foreign):
     def __init__(self, parent: Path | None = None) -> None:
         super().__init__(parent)
         self._names: subprocess.Popen[bytes] | None = None
-        """The epmd, which tells nodes of Erlang the ports of others."""
+        """Process of epmd, which tells nodes of Erlang the ports of others."""
         self._names_port = 0
 
     def prepare(self, folder: Path) -> list[str]:
@@ -89,13 +89,13 @@ class RabbitMQ(Foreign):
 
     def environment(self) -> dict[str, str]:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("RABBITMQ_", "ERL_"))}
-        # It tells systemd nothing.
+        # Otherwise the server would notify systemd.
         inherited.pop("NOTIFY_SOCKET", None)
         return inherited | self._environment | {"ERL_EPMD_PORT": str(self._names_port)}
 
     def start(self, patience: float) -> None:
         if self._names is None:
-            # The server would start one that outlives it.
+            # Otherwise the server would start an epmd that outlives it.
             self._names_port = free_port()
             self._names = subprocess.Popen(
                 ["epmd", "-address", "127.0.0.1", "-port", str(self._names_port)],
@@ -129,7 +129,7 @@ class RabbitMQ(Foreign):
 
 
 class Nats(Foreign):
-    """With JetStream, and its files forced to the disk as often as its version can."""
+    """NATS with JetStream, and its files synced as often as its version can."""
 
     name = "NATS"
     client = "nats-py"
@@ -171,14 +171,14 @@ class Nats(Foreign):
 
 
 def no_rabbitmq_reason() -> str | None:
-    """The reason why RabbitMQ cannot be measured here, or nothing."""
+    """Return the reason why RabbitMQ cannot be measured here, or None."""
     if _rabbitmq_server() is None or shutil.which("epmd") is None:
         return "rabbitmq-server is not installed (Debian: apt-get install rabbitmq-server)"
     return None
 
 
 def no_nats_reason() -> str | None:
-    """The reason why NATS cannot be measured here, or nothing."""
+    """Return the reason why NATS cannot be measured here, or None."""
     if shutil.which("nats-server") is None:
         return "nats-server is not installed (Debian: apt-get install nats-server)"
     return None

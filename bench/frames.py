@@ -1,6 +1,6 @@
-"""What bytes does the load generator write, and how does it read the answers?
+"""Frames of the load generator, and checks of the answers.
 
-Everything here happens before the clock starts or after it has stopped, except ``ACK_VALUE`` and ``acks``.
+All functions run before the clock starts or after it has stopped, except ``ACK_VALUE`` and ``acks``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 BODY_SIZE = 1024
 BODY_KINDS = 16
 
-# After the ack header at least a whole body follows; skipping it in one step is what makes this fast.
+# After the ack header at least a whole body follows; skipping it in one step makes this fast.
 ACK_VALUE = re.compile(rb"\nack:([^\r\n]+)\r?\n.{%d}" % BODY_SIZE, re.DOTALL)
 
 _ID = re.compile(rb"\nid:(\d+)\r?\n")
@@ -41,7 +41,7 @@ def unsubscribe(receipt: str) -> bytes:
 
 
 def acks(values: list[bytes]) -> bytes:
-    """One ACK frame for each value; values stay escaped as they came, for they go back on the same wire."""
+    """Return one ACK frame for each value. Values stay escaped as they came, since they return on the same wire."""
     return b"ACK\nid:" + b"\n\n\0ACK\nid:".join(values) + b"\n\n\0" if values else b""
 
 
@@ -50,14 +50,14 @@ def ack_with_receipt(value: bytes, receipt: str) -> bytes:
 
 
 def bodies() -> list[bytes]:
-    """The same few bodies in every process, so that the consumer can check what the producer sent."""
+    """Return a few bodies, the same in every process, so that the consumer can check those of the producer."""
     dice = random.Random(1)
     letters = string.ascii_letters + string.digits + " "
     return ["".join(dice.choices(letters, k=BODY_SIZE)).encode() for _ in range(BODY_KINDS)]
 
 
 def send_groups(queue: str, persistent: bool, count: int, group: int, receipts: bool, seed: int) -> list[bytes]:
-    """``count`` SEND frames in blobs of ``group``; with ``receipts`` the last frame of each blob asks for one."""
+    """Return ``count`` SEND frames in blobs of ``group``; with ``receipts`` the last frame of each requests one."""
     dice = random.Random(seed)
     priorities = dice.choices([str(level).encode() for level in range(10)], k=count)
     head = b"SEND\ndestination:" + queue.encode() + (b"\npersistent:true" if persistent else b"") + b"\npriority:"
@@ -82,7 +82,7 @@ def send_groups(queue: str, persistent: bool, count: int, group: int, receipts: 
 
 
 def message_groups(queue: str, count: int, group: int, individual: bool) -> list[bytes]:
-    """``count`` MESSAGE frames such as a broker would send, in blobs of ``group``; for the headroom measurement."""
+    """Return ``count`` MESSAGE frames as of a broker, in blobs of ``group``; for the rate of the generator alone."""
     tails = [b"\n\n" + body + b"\0\n" for body in bodies()]
     head = b"MESSAGE\ndestination:%b\nsubscription:0\npriority:4\n" % queue.encode()
     name = rb"message-id:ID\chost-40000-1700000000000-2\c1\c-1\c1\c%d"

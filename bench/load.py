@@ -1,7 +1,7 @@
-"""How many messages a second does a broker carry end to end under a given load?
+"""Loads of the benchmark, and the rate at which a broker carries messages end to end under one of them.
 
 The generator must not be the bottleneck: SEND frames are made before the clock starts, received bytes are only
-counted (or searched for ack headers) in large pieces, and whether they were the right ones is checked afterwards.
+counted (or searched for ack headers) in large pieces, and checked after the clock has stopped.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from bench.workers import Counter, Crew, Gate, Timing, counter, processor_second
 
 CHUNK = 256 * 1024
 GROUP = 200
-# The producer waits when it is this far ahead, so that a backlog is never paged out by either broker.
+# The producer waits when it is this far ahead, so that neither broker pages out a backlog.
 AHEAD = 50_000
 SILENCE = 60.0
-# A broker that writes one message at a time would wake the consumer for each of them, and the consumer would then
-# compete with the broker for the processor. After a small read the consumer lets some more arrive.
+# A broker that writes one message at a time would wake the consumer for each of them, and the consumer would compete
+# with the broker for the processor. After a small read the consumer lets some more arrive.
 SMALL = 32 * 1024
 NAP = 0.0005
-# Room for what a broker adds to a message; the whole stream is kept and checked after the clock has stopped.
+# Space for headers that a broker adds to a message; the whole stream is kept and checked after the clock has stopped.
 BUFFER_BYTES_PER_MESSAGE = 2 * frames.BODY_SIZE
 
 
 @dataclass(frozen=True)
 class Load:
-    """One way to use a broker, and the ratio to ActiveMQ that truenext aims at."""
+    """Way to use a broker, and the ratio to ActiveMQ that is truenext's target."""
 
     key: str
     title: str
@@ -60,7 +60,7 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run gave."""
+    """Result of one run."""
 
     messages: int
     seconds: float
@@ -118,7 +118,7 @@ def produce(gate: Gate, load: Load, port: int, queue: str, messages: int, seed: 
 
 
 def _send_one_at_a_time(sock: socket.socket, groups: list[bytes]) -> tuple[bytes, list[float]]:
-    """The bytes of the receipts, and how long each took."""
+    """Return the bytes of the receipts, and the latency of each."""
     answers: list[bytes] = []
     latencies: list[float] = []
     for group in groups:
@@ -133,7 +133,7 @@ def _send_one_at_a_time(sock: socket.socket, groups: list[bytes]) -> tuple[bytes
 
 
 def _send_by_many(socks: Sequence[socket.socket], groups: list[bytes]) -> tuple[bytes, list[float]]:
-    """The same by several producers, none of which waits for another."""
+    """Send from several producers that do not wait for each other; return as `_send_one_at_a_time`."""
     answers: dict[socket.socket, list[bytes]] = {sock: [] for sock in socks}
     latencies: list[float] = []
     to_send = iter(groups)
@@ -156,7 +156,7 @@ def _send_by_many(socks: Sequence[socket.socket], groups: list[bytes]) -> tuple[
                 one: socket.socket = key.data
                 answer = read(one)
                 answers[one].append(answer)
-                # ActiveMQ ends a frame with a line feed of its own, which may come by itself.
+                # ActiveMQ ends a frame with an additional line feed, which may come by itself.
                 if answer.count(0):
                     latencies.append(time.perf_counter() - sent[one])
                     send_next(one)
@@ -175,9 +175,9 @@ def _send_freely(sock: socket.socket, groups: list[bytes], size: int, consumed: 
 def send_confirmed(
     sock: socket.socket, groups: Iterable[bytes], in_flight: int, confirmed_so_far: Callable[[int], None] | None = None
 ) -> bytes:
-    """Send the groups, never more than ``in_flight`` of them unconfirmed; return the bytes of the receipts.
+    """Send the groups, with at most ``in_flight`` of them unconfirmed; return the bytes of the receipts.
 
-    ``confirmed_so_far`` is told how many groups are confirmed whenever it has become more.
+    ``confirmed_so_far`` is called with the number of confirmed groups whenever it grows.
     """
     answers: list[bytes] = []
     sent = confirmed = 0
@@ -201,7 +201,7 @@ def send_confirmed(
 def consume(
     gate: Gate, port: int, queue: str, individual: bool, messages: int, consumed: Counter, prefetch: int | None = 1000
 ) -> Timing:
-    """Worker: subscribe, receive all messages, and acknowledge each of them where asked to."""
+    """Worker: subscribe, receive all messages, and acknowledge each of them where requested."""
     with connect(port) as sock:
         inbox = _Inbox(sock, messages)
         sock.sendall(frames.subscribe(queue, individual, "subscribed", prefetch))
@@ -220,7 +220,7 @@ def consume(
 
 
 class _Inbox:
-    """All bytes received since the subscription, in one buffer that was paid for before the clock started."""
+    """Buffer of all bytes received since the subscription, allocated before the clock starts."""
 
     def __init__(self, sock: socket.socket, messages: int) -> None:
         self._sock = sock
@@ -278,7 +278,7 @@ def connect(port: int, client_id: str | None = None) -> socket.socket:
 
 
 def await_frame(sock: socket.socket, command: bytes) -> None:
-    """Read exactly one frame, which must be a ``command``; nothing else may be under way on this connection."""
+    """Read exactly one frame, which must be a ``command``; no other frame may be on its way."""
     answer = b""
     while not answer.rstrip(b"\r\n").endswith(b"\0"):
         answer += read(sock)
@@ -294,16 +294,16 @@ def read(sock: socket.socket) -> bytes:
 
 
 class Inbox(Protocol):
-    """A connection on which messages come."""
+    """Connection that receives messages."""
 
     sock: socket.socket
 
     def read(self) -> int:
-        """Take what is there; how many messages that were."""
+        """Read the data that is there, and return the number of messages."""
 
 
 def receive_all(inboxes: Sequence[Inbox], messages: int, received: Counter) -> Timing:
-    """So many messages of all of them together; then they are closed."""
+    """Receive this number of messages over all inboxes together, and close them."""
     with selectors.DefaultSelector() as selector:
         for inbox in inboxes:
             selector.register(inbox.sock, selectors.EVENT_READ, inbox.read)

@@ -1,4 +1,4 @@
-"""What machine were the figures taken on, and how long does its disk take to keep a promise?"""
+"""Facts about the machine of a benchmark, and the time in which its disk syncs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ROUNDS = 300
 
 
 def facts(folder: Path) -> list[tuple[str, str]]:
-    """What a reader has to know about the machine to make sense of the figures; ``folder`` holds the brokers' data."""
+    """Return the facts that a reader needs to judge the figures; ``folder`` holds the brokers' data."""
     return [
         ("processor", f"{_processor()}, {os.cpu_count()} cores"),
         ("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"),
-        # Processes at work before the bench began: they take from all figures, and not from both brokers alike.
+        # Processes that ran before the bench began lower all figures, and not those of both brokers alike.
         ("load average at the start", f"{os.getloadavg()[0]:.2f}"),
         ("system", f"{platform.system()} {platform.release()}"),
         ("python", f"{platform.python_implementation()} {platform.python_version()}, {_describe_build()}"),
@@ -35,7 +35,7 @@ def activemq() -> tuple[str, str]:
 
 
 def fsync_times(folder: Path, rounds: int = _ROUNDS) -> list[float]:
-    """Seconds that appending a block to a file and forcing it to the disk take, sorted."""
+    """Return the seconds of appending a block to a file and syncing it, sorted."""
     times: list[float] = []
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         for _ in range(rounds):
@@ -52,7 +52,7 @@ def _describe_times(times: list[float]) -> str:
 
 
 def _describe_build() -> str:
-    """What of it makes the interpreter faster by a tenth to a fifth."""
+    """Describe build options that make the interpreter faster by a tenth to a fifth."""
     config_args = str(sysconfig.get_config_var("CONFIG_ARGS") or "")
     flags = str(sysconfig.get_config_var("PY_CFLAGS") or "") + str(sysconfig.get_config_var("PY_CFLAGS_NODIST") or "")
     has = {

@@ -1,12 +1,12 @@
-"""How much does it cost that there are many: queues, consumers of one queue, selectors, durable subscriptions?
+"""Benchmark of large numbers: queues, consumers of one queue, selectors, durable subscriptions.
 
-    queues          messages go to so many queues in turn, each of which has a consumer
-    consumers       messages go to one queue that has so many consumers
-    selectors       messages go to one queue that has so many consumers, each with a selector of its own; each message
-                    is wanted by one of them
-    subscriptions   persistent messages go to one topic that has so many durable subscriptions
-    memory          a message waits in each of so many queues: the broker's own memory, also after kill -9
-    names           so many names are used once each: the broker's own memory, and the store's disk
+    queues          messages go to N queues in turn, each of which has a consumer
+    consumers       messages go to one queue that has N consumers
+    selectors       messages go to one queue that has N consumers, each with a selector of its own; each message
+                    matches one of them
+    subscriptions   persistent messages go to one topic that has N durable subscriptions
+    memory          a message waits in each of N queues: the broker's own memory, also after kill -9
+    names           N names are used once each: the broker's own memory, and the store's disk
 
 All are acknowledged one by one. Each of the first four is compared with one: as many messages are delivered, by
 alternating runs on the same broker, medians.
@@ -31,13 +31,13 @@ from bench.options import positive
 from bench.workers import Counter, Crew, Gate, Timing, counter, end_in_order
 
 CONNECTIONS = 50
-"""The consumers are spread over so many, if there are so many consumers."""
+"""Largest number of connections over which the consumers are spread."""
 SILENCE = 120.0
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Who takes how many of which messages."""
+    """Number of queues, consumers, selectors or subscriptions of a run."""
 
     kind: str
     count: int
@@ -48,12 +48,12 @@ class Shape:
 
     @property
     def copies(self) -> int:
-        """How often each message is delivered."""
+        """Number of deliveries of each message."""
         return self.count if self.is_topic else 1
 
     @property
     def colours(self) -> int:
-        """How many kinds of messages there are; 0 if nobody looks at that."""
+        """Number of values that selectors distinguish; 0 without selectors."""
         return self.count if self.kind == "selectors" else 0
 
     @property
@@ -66,7 +66,7 @@ OF_NAMES: dict[str, tuple[list[int], Callable[[int, Path], str]]] = {
     "memory": ([10_000, 50_000, 100_000], names.memory),
     "names": ([100_000], names.names),
 }
-"""How many there are, and what is measured of them."""
+"""Default numbers of queues, and the function that measures each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(shape: Shape, port: int, name: str, messages: int) -> float:
-    """Messages delivered a second, from the first SEND until the last has come."""
+    """Return the messages delivered a second, from the first SEND until the last has come."""
     messages -= messages % shape.copies
     consumed = counter()
     with Crew() as crew:
@@ -161,7 +161,7 @@ def _consume(gate: Gate, shape: Shape, port: int, name: str, messages: int, cons
 
 
 class _Inbox:
-    """One connection with consumers, which acknowledges what it gets."""
+    """Connection with consumers, which acknowledges each message."""
 
     def __init__(self, port: int, client_id: str) -> None:
         self.sock = connect(port, client_id)
@@ -177,7 +177,7 @@ class _Inbox:
         await_frame(self.sock, b"RECEIPT")
 
     def read(self) -> int:
-        """How many messages came."""
+        """Read once, and return the number of messages."""
         got = self.sock.recv(CHUNK)
         if not got:
             raise ConnectionError(f"the broker hung up; last words: {self._rest[-500:]!r}")

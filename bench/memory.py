@@ -1,4 +1,4 @@
-"""How much memory of its own does a broker take, and when?"""
+"""Samples of a broker's own memory, by phase."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from types import TracebackType
 from bench.brokers import Broker
 
 MEMORY_TARGET = 256 * 1024
-"""KiB of a broker's own memory at most (RssAnon), whatever waits in it."""
+"""Limit of a broker's own memory (RssAnon) in KiB, whatever waits in it."""
 
 _EVERY = 0.2
 
 
 class MemoryWatch:
-    """Samples RssAnon of a broker's process every 0.2 s, also while it starts and stops; 0 where the system tells none.
+    """Sampler of RssAnon of a broker's process every 0.2 s, also during start and stop; 0 if the system has none.
 
-    Pages of files that the process has mapped are not in it: the system takes them back when it needs them.
+    Pages of mapped files are not in it: the system takes them back when it needs them.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.now = 0
-        """KiB, when it was last looked at."""
+        """Last sample in KiB."""
         self.peaks: dict[str, int] = {}
-        """KiB at most, by phase."""
+        """Largest sample in KiB, by phase."""
         self._broker = broker
         self._phase = "start"
         self._end = threading.Event()
@@ -39,11 +39,11 @@ class MemoryWatch:
 
     @property
     def peak(self) -> int:
-        """KiB at most, so far."""
+        """Largest sample in KiB so far."""
         return max(self.peaks.values(), default=0)
 
     def enter(self, phase: str) -> None:
-        """What is sampled from here on belongs to this phase."""
+        """Start a phase, to which the next samples belong."""
         self._phase = phase
         self._sample()
 

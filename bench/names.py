@@ -1,7 +1,7 @@
-"""How much memory and disk does it take that there are, or were, many queues?
+"""Memory and disk space for many queues, existing or deleted.
 
-memory    a persistent message of one byte goes to each of so many queues, and waits there
-names     so many names are used once each: a message is sent to it, received and acknowledged
+memory    a persistent message of one byte goes to each of N queues, and waits there names     N names are used once
+each: a message is sent to it, received and acknowledged
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bench.load import GROUP, await_frame, connect, read
 from bench.memory import MemoryWatch
 
 PATIENCE = 120.0
-"""Seconds for a start or an end."""
+"""Limit in seconds of a start or an end."""
 SAMPLING_S = 1.0
-"""Seconds after which what was sampled counts."""
+"""Seconds until a sample of the memory is available."""
 
 
 def memory(count: int, folder: Path) -> str:
-    """What that many queues with a message each take: while they are made, and after kill -9."""
+    """Measure the memory of queues with a message each, while they are made and after kill -9."""
     with Truenext(folder) as broker, MemoryWatch(broker) as watch:
         with connect(broker.port) as sock:
             for group in _groups(count):
@@ -40,7 +40,7 @@ def memory(count: int, folder: Path) -> str:
 
 
 def names(count: int, folder: Path) -> str:
-    """What broker and disk take, at most, until half of the names were used, and until all were."""
+    """Measure the peaks of memory and disk until half of the names were used, and until all were."""
     broker = Truenext(folder)
     with broker, MemoryWatch(broker) as watch, connect(broker.port) as sender, connect(broker.port) as receiver:
         used, first = 0, ""
@@ -61,7 +61,7 @@ def _groups(count: int) -> Iterator[range]:
 
 
 def _send(sock: socket.socket, numbers: range) -> None:
-    """A message to each of these, durably."""
+    """Send a persistent message to each of these queues, and await the receipt."""
     sends = [f"SEND\ndestination:{_address(number)}\npersistent:true\n\nx\0" for number in numbers[:-1]]
     sends.append(f"SEND\ndestination:{_address(numbers[-1])}\npersistent:true\nreceipt:there\n\nx\0")
     sock.sendall("".join(sends).encode())
@@ -69,7 +69,7 @@ def _send(sock: socket.socket, numbers: range) -> None:
 
 
 def _receive(sock: socket.socket, numbers: range) -> None:
-    """The message of each of these."""
+    """Receive the message of each of these queues."""
     frames = [f"SUBSCRIBE\nid:{number}\ndestination:{_address(number)}\nack:auto\n\n\0" for number in numbers]
     sock.sendall("".join(frames).encode())
     got = b""
@@ -86,6 +86,6 @@ def _address(number: int) -> str:
 
 
 def _store(data: Path) -> int:
-    """Bytes of the store; the history keeps what it is set to keep."""
+    """Return the bytes of the store without the history, which has limits of its own."""
     files = [path for part in ("journal", "lmdb") for path in (data / part).iterdir()]
     return sum(path.stat().st_blocks * 512 for path in files)

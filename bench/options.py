@@ -1,4 +1,4 @@
-"""What may the values of the command lines be?"""
+"""Parsers of values on the benchmarks' command lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def positive(text: str) -> int:
 
 
 def sizes(text: str) -> list[int]:
-    """Several, with commas between them."""
+    """Parse several numbers, with commas between them."""
     return [positive(part) for part in text.split(",")]
 
 

@@ -1,4 +1,4 @@
-"""How far has a long measurement come, and how does it end if it cannot go on?"""
+"""Progress of a long measurement, and its end after an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EVERY = 5.0
 
 
 class Progress:
-    """Says every few seconds how far a worker has come."""
+    """Report of a worker's progress every few seconds."""
 
     def __init__(self, done: str, total: int, memory: MemoryWatch) -> None:
         self.counter: Counter = counter()
@@ -43,7 +43,7 @@ class Progress:
 
 
 def work(done: str, total: int, memory: MemoryWatch, seconds: float, job: Job, *arguments: object) -> Any:
-    """What a worker returns, in so many seconds at most; how far it has come is told meanwhile.
+    """Run a worker, and return its result; meanwhile print its progress. `seconds` is the time limit.
 
     Raises: WorkerError
     """
@@ -58,14 +58,14 @@ def work(done: str, total: int, memory: MemoryWatch, seconds: float, job: Job, *
 
 @contextmanager
 def phase(name: str, memory: MemoryWatch) -> Iterator[None]:
-    """What is done in it is told with the memory that it took."""
+    """Print the memory that the block has used."""
     memory.enter(name)
     yield
     print_line(f"  {name}: RssAnon at most {mib(memory.peaks[name])}")
 
 
 def guarded(measure: Callable[[], object]) -> int:
-    """The exit status; whatever ends a measurement early, what was measured before can be shown."""
+    """Measure, and return the exit status. If it ends early, the figures so far can be shown."""
     try:
         measure()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""How do the rates of many runs become one table that says whether the targets are met?"""
+"""Report: a table of the rates of many runs, which says whether the targets are met."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ TRUENEXT = "truenext"
 ACTIVEMQ = "ActiveMQ"
 
 HISTORY_TARGET = 0.85
-"""What is left of the rate without history, at least, on any load."""
+"""Least ratio to the rate without history, on any load."""
 
 HISTORY_MEDIAN_TARGET = 0.9
-"""The same in the median over the loads."""
+"""Least ratio to the rate without history, as the median over the loads."""
 
 SYNC_TARGET = 0.8
-"""What is left of the rate without forcing anything to the disk, at least."""
+"""Least ratio to the rate without syncing."""
 
 WINDOW_TARGET = 0.95
-"""What an automatic window leaves of the rate with a window of 1000, at least."""
+"""Least ratio of an automatic window to a window of 1000."""
 
 FLOOR_TARGET = 0.65
-"""Of the rate of a loop that does nothing but append a message and force it to the disk."""
+"""Least ratio to the rate of a loop that only appends and syncs messages."""
 
 
 @dataclass
@@ -32,9 +32,9 @@ class Results:
     """Rates by load and broker, in the order of the runs."""
 
     peer: str = ACTIVEMQ
-    """What truenext is compared with."""
+    """Broker with which truenext is compared."""
     target: float | None = None
-    """Ratio that it aims at; that of each load if there is none."""
+    """Target of the ratio; None for those of the loads."""
     rates: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def add(self, load: Load, broker: str, rate: float) -> None:
@@ -49,7 +49,7 @@ class Results:
 
 
 def table(results: Results, loads: Sequence[Load], compared: bool) -> list[list[str]]:
-    """Headings and one row a load; without a comparison only truenext's column."""
+    """Return headings and one row for each load; without a comparison only truenext's column."""
     headings = ["load", f"{TRUENEXT} msg/s", f"{results.peer} msg/s", "ratio", "target", "met"]
     rows = [headings] + [_row(results, load) for load in loads]
     return rows if compared else [row[:2] for row in rows]
@@ -70,7 +70,7 @@ def _row(results: Results, load: Load) -> list[str]:
 
 
 def median_ratio(results: Results, loads: Sequence[Load]) -> float | None:
-    """In the median over the loads."""
+    """Return the median of the ratios over the loads."""
     ratios = [ratio for load in loads if (ratio := results.ratio(load)) is not None]
     return statistics.median(ratios) if ratios else None
 

@@ -1,11 +1,11 @@
-"""How long does a consumer wait for what its selector wants, behind a million messages that it does not?
+"""Benchmark of a selector whose message waits behind a million messages that do not match.
 
-One queue holds messages of 1 KiB that no selector matches, and one at the end that one does; most of it has left
-memory. Then a consumer with that selector comes:
+One queue holds messages of 1 KiB that no selector matches, and one at the end that matches; most of the queue has
+left memory. Then a consumer with that selector comes:
 
-    the scan      from its SUBSCRIBE until it has that one: messages compared a second
-    latency       then matches are sent, one after the other: from each SEND until it is there
-    the others    how long a message takes from SEND to MESSAGE in another queue, before and during the scan
+    the scan      from its SUBSCRIBE until it has that message: messages compared a second
+    latency       then matching messages are sent, one after the other: from each SEND until it is there
+    the others    time of a message from SEND to MESSAGE in another queue, before and during the scan
 
 python -m bench.selectors --messages 1000000
 """
@@ -28,9 +28,9 @@ from bench.load import await_frame, connect, read, send_confirmed
 from bench.options import positive
 
 MATCHES = 500
-"""Matches whose latency is measured."""
+"""Number of matching messages whose latency is measured."""
 OTHERS_SECONDS = 3.0
-"""For so long the others are measured before the scan."""
+"""Seconds of measuring the other queue before the scan."""
 GROUP = 200
 QUEUE = "/queue/bench.haystack"
 OTHER = "/queue/bench.other"
@@ -105,7 +105,7 @@ def _needle(*, persistent: bool, receipt: bool = True) -> bytes:
 
 
 class _Receiver:
-    """Takes and acknowledges one message after the other."""
+    """Receiver that acknowledges one message after the other."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -126,7 +126,7 @@ class _Receiver:
 
 
 class _Others:
-    """One producer and one consumer of another queue, one message at a time."""
+    """Producer and consumer of another queue, with one message at a time."""
 
     def __init__(self, port: int) -> None:
         self._sender, self._receiver = connect(port), connect(port)
@@ -148,7 +148,7 @@ class _Others:
             self._sender.sendall(f"SEND\ndestination:{OTHER}\ncontent-length:1\n\nx\0".encode())
             self._consumer.receive()
             latencies.append(time.perf_counter() - started)
-            # Not as fast as it can: that would be a load, and not somebody who waits.
+            # Slower than possible, to measure a waiting client and not a load.
             select.select([], [], [], 0.001)
         return latencies
 

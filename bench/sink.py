@@ -1,7 +1,7 @@
-"""How fast is the load generator alone, with no broker in between?
+"""Rates of the load generator alone, with no broker in between.
 
-Stand-ins take the broker's place: one swallows what the producer writes, the other plays canned MESSAGE frames to
-the consumer. Whatever a broker reaches must be well below these figures, or the generator is what was measured.
+Stand-ins take the broker's place: one swallows the producer's frames, the other sends canned MESSAGE frames to the
+consumer. A broker's rate must be well below these figures; otherwise the generator was measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LIMIT = 300.0
 
 
 def producer_rate(messages: int, seed: int) -> float:
-    """Messages a second the producer writes into a socket that is emptied without looking at the frames."""
+    """Return the rate of the producer into a socket that is emptied without looking at the frames."""
     consumed = counter()
     with Crew() as crew:
         drain = crew.hire(swallow, messages, consumed)
@@ -33,7 +33,7 @@ def producer_rate(messages: int, seed: int) -> float:
 
 
 def consumer_rate(messages: int, individual: bool) -> float:
-    """Messages a second the consumer takes, and with ``individual`` acknowledges, from a canned stream."""
+    """Return the rate of the consumer from a canned stream; with ``individual`` it acknowledges each message."""
     with Crew() as crew:
         feeder = crew.hire(feed, messages, individual)
         consumer = crew.hire(consume, feeder.await_port(), _QUEUE, individual, messages, counter())
@@ -92,7 +92,7 @@ def _read_acks(sock: socket.socket, messages: int) -> None:
 
 
 def _accept(gate: Gate) -> socket.socket:
-    """The connection of the one client, whose port the bench learns through the gate."""
+    """Accept the one client; the bench gets the port through the gate."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_LIMIT)
         gate.announce(server.getsockname()[1])

@@ -1,9 +1,9 @@
-"""How fast does a queue come into Spark, beside a client that receives it, and beside the same rows from memory?
+"""Benchmark of Spark's source: rows from a queue, beside a client that receives them, and beside rows in memory.
 
     python -m bench.spark --rows 1000000
 
-Each round takes the three one after the other. The client acknowledges each message by itself. Wall times of Spark are
-those of `addBatch`, so neither the start of a session nor of a query counts.
+Each round measures the three one after the other. The client acknowledges each message by itself. Wall times of
+Spark are those of `addBatch`, without the start of a session or a query.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
 
 class _Run:
     def __init__(self, rows: int, seconds: float, own: float, broker: float) -> None:
-        """`own` and `broker` in seconds of processor time: of the client or of Spark's workers, and of the broker."""
+        """`own` and `broker` are seconds of processor time: of the client or of Spark's workers, and of the broker."""
         self.seconds, self.own, self.broker = seconds, own, broker
         self.rate = rows / seconds
         self._rows = rows
@@ -133,7 +133,7 @@ class _Bench:
         return self._run(self._spark.readStream.format("rows-in-memory").option("rows", rows), rows)
 
     def idle(self) -> tuple[float, float]:
-        """Shares of a processor that the broker and Spark's Python take while a query has nothing to read."""
+        """Return the shares of a processor that the broker and Spark's Python use while a query has no rows to read."""
         reader = self._spark.readStream.format("truenext").option("url", self._url).option("queue", "rows")
         writer = reader.load().writeStream.format("noop").option("checkpointLocation", str(self._folder / "idle"))
         query = writer.start()
@@ -145,7 +145,7 @@ class _Bench:
         return broker / _IDLE_SECONDS, own / _IDLE_SECONDS
 
     def _run(self, reader: DataStreamReader, rows: int) -> _Run:
-        """Read all into no-op."""
+        """Read all rows into the sink no-op."""
         broker, own = self._broker.processor_seconds(), _workers_seconds()
         self._queries += 1
         checkpoint = str(self._folder / f"checkpoint {self._queries}")
@@ -160,7 +160,7 @@ class _Bench:
 
 
 class RowsInMemory(DataSource):
-    """The columns of a queue, without a broker."""
+    """Data source with the columns of a queue, without a broker."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -182,7 +182,7 @@ class _MemoryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = rows
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Nothing: there are no more than these rows."""
+        """Do nothing, since the number of rows is fixed."""
 
     def initialOffset(self) -> dict[str, int]:
         return {"rows": 0}
@@ -210,7 +210,7 @@ def _python_of_spark(*modules: bytes) -> Iterator[Path]:
 
 
 def _workers_seconds(*modules: bytes) -> float:
-    """Processor time of Python processes that run these modules; the daemon counts workers that have ended."""
+    """Return the processor time of Python processes with these modules; the daemon counts workers that ended."""
     ticks = 0
     for folder in _python_of_spark(*(modules or (_WORKERS,))):
         with suppress(OSError):

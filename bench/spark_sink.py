@@ -1,9 +1,9 @@
-"""How fast do rows come out of Spark into a queue, and from queue to queue, beside a client that copies them?
+"""Benchmark of Spark's sink: rows into a queue, and from queue to queue, beside a client that copies them.
 
     python -m bench.spark_sink --rows 1000000
 
-Each round takes the measurements one after the other. What a row costs a task, the driver and the broker is measured
-without Spark, in this process; the rates are those of a query from queue to queue, of its `addBatch`.
+Each round takes the measurements one after the other. The cost of a row for a task, the driver and the broker is
+measured without Spark, in this process. The rates are those of a query from queue to queue, of its `addBatch`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _Bench:
         return (time.perf_counter(), time.process_time(), self._broker.processor_seconds())
 
     def fill(self, rows: int) -> _Costs:
-        """SENDs, confirmed now and then."""
+        """Send rows, confirmed now and then."""
         began = self._now()
         with blocking.connect(self._url) as connection:
             for number in range(rows):
@@ -125,7 +125,7 @@ class _Bench:
         return self._costs_since(began)
 
     def copy(self, rows: int) -> _Costs:
-        """The client, in transactions."""
+        """Copy with the client, in transactions."""
         began = self._now()
         with (
             blocking.connect(self._url) as connection,
@@ -143,7 +143,7 @@ class _Bench:
         return costs
 
     def queue_to_queue(self, rows: int) -> _Costs:
-        """Elapsed are the seconds of `addBatch`; of this process there is nothing to say."""
+        """Return the seconds of `addBatch` as elapsed; the processor time of this process has no meaning here."""
         if not self._count:
             self.fill(rows)
         began = self._now()
@@ -162,7 +162,7 @@ class _Bench:
         return (seconds, costs[1], costs[2])
 
     def draft_and_publish(self, rows: int) -> tuple[_Costs, _Costs]:
-        """What a task does, and what the driver does, in this process."""
+        """Do the work of a task and that of the driver in this process."""
         self._count += 1
         queues = SinkQueues("bench", f"draft-{self._count}")
         began = self._now()
@@ -176,14 +176,14 @@ class _Bench:
         return drafted, published
 
     def memory_mib(self, rows: int) -> float:
-        """By how much a large batch raises the peak of this process while it publishes."""
+        """Return the growth of this process's peak while it publishes a large batch."""
         self.draft_and_publish(1)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.draft_and_publish(rows)
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
     def one_row(self, partitions: int) -> float:
-        """A batch write of one row, beside one into Parquet; the median of five."""
+        """Return the ratio of a batch write of one row to one into Parquet; medians of five."""
         frame = self._spark.range(1).selectExpr("string(id) AS body").repartition(partitions)
         queue, parquet = [], []
         for number in range(6):
@@ -194,7 +194,7 @@ class _Bench:
             frame.write.parquet(str(self._folder / f"single {partitions} {number}"))
             queue.append(middle - began)
             parquet.append(time.perf_counter() - middle)
-        # The first of each starts what the others find.
+        # The first write of each includes initialisation.
         return statistics.median(queue[1:]) / statistics.median(parquet[1:])
 
     def _empty(self, queue: str) -> int:

@@ -1,20 +1,20 @@
-"""Where does the time of one message go, from its SEND frame to its acknowledgement?
+"""Profile of one message's processor time in the broker, from its SEND frame to its acknowledgement.
 
-The same parts that a broker is made of do the same work one after the other, in this process, each with its own clock:
+The parts of a broker do the same work one after the other, in this process, each with its own clock:
 
     parse       the producer's bytes become commands
-    send        they get their places in the queue, and what is to be stored becomes a record
+    send        messages get their places in the queue, and a record if they are stored
     journal     a batch becomes bytes, and the store knows where they are; history included
-    disk        these bytes are written and forced
-    dispatch    who gets what
-    encode      that becomes bytes, joined to one piece
+    disk        these bytes are written and synced
+    dispatch    messages are assigned to consumers
+    encode      deliveries become bytes, joined to one piece
     taken       the socket took it; where messages are acknowledged one by one: the ACK frames become commands, and
-                these are carried out
+                these are executed
     sockets     one piece is read from a socket, one or two are written to sockets, on loopback
 
-What is missing to the processor time of the benchmark is the event loop, and what stands between these parts. So the
-second table counts, for one message at a time through a whole broker: calls of Python functions, and of those of the
-system that Python can see.
+The difference to the processor time of the benchmark is the event loop, and code between these parts. So the second
+table counts, for one message at a time through a whole broker: calls of Python functions, and system calls that
+Python can see.
 
 python -m bench.stages --messages 20000
 """
@@ -65,7 +65,7 @@ LOADS = {
     "persistent by 200, individual": (True, True, 200),
     "persistent, one at a time": (True, False, 1),
 }
-"""Whether it is persistent and acknowledged one by one, and how many come at once."""
+"""Whether messages are persistent and acknowledged one by one, and how many come at once."""
 SYSTEM_CALLS = ("recv", "send", "getsockopt", "pwrite", "monotonic_ns", "time_ns", "call_soon", "call_later", "cancel")
 
 
@@ -101,7 +101,7 @@ def _print_table(best: dict[str, dict[str, float]]) -> None:
 
 
 class _Path:
-    """The parts that a message passes, without an event loop."""
+    """Parts of a broker that a message passes, without an event loop."""
 
     def __init__(self, data: Path, *, individual: bool) -> None:
         self._opened = ExitStack()
@@ -133,7 +133,7 @@ class _Path:
         self._opened.close()
 
     def run(self, messages: int, group: int, *, persistent: bool) -> dict[str, float]:
-        """Microseconds a message, by stage."""
+        """Return the microseconds for a message, by stage."""
         groups = frames.send_groups(QUEUE, persistent, messages, group, persistent, 1)
         gc.collect()
         gc.freeze()
@@ -236,7 +236,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 def count_calls(data: Path, messages: int) -> tuple[float, dict[str, float]]:
-    """Calls of Python functions, and of some of the system's, that a persistent message takes that is sent alone."""
+    """Return calls of Python functions, and of some of the system's, for a persistent message sent alone."""
     calls: Counter[str] = Counter()
 
     def note(_frame: FrameType, event: str, argument: Any) -> None:
@@ -281,7 +281,7 @@ async def _serve(
 def _send_one_at_a_time(
     port: int, messages: int, loop: asyncio.AbstractEventLoop, note: Callable[[FrameType, str, Any], None] | None
 ) -> None:
-    """Only what the loop's thread does from the first SEND to the last RECEIPT is counted."""
+    """Count calls in the loop's thread only, from the first SEND to the last RECEIPT."""
     with connect(port) as consumer, connect(port) as producer:
         consumer.sendall(frames.subscribe(QUEUE, individual=False, receipt="there"))
         await_frame(consumer, b"RECEIPT")

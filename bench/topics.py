@@ -1,9 +1,9 @@
-"""What does a topic cost, and one whose subscribers are slower than who sends?
+"""Benchmark of a topic, also with subscribers that are slower than its producer.
 
-One producer sends as fast as the broker takes it, transient messages of 1 KiB; one process reads for all subscribers,
-in auto mode, each with a connection of its own, and checks that each gets every message, in order: at once, and once
-more only when all was sent, so that it waits on disk. For each number of subscribers: messages sent and delivered a
-second, the broker's own memory (RssAnon) and what it took on disk, at most, the history apart.
+One producer sends transient messages of 1 KiB as fast as the broker takes them. One process reads for all subscribers,
+in auto mode, each with a connection of its own, and checks that each gets every message in order: at once, and once
+more only after all were sent, so that they wait on disk. Output, for each number of subscribers: messages sent and
+delivered a second, and peaks of the broker's own memory (RssAnon) and of its disk without the history.
 
 python -m bench.topics --subscribers 1,10
 """
@@ -25,7 +25,7 @@ from bench.options import positive, sizes
 from bench.workers import Counter, Crew, Gate, Timing, counter, end_in_order
 
 SENT = {1: 300_000, 10: 100_000, 100: 20_000}
-"""Messages, by the number of subscribers up to which it holds."""
+"""Number of messages by the largest number of subscribers."""
 SILENCE = 120.0
 TOPIC = "/topic/bench"
 _NUMBER = re.compile(rb"\nnumber:(\d+)\n")
@@ -75,7 +75,7 @@ def _measure(folder: Path, subscribers: int, messages: int, *, reads_late: bool)
 
 
 def _bytes_on_disk(folder: Path) -> int:
-    """Of journal and checkpoint, wherever they are in the folder."""
+    """Return the bytes of journal and checkpoint, wherever they are in the folder."""
     used = 0
     for file in folder.rglob("*"):
         if file.suffix in (".journal", ".mdb"):
@@ -106,7 +106,7 @@ def _produce(gate: Gate, port: int, subscribers: int, messages: int, received: C
 
 
 def _read(gate: Gate, port: int, subscribers: int, messages: int, received: Counter, start: Counter | None) -> Timing:
-    """Worker: take all messages of all subscribers, once `begin` is not 0.
+    """Worker: receive all messages of all subscribers, once `start` is not 0.
 
     Raises: ValueError if one is missing or out of order
     """
@@ -118,7 +118,7 @@ def _read(gate: Gate, port: int, subscribers: int, messages: int, received: Coun
 
 
 class _Inbox:
-    """One connection with one subscription."""
+    """Connection with one subscription."""
 
     def __init__(self, port: int) -> None:
         self.sock = connect(port)
@@ -128,7 +128,7 @@ class _Inbox:
         self._next = 0
 
     def read(self) -> int:
-        """How many messages came."""
+        """Read once, and return the number of messages."""
         got = self.sock.recv(CHUNK)
         if not got:
             raise ConnectionError(f"the broker hung up; last words: {self._rest[-500:]!r}")

@@ -1,4 +1,4 @@
-"""How much does the engine alone dispatch to those who take from many queues? `python -m bench.wildcards`"""
+"""Benchmark of the engine alone with wildcard consumers: `python -m bench.wildcards`"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADER = b"content-length:1\n"
 
 
 def measure(count: int, queues: int, wildcards: int, window: int, in_a_turn: int) -> tuple[float, float]:
-    """Seconds that the subscriptions took, and messages in a second of the processor."""
+    """Return the seconds of subscribing, and messages per second of processor time."""
     engine = Engine()
     engine.tick(10**12, 0)
     engine.start()

@@ -1,4 +1,4 @@
-"""How are the processes of the load generator started, released together, and got rid of?"""
+"""Worker processes of the load generator: start, common release and end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTEXT = multiprocessing.get_context("spawn")
 _PREPARATION = 120.0
 _PROGRESS = 0.5
 
-# How far the consumer has come: a bare shared integer, for one process writes it and one reads it.
+# Progress of the consumer: a bare shared integer, since one process writes it and one reads it.
 Counter = Any
 
 
@@ -30,7 +30,7 @@ class Timing(NamedTuple):
     ended: float
     processor: float = 0.0
     latency: tuple[float, float] | None = None
-    """Seconds from a SEND to its receipt: median, and what 99 % are below; None where nobody waits for each."""
+    """Seconds from a SEND to its receipt, median and 99th percentile; None if producers do not wait for each."""
 
 
 class WorkerError(RuntimeError):
@@ -38,7 +38,7 @@ class WorkerError(RuntimeError):
 
 
 class Gate:
-    """A worker's end of the line to the bench: it reports that it is ready and waits until it may begin."""
+    """Worker's end of its pipe to the bench: it reports that it is ready, and waits for the start."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
@@ -64,7 +64,7 @@ def _main(job: Job, pipe: Connection, *args: object) -> None:
 
 
 class Worker:
-    """One process doing one job."""
+    """Process that does one job."""
 
     def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self.process = process
@@ -80,7 +80,7 @@ class Worker:
         self.pipe.send("go")
 
     def receive_result(self) -> Any:
-        """What the job returned."""
+        """Return the result of the job."""
         return self._receive("done", 0.0)
 
     def _receive(self, expected: str, seconds: float) -> Any:
@@ -96,7 +96,7 @@ class Worker:
 
 
 class Crew:
-    """The workers of one run; none of them outlives the ``with`` block."""
+    """Workers of one run; none of them outlives the ``with`` block."""
 
     def __init__(self) -> None:
         self._workers: list[Worker] = []
@@ -124,7 +124,7 @@ class Crew:
         return worker
 
     def finish(self, seconds: float, progress: Callable[[], None] | None = None) -> list[Any]:
-        """What the jobs returned, in the order they were hired; the first failure ends the wait.
+        """Return the results of the jobs, in the order in which they were hired; the first failure ends the wait.
 
         `progress` is called about twice a second meanwhile.
         """
@@ -145,7 +145,7 @@ class Crew:
 
 
 def end_in_order() -> None:
-    """SIGTERM and SIGHUP to this process end it as Ctrl-C does, so that no broker and no worker stays behind."""
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does, so that no broker and no worker stays behind."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
 
