@@ -1,7 +1,7 @@
-"""Makes the client for threads of the client for tasks: `make generate`.
+"""Generator of the client for threads from the client for tasks: `make generate`.
 
-The rules are applied one after the other to client/tasks/connection.py. A rule that matches nothing is an error, and so
-is anything of asyncio that is left. ruff drops the imports that threads do not need, and formats.
+The rules are applied one after the other to client/tasks/connection.py. A rule without a match is an error, and so
+is any rest of asyncio. ruff drops the imports that threads do not need, and formats.
 """
 
 import re
@@ -25,20 +25,20 @@ def _dedent_body(match: re.Match[str]) -> str:
 
 _RULES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r'\A"""(?s:.*?)"""', _HEAD),
-    # What only tasks have: a parameter, with the paragraph of a docstring that explains it, and what may be awaited.
+    # Removes features of tasks: a parameter with its paragraph of a docstring, and awaitable objects.
     (r"^ *heartbeat_thread[:=].*\n", ""),
     (r"(?<=\n\n)(?:.+\n)*?.*`heartbeat_thread`.*\n(?:.+\n)*\n", ""),
     (r" \| AsyncIterable\[[^\]]*\]", ""),
     (r"\beach\((\w+)\)", r"\1"),
     (r"\bAwaitable\[None\]", "None"),
-    # What is made when it is awaited is made at once.
+    # Objects that are made when awaited are made at once.
     (r"^( *)async def make\(\) -> .*:\n(?P<body>(?:\1    .*\n)+)\n\1return AwaitableContext\(make\)\n", _dedent_body),
     (r"\bAwaitableContext\[(\w+)\]", r"\1"),
     # `await sent` is `sent.wait()`.
     (r"\b__await__\(self\) -> Generator\[None, None, None\]", "wait(self) -> None"),
     (r"\.__await__\(\)", ""),
     (r"`await (\w+)`", r"`\1.wait()`"),
-    # The owner of what is received or sent, and the clock.
+    # Owner of received and sent messages, and the clock.
     (r"^import asyncio\n", "from threading import current_thread\nfrom truenext.clock import monotonic\n"),
     (r"\basyncio\.current_task\([\w.]*driver\.loop\)", "current_thread()"),
     (r"[\w.]*driver\.loop\.time\(\)", "monotonic()"),

@@ -1,1 +1,1 @@
-"""How fast are flows of stages? `python -m bench.flows`"""
+"""Benchmark of flows of stages: `python -m bench.flows`"""

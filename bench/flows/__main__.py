@@ -1,17 +1,16 @@
-"""How fast are flows of stages?
+"""Benchmark of flows of stages.
 
-A service of three stages, each with concurrency 8, takes flows that wait before the clock starts, persistent ones with
-messages of 1 KiB. Broker, service and whoever begins the flows are processes of their own. Beside it the same work is
-done without stages: by truenext's client alone; in a database by SQLAlchemy alone; by Dramatiq on RabbitMQ, where that
-is installed. They take turns; the ratio is the median of those of each round of runs. And how long does a question
-take whose flow goes through three stages, alone and beside batch flows in the same queues?
+A service of three stages, each with concurrency 8, handles flows that wait before the clock starts, persistent ones
+with messages of 1 KiB. Broker, service and the program that starts the flows are processes of their own. The same
+work is also done without stages: by truenext's client alone; in a database by SQLAlchemy alone; by Dramatiq on
+RabbitMQ, where that is installed. They run by turns; the ratio is the median over the rounds of runs. Another case
+measures the round trip of `ask` through three stages, alone and beside batch flows in the same queues.
 
-What happens once is measured with an INSERT in each stage: beside best-effort 1PC, part by part, beside DBOS Transact
-and procrastinate, where these are installed, with many rows in the inbox, after an outage of the broker, and what it
-costs in statements, rows and bytes. Each flow must end with exactly three rows.
+Exactly-once processing is measured with an INSERT in each stage: beside best-effort 1PC, part by part, beside DBOS
+Transact and procrastinate, where these are installed, with many rows in the inbox, after an outage of the broker,
+and its cost in statements, rows and bytes. Each flow must end with exactly three rows.
 
-python -m bench.flows --only messaging,sql --runs 3
-python -m bench.flows --only once --workers 8
+python -m bench.flows --only messaging,sql --runs 3 python -m bench.flows --only once --workers 8
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from bench.progress import guarded, print_line
 from bench.workers import end_in_order
 
 PATHS = 0o711
-"""A server that runs as another user finds its own folder in that of the bench."""
+"""Mode of the benchmark's folder, with which a server that runs as another user finds its own folder inside."""
 
 
 class Case(NamedTuple):
@@ -47,17 +46,17 @@ class Case(NamedTuple):
     title: str
     measure: Run
     share: int = 1
-    """This part of the flows; 0 if it is units that count."""
+    """Divisor of the number of flows; 0 if the case counts units."""
     by_default: bool = True
-    """Unless one says which."""
+    """Measured unless other cases are chosen."""
 
     def is_one_of(self, keys: Sequence[str]) -> bool:
-        """By its key, or the beginning of it, to a hyphen."""
+        """Whether a key is that of the case, or its beginning up to a hyphen."""
         return any(f"{self.key}-".startswith(f"{each}-") for each in keys)
 
 
 def skip_reason(key: str, folder: Path) -> str:
-    """The reason why a case cannot be measured with its data in this folder, or nothing."""
+    """Return the reason why a case cannot be measured with its data in this folder; empty if it can."""
     reasons: list[str | None] = []
     if key.endswith("-postgresql") or key in ("dbos", "procrastinate"):
         reasons.append(no_postgresql_reason(folder))
@@ -83,7 +82,7 @@ def _poison(broker: Truenext, folder: Path, sizes: Sizes) -> None:
 
     def check(order: Order) -> None:
         waiting, poison = asyncio.run(queues.waiting(broker.port)), shop.poison_count(order.flows)
-        # The last of them may be between two attempts.
+        # The last poison messages may be between two attempts.
         if sum(waiting.values()) != poison:
             raise ValueError(f"{poison} messages were poison, and these wait still: {waiting}")
         asyncio.run(queues.empty(broker.port, list(waiting)))
@@ -134,7 +133,7 @@ PEERS = {
     "dbos": ("DBOS Transact", "dbos"),
     "procrastinate": ("procrastinate", "procrastinate"),
 }
-"""Where a machine has them: the name, and the package."""
+"""Name and package of each optional peer, by key of the case."""
 
 
 def _in_both(key: str, title: str, measure: Measure, share: int, *, by_default: bool = True) -> tuple[Case, Case]:

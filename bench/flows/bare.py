@@ -1,4 +1,4 @@
-"""The same messages by truenext's client alone: three times `consume`, whose handlers send what the stages send."""
+"""Messages of a flow by truenext's client alone: three times `consume`, whose handlers send what the stages send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Handler = Callable[[Message, Session], Awaitable[None]]
 
 
 def relay(gate: Gate, order: Order) -> Done:
-    """From queue to queue, until the last flow has ended and all of it is confirmed."""
+    """Send from queue to queue until the last flow has ended and all is confirmed."""
 
     async def program() -> Done:
         watch, ended = Stopwatch(gate), Ended(order.flows)

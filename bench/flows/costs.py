@@ -1,10 +1,9 @@
-"""What does a message cost in the database if its effects happen once? Statements, rows, and bytes; and what does an
-idle service cost?
+"""Cost of exactly-once processing in the database for a message (statements, rows, and bytes), and of an idle
+service.
 
-Statements are those that SQLAlchemy's engine says, with those by which it asks whether a connection is alive, and
-without BEGIN and COMMIT, which are counted as transactions. Rows are those that INSERT, UPDATE and DELETE have changed.
-Bytes are those of PostgreSQL's log (WAL), with all that goes beside the messages; in SQLite, by how much
-more of the file is in use.
+Statements are those of SQLAlchemy's engine and its checks whether a connection is alive, without BEGIN and COMMIT,
+which count as transactions. Rows are those that INSERT, UPDATE and DELETE have changed. Bytes are those of
+PostgreSQL's log (WAL), with all work beside the messages; in SQLite, the growth of the used part of the file.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from bench.workers import Gate
 
 IDLE_S = 10.0
 WARM_UP_S = 2.0
-"""After it has started, an idle service does what it does once."""
+"""Seconds in which a started service does work that it does only once."""
 
 
 class Costs(NamedTuple):
     statements: Counter[str]
-    """By their first words."""
+    """Number of statements by their first words."""
     rows: int
     transactions: int
 
@@ -82,7 +81,7 @@ def count_best_effort(gate: Gate, order: Order) -> Costs:
 
 
 def count_idle(gate: Gate, order: Order) -> Costs:
-    """Of a service that has nothing to do for a while."""
+    """Count the statements of a service that has no messages for a while."""
 
     async def program() -> Costs:
         app = service(order, exactly_once=True)
@@ -98,7 +97,7 @@ def count_idle(gate: Gate, order: Order) -> Costs:
 
 
 class _StatementCounter:
-    """From now on, of all engines of this process."""
+    """Counter of statements of all engines of this process, from its creation on."""
 
     def __init__(self) -> None:
         self._statements: Counter[str] = Counter()
@@ -116,7 +115,7 @@ class _StatementCounter:
             return
         table = next((each for each in words if each.startswith("truenext_") or each == "done"), "")
         if words[0] != "SELECT":
-            # The producer's row is changed in the same statement.
+            # The same statement also changes the producer's row.
             rows = 2 if words[:2] == ["WITH", "producer"] else 1
             self._rows += rows * max(cursor.rowcount, 0)
         self._statements[f"{words[0]} {table}".strip()] += 1
@@ -126,7 +125,7 @@ class _StatementCounter:
 
 
 def _count_pings(count: Callable[[], object]) -> None:
-    """A ping is said to the driver, and no event tells of it. SQLite has none."""
+    """Count pings, which the driver sends without an event. SQLite has none."""
     ping: Callable[[PGDialect_psycopg, Any], bool] = PGDialect_psycopg.do_ping
 
     def counted(self: PGDialect_psycopg, connection: Any) -> bool:

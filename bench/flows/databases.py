@@ -1,4 +1,4 @@
-"""In which databases is something measured? SQLite, in a file of its own, and a PostgreSQL server of its own."""
+"""Databases of the measurements: SQLite in a file of its own, and a PostgreSQL server of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.flows.work import Sizes
 from bench.progress import print_line
 
 Measure = Callable[[Truenext, str, Path, Sizes], None]
-"""With the URL of a database, and a folder on the disk."""
+"""Measurement with the URL of a database, and a folder on the disk."""
 Run = Callable[[Truenext, Path, Sizes], None]
 
 

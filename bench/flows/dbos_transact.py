@@ -1,7 +1,7 @@
-"""The same flows by DBOS Transact: workflows of three transactional steps, each an INSERT, in the same PostgreSQL.
+"""Flows by DBOS Transact: workflows of three transactional steps, each an INSERT, in the same PostgreSQL.
 
-The workflows wait in a queue of DBOS. Its steps are transactions of a datasource: what a step has done and its
-checkpoint are one commit. They have the isolation level of ours; by default it would be SERIALIZABLE.
+The workflows wait in a queue of DBOS. Its steps are transactions of a datasource: one commit has the effects of a
+step and its checkpoint. Their isolation level is that of our stages; the default would be SERIALIZABLE.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from bench.flows.work import Order
 from bench.workers import Gate
 
 THREADS = 32
-"""Workflows that are under way at once. 4, 8 and 16 were tried, too, and what is async, and none was clearly faster."""
+"""Number of concurrent workflows. 4, 8 and 16 were not clearly faster, nor were async workflows."""
 POLL_S = 0.05
-"""How often a queue is looked at. By default it is 1 second, and short runs would wait for that."""
+"""Seconds between polls of a queue. The default of 1 second would dominate short runs."""
 CHOSEN = f"a queue that is looked at every {POLL_S:g} s, {THREADS} threads, READ COMMITTED"
 _VERSION = "1"
-"""Of the program. Who begins workflows is another process than the one that runs them."""
+"""Version of the program, shared by the processes that start and run the workflows."""
 _STEPS = ("check", "reserve", "confirm")
 _SPARE_CONNECTIONS = 8
 CHECK_INTERVAL_S = 0.01
 
 
 def enqueue_workflows(gate: Gate, order: Order) -> None:
-    """Have so many workflows wait in the queue."""
+    """Put all workflows into the queue."""
     run_dbos_database_migrations(order.database)
     client = DBOSClient(system_database_url=order.database)
     engine = create_engine(order.database)
@@ -50,7 +50,7 @@ def enqueue_workflows(gate: Gate, order: Order) -> None:
 
 
 def work(gate: Gate, order: Order) -> Done:
-    """Until the last workflow has ended, and that is written."""
+    """Run until the last workflow has ended, and this is written."""
     remaining = order.flows
     lock, all_ = threading.Lock(), threading.Event()
     DBOS(

@@ -1,8 +1,8 @@
-"""How soon is the outbox empty again when the broker was away, and who waits meanwhile?
+"""Benchmark of the outbox after an outage of the broker: time until it is empty, and latency of new flows meanwhile.
 
-Programs have begun flows in transactions of their own, in the form in which `initiate(session)` writes them. Then a
-service starts and its relay sends them. Beside it the client sends the same messages by `send_many`. Meanwhile
-interactive flows of three stages begin in the same way, and end.
+The outbox has flows in the form in which `initiate(session)` writes them. Then a service starts and its relay sends
+them. For comparison the client sends the same messages by `send_many`. Meanwhile interactive flows of three stages
+start in the same way, and end.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from truenext.stage.sql.tables import outbox
 
 TARGET = 0.5
 LATENCY_S = 1.0
-"""Of an interactive flow, at most."""
+"""Largest latency of an interactive flow, in seconds."""
 EVERY_S = 0.2
-"""So often one begins."""
+"""Seconds between two interactive flows."""
 CHECK_INTERVAL_S = 0.05
 TOGETHER = 1000
-"""Units that are written in one transaction."""
+"""Number of units that are written in one transaction."""
 
 
 class Drained(NamedTuple):
@@ -93,12 +93,12 @@ def _check(order: Order, interactive: int) -> None:
 
 
 def _later(order: Order) -> str:
-    """The queue of those that nobody takes."""
+    """Return the queue of messages that no consumer takes."""
     return f"{order.name}.later"
 
 
 def _sent(order: Order) -> Iterator[tuple[str, list[EncodedMessage]]]:
-    """What each initiation sends, with its id."""
+    """Yield the id and the messages of each initiation."""
     app = service(order)
     later: Endpoint[OrderRequest, None] = app.remote(_later(order), OrderRequest)
     for number in range(order.flows):
@@ -112,7 +112,7 @@ def _sent(order: Order) -> Iterator[tuple[str, list[EncodedMessage]]]:
 
 
 def write(gate: Gate, order: Order) -> None:
-    """Leave so many units in the outbox."""
+    """Write all units into the outbox."""
     engine = create_engine(order.database)
     name = service(order).name
     sent = _sent(order)
@@ -135,7 +135,7 @@ def write(gate: Gate, order: Order) -> None:
 
 
 def drain(gate: Gate, order: Order) -> Drained:
-    """From when the service starts until nothing waits in the outbox but what is interactive."""
+    """Run the service from its start until the outbox has only interactive units."""
 
     async def program() -> Drained:
         app = service(order, exactly_once=True)
@@ -176,7 +176,7 @@ def drain(gate: Gate, order: Order) -> Drained:
 
 
 async def _until_drained(engine: AsyncEngine, order: Order) -> float:
-    """The time when it was."""
+    """Wait, and return the time of the end."""
     undrained = select(func.count()).select_from(select(outbox.c.id).where(~outbox.c.interactive).limit(1).subquery())
     while (await queues.waiting(order.port)).get(_later(order), 0) < order.flows:
         await asyncio.sleep(CHECK_INTERVAL_S)
@@ -188,7 +188,7 @@ async def _until_drained(engine: AsyncEngine, order: Order) -> float:
 
 
 def send(gate: Gate, order: Order) -> Done:
-    """The same messages, by the client."""
+    """Send the same messages with the client."""
 
     async def program() -> Done:
         messages = [

@@ -1,7 +1,7 @@
-"""Does a long inbox make flows slower whose effects happen once? Beside an empty one, while clean-up is at work.
+"""Benchmark of exactly-once processing with a long inbox, beside an empty one, while clean-up runs.
 
-Half of its rows were marked more than seven days ago, so that clean-up has something to do all the time. The ids are as
-those of messages: the time at which their flow was begun, and 80 bits that look random.
+Half of the rows were acknowledged more than seven days ago, so that clean-up has work all the time. The ids are like
+those of messages: the time at which the flow was started, and 80 bits that look random.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from truenext.stage.sql.tables import inbox
 
 TARGET = 0.9
 STEP = 500_000
-"""Rows that are written in one transaction."""
+"""Number of rows that are written in one transaction."""
 _HOUR_MS = 3600 * 1000
 
-# The first of them are the older ones. From 1 to :rows.
+# Rows from 1 to :old are the older ones.
 _FILL = {
     "postgresql": """
         INSERT INTO truenext_inbox (id, acknowledged_ms)
@@ -78,7 +78,7 @@ def _with_rows(broker: Truenext, database: str) -> Side:
 
 
 def _old(connection: Connection) -> int:
-    """Rows that clean-up is to remove."""
+    """Return the number of rows that clean-up has to remove."""
     before = (time.time() * 1000) - RETENTION_MS
     return connection.execute(
         select(func.count()).select_from(inbox).where(inbox.c.acknowledged_ms < before)
@@ -86,7 +86,7 @@ def _old(connection: Connection) -> int:
 
 
 def _another(database: str) -> str:
-    """URL of another database in the same place."""
+    """Return the URL of another database in the same place."""
     url = make_url(database)
     if url.get_backend_name() == "sqlite":
         return f"{database}.long"
@@ -110,7 +110,7 @@ def _fill(database: str, rows: int) -> None:
         print_line(f"    {min(first + STEP - 1, rows):,} rows are written")
     _index(engine, exists=True)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        # As after a while, not as after the writing of millions of rows.
+        # Brings the database into its usual state, after the writing of millions of rows.
         connection.execute(text("ANALYZE"))
         if engine.dialect.name == "postgresql":
             connection.execute(text("VACUUM truenext_inbox"))
@@ -121,7 +121,7 @@ def _fill(database: str, rows: int) -> None:
 
 
 def _index(engine: Engine, *, exists: bool) -> None:
-    """Millions of rows are written before they have indexes. SQLite cannot drop a primary key."""
+    """Create or drop the indexes: millions of rows are written without them. SQLite cannot drop a primary key."""
     with engine.begin() as connection:
         for index in inbox.indexes:
             index.create(connection) if exists else index.drop(connection)

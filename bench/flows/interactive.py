@@ -1,4 +1,4 @@
-"""How long does `ask` take whose flow goes through three stages, alone and beside batch flows in the same queues?"""
+"""Benchmark of `ask` through a flow of three stages, alone and beside batch flows in the same queues."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from bench.workers import Crew, Gate
 
 PER_S = 20
 WARM_UP = PER_S
-"""A second of questions that are not counted."""
+"""Number of requests that are not counted: those of a second."""
 TARGET = 3.0
-"""Of the 99 % of a quiet system, at most."""
+"""Largest ratio to the 99th percentile of a quiet system."""
 BACKLOG_PER_S = 2500
-"""More flows than any service here ends in a second."""
+"""Number of batch flows for each second, more than any service here ends in a second."""
 
 
 def measure_ask(gate: Gate, order: Order) -> list[float]:
-    """Ask so often, at fixed times, whether replies have come or not. Returns the seconds of each round trip."""
+    """Ask at fixed times, whether replies have come or not. Return the seconds of each round trip."""
 
     async def program() -> list[float]:
         app = shop.service(order)
@@ -70,7 +70,7 @@ def compare(broker: Truenext, requests: int, runs: int) -> None:
 
 
 def _run(order: Order, backlog: int) -> list[float]:
-    """Seconds of each round trip."""
+    """Return the seconds of each round trip."""
     order = order._replace(flows=order.flows + WARM_UP)
     if backlog:
         start_flows(order._replace(flows=backlog))
@@ -99,7 +99,7 @@ def _median(trips: list[float]) -> float:
 
 
 def _slow(trips: list[float]) -> float:
-    """What 99 % are below."""
+    """Return the 99th percentile."""
     return sorted(trips)[len(trips) * 99 // 100]
 
 

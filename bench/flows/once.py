@@ -1,4 +1,4 @@
-"""What effects that happen once cost: beside best-effort 1PC, part by part, and beside others that promise the like."""
+"""Benchmark of exactly-once processing: beside best-effort 1PC, part by part, and beside other libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bench.workers import Job
 
 
 def side(name: str, broker: Truenext, database: str, work: Job = sql.serve_exactly_once) -> Side:
-    """Flows that wait in the queue of their first stage, and insert three rows each."""
+    """Return a side whose flows wait in the queue of their first stage, and insert three rows each."""
 
     def prepare(order: Order) -> None:
         sql.prepare(database)
@@ -35,7 +35,7 @@ def compare_best_effort(broker: Truenext, database: str, folder: Path, sizes: Si
     )
     for workers in sizes.workers:
         print_line(f"  workers of a stage: {workers}")
-        # A price of 1.5 at the most.
+        # The cost is at most a factor of 1.5.
         compare(f"once.{workers}", sides, sizes.flows, sizes.runs, target=0.67, concurrency=workers)
 
 

@@ -1,4 +1,4 @@
-"""How do several ways to do the same work take turns, and what is said of them?"""
+"""Comparison of several ways to do the same work, which run by turns."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from bench.workers import Crew, Job
 class Side(NamedTuple):
     name: str
     work: Job
-    """Takes an Order, returns what is Done; a process of its own."""
+    """Job in a process of its own, which takes an Order and returns Done."""
     prepare: Callable[[Order], None]
-    """Before the clock starts."""
+    """Called before the clock starts."""
     check: Callable[[Order], None]
-    """After it has stopped. Raises: ValueError unless everything was done once"""
+    """Called after the clock has stopped. Raises: ValueError unless everything was done once"""
     port: int = 0
-    """Of its broker."""
+    """Port of its broker."""
     broker: Broker | None = None
     database: str = ""
-    """Its URL."""
+    """URL of its database."""
 
 
 class _Figures(NamedTuple):
     rate: float
     """Flows a second."""
     program: float
-    """Processor time an execution of a stage, in microseconds."""
+    """Processor time of a stage's execution, in microseconds."""
     broker: float
 
 
@@ -49,7 +49,7 @@ def compare(
     target: float | None = None,
     concurrency: int = CONCURRENCY,
 ) -> None:
-    """The first side is ours. The ratio to each other one is the median of those of each round of runs."""
+    """Run all sides by turns. The ratio of the first side, ours, to each other one is the median over the rounds."""
     figures: list[list[_Figures]] = [[] for _ in sides]
     for number in range(runs):
         for index, side in enumerate(sides):
@@ -81,7 +81,7 @@ def _describe(side: Side, figures: list[_Figures]) -> str:
 
 
 def hired(job: Job, order: Order) -> Any:
-    """What the job returns, in a process of its own."""
+    """Run a job in a process of its own, and return its result."""
     with Crew() as crew:
         worker = crew.hire(job, order)
         worker.await_ready()
@@ -93,7 +93,7 @@ def hired(job: Job, order: Order) -> Any:
 
 
 def truenext_side(broker: Truenext, work: Job, *, name: str = "truenext") -> Side:
-    """Flows that wait in the queue of their first stage."""
+    """Return a side whose flows wait in the queue of their first stage."""
     return Side(name, work, start_flows, check_nothing_waits, broker.port, broker)
 
 

@@ -1,11 +1,11 @@
-"""The flows whose effects happen once, with parts of that left out: what does each part cost?
+"""Flows with exactly-once processing of which parts are left out, to measure the cost of each part.
 
-It is the same code, in which a patch leaves the part out: so these flows do not keep the promise any more. Nothing else
-is to run in the process.
+A patch of the same code leaves out the part, so that these flows do not keep the promise any more. Run nothing else
+in the process.
 
     all of it             the inbox, the outbox, and the numbers
     without the numbers   no producer is borrowed or changed, and COMMIT has no number
-    the inbox alone       besides that, what is sent is not in the outbox
+    the inbox alone       in addition, the output is not in the outbox
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from truenext.stage.sql import exactly_once_writer
 from truenext.stage.worker import MessageHandler
 
 UNOWNED_PRODUCER = OutboxProducer("nobody", "nobody", 0)
-"""Who has it in the outbox is asked by no relay."""
+"""Producer whose units no relay sends."""
 
 _COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
-# What is written otherwise, without the producer's row.
+# Statements without the producer's row.
 _UNNUMBERED = {
     "postgresql": [
         f"""
@@ -45,13 +45,13 @@ _UNNUMBERED = {
 
 
 def serve_without_numbers(gate: Gate, order: Order) -> Done:
-    """Until the last flow has ended, and all of it is confirmed."""
+    """Run until the last flow has ended, and all is confirmed."""
     with _without_numbers(CommitNumber(UNOWNED_PRODUCER, 1)), patch.object(exactly_once_writer, "_WRITE", _UNNUMBERED):
         return sql.serve_exactly_once(gate, order)
 
 
 def serve_inbox_alone(gate: Gate, order: Order) -> Done:
-    """The same."""
+    """Run until the last flow has ended, and all is confirmed."""
     ended = ExactlyOnceProcessing.on_committed
 
     def nothing_sent(self: ExactlyOnceProcessing, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
@@ -62,7 +62,7 @@ def serve_inbox_alone(gate: Gate, order: Order) -> Done:
 
 
 class _Lent:
-    """In place of a borrowed producer."""
+    """Replacement of a borrowed producer."""
 
     def __init__(self, number: CommitNumber | None) -> None:
         self._number = number

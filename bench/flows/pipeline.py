@@ -1,7 +1,7 @@
-"""The same work by Dramatiq: a pipeline of three actors on RabbitMQ, each with a queue of its own.
+"""Flows by Dramatiq: a pipeline of three actors on RabbitMQ, each with a queue of its own.
 
-All is as Dramatiq does it by default: persistent messages in durable queues, eight threads, twice as many messages
-ahead in each queue, no results. Each actor is given the order, and returns it to the next one.
+Settings are Dramatiq's defaults: persistent messages in durable queues, eight threads, a prefetch of twice as many
+messages in each queue, no results. Each actor gets the order, and returns it to the next one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STAGES = ("check", "reserve", "confirm")
 
 
 def start_pipelines(gate: Gate, order: Order) -> None:
-    """Begin so many pipelines, which wait then."""
+    """Start all pipelines, which then wait."""
     broker, actors = _declared(order, lambda: None)
     check, reserve, confirm = actors
     gate.ready()
@@ -36,7 +36,7 @@ def start_pipelines(gate: Gate, order: Order) -> None:
 
 
 def work(gate: Gate, order: Order) -> Done:
-    """Until the last pipeline has ended."""
+    """Run until the last pipeline has ended."""
     watch = Stopwatch(gate)
     remaining = order.flows
     lock, all_ = threading.Lock(), threading.Event()
@@ -59,9 +59,9 @@ def work(gate: Gate, order: Order) -> Done:
 
 
 def wait_for(order: Order) -> None:
-    """Nobody confirms what Dramatiq sends: wait until all of it is in the queue.
+    """Wait until all messages are in the queue, since Dramatiq gets no confirms.
 
-    Raises: ValueError if it does not come
+    Raises: ValueError if messages are missing
     """
     deadline = time.monotonic() + SILENCE
     while (waiting := _waiting(order)) != order.flows:
@@ -77,7 +77,7 @@ def check(order: Order) -> None:
 
 
 def _waiting(order: Order) -> int:
-    """Messages in the queues of its actors, of those that are delayed and of those that have failed, too."""
+    """Return the number of messages in the queues of all actors, including delayed and failed ones."""
     broker = _broker(order.port)
     for stage in _STAGES:
         broker.declare_queue(f"{order.name}.{stage}")

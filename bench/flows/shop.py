@@ -1,6 +1,6 @@
-"""The service that is measured: an endpoint of three stages, and who begins its flows.
+"""Service that is measured: an endpoint of three stages, and the programs that start its flows.
 
-An order and what its flow carries are 1 KiB in each message, and each stage keeps something in the state.
+An order with its flow's context is 1 KiB in each message, and each stage keeps a value in the state.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from truenext.stage.core.initiation import Initiation
 from truenext.stage.core.output import Output, OutputMessage
 
 TOGETHER = 100
-"""Flows that are begun in one initiation."""
+"""Number of flows that are started in one initiation."""
 POISON = 20
-"""One of so many is poison: it is tried three times."""
+"""One message in this number is poison, and has three attempts."""
 _NOTE = "x" * 675
-"""Makes 1 KiB of a message."""
+"""Text that brings a message to 1 KiB."""
 
 
 R = TypeVar("R")
@@ -63,7 +63,7 @@ def service(order: Order, *, exactly_once: bool = False) -> Service:
 
 
 def define_endpoint(app: Service, name: str, ended: Ended) -> StatefulEndpoint[OrderRequest, None, Memo]:
-    """Three stages that do nothing but go on."""
+    """Define an endpoint of three stages that only continue."""
     endpoint = app.endpoint(name, OrderRequest, state=Memo)
 
     _define_first_stages(endpoint)
@@ -76,7 +76,7 @@ def define_endpoint(app: Service, name: str, ended: Ended) -> StatefulEndpoint[O
 
 
 def _define_first_stages(endpoint: StatefulEndpoint[OrderRequest, R, Memo]) -> None:
-    """The stages before the last."""
+    """Define the stages before the last."""
 
     @endpoint.stage
     async def check(request: OrderRequest, memo: Memo, flow: Flow) -> None:
@@ -92,7 +92,7 @@ def _define_first_stages(endpoint: StatefulEndpoint[OrderRequest, R, Memo]) -> N
 
 
 def define_replying_endpoint(app: Service, name: str, ended: Ended) -> StatefulEndpoint[OrderRequest, OrderReply, Memo]:
-    """The same with a reply. Only the interactive flows count."""
+    """Define an endpoint of three stages with a reply; only interactive flows count."""
     endpoint = app.endpoint(name, OrderRequest, OrderReply, state=Memo)
 
     _define_first_stages(endpoint)
@@ -110,7 +110,7 @@ def define_replying_endpoint(app: Service, name: str, ended: Ended) -> StatefulE
 
 
 def serve(gate: Gate, order: Order) -> Done:
-    """Until the last flow has ended, and all of it is confirmed."""
+    """Run until the last flow has ended, and all is confirmed."""
 
     async def program() -> Done:
         app, ended = service(order), Ended(order.flows)
@@ -121,14 +121,14 @@ def serve(gate: Gate, order: Order) -> Done:
 
 
 def serve_poisoned(gate: Gate, order: Order) -> Done:
-    """The same, while others fail; what is logged of that is formatted, and goes nowhere."""
+    """Run until the last flow has ended, beside failing messages, whose log is formatted and discarded."""
     with Path(os.devnull).open("w") as nowhere:
         logging.basicConfig(stream=nowhere, level=logging.WARNING)
         return serve(gate, order)
 
 
 def serve_interactive(gate: Gate, order: Order) -> Done:
-    """Until the last of the interactive flows has ended."""
+    """Run until the last interactive flow has ended."""
 
     async def program() -> Done:
         app, ended = service(order), Ended(order.flows)
@@ -139,7 +139,7 @@ def serve_interactive(gate: Gate, order: Order) -> Done:
 
 
 async def serve_until(app: Service, ended: Ended, gate: Gate) -> Done:
-    # What is imported for the stages is imported before the clock starts.
+    # Imports the modules that stages need before the clock starts.
     app.plans()
     watch = Stopwatch(gate)
     watch.start()
@@ -149,17 +149,17 @@ async def serve_until(app: Service, ended: Ended, gate: Gate) -> Done:
 
 
 def start_flows(gate: Gate, order: Order) -> None:
-    """Begin so many flows, which wait then."""
+    """Start all flows, which then wait."""
     _start_all(gate, order, [1] * order.flows)
 
 
 def start_flows_and_poison(gate: Gate, order: Order) -> None:
-    """The same, and besides them one poison message for every nineteen."""
+    """Start all flows, and one poison message for every nineteen."""
     _start_all(gate, order, [number % POISON for number in range(order.flows + poison_count(order.flows))])
 
 
 def poison_count(flows: int) -> int:
-    """How many poison messages there are besides so many."""
+    """Return the number of poison messages beside this number of flows."""
     return -(-flows // (POISON - 1))
 
 
@@ -181,7 +181,7 @@ def _start_all(gate: Gate, order: Order, counts: Sequence[int]) -> None:
 
 
 async def messages(name: str) -> list[OutputMessage]:
-    """The messages of one flow through `passing`, as its service sends them."""
+    """Return the messages of one flow through `define_endpoint`, as its service sends them."""
     app = Service("bench", concurrency=CONCURRENCY)
     endpoint = define_endpoint(app, name, Ended(1))
     now_ms = time.time_ns() // 1_000_000

@@ -1,5 +1,5 @@
-"""The same flow with one INSERT in each stage, best-effort or exactly once; and beside it the INSERTs alone, by
-SQLAlchemy without any stage."""
+"""Flows with one INSERT in each stage, best-effort or exactly once; and the INSERTs alone, by SQLAlchemy without
+stages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DONE = Table(
 
 
 def prepare(database: str, *, empties_inbox: bool = True) -> None:
-    """An empty table, and those that remember what has happened once."""
+    """Create an empty table, and the tables of exactly-once processing."""
     apply_schema(database)
     engine = create_engine(database)
     _METADATA.drop_all(engine)
@@ -59,7 +59,7 @@ def check(database: str, flows: int) -> None:
 def define_endpoint(
     app: Service, name: str, ended: Callable[[int], None]
 ) -> StatefulEndpoint[OrderRequest, None, Memo]:
-    """Three stages that insert a row each. `ended` is told which flow is in its last."""
+    """Define three stages that insert a row each. The last one calls `ended` with the number of its flow."""
     endpoint = app.endpoint(name, OrderRequest, state=Memo)
 
     @endpoint.stage
@@ -86,12 +86,12 @@ def define_endpoint(
 
 
 def serve(gate: Gate, order: Order) -> Done:
-    """Until the last flow has ended, and all of it is confirmed."""
+    """Run until the last flow has ended, and all is confirmed."""
     return _serve(gate, order, exactly_once=False)
 
 
 def serve_exactly_once(gate: Gate, order: Order) -> Done:
-    """The same, with effects that happen once."""
+    """Run with exactly-once processing until the last flow has ended, and all is confirmed."""
     return _serve(gate, order, exactly_once=True)
 
 
@@ -105,8 +105,8 @@ def _serve(gate: Gate, order: Order, *, exactly_once: bool) -> Done:
 
 
 def insert_alone(gate: Gate, order: Order) -> Done:
-    """As many INSERTs, each committed by itself, by as many tasks as the stages have workers. SQLite lets one
-    transaction write: there they have one connection, for which they stand in line."""
+    """Insert as many rows, each in a transaction of its own, in as many tasks as the stages have workers. SQLite has
+    one writing transaction: there all tasks share one connection."""
 
     async def program() -> Done:
         watch = Stopwatch(gate)
@@ -142,7 +142,7 @@ def engine_of(database: str) -> AsyncEngine:
 
     @event.listens_for(engine.sync_engine, "connect")
     def set_pragmas(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # As a service of stages has it.
+        # Settings of a service of stages.
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")

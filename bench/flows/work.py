@@ -1,4 +1,4 @@
-"""What is one run: which flows there are, and when the last of them has ended."""
+"""One run: its flows, and the end of the last of them."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from uvloop import new_event_loop
 T = TypeVar("T")
 
 CONCURRENCY = 8
-"""Messages of one stage that are handled at once."""
+"""Number of messages that one stage handles at once."""
 STAGES = 3
-"""Of each flow."""
+"""Number of stages of each flow."""
 
 
 class Order(NamedTuple):
     port: int
-    """Of the broker."""
+    """Port of the broker."""
     name: str
-    """Of the endpoint, and so of the queue of its first stage."""
+    """Name of the endpoint, and so of the queue of its first stage."""
     flows: int
     database: str = ""
-    """Its URL."""
+    """URL of the database."""
     concurrency: int = CONCURRENCY
 
 
 class Sizes(NamedTuple):
-    """What the command line says."""
+    """Sizes on the command line."""
 
     flows: int
     runs: int
     workers: Sequence[int] = (CONCURRENCY,)
-    """Of each stage, where effects happen once: each of these is measured."""
+    """Numbers of workers for each stage with exactly-once processing; each number is measured."""
     inbox_rows: int = 10_000_000
     units: int = 100_000
-    """Left in the outbox."""
+    """Number of units left in the outbox."""
 
 
 class Ended:
-    """How many flows have come to their last stage."""
+    """Count of flows that have come to their last stage."""
 
     def __init__(self, flows: int) -> None:
         self._remaining = flows
@@ -52,11 +52,11 @@ class Ended:
             self._all.set()
 
     async def wait(self) -> None:
-        """Until all have."""
+        """Wait until all flows have come there."""
         await self._all.wait()
 
 
 def run(program: Coroutine[Any, Any, T]) -> T:
-    """In the event loop in which services run."""
+    """Run a program in an event loop like that of a service."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(program)
