@@ -1,4 +1,4 @@
-"""The broker of the demos: `truenext serve` as a process of its own, which is killed and started again."""
+"""Broker of the demos: `truenext serve` as a process of its own, which is killed and started again."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Broker:
-    """It listens where it did before, so that whoever was connected finds it again."""
+    """Broker that listens on the same port after each start, so that its clients can reconnect."""
 
     def __init__(self, data: Path) -> None:
         self.data = data

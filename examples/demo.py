@@ -1,14 +1,14 @@
-"""The order where ActiveMQ's breaks, shown with a foreign client: what `make demo` runs.
+"""Demo of the order where ActiveMQ's breaks, with a foreign client: what `make demo` runs.
 
-The production case of 2023: ordinary messages (persistent, priority 4) and interactive ones (non-persistent, priority
-9) share a queue. ActiveMQ keeps the two kinds in two buckets and empties one before it looks into the other, so that
-the interactive messages wait behind the batch. Here stomp.py, a package from PyPI, sends and receives over real
-sockets, with the broker in a process of its own, which is also killed and started again. At the end Spark proves from
-the history that the broker wrote what the client saw: every dispatch was the true next. Beside it stands what ActiveMQ
-did with the production case, from a recording of `truenext record` (examples/recordings).
+The production case of 2023: ordinary messages (persistent, priority 4) and interactive ones (non-persistent,
+priority 9) share a queue. ActiveMQ keeps the two kinds in two buckets and empties one before it reads the other, so
+that the interactive messages wait behind the batch. Here stomp.py, a package from PyPI, sends and receives over real
+sockets. The broker is a process of its own, which is also killed and started again. At the end Spark proves from the
+history that the broker wrote what the client saw: every dispatch was the true next. Beside this stands ActiveMQ's
+result for the production case, from a recording of `truenext record` (examples/recordings).
 
-Then a service of stages processes orders, and Spark audits what each order got (examples/orders). At last Spark itself
-reads and writes queues, and is killed (examples/queries).
+Then a service of stages processes orders, and Spark audits the result of each order (examples/orders). At last Spark
+itself reads and writes queues, and is killed (examples/queries).
 """
 
 import argparse
@@ -36,16 +36,16 @@ from truenext.model.url import parse_url
 from truenext.spark.audit.command import SPARK_LOG, audit_histories, write_page
 
 RECEIVE_SECONDS = 10.0
-"""A message that does not come within this time counts as lost."""
+"""Seconds after which a message counts as lost."""
 CONFIRM_EVERY = 500
 REPORT = Path("demo-report")
-"""Where the audit leaves its page, its tables and Spark's log."""
+"""Folder for the audit's page and tables, and Spark's log."""
 ACTIVEMQ = Path(__file__).parent / "recordings" / "ActiveMQ-5.17.2"
-"""The production case at prefetch 1, with `prioritizedMessages`, as its client saw it."""
+"""Recording of the production case at prefetch 1, with `prioritizedMessages`, by its client."""
 
 
 class Message(NamedTuple):
-    """What one case sends, in order; `number` is its place in that order."""
+    """Message of a case; `number` is its position in the order of sending."""
 
     number: int
     priority: int
@@ -69,7 +69,7 @@ class Result(NamedTuple):
 
     @property
     def misplaced(self) -> int:
-        """Deliveries that are not the message that was due at that position."""
+        """Number of deliveries other than the message that was due at that position."""
         return sum(due != delivered for due, delivered in zip(self.expected(), self.delivered, strict=False))
 
     @property
@@ -84,7 +84,7 @@ class Result(NamedTuple):
 
 
 class Client(stomp.ConnectionListener):
-    """A STOMP 1.2 connection made by stomp.py."""
+    """STOMP 1.2 connection of stomp.py."""
 
     def __init__(self, url: str) -> None:
         self.messages: queue.Queue[stomp.utils.Frame] = queue.Queue()
@@ -131,7 +131,7 @@ class Client(stomp.ConnectionListener):
         self._connection.disconnect()
 
     def abandon(self) -> None:
-        """Close the socket to a broker that is dead, without a last word to it."""
+        """Close the socket to a dead broker without a DISCONNECT."""
         self._connection.transport.disconnect_socket()
 
 
@@ -145,7 +145,7 @@ def client(broker: "Broker | RunningBroker") -> Iterator[Client]:
 
 
 def send_all(sender: Client, destination: str, messages: list[Message]) -> None:
-    """Send in order; returns once the broker has confirmed all of it."""
+    """Send in order; return once the broker has confirmed all messages."""
     for message in messages[:-1]:
         if message.number % CONFIRM_EVERY == 0:
             receipt = f"{destination}-{message.number}"
@@ -158,7 +158,7 @@ def send_all(sender: Client, destination: str, messages: list[Message]) -> None:
 
 
 def receive(receiver: Client, count: int, delivered: list[int], progress: Progress) -> None:
-    """Take and acknowledge `count` messages; the last acknowledgement is confirmed, and so are all before it."""
+    """Receive and acknowledge `count` messages; the last acknowledgement is confirmed, and so are all before it."""
     task = progress.add_task("  delivered", total=count)
     for position in range(1, count + 1):
         try:
@@ -176,7 +176,7 @@ def receive(receiver: Client, count: int, delivered: list[int], progress: Progre
 def run_case(
     broker: "Broker | RunningBroker", queue: str, name: str, messages: list[Message], prefetch: int, progress: Progress
 ) -> Result:
-    """Send all, then receive all."""
+    """Send all messages, then receive all."""
     destination = f"/queue/demo.{queue}.prefetch-{prefetch}"
     started = time.perf_counter()
     with client(broker) as sender:
@@ -189,9 +189,9 @@ def run_case(
 
 
 def run_killed(broker: Broker, prefetch: int, progress: Progress, rng: random.Random) -> Result:
-    """A persistent run in which the broker is killed twice: while we send, and while we receive.
+    """Run a persistent case in which the broker is killed twice: while the client sends, and while it receives.
 
-    What was not confirmed before the first kill is sent again under its number; the broker takes it once.
+    Messages that were not confirmed before the first kill are sent again under their numbers, and taken once.
     """
     messages = [Message(number, rng.randrange(10), True) for number in range(3000)]
     destination = f"/queue/demo.killed.prefetch-{prefetch}"
@@ -228,7 +228,7 @@ def run_killed(broker: Broker, prefetch: int, progress: Progress, rng: random.Ra
     with client(broker) as receiver:
         receiver.subscribe(destination, prefetch)
         receive(receiver, len(messages) - len(delivered), delivered, progress)
-        # One more would be a double.
+        # Another message would be a duplicate.
         time.sleep(0.2)
         while not receiver.messages.empty():
             delivered.append(int(receiver.messages.get().body))
@@ -249,7 +249,7 @@ def mix(rng: random.Random) -> list[Message]:
 
 
 class RunningBroker(NamedTuple):
-    """A broker that was started before the demo, of any make."""
+    """Broker of any make that was started before the demo."""
 
     url: str
 
@@ -308,7 +308,7 @@ def main() -> int:
 
 
 def audit_passes(data: Path, console: Console) -> bool:
-    """Let Spark judge the history of all that the broker did, and the recording of ActiveMQ in the same way."""
+    """Audit the history of the broker with Spark, and the recording of ActiveMQ in the same way."""
     console.print("[bold]Spark audits the history of this broker, and a recording of ActiveMQ[/bold]")
     console.print(f"Spark's own output goes to {REPORT / SPARK_LOG}")
     truenext, activemq = audited = audit_histories([data, ACTIVEMQ], out=REPORT)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def exit_on_signals() -> None:
-    """Let SIGTERM and SIGHUP end the demo as an exception does, so that it ends what it has started."""
+    """Let SIGTERM and SIGHUP end the demo as an exception does, so that the demo ends its processes."""
 
     def exit_demo(number: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(f"ended by {signal.Signals(number).name}")
@@ -22,7 +22,7 @@ def exit_on_signals() -> None:
 
 
 class Program:
-    """A process that is started with one command line, again and again if need be."""
+    """Process of one command line, which can be started again."""
 
     def __init__(self, log: Path, *command: str) -> None:
         self._log = log
@@ -45,13 +45,13 @@ class Program:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill the process, and with it what it has started, such as the Java of a driver."""
+        """Kill the process and its child processes, such as the Java of a driver."""
         if self.status is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def stop(self) -> None:
-        """Raises: SystemExit if it does not end well"""
+        """Terminate the process. Raises: SystemExit if its exit status is not 0"""
         self._process.terminate()
         if self._process.wait(60):
             raise SystemExit(f"{' '.join(self._command)} has ended with {self.status}; its log is\n{self.log}")

@@ -1,12 +1,12 @@
-"""Audit of the orders: Spark compares what different programs have written down.
+"""Audit of the orders: Spark compares the records of different programs.
 
-    the web application's list ──▶ what is due ──┐
-    rows of the service's tables ────────────────┤
-    flows, from the events of stages ────────────┼──▶ findings, each with its order
-    dead letters of the broker ──────────────────┘
+    the web application's list ──▶ rows that are due ──┐
+    rows of the service's tables ──────────────────────┤
+    flows, from the events of stages ──────────────────┼──▶ findings, each with its order
+    dead letters of the broker ────────────────────────┘
 
-`truenext audit --stages` judges broker and stages (docs/audit.md, docs/stages-events.md). It makes the flows, too. What
-is added here knows what an order is.
+`truenext audit --stages` judges broker and stages (docs/audit.md, docs/stages-events.md), and makes the table of
+flows. The part here adds what an order is.
 """
 
 import sqlite3
@@ -34,7 +34,7 @@ T = TypeVar("T")
 TITLE = "A thousand orders through a service of five stages, broker and service killed on the way"
 VERDICT_FILE = "verdict.json"
 SMALL = 2
-"""Parts of each table in Spark: all of them are small."""
+"""Partitions of each table in Spark: all tables are small."""
 
 LAST_STAGE = list(TABLES)[-1]
 LAST_TABLE = TABLES[LAST_STAGE]
@@ -42,14 +42,14 @@ ALL_TABLES = (WEB_TABLE, *TABLES.values())
 
 
 class RunRecords(NamedTuple):
-    """What was written down, as tables of Spark."""
+    """Records of a run, as tables of Spark."""
 
     orders: DataFrame
-    """The web application's list, the fields of `Listed`."""
+    """List of the web application, with the fields of `Listed`."""
     rows: DataFrame
-    """`table`, `order`: all rows of all tables."""
+    """Rows of all tables: `table`, `order`."""
     flows: DataFrame
-    """`flow`, `order`, `has_ended`, `is_given_up`, `last_at`."""
+    """Flows: `flow`, `order`, `has_ended`, `is_given_up`, `last_at`."""
     dead_letters: DataFrame
     """Dead letters: `order`, `stage`, `cause`."""
     is_cut: bool
@@ -57,32 +57,32 @@ class RunRecords(NamedTuple):
 
 
 class KindSummary(msgspec.Struct):
-    """What became of one kind of orders."""
+    """Results of one kind of orders."""
 
     kind: str
     committed: int
     rolled_back: int
     repeated: int
-    """Ordered twice under the same key."""
+    """Number of orders that were placed twice under the same key."""
     flows: int
     completed: int
     given_up: int
     not_recorded: int
-    """Orders whose flow has no end in the events: its process was killed before it wrote its last ones. The rows of
-    these orders say whether it ended."""
+    """Orders whose flow has no end in the events: its process was killed before it wrote its last ones. Whether the
+    flow ended is seen from its rows."""
     p50: float | None
-    """Seconds from the order to the last thing that a stage did, of flows that have ended."""
+    """Seconds from the order to the end of its last stage, of flows that have ended."""
     p99: float | None
 
 
 class TableSummary(msgspec.Struct):
-    """One table of the service."""
+    """Rows of one table of the service."""
 
     table: str
     due: int
     there: int
     missing: int
-    """Orders that have fewer rows than are due."""
+    """Number of orders with fewer rows than are due."""
     too_many: int
 
 
@@ -95,14 +95,14 @@ class Cause(msgspec.Struct):
 
 
 class OrderFinding(msgspec.Struct):
-    """A finding."""
+    """Difference between the records of one order; for all orders if `order` is empty."""
 
     order: str
     finding: str
 
 
 class OrdersVerdict(msgspec.Struct):
-    """What the audit has found."""
+    """Result of the audit."""
 
     is_right: bool
     findings: list[OrderFinding]
@@ -110,13 +110,13 @@ class OrdersVerdict(msgspec.Struct):
     tables: list[TableSummary]
     dead_letters: list[Cause]
     killed_processes: int
-    """Of the service."""
+    """Number of killed processes of the service."""
     contract_held: bool
-    """By `truenext audit`, of broker and stages."""
+    """Verdict of `truenext audit` on broker and stages."""
 
 
 def judge(result: RunResult, out: Path) -> OrdersVerdict:
-    """Audit what a run has left behind. Pages, tables and the answer are written to `out`."""
+    """Audit the records of a run. Pages, tables and the verdict are written to `out`."""
     spark = start()
     spark.conf.set("spark.sql.shuffle.partitions", SMALL)
     (audited,) = audit_histories([result.data], stages=[result.events], out=out)
@@ -135,7 +135,7 @@ def judge(result: RunResult, out: Path) -> OrdersVerdict:
 
 
 def sections(verdict: OrdersVerdict, result: RunResult) -> dict[str, pandas.DataFrame]:
-    """What the page says of the orders, besides what `truenext audit` says of broker and stages."""
+    """Return the sections of the page on orders, besides those of `truenext audit` on broker and stages."""
     kills = {
         "killed": [kill.name for kill in result.kills],
         "at (UTC)": [f"{pandas.Timestamp(kill.at, unit='s'):%H:%M:%S}" for kill in result.kills],
@@ -151,7 +151,7 @@ def sections(verdict: OrdersVerdict, result: RunResult) -> dict[str, pandas.Data
 
 
 def evaluate(records: RunRecords, waiting: Mapping[str, int], killed: int, *, contract_held: bool) -> OrdersVerdict:
-    """`waiting` are messages that still wait somewhere, `killed` how many processes of the service were killed."""
+    """Judge the records. `waiting` has numbers of messages by queue, `killed` is the number of killed processes."""
     cached = RunRecords(
         records.orders.persist(),
         records.rows.persist(),
@@ -179,7 +179,7 @@ def _rows(table: DataFrame, kind: type[T]) -> list[T]:
     return [msgspec.convert(row.asDict(), kind) for row in table.collect()]
 
 
-# ---- What was written down ----
+# ---- Records ----
 
 
 def orders_table(spark: SparkSession, listed: Iterable[Listed]) -> DataFrame:
@@ -203,8 +203,8 @@ def dead_letters_table(spark: SparkSession, dead_letters: Iterable[DeadLetter]) 
 
 
 def flows_table(flows: DataFrame, stage_runs: DataFrame) -> DataFrame:
-    """From the tables of `truenext audit`. A flow has ended once its last stage has, by the events or by the history:
-    that the broker has the acknowledgement says the same."""
+    """Return the flows from the tables of `truenext audit`. A flow has ended if its last stage has, by the events or
+    by the history: the acknowledgement at the broker says the same."""
     is_over = (F.col("outcome") == "completed") | (F.col("end_kind") == "acknowledged")
     ends = stage_runs.groupBy("flow").agg(
         F.coalesce(F.max(is_over & (F.col("stage") == LAST_STAGE)), F.lit(False)).alias("has_ended")
@@ -220,17 +220,17 @@ def flows_table(flows: DataFrame, stage_runs: DataFrame) -> DataFrame:
 
 
 def killed_processes(events: DataFrame) -> int:
-    """Those that have not closed their events in order."""
+    """Return the number of processes that have not closed their events in order."""
     closed = events.groupBy("process").agg(F.max(F.col("kind") == "closed").alias("is_closed"))
     return closed.where("not is_closed").count()
 
 
-# ---- What is due ----
+# ---- Due rows ----
 
 
 def due(orders: DataFrame) -> DataFrame:
-    """`table`, `order`, `due`: how many rows there must be, 1 or 0. A stage that refuses an order, and all that follow,
-    leave none; nobody leaves any of an order that was rolled back."""
+    """Return `table`, `order`, `due`, the number of rows that there must be: 1 or 0. A stage that rejects an order,
+    and all stages after it, write no row. An order that was rolled back has none at all."""
     positions = {stage: position for position, stage in enumerate(TABLES)}
     numbers = F.create_map(*(F.lit(each) for pair in positions.items() for each in pair))
     stages_passed = F.coalesce(numbers[F.col("rejected_by")], F.lit(len(TABLES)))
@@ -246,7 +246,7 @@ def due(orders: DataFrame) -> DataFrame:
 
 
 def findings(records: RunRecords) -> DataFrame:
-    """`order`, `finding`: what is missing, or there twice, or should not be."""
+    """Return `order`, `finding`: rows, flows and dead letters that are missing, repeated, or should not be there."""
     parts = (_row_findings(records), _flow_findings(records), _dead_letter_findings(records))
     return reduce(DataFrame.unionByName, parts).orderBy("order", "finding")
 
@@ -260,8 +260,8 @@ def _row_findings(records: RunRecords) -> DataFrame:
 
 
 def _flow_findings(records: RunRecords) -> DataFrame:
-    """A flow of which the last events are missing has ended by its row, if a process was killed that may have had
-    them; its row is judged like any other."""
+    """Compare flows with orders. If a killed process may have had the last events of a flow, the row of its last
+    stage counts as its end; rows are judged by themselves."""
     started = records.flows.groupBy("order").agg(
         F.count("*").alias("flows"), F.max("has_ended").alias("has_ended"), F.max("is_given_up").alias("is_given_up")
     )
@@ -315,8 +315,8 @@ def _finding_text(sentence: str, *columns: str) -> Column:
 
 
 def kinds(records: RunRecords) -> DataFrame:
-    """One row per kind of order: how many, what became of them, and how many seconds it took from the order to the last
-    thing that a stage did, of those whose flow has ended."""
+    """Return one row per kind of order: number, results, and seconds from the order to the end of the last stage, of
+    flows that have ended."""
     is_recorded = F.coalesce(F.col("has_ended") | F.col("is_given_up"), F.lit(False))
     duration = F.when(F.col("has_ended"), F.col("last_at") - F.col("ordered_at"))
     return (
@@ -338,8 +338,8 @@ def kinds(records: RunRecords) -> DataFrame:
 
 
 def tables(records: RunRecords) -> DataFrame:
-    """One row per table, in the order of the stages: rows that are due, that are there, and how many orders have fewer
-    (`missing`) or more (`too_many`)."""
+    """Return one row per table, in the order of the stages: rows that are due, rows that are there, and the number
+    of orders with fewer (`missing`) or more (`too_many`)."""
     counted = records.rows.groupBy("table", "order").agg(F.count("*").alias("there"))
     position = F.array_position(F.array(*map(F.lit, ALL_TABLES)), F.col("table"))
     return (

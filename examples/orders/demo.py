@@ -1,4 +1,4 @@
-"""Orders through a service of five stages on SQLite, while broker and service are killed; Spark judges what each got.
+"""Demo of orders through a service of five stages on SQLite, while broker and service are killed; Spark audits each.
 
 `python -m examples.orders.demo` runs this part of `make demo` alone.
 """
@@ -16,13 +16,13 @@ from examples.orders.run import Counts, run
 from examples.program import exit_on_signals
 
 KINDS = {"customer": "users, outbox", "asked": "users who wait", "batch": "batch"}
-"""What is printed of a kind of orders, in this order."""
+"""Label of each kind of orders, in the order of the output."""
 SHOWN_MAX = 20
-"""Findings that are printed; the file has all."""
+"""Number of findings that are printed; the file has all."""
 
 
 def show(console: Console, out: Path) -> bool:
-    """Run and audit it, and print what came out: whether all was right."""
+    """Run the orders, audit them, and print the results. Return whether all was right."""
     counts = Counts()
     console.print("[bold]A service of stages processes orders while broker and service are killed[/bold]")
     console.print(

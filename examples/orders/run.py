@@ -1,10 +1,10 @@
-"""The run of the orders: the broker and a process of the service are killed on the way.
+"""Run of the orders, in which the broker and a process of the service are killed.
 
     web application ──▶ broker ──▶ two processes of the service ──▶ SQLite
            │                                                          │
-           └── its own list of what it has committed                  └── a row for each stage that an order has passed
+           └── its own list of committed orders                       └── a row for each stage that an order has passed
 
-All are processes of their own. What each of them leaves behind is in one folder, and is judged afterwards (audit.py).
+All are processes of their own. Their records are in one folder, and are audited afterwards (audit.py).
 """
 
 import sqlite3
@@ -26,17 +26,17 @@ from truenext import blocking
 SERVICE = "examples.orders.service:app"
 
 END_S = 240.0
-"""After this time what is not done counts as stuck, and the audit says what it is."""
+"""Seconds after which unfinished orders count as stuck; the audit names them."""
 QUIET_S = 1.0
-"""Nothing must wait anywhere for so long."""
+"""Seconds for which no message must wait before the run ends."""
 PRINT_INTERVAL_S = 3.0
-"""Between two lines that say how far it is."""
+"""Seconds between two lines of progress."""
 
 PrintLine = Callable[[str], object]
 
 
 class Counts(NamedTuple):
-    """Orders of each kind that the web application begins."""
+    """Number of orders of each kind that the web application starts."""
 
     customer: int = 150
     asked: int = 100
@@ -44,7 +44,7 @@ class Counts(NamedTuple):
 
 
 class DeadLetter(msgspec.Struct):
-    """A dead letter, as the broker has it at the end."""
+    """Dead letter that the broker has at the end."""
 
     order: str
     stage: str
@@ -52,28 +52,28 @@ class DeadLetter(msgspec.Struct):
 
 
 class Kill(NamedTuple):
-    """A process that was killed and started again."""
+    """Process that was killed and started again."""
 
     name: str
     at: float
     """Seconds since 1970."""
     seconds: float
-    """Since the web application began."""
+    """Seconds since the start of the web application."""
 
 
 class RunResult(NamedTuple):
-    """What the run has left behind."""
+    """Records of the run."""
 
     data: Path
     """The broker's data folder, with its history."""
     events: Path
-    """What the stages have written down."""
+    """Folder of the stages' events."""
     database: Path
     orders: Path
-    """The web application's own list."""
+    """List of the web application."""
     dead_letters: list[DeadLetter]
     waiting: dict[str, int]
-    """Messages that are in queues, and in the outbox, though all should be done."""
+    """Number of messages that are in queues and in the outbox, though all should be done."""
     kills: list[Kill]
     seconds: float
 
@@ -85,7 +85,7 @@ class Queue(msgspec.Struct):
 
 
 class _Envelope(msgspec.Struct):
-    """Of what travels between stages (docs/stages-wire.md)."""
+    """Part of the message between two stages (docs/stages-wire.md)."""
 
     flow: "_Flow"
 
@@ -95,7 +95,7 @@ class _Flow(msgspec.Struct):
 
 
 def run(folder: Path, counts: Counts, print_line: PrintLine) -> RunResult:
-    """Start everything, kill the broker and a process of the service on the way, and stop when nothing waits."""
+    """Start everything, kill the broker and a process of the service on the way, and stop when no message waits."""
     database, events, orders = folder / "orders.db", folder / "events", folder / "orders.jsonl"
     url = f"sqlite:///{database}"
     make_tables(database, url)
@@ -138,7 +138,7 @@ def make_tables(database: Path, url: str) -> None:
 
 
 class Progress:
-    """How far the orders are, by the rows of the first and of the last stage."""
+    """Progress of the orders, by the rows of the first and of the last stage."""
 
     def __init__(self, database: Path, orders: int, print_line: PrintLine) -> None:
         self._database = database
@@ -147,12 +147,12 @@ class Progress:
         self._started = self._printed_at = time.monotonic()
 
     def until(self, share: float) -> None:
-        """Until so many of all orders are shipped, or it has taken too long."""
+        """Wait until this share of all orders is shipped, or the time limit is reached."""
         while self._count(list(TABLES.values())[-1]) < share * self._orders and not self._is_timed_out():
             time.sleep(0.05)
 
     def until_all_is_done(self, broker: Broker, web: Program) -> dict[str, int]:
-        """Until the web application has ended and nothing waits; what waits though it has taken too long.
+        """Wait until the web application has ended and no message waits. Return what still waits at the time limit.
 
         Raises: SystemExit if the web application has failed, or has not ended
         """
@@ -197,7 +197,7 @@ def queues(connection: blocking.Connection) -> list[Queue]:
 
 
 def dead_letters(broker: Broker) -> list[DeadLetter]:
-    """All that the broker has given up."""
+    """Return all dead letters of the broker."""
     with blocking.connect(broker.url) as connection:
         names = [each.name for each in queues(connection) if each.name.startswith("DLQ.")]
         return [

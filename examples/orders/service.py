@@ -1,12 +1,12 @@
-"""A service that processes orders, in five stages.
+"""Service that processes orders, in five stages.
 
-Each stage writes one row, and its effects happen once (docs/stages-outbox.md). No table has a primary key, so a row
+Each stage writes one row, with exactly-once processing (docs/stages-outbox.md). No table has a primary key, so a row
 that was written twice is there twice.
 
     order.place                    placed
-        asks stock.reserve         reserved     it refuses what cannot be had
+        asks stock.reserve         reserved     rejects an order that is sold out
     order.place.stage.bill         billed
-        asks payment.charge        charged      it fails with a card that is declined
+        asks payment.charge        charged      fails with a card that is declined
     order.place.stage.ship         shipped
 
 `truenext stages run examples.orders.service:app` runs it, in as many processes as you like.
@@ -25,9 +25,9 @@ TABLES = {
     "payment.charge": "charged",
     "order.place.stage.ship": "shipped",
 }
-"""The table of each stage, in the order in which a flow comes to them."""
+"""Table of each stage, in the order of the stages in a flow."""
 WEB_TABLE = "orders"
-"""The web application writes into it, in the transaction that begins the flow."""
+"""Table of the web application, which writes a row in the transaction that starts the flow."""
 
 SOLD_OUT = "unicorn"
 DECLINED = "4000"
@@ -66,7 +66,7 @@ class Shipped(msgspec.Struct):
 
 
 class Memo(msgspec.Struct):
-    """What the flow of an order remembers from stage to stage."""
+    """State of an order's flow, from stage to stage."""
 
     id: str = ""
     card: str = ""
@@ -104,12 +104,12 @@ async def bill(reserved: Reserved, memo: Memo, flow: Flow, sql: AsyncSession) ->
     flow.request(charge, Charge(memo.id, memo.card, memo.cents))
 
 
-# It fails like a stage that does not know for sure, so it is tried again, and given up after three attempts.
+# A declined card raises an ordinary exception, so the charge is retried, and given up after three attempts.
 @app.single("payment.charge", Charge, Charged, attempts=3, retry={CardDeclined: "100ms"})
 async def charge(request: Charge, sql: AsyncSession) -> Charged:
     await sql.execute(text("INSERT INTO charged VALUES (:order)"), {"order": request.order})
     if request.card == DECLINED:
-        # The row above is taken back with this.
+        # The exception also rolls back the row above.
         raise CardDeclined(f"the bank says no to card {request.card}")
     return Charged(f"payment of {request.order}")
 

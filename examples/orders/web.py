@@ -1,6 +1,6 @@
-"""The web application of the demo: it begins the flows, and keeps a list of what it has committed.
+"""Web application of the demo: it starts the flows, and keeps a list of the committed orders.
 
-Three kinds of orders come side by side:
+Three kinds of orders come concurrently:
 
     customer   a user's own transaction has a row and a flow, or neither (`app.initiate(session, key=)`). Some are
                rolled back. Some are repeated, as by a second click, and are one order all the same
@@ -23,38 +23,38 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from examples.orders.service import DECLINED, SOLD_OUT, Order, app, place
 from truenext import InDoubt, RolledBack
 
-# The row is there once, however often the user clicks.
+# Inserts one row, however often the user clicks.
 INSERT = text("INSERT INTO orders SELECT :id, :item WHERE NOT EXISTS (SELECT 1 FROM orders WHERE id = :id)")
 
 TOGETHER = 25
-"""Orders of the batch that are begun in one transaction."""
+"""Number of orders of the batch that are started in one transaction."""
 PAUSE_S = 0.08
-"""Between two orders of one user."""
+"""Seconds between two orders of one user."""
 BATCH_PAUSE_S = 0.5
-"""Between two parts of the batch."""
+"""Seconds between two parts of the batch."""
 REPLY_S = 10.0
 
 
 class Listed(msgspec.Struct):
-    """An order, once the web application knows what became of its transaction."""
+    """Order of which the web application knows the outcome of its transaction."""
 
     order: str
     kind: str
     ordered_at: float
     """Seconds since the epoch, just before the transaction was committed."""
     rejected_by: str | None = None
-    """The queue of the stage that never does its part for such an order."""
+    """Queue of the stage that always fails for this order."""
     is_rolled_back: bool = False
     times: int = 1
-    """How often the user has ordered it."""
+    """Number of times that the user has placed it."""
 
 
 class Cancelled(Exception):
-    """The user has left in the middle of the transaction."""
+    """Request that the user has left in the middle of the transaction."""
 
 
 class OrderList:
-    """The web application's own list, a line of JSON for each order."""
+    """File of the web application's own list, a line of JSON for each order."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
@@ -68,7 +68,7 @@ def read_list(path: Path) -> list[Listed]:
 
 
 def make_order(kind: str, number: int) -> tuple[Order, str | None]:
-    """An order, and the stage that never does its part for it."""
+    """Return an order, and the queue of the stage that always fails for it."""
     order = Order(f"{kind}-{number}", "tea", "4111", cents=100 + number)
     if kind != "asked" and number % 20 == 5:
         order.item = SOLD_OUT
@@ -93,7 +93,7 @@ async def place_customer_orders(engine: AsyncEngine, orders: OrderList, count: i
 
 
 async def buy(engine: AsyncEngine, order: Order, *, is_cancelled: bool) -> None:
-    """What the handler of a request does. Raises: Cancelled, and nothing has happened"""
+    """Write the order's row and start its flow, as a request's handler. Raises: Cancelled; nothing has happened"""
     async with AsyncSession(engine) as sql, sql.begin():
         await sql.execute(INSERT, {"id": order.id, "item": order.item})
         async with app.initiate(sql, key=order.id) as initiation:
@@ -113,7 +113,7 @@ async def place_asked_orders(orders: OrderList, count: int) -> None:
 
 
 async def ask(order: Order) -> bool:
-    """False if the flow has not begun."""
+    """Place an order and wait for the reply. Return False if the flow has not started."""
     try:
         await app.ask(place, order, trace=order.id, interactive=True, timeout=REPLY_S)
     except RolledBack:
@@ -121,7 +121,7 @@ async def ask(order: Order) -> bool:
     except InDoubt as doubt:
         return await app.outcome(doubt) == "committed"
     except TimeoutError:
-        # The flow has begun, and goes on. The reply was lost with the broker, or comes too late.
+        # The flow has started, and goes on. The reply was lost with the broker, or comes too late.
         pass
     return True
 
@@ -138,7 +138,7 @@ async def place_batch_orders(orders: OrderList, count: int) -> None:
 
 
 async def start_flows(part: list[Order]) -> bool:
-    """All of them, or none. A broker that is not there is waited for."""
+    """Start the flows of all orders, or none, and wait for an unavailable broker. Return False for none."""
     try:
         async with app.initiate() as initiation:
             for order in part:
@@ -153,7 +153,7 @@ async def start_flows(part: list[Order]) -> bool:
 async def main(broker: str, database: str, path: str, *counts: str) -> None:
     app.broker, app.database = (broker,), database
     orders = OrderList(Path(path))
-    # The services write into the same file, and each waits for the others.
+    # The services write to the same file, so that each writer waits for the others.
     engine = create_async_engine(database.replace("sqlite:", "sqlite+aiosqlite:"), connect_args={"timeout": 60})
     customer_count, asked_count, batch_count = map(int, counts)
     async with app.connected(), asyncio.TaskGroup() as parts:

@@ -1,4 +1,4 @@
-"""Orders through queries of Spark, while drivers and broker are killed; then Spark audits what the broker did.
+"""Demo of orders through queries of Spark, while drivers and broker are killed; then Spark audits the broker.
 
 `python -m examples.queries.demo` runs this part of `make demo` alone.
 """
@@ -31,14 +31,14 @@ ORDERS = 3000
 TAXES = {"tea": 7, SOLD_OUT: 19}
 """Percent, by item."""
 STEP_S = 300.0
-"""A job that takes longer than this for its next batch, or to its end, is stuck."""
+"""Limit in seconds of a job for its next batch, or for its end; then it is stuck."""
 TITLE = "Orders through two queries of Spark, drivers and broker killed on the way"
 
 PrintLine = Callable[[str], object]
 
 
 def show(console: Console, out: Path, count: int = ORDERS) -> bool:
-    """Run both queries, audit the broker, and print what came out: whether all was right."""
+    """Run both queries, audit the broker, and print the results. Return whether all was right."""
     console.print("[bold]Spark reads and writes queues while its drivers and the broker are killed[/bold]")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="truenext-queries-") as name, ExitStack() as stack:
@@ -74,7 +74,7 @@ def show(console: Console, out: Path, count: int = ORDERS) -> bool:
 def send_orders(url: str, count: int) -> None:
     with blocking.connect(url) as connection:
         for job in JOBS:
-            # A queue gets copies of what is sent to its topic from when it is first named.
+            # A queue gets copies of its topic's messages only after it was named once.
             with connection.consumer(f"/queue/{queue_of(job)}"):
                 pass
         orders = (make_order("batch", number)[0] for number in range(count))
@@ -87,7 +87,7 @@ def write_taxes(folder: Path) -> None:
 
 
 def run_killed(job: str, broker: Broker, folder: Path, print_line: PrintLine) -> None:
-    """Run a job to its end. Its driver is killed after the first batch, and the broker after another one.
+    """Run a job to its end. Kill its driver after the first batch, and the broker after another one.
 
     Raises: SystemExit if the job fails, is stuck, or has ended before it could be killed
     """
@@ -110,7 +110,7 @@ def run_killed(job: str, broker: Broker, folder: Path, print_line: PrintLine) ->
 
 
 def committed_batches(folder: Path) -> int:
-    """Batches of which the checkpoint says that they are done."""
+    """Return the number of batches that the checkpoint has as committed."""
     return len(list((folder / "checkpoint" / "commits").glob("[0-9]*")))
 
 
@@ -119,9 +119,9 @@ def has_more_batches(folder: Path, than: int) -> bool:
 
 
 def wait_for(is_so: Callable[[], bool], driver: Program) -> None:
-    """Wait, until the driver has ended at the latest.
+    """Wait until `is_so` returns True or the driver has ended.
 
-    Raises: SystemExit if it takes too long
+    Raises: SystemExit if the wait takes too long
     """
     deadline = time.monotonic() + STEP_S
     while not is_so() and driver.status is None:
@@ -131,7 +131,7 @@ def wait_for(is_so: Callable[[], bool], driver: Program) -> None:
 
 
 def receive_bills(url: str) -> list[str]:
-    """Take all bills; the orders that they are of."""
+    """Receive all bills, and return their orders."""
     with blocking.connect(url) as connection, connection.consumer(f"/queue/{BILLS}") as bills:
         orders = []
         while (bill := bills.receive(0)) is not None:

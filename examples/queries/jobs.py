@@ -3,7 +3,7 @@
     archive    the topic VirtualTopic.orders ──▶ Parquet files
     billing    the topic VirtualTopic.orders ──▶ join with a Parquet table of taxes ──▶ the queue bills
 
-Each copies what waits, in batches, and ends: `python -m examples.queries.jobs archive URL FOLDER`.
+Each copies the waiting messages, in batches, and ends: `python -m examples.queries.jobs archive URL FOLDER`.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from truenext.spark.session import start
 BILLS = "bills"
 BATCH_ROWS = 200
 ORDER = "id string, item string, card string, cents int"
-"""The fields of `examples.orders.service.Order`."""
+"""Fields of `examples.orders.service.Order`."""
 
 
 def queue_of(job: str) -> str:
-    """The queue of the topic from which a job takes its copies of the orders."""
+    """Return the queue from which a job receives its copies of the orders."""
     return f"Consumer.{job}.VirtualTopic.orders"
 
 
@@ -63,6 +63,6 @@ if __name__ == "__main__":
     parser.add_argument("job", choices=JOBS)
     parser.add_argument("url", help="address of the broker")
     parser.add_argument("folder", help="where the query has its checkpoint and its files")
-    # The jobs are short: what Java would win by compiling well costs more than it brings.
+    # The jobs are short, so better compilation by Java would cost more time than it saves.
     os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     main(*vars(parser.parse_args()).values())
