@@ -63,7 +63,7 @@ class Figures:
     start_first: float | None = None
     """Seconds from the start of the process until a new consumer has its first message."""
     crash_start: float | None = None
-    """As `start`, after kill -9; `crash_first` is as `start_first`."""
+    """Seconds as `start`, but after kill -9; `crash_first` is the same for `start_first`."""
     crash_first: float | None = None
     drain: Pace | None = None
     memory: dict[str, int] = field(default_factory=dict)

@@ -12,12 +12,12 @@ from bench.client.work import Done, Order, Stopwatch, check_numbers
 from bench.workers import Gate
 
 _TOGETHER = 300
-"""Messages whose confirms are awaited together; neither more nor fewer were clearly faster, nor a task for each."""
+"""Number of messages whose confirms are awaited together; other numbers were not clearly faster."""
 _PATIENCE = 20.0
 
 
 def send(gate: Gate, order: Order) -> Done:
-    """Each message is confirmed; so many are on their way at once."""
+    """Send messages, _TOGETHER at a time; RabbitMQ confirms each."""
 
     async def program() -> Done:
         watch = Stopwatch(gate, order)

@@ -11,7 +11,7 @@ _FRAME = re.compile(rb"\n*([A-Z]+)\n(?:destination:(/control/[a-z-]+))?")
 
 
 class Tap(socket.socket):
-    """Socket that keeps a copy of what is written. No body has a NUL, so that a NUL ends each frame."""
+    """Socket that keeps a copy of its writes. No body has a NUL, so that a NUL ends each frame."""
 
     written: ClassVar[list[bytes]] = []
 

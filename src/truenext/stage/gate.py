@@ -157,7 +157,7 @@ class DatabaseGate:
         await asyncio.shield(self._probing)
 
     def _count_error(self, kind: DatabaseErrorKind, message_id: str) -> int:
-        """Count an error of a message, and return its number."""
+        """Count an error of one kind for a message, and return the count."""
         key = kind, message_id
         times = self._error_counts_by_message.pop(key, 0) + 1
         self._error_counts_by_message[key] = times

@@ -35,7 +35,7 @@ PAUSE_MAX_S = 1.0
 
 class Initiator:
     def __init__(self, context: ServiceContext, interactive: PriorityPool, others: PriorityPool) -> None:
-        """`interactive` and `others` are the pools whose connections are used."""
+        """`interactive` is the pool that sends interactive flows, `others` sends all others."""
         self._context = context
         self._pools = {True: interactive, False: others}
         self._sessions = {

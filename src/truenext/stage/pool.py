@@ -81,7 +81,7 @@ class FairSemaphore:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def acquired(self, count: int) -> AcquiredPermits:
-        """Wait for permits with `async with semaphore.acquired(3):`. More permits than exist means all of them."""
+        """Wait for permits with `async with semaphore.acquired(3):`. A request for more than exist gets all."""
         return AcquiredPermits(self, min(count, self.total))
 
     async def acquire(self, count: int) -> None:

@@ -109,7 +109,7 @@ class StageWorker:
         """Handle one message for `Connection.consume`, which then has nothing left to commit: the session has been
         committed, or the message settled.
 
-        Raises: RolledBack, InDoubt, ConnectionLost if the broker is the reason, and not the stage; CancelledError
+        Raises: RolledBack, InDoubt, ConnectionLost: errors of the broker, not of the stage; CancelledError
         """
         if not self.active_count:
             self.progress_at = monotonic()
@@ -147,7 +147,7 @@ class MessageHandler:
         self._inbox_id = ""
         """Id of the message in the inbox; empty without exactly-once processing."""
         self._is_sql_committed = False
-        """SQL is committed, and the outbox has the output, if there is exactly-once processing."""
+        """SQL is committed. With exactly-once processing, the outbox then has the output."""
         self._is_repeated_commit = False
         """The COMMIT's number was used before: the output is already sent, and nothing was acknowledged."""
         self._message = message
@@ -212,8 +212,8 @@ class MessageHandler:
         await self._on_failed(error)
 
     async def _on_own_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """Settle the message after the COMMIT of another transaction failed, which the stage started itself. Doubt
-        and a refusal by the broker are failures of the stage. A lost connection or a full disk is not."""
+        """Settle the message after the COMMIT of a transaction failed that the stage started itself, with `initiate`. An
+        InDoubt error or a refusal is a failure of the stage. A lost connection or a full disk is not."""
         if isinstance(error, InDoubt) or sender_error(error) is not None:
             await self._on_failed(error)
             return
@@ -239,7 +239,7 @@ class MessageHandler:
         raise error
 
     async def _wait_if_disk_full(self, error: RolledBack) -> None:
-        """Keep the message meanwhile, since the disk has no space for the output of other messages either."""
+        """Pause this worker if the broker's disk is full: the output of other messages would not fit either."""
         if is_disk_full(error):
             await self._context.wait_or_stopping(self._pool.back_off_disk_full_s(self._context.loop.time()))
 

@@ -79,7 +79,7 @@ def _exc_info(
 
 
 def _more_severe(first: BaseException | None, other: BaseException, name: str) -> BaseException:
-    """Return the one of two errors that is raised; log `other` if that is not the one."""
+    """Return the error to raise; log `other` if that is the first one."""
     if first is None or other is first:
         return other
     if isinstance(first, Exception) and not isinstance(other, Exception):

@@ -63,9 +63,9 @@ class ExecutionResult(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     error: BaseException | None = None
     """Cause of the outcome, if that is an error."""
     run: float | None = None
-    """Duration until the stage has returned; as `total` if it has not."""
+    """Duration until the stage returned, or `total` if it did not return."""
     commit: float | None = None
-    """Duration from then until the commit; None without a commit."""
+    """Duration from the stage's return until the end of the commit; None without a commit."""
     total: float
     """Duration from the receipt of the message until its outcome is known."""
 
