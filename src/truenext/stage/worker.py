@@ -212,7 +212,7 @@ class MessageHandler:
         await self._on_failed(error)
 
     async def _on_own_commit_failed(self, error: InDoubt | RolledBack) -> None:
-        """Settle the message after the COMMIT of a transaction failed that the stage started itself, with `initiate`. An
+        """Settle the message after the COMMIT failed of a transaction that the stage itself started, by `initiate`. An
         InDoubt error or a refusal is a failure of the stage. A lost connection or a full disk is not."""
         if isinstance(error, InDoubt) or sender_error(error) is not None:
             await self._on_failed(error)
