@@ -77,8 +77,7 @@ test-core: .venv-core/test
 # Types are those of Spark, too. With Parquet the history of a broker is elsewhere.
 test-spark: .venv/spark
 	$(BIN)/mypy --num-workers auto
-	$(PYTEST) --numprocesses 2 --dist worksteal --ignore tests/spark/test_everything.py tests/spark tests/spark_report tests/integration/test_history.py
-	$(PYTEST) tests/spark/test_everything.py
+	$(PYTEST) --numprocesses 2 --dist worksteal tests/spark tests/spark_report tests/integration/test_history.py
 
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py
@@ -95,7 +94,7 @@ load: .venv/spark ## Everything at once for ten minutes, with two ends of the br
 	TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py
 
 spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are killed: 20 times (KILLS=n)
-	TRUENEXT_KILLS=$(or $(KILLS),20) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py
+	TRUENEXT_KILLS=$(or $(KILLS),20) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py tests/spark/test_cluster.py
 
 freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
 	TRUENEXT_FREEZES=$${FREEZES:-1000} $(PYTEST) -s tests/integration/test_frozen_connections.py

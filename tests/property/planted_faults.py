@@ -141,12 +141,12 @@ def shows_in(machine: type[BrokerMachine], *, first: int = 0) -> Callable[[Fault
     return noted
 
 
-def shows_rarely_in(machine: type[BrokerMachine]) -> Callable[[Fault], Fault]:
+def shows_rarely_in(machine: type[BrokerMachine], *, first: int = 0) -> Callable[[Fault], Fault]:
     """It takes half a minute or more; `make faults` has the time."""
 
     def noted(fault: Fault) -> Fault:
         _RARE.add(fault)
-        return shows_in(machine)(fault)
+        return shows_in(machine, first=first)(fault)
 
     return noted
 
@@ -1683,7 +1683,7 @@ def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
     targets.PLAN_BULK_PIECE.replace(patch, faulty)
 
 
-@shows_in(BulkMachine, first=45)
+@shows_rarely_in(BulkMachine, first=45)
 def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
     targets.IS_UNDELIVERABLE_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
 

@@ -1,7 +1,8 @@
 """Faults that tests plant in the source and the sink: a few characters of a function changed."""
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -17,6 +18,13 @@ class Fault(NamedTuple):
     function: str
     old: str
     new: str
+    is_rare: bool = False
+    """Noticed after half a minute or more: planted by `make faults` only."""
+
+
+def to_plant(faults: Iterable[Fault]) -> list[Fault]:
+    is_all = os.environ.get("TRUENEXT_FAULTS") == "all"
+    return [fault for fault in faults if is_all or not fault.is_rare]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas
@@ -210,37 +211,36 @@ def written(frame: Frame, history: list[Event], folder: Path) -> Path:
     return folder
 
 
-def test_the_command_tells_by_its_status(frame: Frame, tmp_path: Path) -> None:
-    right, _ = serve(true_next, 3)
-    wrong, _ = serve(two_buckets, 3)
-    command = CliRunner()
-    held = command.invoke(audit_command, [str(written(frame, right, tmp_path / "right"))])
-    assert (held.exit_code, "The contract held" in held.output) == (0, True)
-    broken = command.invoke(
-        audit_command, [str(written(frame, wrong, tmp_path / "wrong")), "--out", str(tmp_path / ODD_NAME)]
-    )
-    assert (broken.exit_code, "The contract was broken" in broken.output) == (1, True)
-    assert next((tmp_path / ODD_NAME / "violations").glob("*.parquet"), None) is not None
-    (tmp_path / "empty").mkdir()
-    none = command.invoke(audit_command, [str(tmp_path / "empty")])
-    assert (none.exit_code, "no history in" in none.output) == (2, True)
-    assert command.invoke(audit_command, [str(tmp_path / "absent")]).exit_code == 2
-
-
-def test_runs_whose_folders_have_one_name_keep_their_tables_apart(frame: Frame, tmp_path: Path) -> None:
+def test_command_with_two_runs_of_one_folder_name_audits_each_and_keeps_its_tables_apart(
+    frame: Frame, tmp_path: Path
+) -> None:
     right, _ = serve(true_next, 3)
     wrong, _ = serve(two_buckets, 3)
     folders = [
-        written(frame, right, tmp_path / "right" / "data"),
-        written(frame, wrong, tmp_path / "wrong" / "data"),
+        str(written(frame, right, tmp_path / "right" / "data")),
+        str(written(frame, wrong, tmp_path / "wrong" / "data")),
     ]
-    audited = audit_histories(folders, out=tmp_path / "out")
-    assert [(each.name, each.verdict.has_contract_held) for each in audited] == [
-        ("right/data", True),
-        ("wrong/data", False),
-    ]
-    counts = [len(pandas.read_parquet(tmp_path / "out" / each.name / "violations")) for each in audited]
+    out = tmp_path / ODD_NAME
+    audited = CliRunner().invoke(audit_command, [*folders, "--out", str(out)])
+    assert ("The contract held" in audited.output, "The contract was broken" in audited.output) == (True, True)
+    assert audited.exit_code == 1
+    counts = [len(pandas.read_parquet(out / name / "violations")) for name in ("right/data", "wrong/data")]
     assert counts[0] == 0 < counts[1]
+
+
+@pytest.mark.parametrize(("held", "status"), [([True], 0), ([True, True], 0), ([True, False], 1)])
+def test_command_has_status_0_only_if_the_contract_held_in_each_run(
+    held: list[bool], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = [SimpleNamespace(has_contract_held=each) for each in held]
+    monkeypatch.setattr("truenext.spark.audit.command.run_audit", lambda *_, **__: verdicts)
+    assert CliRunner().invoke(audit_command, [str(tmp_path)]).exit_code == status
+
+
+def test_command_without_a_history_has_status_2(tmp_path: Path) -> None:
+    none = CliRunner().invoke(audit_command, [str(tmp_path)])
+    assert (none.exit_code, "no history in" in none.output) == (2, True)
+    assert CliRunner().invoke(audit_command, [str(tmp_path / "absent")]).exit_code == 2
 
 
 def test_what_cannot_be_asked_for_is_refused_before_spark_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

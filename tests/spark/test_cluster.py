@@ -3,6 +3,7 @@
 A session cannot change its master, so each of these has a process to itself.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.drawing import one_of
 from tests.spark.policies import serve, three_classes
 from truenext.spark.schema import EVENTS
 
-MASTERS = ["local[*]", "local-cluster[2,1,1024]"]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not os.environ.get("TRUENEXT_KILLS"), reason="starts Spark twice: make spark"),
+]
 
-pytestmark = pytest.mark.timeout(300)
 
-
-@one_of("master", MASTERS, MASTERS)
+@pytest.mark.parametrize("master", ["local[*]", "local-cluster[2,1,1024]"])
 def test_the_same_findings_from_every_master(master: str, spark: SparkSession, tmp_path: Path) -> None:
     history, wrong = serve(three_classes, 5)
     rows = [tuple(each[name] for name in EVENTS.names) for each in history]

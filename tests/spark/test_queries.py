@@ -20,6 +20,7 @@ from examples.queries.demo import (
     write_taxes,
 )
 from examples.queries.jobs import queue_of
+from tests.drawing import one_of
 from truenext import blocking
 
 
@@ -58,7 +59,7 @@ def test_a_query_whose_driver_and_broker_are_killed_bills_each_order_once(tmp_pa
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("faulty", ["", *jobs.JOBS])
+@one_of("faulty", ["", *jobs.JOBS], ["none", *jobs.JOBS])
 def test_a_run_is_right_unless_a_query_lacks_an_order(
     faulty: str, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from tests.spark.faults import Fault, planted
+from tests.spark.faults import Fault, planted, to_plant
 from tests.spark.sink.machine import Machine
 from tests.spark.sink.oracle import Disagreement
 from tests.spark.sink.orders import SCENARIOS, Orders, orders
@@ -93,6 +93,7 @@ FAULTS = [
         "_commit_bundle",
         '{**transaction, "truenext-count-attempts": "nacked"}',
         "transaction",
+        is_rare=True,
     ),
     Fault(
         "a bundle that is not confirmed counts",
@@ -212,7 +213,7 @@ FAULTS = [
 
 @pytest.mark.drawn
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", to_plant(FAULTS), ids=lambda fault: fault.name)
 def test_machine_notices_a_fault(fault: Fault) -> None:
     assert examples_until_noticed(fault) is not None, "nobody noticed"
 

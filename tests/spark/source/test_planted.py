@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from tests.spark.faults import Fault, planted
+from tests.spark.faults import Fault, planted, to_plant
 from tests.spark.source.machine import Disagreement, Machine
 from truenext.errors import TruenextError
 from truenext.spark.datasource import QueueStreamReader
@@ -246,7 +246,7 @@ FAULTS = [
 
 @pytest.mark.drawn
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", to_plant(FAULTS), ids=lambda fault: fault.name)
 def test_machine_notices_a_fault(fault: Fault) -> None:
     assert examples_until_noticed(fault) is not None, "nobody noticed"
 
