@@ -27,7 +27,7 @@ from truenext import blocking
 from truenext.spark.audit.command import SPARK_LOG, audit_histories, write_page
 from truenext.spark.session import start
 
-ORDERS = 3000
+ORDERS = 1000
 TAXES = {"tea": 7, SOLD_OUT: 19}
 """Percent, by item."""
 STEP_S = 300.0
