@@ -1,1 +1,1 @@
-"""What stages are and what becomes of what they say: pure, without sockets, tasks, clocks or a database."""
+"""Core of stages: their definitions, messages and flows, without sockets, tasks, clocks or a database."""

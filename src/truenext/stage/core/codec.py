@@ -1,8 +1,8 @@
-"""How a value of a program's type becomes JSON, and comes back.
+"""Codec of one type: checks that JSON can hold its values, encodes them as JSON and decodes them.
 
-A type is a msgspec.Struct, a dataclass, a model of pydantic, an attrs class, a TypedDict, or what these are made of:
-numbers, texts, lists, dicts, times. Unknown fields are ignored, missing ones have their defaults; anything else is not
-what was sent, and is refused. No class is ever named by the bytes: which type is read is known before.
+A type is a msgspec.Struct, a dataclass, a model of pydantic, an attrs class, a TypedDict, or consists of these, of
+numbers, texts, lists, dicts and times. Decoding ignores unknown fields, and gives missing ones their defaults; it
+rejects everything else that is not of the type. The bytes never name a class: the type to decode is known before.
 """
 
 from __future__ import annotations
@@ -30,14 +30,11 @@ class Codec(Generic[T]):
     __slots__ = ("_class", "_decoder", "_loss_checks", "type")
 
     def __init__(self, type_: type[T], subject: str) -> None:
-        """`subject` names the type's use for whoever reads an error, such as "what order.place takes".
-
-        Raises: DefinitionError
-        """
+        """`subject` names the type's use in errors, such as "what order.place takes"."""
         self.type = type_
         is_class = isinstance(type_, type) and type_ is not Any and not is_typeddict(type_)
         self._class = type_ if is_class else None
-        """None for types of which no value is an instance, such as list[int], Any and a TypedDict."""
+        """None if values are not instances of the type, as with list[int], Any and a TypedDict."""
         try:
             info = msgspec.inspect.type_info(type_)
             fault = _fault_of_type(info)
@@ -45,28 +42,28 @@ class Codec(Generic[T]):
             self._loss_checks = plan if plan.has_checks else None
             self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type_, dec_hook=_decode_model)
         except Exception as error:
-            # Annotations are looked up by then: anything may be wrong with them.
+            # Annotations are evaluated here, which may raise any exception.
             raise DefinitionError(f"{subject} is {type_name(type_)}, which cannot be JSON: {error}") from error
         if fault:
             raise DefinitionError(f"{subject} is {type_name(type_)}, in which {fault}")
 
     def encode(self, value: object) -> msgspec.Raw:
-        """Raises: FlowError if it is none, or has a field of a wrong type, or more fields than are read again, or
-        something in it that would come back as something else"""
+        """Encode a value as JSON. Raises: FlowError if the value is not of the type, has fields that the type does
+        not have, or would be decoded as something else"""
         try:
             if self._class is not None and type(value) is not self._class:
                 if isinstance(value, self._class):
                     _check_subclass(type(value), self._class)
                 else:
-                    # Another class may look alike in JSON, above all if its fields have defaults.
+                    # An instance of another class may have valid JSON for this one, above all if fields have defaults.
                     msgspec.convert(value, self._class, dec_hook=_decode_model)
             data = _ENCODER.encode(value)
             loss = None if self._loss_checks is None else self._loss_checks.fault(value, data)
             if loss is None:
-                # What its fields hold shows when it is read; better here than where it comes.
+                # Decoding checks the types of fields: an error is more useful here than at the receiver.
                 self._decoder.decode(data)
         except Exception as error:
-            # A type may check itself, and raise what it likes.
+            # Types may validate themselves, and raise any exception.
             where = self._where(value)
             text = f"{_short(value)} is no {type_name(self.type)}: {error or type(error).__name__}"
             raise FlowError(text if where is None else f"{_root(self.type)}{where}") from error
@@ -75,7 +72,7 @@ class Codec(Generic[T]):
         return msgspec.Raw(data)
 
     def _where(self, value: object) -> str | None:
-        """Where below `Any` something is that JSON does not have, in a value that could not be written."""
+        """Return what JSON does not preserve below `Any`, with its path, in a value that could not be encoded."""
         try:
             return (
                 None
@@ -83,21 +80,21 @@ class Codec(Generic[T]):
                 else self._loss_checks.any_check(value)
             )
         except Exception:
-            # It may contain itself, or be of another type altogether.
+            # The value may contain itself, or be of another type.
             return None
 
     def decode(self, data: msgspec.Raw | bytes) -> T:
-        """Raises: NotDecoded"""
+        """Decode JSON. Raises: NotDecoded"""
         try:
             return self._decoder.decode(data)
         except Exception as error:
-            # As above.
+            # Types may validate themselves, as in `encode`.
             raise NotDecoded(f"it is no {type_name(self.type)}: {error or type(error).__name__}") from error
 
     def check_default(self, subject: str) -> None:
-        """Each flow begins with one of them, and gets it when a stage's message has none.
+        """Check that a value can consist of defaults alone: a stage gets it as state if its message has none.
 
-        Raises: DefinitionError if there is none without values
+        Raises: DefinitionError if the type is no object, or a field has no default
         """
         try:
             self.decode(EMPTY)
@@ -112,11 +109,11 @@ class Codec(Generic[T]):
 
 
 EMPTY = msgspec.Raw(b"{}")
-"""A value that has nothing but defaults."""
+"""JSON of an object whose fields all have their defaults."""
 
 
 def encode_any(value: object) -> msgspec.Raw:
-    """Raises: FlowError if it cannot be JSON, or has a float that is not finite"""
+    """Encode a value of any type. Raises: FlowError if it cannot be JSON, or has a float that is not finite"""
     try:
         data = _ENCODER.encode(value)
     except (TypeError, ValueError) as error:
@@ -128,37 +125,37 @@ def encode_any(value: object) -> msgspec.Raw:
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:
-    """Raises: FlowError if one of them would come back as something else"""
+    """Check properties of a flow. Raises: FlowError if one would be decoded as something else"""
     loss = fault_below_any(properties) if properties else None
     if loss is not None:
         raise FlowError(f"a property of the flow cannot be JSON: properties{loss}")
 
 
 def type_name(type_: object) -> str:
-    """A type, for people."""
+    """Return the name of a type, for messages to people."""
     if type_ is None or type_ is type(None):
         return "None"
     return type_.__name__ if isinstance(type_, type) else str(type_).replace("typing.", "")
 
 
 def _root(type_: object) -> str:
-    """The name of a value in the path to a part of it, such as `order` of an Order."""
+    """Return the name of a value in the path to a part of it, such as `order` for an Order."""
     if not isinstance(type_, type) or get_origin(type_) is not None or type_.__module__ in ("builtins", "typing"):
         return "value"
     return type_.__name__[:1].lower() + type_.__name__[1:]
 
 
 def _is_model(type_: object) -> bool:
-    """Of pydantic, which need not be installed."""
+    """Return whether the type is a model of pydantic, which need not be installed."""
     return isinstance(type_, type) and hasattr(type_, "__pydantic_validator__") and hasattr(type_, "model_validate")
 
 
 def _encode_model(value: Any) -> object:
     if _is_model(type(value)):
-        # Without what it computes: that is computed again.
+        # `round_trip` leaves out computed fields, which are computed again.
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
     if hasattr(value, "isoformat"):
-        # A class below datetime or date, such as those of a library that stops the time of tests.
+        # A subclass of datetime or date, such as those of libraries that freeze the time in tests.
         return value.isoformat()
     raise TypeError(f"{type_name(type(value))} cannot be JSON")
 
@@ -173,7 +170,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_encode_model)
 
 
 def _check_subclass(actual: type, declared: type) -> None:
-    """Raises: FlowError"""
+    """Raises: FlowError if the subclass `actual` has fields that `declared` does not have"""
     more = sorted(_fields(actual) - _fields(declared))
     if more:
         raise FlowError(
@@ -184,7 +181,7 @@ def _check_subclass(actual: type, declared: type) -> None:
 
 
 def _fields(class_: type) -> set[str]:
-    """The names of the fields of a Struct, a dataclass, a model or an attrs class; none of another class."""
+    """Return the field names of a Struct, a dataclass, a model or an attrs class; empty for another class."""
     for attribute in ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__"):
         names = getattr(class_, attribute, None)
         if names is not None:
@@ -209,7 +206,7 @@ _NUMBERS = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
 
 
 def _fault_of_type(info: msgspec.inspect.Type) -> str:
-    """What of a type would not come back as it was; "" if all does."""
+    """Return the fault of a type whose values JSON does not preserve; "" if it does."""
     seen: set[int] = set()
     rest: list[Any] = [info]
     while rest:
@@ -235,7 +232,7 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
     kinds = [each.type if isinstance(each, msgspec.inspect.Metadata) else each for each in each_of]
     for each in kinds:
         if isinstance(each, msgspec.inspect.CustomType) and not _is_model(each.cls):
-            # It cannot be JSON at all, or a model of pydantic knows how.
+            # `_fault_of_model` rejects other classes; within a model of pydantic, the model knows how to encode them.
             continue
         if isinstance(each, _NO_KEYS):
             name = (
@@ -252,7 +249,7 @@ def _fault_of_keys(info: msgspec.inspect.Type) -> str:
 
 
 def _fault_of_model(class_: Any) -> str:
-    """Of a class that msgspec does not know."""
+    """Return the fault of a class that msgspec does not know; "" if none."""
     for each in _walk(class_, _within_models):
         if not isinstance(each, type):
             continue
@@ -274,7 +271,7 @@ def _fault_of_model(class_: Any) -> str:
 
 
 def _walk(annotation: Any, within: Callable[[Any], list[Any]]) -> Iterator[Any]:
-    """Yield an annotation and all that it is made of, as `within` says; each type once."""
+    """Yield an annotation and all its parts, as returned by `within`; each type once."""
     seen: set[type] = set()
     rest: list[Any] = [annotation]
     while rest:
@@ -288,19 +285,19 @@ def _walk(annotation: Any, within: Callable[[Any], list[Any]]) -> Iterator[Any]:
 
 
 def _within(type_: Any) -> list[Any]:
-    """What an annotation in a model is made of, but for the fields of another model."""
+    """Return the parts of an annotation in a model, without the fields of another model."""
     if not (is_dataclass(type_) or is_typeddict(type_) or hasattr(type_, "_field_defaults")):
         args = get_args(type_)
         return [*args, get_origin(type_)] if args else []
     try:
         return list(get_type_hints(type_, include_extras=True).values())
     except Exception:
-        # Names that only pydantic knows where to look up.
+        # Only pydantic can resolve the names in these annotations.
         return []
 
 
 def _within_models(type_: Any) -> list[Any]:
-    """Return what an annotation is made of, the fields of a model of pydantic included."""
+    """Return the parts of an annotation, including the fields of a model of pydantic."""
     fields = [field.annotation for field in type_.model_fields.values()] if _is_model(type_) else []
     return [*_within(type_), *fields]
 
@@ -310,7 +307,7 @@ def _within_unless_serialized(type_: Any) -> list[Any]:
 
 
 def _fault_of_dicts(annotation: Any) -> str:
-    """Of the dicts in a field of a model."""
+    """Return the fault of a dict in a field of a model; "" if none."""
     for each in _walk(annotation, _within_unless_serialized):
         args, origin = get_args(each), get_origin(each)
         if args and isinstance(origin, type) and issubclass(origin, Mapping):
@@ -324,10 +321,10 @@ def _fault_of_keys_in_model(key: Any) -> str:
     try:
         info = msgspec.inspect.type_info(key)
     except Exception:
-        # Only pydantic knows it.
+        # Only pydantic knows the type.
         return ""
     is_serialized = has_serializer(getattr(key, "__metadata__", ()))
-    # Pydantic reads the text of a bool as one.
+    # Pydantic decodes a key that is a bool from its text.
     return "" if is_serialized or isinstance(info, msgspec.inspect.BoolType) else _fault_of_keys(info)
 
 
@@ -340,7 +337,7 @@ def _fault_of_field(model: Any, name: str) -> str:
     config, alias = model.model_config, field.validation_alias
     read: list[object] = []
     if alias is not None and config.get("validate_by_alias", True):
-        # An alias may be several, and each of them a path into what is read.
+        # An alias may have several choices, each a path into the JSON.
         choices = getattr(alias, "choices", [alias])
         paths = [getattr(each, "path", [each]) for each in choices]
         read = [path[0] for path in paths if len(path) == 1]

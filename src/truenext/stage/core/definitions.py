@@ -1,11 +1,11 @@
-"""What a service consists of: endpoints, their stages, and what each of them takes and replies.
+"""Definitions of a service: endpoints with their stages, topics, and the types that they take and reply.
 
-    Endpoint        can be asked or sent to: a name, what it takes, what it replies (None: nothing)
+    Endpoint        takes requests: has a name, a type that it takes, a type that it replies (None: no reply)
     └── LocalEndpoint       of this service, with stages
-        ├── StatelessEndpoint, StatefulEndpoint     what a program decorates the stages with
-    Topic           can be published to; each of its subscribers is an endpoint of its own
+        ├── StatelessEndpoint, StatefulEndpoint     with the decorator for stages
+    Topic           takes publications; each of its subscribers is an endpoint of its own
 
-What types cannot say is checked here, before anything starts.
+Rules that type checkers cannot check are checked here, before anything starts.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from truenext.stage.core.retry import RetryRules
 from truenext.stage.core.signature import Signature, is_assignable, signature_of, without_none
 
 M = TypeVar("M")
-"""What is taken."""
+"""Type that an endpoint or topic takes."""
 R = TypeVar("R")
-"""What is replied."""
+"""Type that an endpoint replies."""
 S = TypeVar("S")
-"""The state."""
+"""Type of the state."""
 P = ParamSpec("P")
 
 CONCURRENCY_MAX = 1000
 
 
 class Endpoint(Generic[M, R]):
-    """Something that can be asked or sent to, of this service or another."""
+    """Endpoint of this or another service, to which flows can send and make requests."""
 
     def __init__(self, name: str, takes: type[M], replies: type[R] | None) -> None:
-        """By `Service.remote`, `Service.endpoint` and the like. Raises: DefinitionError"""
+        """Called by `Service.remote`, `Service.endpoint` and the like. Raises: DefinitionError"""
         self.name = name
         self.destination = f"/queue/{name}"
         self.takes = Codec(takes, f"what {name} takes")
@@ -53,10 +53,10 @@ class Endpoint(Generic[M, R]):
 
 
 class Topic(Generic[M]):
-    """Something that can be published to: each subscriber that is there gets it."""
+    """Topic to which flows can publish: each connected subscriber gets the message."""
 
     def __init__(self, name: str, takes: type[M]) -> None:
-        """By `Service.topic`. Raises: DefinitionError"""
+        """Called by `Service.topic`. Raises: DefinitionError"""
         if not isinstance(name, str):
             raise DefinitionError(f"{name!r} is no name of a topic: names are text")
         self.name = name
@@ -74,20 +74,20 @@ class Topic(Generic[M]):
 
 
 class StageOptions(TypedDict, total=False):
-    """What an endpoint or a stage may be defined with; of what is left out, or None, the outer one counts."""
+    """Options of a service, an endpoint or a stage; a missing one, or None, is taken from the next outer level."""
 
     concurrency: int | None
-    """Messages of a stage that are handled at once, and as many interactive ones."""
+    """Messages that a stage handles at once; the same number of interactive ones in addition."""
     attempts: int | None
-    """Failures after which a message is a dead letter, if that is fewer than the policy of the queue says."""
+    """Failures after which a message is a dead letter, if fewer than in the policy of the queue."""
     retry: Mapping[type[BaseException], str] | None
-    """When a failed message is tried again, by the class of what was raised: {Busy: "2s, 10s, 1m", Bad: "never"}."""
+    """Delays before retries, by the class of the exception: {Busy: "2s, 10s, 1m", Bad: "never"}."""
     exactly_once: bool | None
-    """Its effects in the database happen once, and what it sends is sent once."""
+    """Exactly-once processing: the effects in the database happen once, and the messages are sent once."""
 
 
 class StageSettings:
-    """What a service, an endpoint or a stage may set; the nearest counts."""
+    """Checked options of a service, an endpoint or a stage."""
 
     __slots__ = ("attempts", "concurrency", "exactly_once", "retries")
 
@@ -101,7 +101,7 @@ class StageSettings:
         self.exactly_once = exactly_once = options.get("exactly_once")
         if not isinstance(exactly_once, bool | None):
             raise DefinitionError(f"exactly_once of {subject} is True or False, not {exactly_once!r}")
-        # True is an int, too.
+        # A bool is an int, too.
         if concurrency is not None and not (type(concurrency) is int and 1 <= concurrency <= CONCURRENCY_MAX):
             raise DefinitionError(f"concurrency of {subject} is 1 to {CONCURRENCY_MAX}, not {concurrency!r}")
         if attempts is not None and not (type(attempts) is int and attempts >= 1):
@@ -110,7 +110,7 @@ class StageSettings:
         self.retries = RetryRules({} if retry is None else retry, subject)
 
     def with_defaults(self, defaults: StageSettings) -> StageSettings:
-        """These, and of the outer ones what these leave open."""
+        """Return these settings, with those of `defaults` for the ones that are not set."""
         merged = StageSettings("")
         merged.concurrency = self.concurrency or defaults.concurrency
         merged.attempts = self.attempts or defaults.attempts
@@ -120,7 +120,7 @@ class StageSettings:
 
 
 class Stage:
-    """One function of an endpoint, with the queue that it takes from."""
+    """One function of an endpoint, with the queue from which it consumes."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Stage:
         function: Callable[..., Any],
         settings: StageSettings,
     ) -> None:
-        """By `StatelessEndpoint.stage` and `StatefulEndpoint.stage`. Raises: DefinitionError"""
+        """Called by `StatelessEndpoint.stage` and `StatefulEndpoint.stage`. Raises: DefinitionError"""
         self.endpoint = endpoint
         self.name = name
         self.queue = queue
@@ -144,14 +144,14 @@ class Stage:
         self.signature: Signature = signature_of(function, state, subject)
         self.takes: Codec[Any] = Codec(self.signature.message, f"what {subject} takes")
         self.next_stage: Stage | None = None
-        """The next one of its endpoint; None if it is the last."""
+        """Next stage of the endpoint; None if this is the last."""
 
     def __repr__(self) -> str:
         return f"<Stage {self.queue} {self.name}>"
 
 
 class LocalEndpoint(Endpoint[M, R]):
-    """An endpoint of this service."""
+    """Endpoint of this service, with its stages."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class LocalEndpoint(Endpoint[M, R]):
         register: Callable[[Stage], None],
         topic: Topic[M] | None = None,
     ) -> None:
-        """`register` hears of each stage; `topic` is what it subscribes to, instead of a queue of its own.
+        """`register` is called with each new stage; `topic` is the source of messages instead of a queue.
 
         Raises: DefinitionError
         """
@@ -185,7 +185,7 @@ class LocalEndpoint(Endpoint[M, R]):
         self._register = register
 
     def add(self, function: Callable[..., Any], name: str | None, settings: StageSettings) -> None:
-        """One more stage. Raises: DefinitionError"""
+        """Add a stage after the others. Raises: DefinitionError"""
         if name is None:
             name = str(getattr(function, "__name__", ""))
         if any(each.name == name for each in self.stages_in_order):
@@ -209,16 +209,16 @@ class LocalEndpoint(Endpoint[M, R]):
                 f"stage {name} of {self.name} returns {type_name(signature.reply)}, but the endpoint replies "
                 f"{'nothing' if replies is None else type_name(replies)}"
             )
-        # It may be refused: then nothing goes to it.
+        # Before the stage is linked, as `register` may reject it.
         self._register(stage)
         if self.stages_in_order:
             self.stages_in_order[-1].next_stage = stage
         self.stages_in_order.append(stage)
 
     def check(self) -> None:
-        """All stages are defined.
+        """Check the endpoint when all its stages are defined.
 
-        Raises: DefinitionError if that is no endpoint
+        Raises: DefinitionError if it has no stage, or its last stage does not return the reply
         """
         if not self.stages_in_order:
             raise DefinitionError(f"{self.name} has no stage: decorate a function with its .stage")
@@ -232,7 +232,7 @@ class LocalEndpoint(Endpoint[M, R]):
 
 
 class StatelessEndpoint(LocalEndpoint[M, R]):
-    """An endpoint whose stages keep nothing from one to the next."""
+    """Endpoint without a state: its stages share nothing."""
 
     @overload
     def stage(
@@ -257,9 +257,10 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
     ) -> Any:
         """Decorate the function of the next stage: `@place.stage`, or `@place.stage(concurrency=8)`.
 
-        It takes what the stage before has asked for (the first one: what the endpoint takes), and what else it names by
-        type. It may reply by what it returns. Its name is that of its queue, and so of its messages under way. Options
-        are `concurrency`, `attempts`, `retry` and `exactly_once` (StageOptions).
+        The function takes its message first: in the first stage what the endpoint takes, in a later one a reply that
+        the stage before requested, or the message that it passed on. It asks for other parameters by type. Its
+        result is the reply, if not None. A later stage's queue has its name: renaming it leaves messages in the old
+        queue. For the options see `StageOptions`.
 
         Raises: DefinitionError
         """
@@ -267,7 +268,7 @@ class StatelessEndpoint(LocalEndpoint[M, R]):
 
 
 class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
-    """An endpoint with a state that its stages share, in one flow, one after the other."""
+    """Endpoint with a state for each flow, which is passed from stage to stage."""
 
     @overload
     def stage(
@@ -290,7 +291,7 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
         name: str | None = None,
         **options: Unpack[StageOptions],
     ) -> Any:
-        """As `StatelessEndpoint.stage`; the function takes the state behind its message.
+        """Decorate a function as with `StatelessEndpoint.stage`; it takes the state after its message.
 
         Raises: DefinitionError
         """
@@ -298,7 +299,7 @@ class StatefulEndpoint(LocalEndpoint[M, R], Generic[M, R, S]):
 
 
 class StatelessStageDecorator(Generic[R]):
-    """What `stage(concurrency=...)` returns: it decorates a function."""
+    """Decorator that `stage(concurrency=...)` returns."""
 
     def __init__(self, add: Callable[[Callable[..., Any]], None]) -> None:
         self._add = add
@@ -319,7 +320,7 @@ class StatelessStageDecorator(Generic[R]):
 
 
 class StatefulStageDecorator(Generic[R, S]):
-    """The same of an endpoint with a state."""
+    """Decorator that `stage(concurrency=...)` of an endpoint with a state returns."""
 
     def __init__(self, add: Callable[[Callable[..., Any]], None]) -> None:
         self._add = add

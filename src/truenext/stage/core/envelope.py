@@ -1,7 +1,7 @@
-"""What travels from stage to stage: the body of a message between stages. Source: docs/stages-wire.md
+"""Envelope: the body of a message between stages. Source: docs/stages-wire.md
 
-All of a flow is in its message, so no process has to remember it: what is said, the state of the stage that gets it,
-and, for each endpoint that waits for a reply, where to and its state.
+A message carries all of its flow, so no process has to remember the flow: the message itself, the state of the stage
+that receives it, and for each endpoint that waits for a reply its destination and its state.
 """
 
 from __future__ import annotations
@@ -17,62 +17,62 @@ from truenext.stage.core.codec import EMPTY
 from truenext.stage.core.errors import FlowError, NotDecoded
 
 VERSION = 2
-"""Messages of another version are rejected, lower ones too."""
+"""Version of envelopes; messages of other versions are rejected, lower ones too."""
 
 
 class FlowContext(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """What is the same for each message of a flow."""
+    """Context of a flow, which each of its messages carries."""
 
     id: str
-    """That of its first message."""
+    """Id of the first message."""
     trace: str
-    """What people call it, by whoever began it; `parent|child` if a stage did."""
+    """Name of the flow for people, chosen when it is started; `parent|child` if a stage starts it."""
     started_ms: int
-    """Milliseconds since the epoch, by the clock of whoever began it."""
+    """Milliseconds since the epoch, by the clock of the process that started the flow."""
     started_by: str
-    """The service, and the stage if it was one."""
+    """Service that started the flow and, after a blank, the queue of the stage, if a stage did."""
     interactive: bool = False
-    """Somebody waits: priority 9 instead of 4."""
+    """A caller waits for the flow: priority 9 instead of 4."""
     persistent: bool = True
     properties: dict[str, Any] = {}
-    """What its stages have set for all that come after them."""
+    """Values that are set at the start or by a stage, for all later stages."""
 
 
 class ReplyTo(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """An endpoint, or whoever has begun the flow, that waits for a reply."""
+    """Endpoint or starter of the flow that waits for a reply."""
 
     to: str
-    """The destination of the reply, such as /queue/order.place.stage.reserve: one queue, or one topic."""
+    """Destination of the reply, such as /queue/order.place.stage.reserve: one queue, or one topic."""
     state: msgspec.Raw = EMPTY
-    """What comes with the reply."""
+    """State that the reply brings back."""
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     version: int
     id: str
-    """Of this message; the same however often it is delivered, dead-lettered or moved."""
+    """Id of this message; the same however often it is delivered, dead-lettered or moved."""
     flow: FlowContext
     kind: str
     """request, reply, next, goto, send or publish."""
     sender: str
-    """The service and, behind a blank, the queue of the stage that sent it."""
+    """Service and, after a blank, queue of the stage that sent the message."""
     message: msgspec.Raw
     parent: str = ""
-    """The id of the message whose stage sent it; empty if none did."""
+    """Id of the message whose stage sent this one; empty if no stage did."""
     state: msgspec.Raw = EMPTY
-    """Of the stage that gets it."""
+    """State of the stage that receives the message."""
     waiting: list[ReplyTo] = []
-    """Who waits for a reply, the outermost first."""
+    """Destinations that wait for a reply, the outermost first."""
     calls: int = 1
-    """Number of this message among those of its flow that followed one another, without replies; a reply has that of
-    the message to which it replies."""
+    """Length of the chain of messages from the start of the flow to this one, this one included. A reply does not
+    count: it has the number of the message whose stage sent it."""
     attachments: dict[str, bytes] = {}
     carrier: dict[str, str] = {}
-    """For tracing, such as traceparent."""
+    """Headers for tracing, such as traceparent."""
 
 
 class VersionedEnvelope(msgspec.Struct, frozen=True):
-    """What an envelope of any version has."""
+    """Fields that an envelope of any version has."""
 
     version: int
     flow: msgspec.Raw
@@ -97,17 +97,17 @@ def decode_envelope(body: bytes) -> Envelope:
         raise NotDecoded(f"it is no message of stages: {error}") from error
     _check_version(envelope.version)
     if not envelope.id:
-        # Who remembers it would take all that have none for one.
+        # The inbox would take all messages without an id for the same one.
         raise NotDecoded("it is no message of stages: its id is empty")
     for each in envelope.waiting:
         if not _is_single_destination(each.to):
-            # A sender says where one reply goes. It is not to have this service send to several, or wherever it may.
+            # A sender may name one queue or topic for the reply, not any destination to which this service may send.
             raise NotDecoded(f"its reply would go to {each.to[:100]!r}, which is not one queue or one topic")
     return envelope
 
 
 def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
-    """Return the version of an envelope that cannot be decoded; VERSION if it has none: something else is wrong."""
+    """Return the version of an envelope that cannot be decoded; VERSION if it has none."""
     try:
         return decode().version
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -115,7 +115,7 @@ def find_version(decode: Callable[[], VersionedEnvelope]) -> int:
 
 
 def describe_remedy(found: int, wrote: str) -> str:
-    """Return which version is read, and what to do about `found`, which another truenext `wrote`."""
+    """Return which version can be read, and what to do; `wrote` is the verb for the other truenext, such as "sent"."""
     remedy = "update truenext" if found > VERSION else f"use the version that {wrote} it"
     return f"this truenext reads version {VERSION}: {remedy}"
 
@@ -128,7 +128,7 @@ def _check_version(found: int) -> None:
 
 
 def _is_single_destination(address: str) -> bool:
-    """A queue or a topic, and not several, nor one that belongs to a connection."""
+    """Return whether the address is one queue or topic: not several, and none that belongs to a connection."""
     if not address.startswith(("/queue/", "/topic/")):
         return False
     try:
@@ -137,18 +137,18 @@ def _is_single_destination(address: str) -> bool:
         return False
 
 
-# ---- A flow that waits outside of the broker: the bytes of `Flow.stash`, and what goes on from them ----
+# ---- Stashed flows, which wait outside of the broker: the bytes of `Flow.stash` ----
 
 
 class StashedFlow(msgspec.Struct, frozen=True, rename="camel"):
     stage: str
-    """The queue of the stage from which it goes on."""
+    """Queue of the stage that called `Flow.stash`; the flow continues as from there."""
     expires_ms: int
     envelope: Envelope
 
 
 class VersionedStashedFlow(msgspec.Struct, frozen=True):
-    """What a stashed flow of any version has."""
+    """Fields that a stashed flow of any version has."""
 
     envelope: VersionedEnvelope
 

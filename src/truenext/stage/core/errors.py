@@ -1,36 +1,36 @@
-"""What can go wrong with a service, and whose fault it is.
+"""Errors of services and stages, and what becomes of the message.
 
 TruenextError
 ├── ConfigurationError
-│   └── DefinitionError    an endpoint or a stage is defined as it cannot be; nothing was started
+│   └── DefinitionError    an endpoint or a stage is defined wrongly; nothing was started
 ├── LocalProtocolError
-│   └── FlowError          a stage has said what it may not: its message is a dead letter at once
-├── BaseExceptionRaised            a stage has raised what would end its process
-├── Reject                 raised by a stage: its message will never do, and is a dead letter at once
-└── NotDecoded             a message is not what its stage takes: it is a dead letter at once
+│   └── FlowError          a stage uses its flow wrongly: its message is a dead letter at once
+├── BaseExceptionRaised    a stage has raised an exception that would end its process
+├── Reject                 raised by a stage that can never process its message: it is a dead letter at once
+└── NotDecoded             a message is not of the type that its stage takes: it is a dead letter at once
 """
 
 from truenext.errors import ConfigurationError, LocalProtocolError, TruenextError
 
 
 class DefinitionError(ConfigurationError):
-    """An endpoint, a stage or a service is defined as it cannot be; the message says what to change."""
+    """Invalid definition of an endpoint, a stage or a service; the message says what to change."""
 
 
 class FlowError(LocalProtocolError):
-    """A stage has said what it may not say: two things that exclude each other, or something of the wrong type. It
-    would say so again, so its message is a dead letter at once."""
+    """Invalid use of a flow, such as two calls that exclude each other, or a value of the wrong type. A retry would
+    fail in the same way, so the stage's message becomes a dead letter at once."""
 
 
 class Reject(TruenextError):
-    """To be raised by a stage whose message will never do: it becomes a dead letter at once, with this reason."""
+    """Raise it in a stage that can never process its message, which becomes a dead letter at once with this reason."""
 
 
 class NoAttemptsLeft(Reject):
-    """The attempts that a stage makes were used up before it ran: the last one ended with its process or connection.
+    """All attempts of the stage were used up before it ran: the last one ended with its process or connection.
 
     Attributes:
-        last_cause: the first line of the cause that an earlier attempt gave; "" if none did
+        last_cause: first line of the cause of an earlier attempt; "" if none had one
     """
 
     def __init__(self, text: str, last_cause: str) -> None:
@@ -39,8 +39,8 @@ class NoAttemptsLeft(Reject):
 
 
 class BaseExceptionRaised(TruenextError):
-    """A stage or a hook has raised what is no Exception, such as SystemExit: it has failed like any other."""
+    """A stage or a hook raised an exception that is no Exception, such as SystemExit: a failure like any other."""
 
 
 class NotDecoded(TruenextError):
-    """What came is not what the stage takes, such as a field of another type; the message says where."""
+    """Message that is not of the type that the stage takes, such as a field of another type; the text says where."""

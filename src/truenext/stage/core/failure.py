@@ -1,4 +1,4 @@
-"""What a stage says of why it has failed: the cause that goes with the message."""
+"""Cause of a stage's failure, as text that goes with the message."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.stage.core.errors import NoAttemptsLeft
 
 SHOWN_MAX = 65536
-"""Characters of an error's text; of more the beginning is logged, without a traceback."""
+"""Characters of an error's text that are logged; a longer text is cut, and logged without a traceback."""
 _PACKAGE_DIR = __file__.rpartition("/stage/")[0] + "/"
 _LIBRARY_PREFIXES = (_PACKAGE_DIR, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
-"""What the files of truenext, and of Python itself, begin with."""
+"""Beginnings of the paths of truenext's files, and of Python's own."""
 
 
 def cause_of(error: BaseException, stage: str, instance: str) -> str:
-    """What was raised, where in the code, by which stage and process; what is in it, if it is a group; and by what it
-    was caused.
+    """Return the cause: the error and its place in the code; for a group the errors in it; the errors that caused
+    it; the stage and its process. Example:
 
-    PricesDown: no answer from prices.example
-    at reserve in shop.py:42
-    because TimeoutError: timed out
-    in stage order.place.stage.reserve, by shop web-1 pid 4711
+        PricesDown: no answer from prices.example
+        at reserve in shop.py:42
+        because TimeoutError: timed out
+        in stage order.place.stage.reserve, by shop web-1 pid 4711
     """
     end = f"in stage {stage}, by {instance}"
     size_max = CAUSE_BYTES_MAX - len(end.encode(errors="replace")) - 1
@@ -36,20 +36,20 @@ def cause_of(error: BaseException, stage: str, instance: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Its class and its text, or the beginning of that."""
+    """Return the class of an error and the beginning of its text."""
     text = _text(error)[:CAUSE_BYTES_MAX]
     name = type(error).__qualname__
     return f"{name}: {text}" if text else name
 
 
 def is_text_too_long(error: BaseException) -> bool:
-    """To be shown as a whole, with all that it was caused by: that would hold up the event loop."""
+    """Return whether the text of the error, or of one that caused it, is so long that logging blocks the loop."""
     return any(len(_text(each)) > SHOWN_MAX for each in _chain(error))
 
 
 def ungrouped_errors(error: BaseException) -> Iterator[BaseException]:
-    """What is in a group, such as what has failed in a TaskGroup, and in groups in it; the error itself, if it is
-    none."""
+    """Yield the errors in a group, such as that of a TaskGroup, and in groups within it; the error itself if it is
+    no group."""
     rest = [error]
     while rest:
         each = rest.pop()
@@ -61,7 +61,7 @@ def ungrouped_errors(error: BaseException) -> Iterator[BaseException]:
 
 def _lines(error: BaseException) -> Iterator[str]:
     if isinstance(error, NoAttemptsLeft) and error.last_cause:
-        # Dead letters are selected by how their cause begins: it stays what the program raised.
+        # Dead letters are selected by how their cause begins: keep the error that the program raised.
         yield error.last_cause
     because = ""
     for cause in _chain(error):
@@ -76,7 +76,7 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """It, and what it was caused by."""
+    """Yield the error, and the errors that caused it."""
     cause: BaseException | None = error
     seen = set()
     while cause is not None and id(cause) not in seen:
@@ -93,7 +93,7 @@ def _text(error: BaseException) -> str:
 
 
 def _location(error: BaseException) -> Iterator[str]:
-    """Where it was raised: the innermost line of the program's own code, if there is one."""
+    """Yield where the error was raised: the innermost line of the program's own code, if there is one."""
     location = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename

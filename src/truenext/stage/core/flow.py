@@ -1,14 +1,14 @@
-"""What a stage knows of its flow, and can say: whom it asks, how the flow goes on, what begins beside it.
+"""Flow, as one of its stages uses it: to send a request, to reply, to continue, or to start other flows.
 
-    request           ask an endpoint; its reply comes to the next stage, with the state as it is now
-    reply             to whoever asked this endpoint; what the stage returns is the same
-    next              go on with the next stage
+    request           send a request to an endpoint; its reply goes to the next stage, with the current state
+    reply             reply to the caller of this endpoint; a stage may also return its reply
+    next              continue with the next stage
     next_direct       the same in this transaction, without a message
-    goto              another endpoint goes on, and replies in this one's place
-    send, publish     a flow of its own, beside this one
+    goto              continue with another endpoint, which replies in place of this one
+    send, publish     start a flow of its own, beside this one
 
-Of the first five a stage does one at most, and may request several times. What is said is gathered, and waits for
-nothing: it is sent when the stage has returned, all of it or nothing.
+A stage calls at most one of the first five, and only `request` several times. Nothing is sent before the stage has
+returned: then all of it is sent, or, if the stage fails, nothing.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from truenext.stage.core.output import Output, OutputMessage, checked_attachment
 from truenext.stage.core.signature import is_assignable
 
 WAITING_MAX: Final = 35
-"""Places that wait for a reply in one flow, one within the other: endpoints, and where the flow's own reply goes. More
-is an endpoint that asks itself."""
+"""Replies that may be pending in one flow, one within the other: of endpoints, and of the flow itself. With more, an
+endpoint makes requests to itself."""
 CALLS_MAX: Final = 200
-"""Messages of one flow that follow one another, without replies: more is a circle. The requests of one stage do not
-follow one another."""
+"""Messages of one flow that may follow one another, replies not counted; with more, the flow goes in a circle. The
+requests of one stage do not follow one another."""
 UNSET: Final = object()
 
 M = TypeVar("M")
@@ -63,7 +63,7 @@ class Flow:
         attempt: int = 1,
         is_unstashed: bool = False,
     ) -> None:
-        """By the service, for each message. `state` and `message` are what is here without having been sent.
+        """Called by the service for each message. `state` and `message` are objects passed without being sent.
 
         Raises: NotDecoded
         """
@@ -75,44 +75,44 @@ class Flow:
         self._is_unstashed = is_unstashed
         self._continuation = ""
         self.direct_message: object = UNSET
-        """What the next stage is to take in this same transaction."""
+        """Message for the next stage in this transaction, if `next_direct` was called."""
         context = envelope.flow
         self.id: str = context.id
-        """Of the flow: the same in all its stages."""
+        """Id of the flow, the same in all its stages."""
         self.trace: str = context.trace
-        """What people call the flow."""
+        """Name of the flow for people."""
         self.message_id: str = envelope.id
-        """The same however often the message is delivered."""
+        """Id of the message, the same however often it is delivered."""
         self.attempt: int = attempt
         """1 if no consumer has failed with the message."""
         self.interactive: bool = context.interactive
-        """Somebody waits for it."""
+        """A caller waits for the flow."""
         self.persistent: bool = context.persistent
-        """It survives a crash of the broker."""
+        """Messages of the flow survive a crash of the broker."""
         self.sender: str = envelope.sender
-        """The service and the queue of the stage that sent the message."""
+        """Service and queue of the stage that sent the message."""
         self.properties: dict[str, Any] = dict(context.properties)
-        """Of the whole flow: what is set here is seen by all that come after this stage. Values that can be JSON."""
+        """Properties of the flow, which JSON can hold; all later stages see what is set here."""
         self.attachments: Mapping[str, bytes] = envelope.attachments
-        """Of this message."""
+        """Attachments of this message."""
         self.state: Any = None
-        """The state of the endpoint, if it has one; the same that the function takes."""
+        """State of the endpoint, if it has one; the object that the function takes."""
         codec = stage.endpoint.state
         if codec is not None:
             self.state = codec.decode(envelope.state) if state is UNSET else state
         self.message: Any = stage.takes.decode(envelope.message) if message is UNSET else message
-        """What the stage takes; the same that the function takes."""
+        """Message of the stage; the object that the function takes."""
 
     def __repr__(self) -> str:
         return f"<Flow {self.trace} at {self._stage.queue}>"
 
-    # ---- How it goes on ----
+    # ---- Continuation ----
 
     def request(self, to: Endpoint[M, Any], message: M, *, attachments: Mapping[str, bytes] | None = None) -> None:
-        """Ask an endpoint; its reply comes to the next stage, with the state as it is now. Several may be asked: then
-        each reply comes by itself.
+        """Send a request to an endpoint; its reply goes to the next stage, with the current state. Several requests
+        bring several replies, each as a message of its own.
 
-        Raises: FlowError if there is no next stage, or it takes something else; Reject if the flow is too long
+        Raises: FlowError if there is no next stage, or it does not take the reply; Reject if the flow is too long
         """
         check_endpoint(to)
         next_stage = self._next_stage("request")
@@ -129,9 +129,9 @@ class Flow:
         self._continue("request", to.destination, to.takes.encode(message), EMPTY, waiting, attachments)
 
     def reply(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
-        """Answer whoever asked this endpoint; if nobody waits for it, it is dropped. To return it is the same.
+        """Reply to the caller of this endpoint; dropped if none waits. A stage may return its reply instead.
 
-        Raises: FlowError if the endpoint replies something else
+        Raises: FlowError if the endpoint replies another type
         """
         endpoint = self._stage.endpoint
         if endpoint.replies is None:
@@ -146,18 +146,18 @@ class Flow:
         self._continue("reply", last.to, encoded, last.state, waiting, attachments)
 
     def next(self, message: object, *, attachments: Mapping[str, bytes] | None = None) -> None:
-        """Go on with the next stage, with the state as it is now.
+        """Continue with the next stage, with the current state.
 
-        Raises: FlowError if there is none, or it takes something else; Reject if the flow is too long
+        Raises: FlowError if there is none, or it takes another type; Reject if the flow is too long
         """
         next_stage = self._next_stage("next")
         encoded = next_stage.takes.encode(message)
         self._continue("next", next_stage.destination, encoded, self._state(), self._envelope.waiting, attachments)
 
     def next_direct(self, message: object) -> None:
-        """Go on with the next stage as soon as this one returns, in the same transaction and without a message.
+        """Continue with the next stage as soon as this one returns, in the same transaction and without a message.
 
-        Raises: FlowError if there is none, or it takes something else, or no stage runs: after `unstash`
+        Raises: FlowError if there is none, or it takes another type, or no stage runs: after `unstash`
         """
         if self._is_unstashed:
             raise FlowError("no stage runs here, so none can follow directly: say next instead of next_direct")
@@ -173,9 +173,9 @@ class Flow:
         state: object = None,
         attachments: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Another endpoint goes on, and replies in this one's place. `state` is that of its first stage.
+        """Continue with another endpoint, which replies in place of this one. `state` is for its first stage.
 
-        Raises: FlowError if it replies something else; Reject if the flow is too long
+        Raises: FlowError if it replies another type; Reject if the flow is too long
         """
         check_endpoint(to)
         endpoint = self._stage.endpoint
@@ -185,7 +185,7 @@ class Flow:
         self._continue("goto", to.destination, encoded, state_for(to, state), self._envelope.waiting, attachments)
 
     def for_next_stage(self) -> Flow:
-        """The same flow, as the next stage sees it in this same transaction."""
+        """Return the flow as the next stage sees it in this same transaction."""
         envelope = msgspec.structs.replace(self._envelope, flow=self._flow_context, attachments={})
         return Flow(
             self._next_stage("next_direct"),
@@ -199,7 +199,7 @@ class Flow:
         )
 
     def check_replied(self) -> None:
-        """The function of the stage has returned None. Raises: FlowError if the flow would end there unnoticed"""
+        """Check a flow whose stage returned None. Raises: FlowError if the flow would end without a reply"""
         if self._stage.signature.must_reply and not self._continuation:
             name, replied = self._stage.name, type_name(self._stage.signature.reply)
             raise FlowError(
@@ -228,7 +228,7 @@ class Flow:
 
     @property
     def _flow_context(self) -> FlowContext:
-        """Raises: FlowError if a property would come back as something else"""
+        """Context with the current properties. Raises: FlowError if JSON does not preserve one"""
         check_properties(self.properties)
         return msgspec.structs.replace(self._envelope.flow, properties=dict(self.properties))
 
@@ -244,7 +244,7 @@ class Flow:
         calls = self._envelope.calls + (kind != "reply")
         if calls > CALLS_MAX:
             raise Reject(f"this flow has more than {CALLS_MAX} messages one after another: does it go in a circle?")
-        # What is refused is not said: the stage may catch the error, and say something else.
+        # Checked before the continuation is set: the stage may catch the error, and continue in another way.
         context, checked = self._flow_context, checked_attachments(attachments)
         self._set_continuation(kind)
         envelope = Envelope(
@@ -262,7 +262,7 @@ class Flow:
         )
         self._output.outgoing.append(OutputMessage(destination, envelope, self._expires_ms))
 
-    # ---- Beside it ----
+    # ---- Other flows ----
 
     def send(
         self,
@@ -275,8 +275,9 @@ class Flow:
         state: object = None,
         **options: Unpack[FlowOptions],
     ) -> str:
-        """Begin a flow beside this one, in the same transaction: its id. As `Initiation.send`; what is not told is as
-        in this flow. People call it `this|trace`, or as this one; with a `!` in front just what follows.
+        """Start another flow in the same transaction, and return its id. The arguments are those of
+        `Initiation.send`; the new flow inherits `interactive`, `persistent` and `properties`. Its name is
+        `this|trace`, or that of this flow if no trace is given; a trace `!name` makes it just `name`.
 
         Raises: FlowError
         """
@@ -285,7 +286,7 @@ class Flow:
         return start_flow(self._output, context, to, message, reply_to, reply_state, state, options, self.message_id)
 
     def publish(self, to: Topic[M], message: M, *, trace: str = "", **options: Unpack[FlowOptions]) -> str:
-        """Begin a flow with each subscriber of the topic that is there, in the same transaction. As `send`.
+        """Start a flow with each connected subscriber of the topic, in the same transaction; see `send`.
 
         Raises: FlowError
         """
@@ -293,16 +294,16 @@ class Flow:
         context = child_flow_context(self._output, self._now_ms, trace, self._flow_context, options)
         return start_flow(self._output, context, to, message, None, None, None, options, self.message_id)
 
-    # ---- Later ----
+    # ---- After this stage ----
 
     def after_commit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a function when all of this has been committed: at most once, not after a crash, outside of the
-        transaction. It may be async. What it raises is logged."""
+        """Call a function after the commit: at most once, not after a crash, and outside of the transaction. It may
+        be async. Its exceptions are logged."""
         self._output.after_commit.append(partial(function, *args, **kwargs))
 
     def stash(self) -> bytes:
-        """What is needed to go on from this stage later, as `Initiation.unstash` does; any number of times. The flow
-        stays where it is until then.
+        """Return bytes from which `Initiation.unstash` continues from this stage later, any number of times.
+        `stash` itself sends nothing.
 
         Raises: FlowError
         """

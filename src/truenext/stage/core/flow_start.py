@@ -1,4 +1,4 @@
-"""How a flow begins: its first message, whoever says it."""
+"""Start of a flow: its options, its context and its first message, in a stage or outside of one."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from truenext.stage.core.signature import is_assignable
 
 
 class FlowOptions(TypedDict, total=False):
-    """How a flow is begun."""
+    """Options of a new flow."""
 
     interactive: bool
-    """Somebody waits: it has priority 9 in all its stages, instead of 4. False unless told; in a stage as its flow."""
+    """A caller waits: all messages have priority 9, instead of 4. Default: False; in a stage as its flow."""
     persistent: bool
-    """It survives a crash of the broker. True unless told; in a stage as its flow."""
+    """Messages survive a crash of the broker. Default: True; in a stage as its flow."""
     ttl: float
-    """Seconds after which no stage of it begins any more."""
+    """Seconds after which no further stage of the flow starts."""
     properties: Mapping[str, Any]
-    """Seen in the whole flow: values that can be JSON. In a stage these come on top of those of its flow."""
+    """Values that JSON can hold, for all stages of the flow. In a stage they are added to those of its flow."""
     attachments: Mapping[str, bytes]
-    """Seen with its first message alone."""
+    """Attachments of the first message alone."""
 
 
 def child_flow_context(
     output: Output, now_ms: int, trace: str, parent: FlowContext, options: FlowOptions
 ) -> FlowContext:
-    """Of a flow that a stage of another begins: `parent|child`, or what follows a `!`.
+    """Return the context of a flow that a stage starts, named `parent|child`, or by the text after a `!`.
 
     Raises: FlowError
     """
@@ -86,7 +86,7 @@ def start_flow(
     options: FlowOptions,
     parent: str = "",
 ) -> str:
-    """Raises: FlowError"""
+    """Add the first message of a flow to `output`, and return its id. Raises: FlowError"""
     waiting = []
     if reply_to is not None:
         if not isinstance(reply_to, Endpoint | Topic):
@@ -118,19 +118,19 @@ def start_flow(
 
 
 def check_endpoint(to: object) -> None:
-    """Raises: FlowError if nothing can be sent to it"""
+    """Raises: FlowError if `to` is no endpoint"""
     if not isinstance(to, Endpoint):
         raise FlowError(f"{to!r} is no endpoint" + (": publish to it" if isinstance(to, Topic) else ""))
 
 
 def check_topic(to: object) -> None:
-    """Raises: FlowError if nothing can be published to it"""
+    """Raises: FlowError if `to` is no topic"""
     if not isinstance(to, Topic):
         raise FlowError(f"{to!r} is no topic" + (": send to it" if isinstance(to, Endpoint) else ""))
 
 
 def state_for(to: Endpoint[Any, Any] | Topic[Any], state: object) -> msgspec.Raw:
-    """The state that comes with a message. What type another service's state has, is its own affair.
+    """Encode the state that goes with a message. For an endpoint of another service its type is not checked.
 
     Raises: FlowError
     """

@@ -1,7 +1,7 @@
-"""Is a process that runs a service well? What it says to those who look after it.
+"""Health of a process that runs a service, as reported to its operators.
 
-It is **live** unless a restart would help: it has messages in hand and ends none of them, it has lost the broker and
-does not find it again, or a stage takes nothing any more. It is **ready** while all is there that its stages need.
+The process is **live** unless a restart would help: it handles messages and finishes none of them, it has lost the
+broker and does not reconnect, or a stage no longer takes messages. It is **ready** while its stages can work.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final, Literal
 import msgspec
 
 LOST_S: Final = 60.0
-"""So long a broker that was there may be away before a restart is asked for: one restart, as a process that has just
-begun waits for its broker as long as it takes."""
+"""Seconds without the broker after which a process that was connected asks for a restart. That is one restart only:
+the new process waits for the broker without a limit."""
 
 DATABASE_AVAILABLE: Final = "available"
 
@@ -21,7 +21,7 @@ ServiceState = Literal["waiting for the broker", "waiting for the database", "ru
 
 
 class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One connection to the broker."""
+    """Status of one connection to the broker."""
 
     pool: str
     state: str
@@ -29,24 +29,24 @@ class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
     reconnects: int
     has_disk_space: bool
-    """False while its stages rest because the broker has none on its disk."""
+    """False while its stages wait because the broker's disk is full."""
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One stage in one lane."""
+    """Status of one stage in one pool."""
 
     stage: str
-    """Its queue."""
+    """Queue of the stage."""
     pool: str
     active: int
-    """Messages that it handles now."""
+    """Messages that the stage handles now."""
     waits_for_database: bool
     broker_wait_reason: str
-    """Why the broker gives it no messages yet; empty if it does, or the database is waited for."""
+    """Reason why the broker delivers no messages yet; empty if it does, or if the stage waits for the database."""
     without_progress_s: float
-    """Since when none has ended, if there are any."""
+    """Seconds since the last progress; 0 while the stage handles no message."""
     end_reason: str
-    """Why it takes no messages any more; empty as long as it does."""
+    """Reason why the stage no longer takes messages; empty while it does."""
 
 
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: ServiceState
     broker: list[PoolStatus]
     database: str
-    """Empty if no stage uses one; `available`, or why it is not."""
+    """`available`, or why it is not; empty if no stage uses a database."""
     stages: list[StageStatus]
 
 
@@ -62,12 +62,12 @@ class ServiceHealth(msgspec.Struct, frozen=True, kw_only=True):
     live: bool
     ready: bool
     reasons: list[str]
-    """Why it is not."""
+    """Reasons why the process is not live, or not ready."""
     facts: ServiceStatus
 
 
 def assess_health(status: ServiceStatus, stalled_after_s: float) -> ServiceHealth:
-    """`stalled_after_s`: so long may a stage have messages in hand and end none."""
+    """Assess a process. `stalled_after_s` is the longest time that a stage may have messages and finish none."""
     not_live = list(_liveness_faults(status, stalled_after_s))
     not_ready = list(_readiness_faults(status))
     return ServiceHealth(
@@ -77,7 +77,7 @@ def assess_health(status: ServiceStatus, stalled_after_s: float) -> ServiceHealt
 
 def _liveness_faults(status: ServiceStatus, stalled_after_s: float) -> Iterator[str]:
     if status.state != "running":
-        # It waits for others, or is about to end anyway.
+        # The process waits for the broker or the database, or is about to end anyway.
         return
     for pool in status.broker:
         if pool.state == "closed":

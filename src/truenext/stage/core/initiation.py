@@ -1,4 +1,4 @@
-"""How flows begin outside of stages: what a program says in one initiation."""
+"""Initiation: flows that a program starts outside of stages, in one transaction."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ R = TypeVar("R")
 
 
 class Initiation:
-    """Begins flows, any number of them in one transaction. Nothing is waited for: it is all sent at the end."""
+    """Starts flows, any number of them in one transaction. No call waits: all is sent at the end."""
 
     def __init__(self, output: Output, now_ms: int, stages: Mapping[str, Stage]) -> None:
-        """By `Service.initiate`; `stages` are its own, by queue."""
+        """Called by `Service.initiate`; `stages` are those of the service, by queue."""
         self._output = output
         self._now_ms = now_ms
         self._stages = stages
@@ -36,10 +36,10 @@ class Initiation:
         state: object = None,
         **options: Unpack[FlowOptions],
     ) -> str:
-        """Begin a flow: its id. `trace` is what people call it, such as the order that it is about.
+        """Start a flow, and return its id. `trace` names it for people, such as by the order that it is about.
 
-        The reply goes to `reply_to`, with `reply_state` as its state; without that it is dropped. `state` is that of
-        the first stage.
+        The reply goes to `reply_to`, with `reply_state` as its state; without `reply_to` it is dropped. `state` is
+        for the first stage.
 
         Raises: FlowError
         """
@@ -48,7 +48,7 @@ class Initiation:
         return start_flow(self._output, context, to, message, reply_to, reply_state, state, options)
 
     def publish(self, to: Topic[M], message: M, *, trace: str, **options: Unpack[FlowOptions]) -> str:
-        """Begin a flow with each subscriber of the topic that is there: the id of them all.
+        """Start a flow with each connected subscriber of the topic, and return the id that they share.
 
         Raises: FlowError
         """
@@ -57,10 +57,10 @@ class Initiation:
         return start_flow(self._output, context, to, message, None, None, None, options)
 
     def unstash(self, data: bytes) -> Flow:
-        """Go on from where `Flow.stash` was called: what is said to this flow is said as by that stage, and sent with
-        the rest. It has `message` and `state` of then. Each time is a continuation of its own.
+        """Continue from a call of `Flow.stash`, with the message and state of then. The flow continues as
+        by that stage, and is sent with this initiation. The same bytes may be unstashed several times.
 
-        Raises: FlowError if these bytes are none, or are of a stage that this service does not have; NotDecoded
+        Raises: FlowError if the bytes are not from `stash`, or the service does not have the stage; NotDecoded
         """
         stashed = decode_stashed_flow(data)
         stage = self._stages.get(stashed.stage)

@@ -1,11 +1,11 @@
-"""Values that would come back from JSON as something else: a float that is not finite, and, below `Any`, what JSON does
-not have.
+"""Checks for values that JSON does not preserve: floats that are not finite and, below `Any`, values of types that
+JSON lacks.
 
     float                 nan and the infinities are written as null
     Any, dict, list       a tuple comes back as a list, a set too, a date and bytes as text, a key 1 as "1"
 
-The checks are planned once for each type: `plan` looks for the places in a type at which a value may be lost. A type
-without a float and without `Any` has none, and its values are not looked at. Values are never compared.
+The checks are built once for each type, and visit only the parts of a value in which something can be lost. A type
+without a float and without `Any` has no checks. Values are never compared with what was decoded.
 
 Source: docs/stages.md, "Endpoints"
 """
@@ -21,34 +21,34 @@ import msgspec
 from msgspec import inspect
 
 JsonLossCheck: TypeAlias = "Callable[[Any], str | None]"
-"""Return where in a value something would be lost, and what; None if nothing would be lost. Such as
-`.items[3].price is nan`."""
+"""Check that returns the path and the reason if JSON does not preserve a value, such as `.items[3].price is nan`;
+None if it does."""
 
 _PLAIN: Final = frozenset({str, int, bool, NoneType})
 _NamedType = (
     inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType | inspect.CustomType
 )
-"""A type with a name: it may contain itself."""
+"""Types with a name, which may contain themselves."""
 
 
 class JsonLossChecks:
-    """The checks of the values of one type."""
+    """Checks for the values of one type."""
 
     __slots__ = ("any_check", "float_check")
 
     def __init__(self, info: inspect.Type) -> None:
         self.any_check: Final[JsonLossCheck | None] = _JsonLossCheckBuilder(inspect.AnyType).check(info)
-        """Of what is below `Any`; None if no `Any` is in the type."""
+        """Check of values below `Any`; None if the type contains no `Any`."""
         self.float_check: Final[JsonLossCheck | None] = _JsonLossCheckBuilder(inspect.FloatType).check(info)
-        """Of floats. Only needed if the JSON of a value contains null, since that is what is written of them; None if
-        no float is in the type."""
+        """Check of floats, needed only if the JSON of a value contains null, which replaces a float that is not
+        finite; None if the type contains no float."""
 
     @property
     def has_checks(self) -> bool:
         return self.any_check is not None or self.float_check is not None
 
     def fault(self, value: object, data: bytes) -> str | None:
-        """As a `JsonLossCheck`; `data` is the JSON of the value."""
+        """Return the first fault, as a `JsonLossCheck` does; `data` is the JSON of the value."""
         if self.any_check is not None:
             found = self.any_check(value)
             if found is not None:
@@ -59,7 +59,7 @@ class JsonLossChecks:
 
 
 def fault_below_any(value: Any) -> str | None:
-    """A `JsonLossCheck` of a value of which JSON alone says what it is."""
+    """Check a value below `Any`, where the type gives no help: a `JsonLossCheck`."""
     kind = type(value)
     if kind in _PLAIN:
         return None
@@ -85,7 +85,7 @@ def fault_below_any(value: Any) -> str | None:
 
 
 def fault_of_floats(value: Any) -> str | None:
-    """A `JsonLossCheck` of floats alone, of a value whose type is not known."""
+    """Check only the floats of a value of unknown type: a `JsonLossCheck`."""
     kind = type(value)
     if kind in _PLAIN:
         return None
@@ -123,15 +123,15 @@ def _short(key: object) -> str:
 
 
 class _JsonLossCheckBuilder:
-    """Makes a check that goes only where a type leads to `target`."""
+    """Builds a check that visits only the parts of a value whose type contains `target`."""
 
     def __init__(self, target: type[inspect.Type]) -> None:
         self._target = target
         self._leaf: JsonLossCheck = fault_below_any if target is inspect.AnyType else _float
         self._fallback: JsonLossCheck | None = None if target is inspect.AnyType else fault_of_floats
-        """For a value that is not of its type's class."""
+        """Check for a value that is not an instance of its type's class."""
         self._checks: dict[Any, list[JsonLossCheck]] = {}
-        """Of classes whose check is made, or is just being made; then it is empty."""
+        """Check of each class, in a list that is empty while the check is being built."""
 
     def check(self, info: inspect.Type) -> JsonLossCheck | None:
         return self._check_for(info) if self._contains_target(info) else None
@@ -151,7 +151,7 @@ class _JsonLossCheckBuilder:
         return False
 
     def _check_for(self, info: inspect.Type) -> JsonLossCheck:
-        """`info` leads to the target."""
+        """Build the check of a type that contains the target."""
         match info:
             case inspect.Metadata():
                 return self._check_for(info.type)
@@ -168,7 +168,7 @@ class _JsonLossCheckBuilder:
                     self._checks[info.cls] = made = []
                     made.append(self._of_class(info))
                 made = self._checks[info.cls]
-                # It may contain itself, and is not made then.
+                # The check of a class that contains itself is not built yet.
                 return made[0] if made else lambda value: made[0](value)
             case _:
                 return self._leaf
@@ -200,7 +200,7 @@ class _JsonLossCheckBuilder:
         check = self.check(info.value_type)
         has_any_key = self._target is inspect.AnyType and isinstance(info.key_type, inspect.AnyType)
         if has_any_key and isinstance(info.value_type, inspect.AnyType):
-            # A field may be left out, or be UNSET: then it is no dict.
+            # No dict if the field is left out, or is UNSET.
             return lambda value: fault_below_any(dict(value)) if isinstance(value, Mapping) else None
 
         def of_dict(value: Any) -> str | None:
@@ -224,7 +224,7 @@ class _JsonLossCheckBuilder:
         classes = {each.cls: self._check_for(each) for each in leading if isinstance(each, _NamedType)}
         others = [self._check_for(each) for each in leading if not isinstance(each, _NamedType)]
         if not classes and len(others) == 1:
-            # Such as `float | None`: a check passes over what is not of its type.
+            # Such as `float | None`: a check ignores values of other types.
             return others[0]
 
         def of_union(value: Any) -> str | None:
@@ -285,20 +285,19 @@ def _parts(info: Any) -> Iterable[inspect.Type]:
 
 
 def _typed_fields(class_: Any) -> list[tuple[str, inspect.Type]]:
-    """Names and types of the fields of a model of pydantic, but for types that msgspec does not know."""
+    """Return names and types of the fields of a model of pydantic, without types that msgspec does not know."""
     fields = []
     for name, annotation in fields_of_model(class_):
         try:
             fields.append((name, msgspec.inspect.type_info(annotation)))
         except Exception:
-            # It may be anything.
+            # `type_info` may raise any exception for such a type.
             continue
     return fields
 
 
 def fields_of_model(class_: Any) -> list[tuple[str, Any]]:
-    """Names and annotations of the fields of a model of pydantic. A field whose model writes it in its own way is the
-    model's affair."""
+    """Return names and annotations of a pydantic model's fields, without those that the model serializes itself."""
     decorators = getattr(class_, "__pydantic_decorators__", None)
     if decorators is None or decorators.model_serializers:
         return []
@@ -311,5 +310,5 @@ def fields_of_model(class_: Any) -> list[tuple[str, Any]]:
 
 
 def has_serializer(metadata: Iterable[object]) -> bool:
-    """Of pydantic, which need not be installed."""
+    """Return whether a field has a serializer of pydantic, which need not be installed."""
     return any(type(each).__name__ in ("PlainSerializer", "WrapSerializer") for each in metadata)

@@ -1,11 +1,11 @@
-"""What endpoints, stages and messages are called, and which queue is whose.
+"""Names of endpoints, of their queues and stages, and ids of messages.
 
-    order.place                    the endpoint, and the queue of its first stage: where it is asked
+    order.place                    the endpoint, and the queue of its first stage, which takes its requests
     order.place.stage.reserve      the queue of its stage `reserve`
     .price                         in the service `shop`: shop.price
 
-The name of a later stage is in its queue, not its number: one more in the middle, or another order, leaves messages
-that are under way where they belong.
+The queue of a later stage has its name, not its number: a new stage between others, or another order, leaves
+messages under way in the right queue.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from truenext.model.limits import DESTINATION_LENGTH_MAX
 from truenext.stage.core.errors import DefinitionError
 
 STAGE_MARK = "stage"
-"""The word between the name of an endpoint and that of a stage."""
+"""Word between the name of an endpoint and that of a stage."""
 _IS_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*").fullmatch
 _DEAD_LETTER_PREFIX = len("DLQ.")
 
 
 def expand_endpoint_name(text: str, service: str) -> str:
-    """Raises: DefinitionError if it can be none"""
+    """Return the full name of an endpoint or service. Raises: DefinitionError if it is not valid"""
     if not isinstance(text, str):
         raise DefinitionError(f"{text!r} is no name of an endpoint or service: names are text, such as order.place")
     name = service + text if text.startswith(".") else text
@@ -41,7 +41,7 @@ def expand_endpoint_name(text: str, service: str) -> str:
 
 
 def stage_queue(endpoint: str, stage: str) -> str:
-    """The queue of a stage that is not the first.
+    """Return the queue of a stage that is not the first.
 
     Raises: DefinitionError
     """
@@ -53,7 +53,7 @@ def stage_queue(endpoint: str, stage: str) -> str:
 
 
 def endpoint_of(queue: str) -> str | None:
-    """Whose stage a queue is, if it is that of one that is not the first."""
+    """Return the endpoint of a queue of a later stage; None for other queues."""
     endpoint, mark, stage = queue.rpartition(f".{STAGE_MARK}.")
     return endpoint if mark and _IS_WORD(stage) else None
 
@@ -63,11 +63,10 @@ def _check_length(name: str) -> None:
         raise DefinitionError(f"{name} is too long for a queue: at most {DESTINATION_LENGTH_MAX - _DEAD_LETTER_PREFIX}")
 
 
-# ---- Ids: of messages, and those by which the inbox knows them. 32 hexadecimal digits ----
+# ---- Ids of messages, and their ids in the inbox: 32 hexadecimal digits ----
 #
-# The first 12 are milliseconds since the epoch, of when a flow was begun, and all ids that are made of an id have
-# them, too. So what happens at one time lies together in a database's index: at random places each row would change a
-# page of its own.
+# The first 12 digits are milliseconds since the epoch, of the start of a flow; all ids derived from an id have them,
+# too. So rows of one time are together in a database's index: at random places each row would change a page of its own.
 #
 # Source: docs/stages-wire.md
 
@@ -79,18 +78,18 @@ _starts_with_time = re.compile(rf"[0-9a-f]{{{TIME_LENGTH}}}").match
 
 
 def first_id(now_ms: int, random_bytes: bytes) -> str:
-    """An id that is made of no other. `random_bytes` are RANDOM_BYTES random bytes."""
+    """Return an id that is derived from no other. `random_bytes` are RANDOM_BYTES random bytes."""
     return f"{now_ms:0{TIME_LENGTH}x}{random_bytes.hex()}"
 
 
 def child_id(parent: str, ordinal: int) -> str:
-    """The id of what a stage sends as number `ordinal` of all that it sends: the same however often it runs."""
+    """Return the id of the message that a stage sends as number `ordinal`: the same however often the stage runs."""
     return _derive_id(parent, f"{parent} {ordinal}")
 
 
 def inbox_id(service: str, queue: str, message_id: str) -> str:
-    """By which the inbox knows a message, whatever others call theirs. One message may come to several queues, and
-    several services may share a database."""
+    """Return the id of a message in the inbox, which no other message has there: one message may come to several
+    queues, and several services may share a database."""
     return _derive_id(message_id, f"{service}\n{queue}\n{message_id}")
 
 

@@ -1,10 +1,10 @@
-"""What is sent in one COMMIT of the broker, as it is kept in the outbox of a database until it has been sent.
+"""Outbox unit: messages for one COMMIT of the broker, as stored in the outbox of a database until they are sent.
 
     unit       [1, [message, ...]] in MessagePack
-    together   [2, [[when it was written, unit], ...]]: units that were written apart, and have one number
-    message    destination, body, id, priority, persistent, when its flow ends, its time to live
+    combined   [2, [[time of writing, unit], ...]]: units that were written separately, under one number
+    message    destination, body, id, priority, persistent, expiry of its flow, its time to live
 
-Nothing of it depends on the code that wrote it: an older process may send what a newer one has written, and the other
+The format does not depend on the code that wrote it: an older process may send units of a newer one, and the other
 way round. Source: docs/stages-outbox.md
 """
 
@@ -21,22 +21,22 @@ from truenext.errors import TruenextError
 T = TypeVar("T")
 
 VERSION: Final = 1
-"""Of units. What is neither this nor 2 says something that this code does not know."""
+"""Version of a unit; 2 is a combined one. This code cannot read others."""
 UNIT_PREFIX: Final = b"\x92\x01"
-"""With which a unit begins: an array of two, and the version."""
+"""First bytes of a unit: an array of two, and the version."""
 COMBINED_PREFIX: Final = b"\x92\x02\xdd"
-"""The same; and an array, whose length follows in 4 bytes."""
+"""First bytes of a combined unit: as above, and an array, whose length follows in 4 bytes."""
 PART_PREFIX: Final = b"\x92\xcf"
-"""An array of two, and a number, which follows in 8 bytes."""
+"""First bytes of a part of a combined unit: an array of two, and a number, which follows in 8 bytes."""
 COMBINED_UNITS_MAX: Final = 1000
-"""Units that become one, at most."""
+"""Units that are combined into one, at most."""
 TTL_MIN_S: Final = 0.001
 EXPIRED_MS: Final = 1
-"""What expires then nobody gets."""
+"""Expiry in the past: the broker delivers such a message to no consumer."""
 
 
 class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A message as it is sent."""
+    """Message as it is sent to the broker."""
 
     destination: str
     body: bytes
@@ -44,15 +44,15 @@ class EncodedMessage(msgspec.Struct, frozen=True, array_like=True):
     priority: int
     persistent: bool
     expires_ms: int = 0
-    """When its flow ends, in milliseconds since the epoch by the broker's clock; 0 is never."""
+    """Expiry of its flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
     ttl_s: float | None = None
-    """The same, of a flow that begins with it: so long after the broker has accepted it."""
+    """Time to live of a flow that starts with this message; it begins when the broker accepts the message."""
     refused: str = ""
-    """Why the broker has not taken it as what it was."""
+    """Reason why the broker refused the message that this one replaces; empty if it replaces none."""
 
 
 class OutboxUnit(NamedTuple):
-    """All that one transaction of a stage sends, or one initiation."""
+    """Messages that one transaction of a stage, or one initiation, sends."""
 
     messages: Sequence[EncodedMessage]
     is_interactive: bool
@@ -62,16 +62,16 @@ class OutboxUnit(NamedTuple):
 
 
 class InitiationKey(NamedTuple):
-    """Under which a program begins flows once, however often it says so."""
+    """Key under which a program starts flows once, however often it repeats the call."""
 
     id: str
-    """Of the service and what the caller calls it: 32 hexadecimal digits."""
+    """Hash of the service and the program's own key: 32 hexadecimal digits."""
     content: str
-    """Of what is begun under it: 32 hexadecimal digits."""
+    """Hash of the flows that are started: 32 hexadecimal digits."""
 
 
 class UnreadableUnit(TruenextError):
-    """What the outbox has is no unit, or one of a newer version."""
+    """Data in the outbox that is no unit, or one of a newer version."""
 
 
 class _EncodedUnit(msgspec.Struct, frozen=True, array_like=True):
@@ -85,19 +85,19 @@ _PARTS_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, msgspec.Raw]
 
 
 def combine_units(units: Iterable[tuple[int, bytes]]) -> bytes:
-    """Units that were written apart as one: milliseconds since the epoch of each, and its bytes, in order."""
+    """Combine units that were written separately: milliseconds since the epoch of each, and its bytes, in order."""
     parts = [b"".join((PART_PREFIX, written_ms.to_bytes(8), unit)) for written_ms, unit in units]
     return b"".join((COMBINED_PREFIX, len(parts).to_bytes(4), *parts))
 
 
 def count_parts(data: bytes) -> int:
-    """Units that this one was put together of; 1 if it was written as one."""
+    """Return how many units were combined into this one; 1 if it is no combined unit."""
     at = len(COMBINED_PREFIX)
     return int.from_bytes(data[at : at + 4]) if data.startswith(COMBINED_PREFIX) else 1
 
 
 def split_unit(data: bytes) -> list[tuple[int, bytes]]:
-    """The units that this one was put together of, and when each was written; nothing if it was written as one.
+    """Return the units that were combined into this one, each with its time; empty if it is no combined unit.
 
     Raises: UnreadableUnit
     """
@@ -107,8 +107,8 @@ def split_unit(data: bytes) -> list[tuple[int, bytes]]:
 
 
 def decode_unit(data: bytes, age_ms: int) -> list[EncodedMessage]:
-    """What is to be sent of a unit whose first part was written so long ago. Of a time to live that counts from then on
-    the rest; what has nothing left is sent as expired: the broker removes it, and counts it.
+    """Return the messages of a unit whose first part was written `age_ms` ago. Times to live are reduced by the age;
+    a message that has none left is sent as expired, and the broker removes and counts it.
 
     Raises: UnreadableUnit
     """
@@ -124,7 +124,7 @@ def decode_unit(data: bytes, age_ms: int) -> list[EncodedMessage]:
 
 
 def _messages_of(data: bytes) -> list[EncodedMessage]:
-    """Of a unit that was written as one. Raises: UnreadableUnit"""
+    """Return the messages of a unit that is not combined. Raises: UnreadableUnit"""
     unit = _decode(_DECODER, data)
     if unit.version != VERSION:
         raise UnreadableUnit(f"it is of version {unit.version} of units, and this knows {VERSION}: update")
@@ -149,19 +149,19 @@ def _adjust_ttl(message: EncodedMessage, left_s: float) -> EncodedMessage:
     return msgspec.structs.replace(message, ttl_s=left_s)
 
 
-# ---- The numbers under which all that a stage sends is sent once, whoever sends it and however often ----
+# ---- Numbers under which a unit has its effect once, whichever process sends it and however often ----
 #
-# A producer is a name under which COMMITs are numbered, 1, 2, 3 (docs/contract.md, L5). A process owns several: each
-# has one unit under way, and is free again when the broker has answered for that one.
+# A producer is a name under which COMMITs are numbered, 1, 2, 3 (docs/contract.md, L5). A process owns several
+# producers: each has one unit under way, and is free again when the broker has answered that one.
 
 
 @dataclass(slots=True, eq=False)
 class OutboxProducer:
     name: str
     owner: str
-    """The run of the process that may use it."""
+    """Run of the process that may use the producer."""
     last_number: int
-    """The last one that was used."""
+    """Last number that was used."""
 
     @property
     def next_commit(self) -> CommitNumber:
@@ -169,7 +169,7 @@ class OutboxProducer:
 
 
 class CommitNumber(NamedTuple):
-    """Of one unit."""
+    """Producer and number of the COMMIT of one unit."""
 
     producer: OutboxProducer
     number: int

@@ -1,4 +1,4 @@
-"""What is to be sent, and done, when all that was said has been committed."""
+"""Output of one transaction: messages to send, and functions to call after the commit."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PRIORITY_INTERACTIVE: Final = 9
 
 
 class OutputMessage(msgspec.Struct, frozen=True):
-    """A message that is to be sent."""
+    """Message that is to be sent."""
 
     destination: str
     envelope: Envelope
     expires_ms: int = 0
-    """When its flow ends, in milliseconds since the epoch by the broker's clock; 0 is never."""
+    """Expiry of its flow, in milliseconds since the epoch by the broker's clock; 0 is never."""
     ttl_s: float | None = None
-    """The same, of a flow that begins with it: so long after the broker has accepted it."""
+    """Time to live of a flow that starts with this message; it begins when the broker accepts the message."""
 
     def encode(self, carrier: Mapping[str, str]) -> EncodedMessage:
-        """As it is sent. Raises: FlowError if it is too large"""
+        """Return the message as it is sent. Raises: FlowError if it is too large"""
         body, flow = self._body(carrier), self.envelope.flow
         priority = PRIORITY_INTERACTIVE if flow.interactive else PRIORITY
         id, expires_ms = self.envelope.id, self.expires_ms
@@ -49,25 +49,25 @@ class OutputMessage(msgspec.Struct, frozen=True):
 
 
 class Output:
-    """All of one transaction: of a message that is handled, by one stage or by several directly one after the other, or
-    of one initiation."""
+    """Output of one transaction: of one message, handled by one stage or by several in direct succession, or of one
+    initiation."""
 
     __slots__ = ("_ids", "_seed", "after_commit", "is_closed", "outgoing", "sender")
 
     def __init__(self, seed: str, sender: str) -> None:
-        """From `seed` the ids of what is sent are made: the id of the message that is handled, and the queue of its
-        stage, so that they are the same whenever that handles it again; or something new."""
+        """The ids of sent messages are derived from `seed`. In a stage it is made of the id of its message and its
+        queue, so that the ids are the same whenever the stage handles the message again."""
         self._seed = seed
         self._ids = 0
         self.sender = sender
-        """The service and, behind a blank, the queue of the stage."""
+        """Service and, after a blank, queue of the stage."""
         self.outgoing: list[OutputMessage] = []
         self.is_closed = False
-        """The stage has returned, or the block of the initiation has ended."""
+        """True once the stage has returned, or the block of the initiation has ended."""
         self.after_commit: list[Callable[[], object]] = []
 
     def new_id(self) -> str:
-        """Raises: FlowError if all is said"""
+        """Return the id of the next message. Raises: FlowError if the output is closed"""
         if self.is_closed:
             raise FlowError("it is too late to send anything: what was said before has been sent")
         self._ids += 1
@@ -75,7 +75,7 @@ class Output:
 
 
 def checked_attachments(attachments: Mapping[str, bytes] | None) -> dict[str, bytes]:
-    """Raises: FlowError if they are not bytes by names"""
+    """Return a checked copy. Raises: FlowError if attachments are not bytes by names"""
     if not isinstance(attachments, Mapping | None):
         raise FlowError(f"attachments are bytes, by names, not {type(attachments).__name__}")
     checked = dict(attachments or {})

@@ -1,9 +1,9 @@
-"""What follows when a stage has failed: tried again when, or not at all.
+"""Retry rules of a stage: whether and when a failed message is tried again.
 
     retry={PricesDown: "2s, 10s, 1m", BadCard: "never"}
 
-The delay after the nth failure of a message is the nth of its list, the last one for all that follow; which failure it
-is, says the broker, which counts attempts. What no class names is left to the policy of the queue.
+The delay after the nth failure of a message is the nth of its list; the last one applies to all further failures.
+The broker counts the failures. An exception that no rule names is left to the policy of the queue.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from truenext.stage.core.errors import DefinitionError, FlowError, NotDecoded, R
 from truenext.stage.core.failure import ungrouped_errors
 
 NEVER = "never"
-"""It is not tried again: a dead letter at once."""
+"""Rule for no retry: the message becomes a dead letter at once."""
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _IS_DELAY = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)").fullmatch
 _EXAMPLE = 'say "2s, 10s, 1m", or "never"'
 
 
 class RetryRules:
-    """When what raised an exception of which class is tried again."""
+    """Delays before retries, by the class of the exception."""
 
     __slots__ = ("_delays_s",)
 
@@ -41,16 +41,16 @@ class RetryRules:
             self._delays_s[kind] = _delays_s(delays, subject)
 
     def with_defaults(self, defaults: RetryRules) -> RetryRules:
-        """These, and of the others what these do not name."""
+        """Return these rules, with those of `defaults` for classes that these do not name."""
         merged = RetryRules({}, "")
         merged._delays_s = defaults._delays_s | self._delays_s
         return merged
 
     def decide(self, error: BaseException, failures: int, attempts_max: int | None) -> RetryDecision:
-        """`failures` counts this one, too; `attempts_max` is the stage's own, if it has one.
+        """Decide about a failed message. `failures` includes this one; `attempts_max` is the stage's own limit.
 
-        Of a group decides what is in it, unless a rule names a class of groups: one that is never tried again suffices,
-        else the longest delay counts.
+        A group is judged by the errors in it, unless a rule names a class of groups: if one of them is never
+        retried, the message is rejected; else the longest delay counts.
         """
         if attempts_max is not None and failures >= attempts_max:
             return REJECTED
@@ -76,11 +76,11 @@ class RetryRules:
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """It is tried again after so many seconds; None is what the policy of the queue says."""
+    """Retry after `delay_s` seconds; None leaves the delay to the policy of the queue."""
 
     delay_s: float | None
     is_rejected: bool = False
-    """It is not tried again."""
+    """The message is not retried."""
 
 
 def _exception_group_classes(group: BaseException) -> list[type]:
@@ -92,7 +92,7 @@ QUEUE_POLICY = RetryDecision(None)
 
 
 def _delays_s(text: str, subject: str) -> tuple[float, ...]:
-    """Empty is never."""
+    """Parse the delays of a rule; an empty result is never."""
     if not isinstance(text, str):
         raise DefinitionError(f"retry of {subject} is {text!r}: {_EXAMPLE}")
     if text.strip() == NEVER:

@@ -1,13 +1,13 @@
-"""What JSON is written of a type, and is read as one: its JSON Schema.
+"""JSON Schema of a type: of the JSON that is written for its values, and that can be decoded as a value.
 
-`msgspec.json.schema` leaves out what decides whether a message can be read: a time looks like any text there, and keys
-that are numbers like any keys. So this goes through the type by itself. It says nothing of descriptions. These words
-are not of JSON Schema:
+`msgspec.json.schema` leaves out details that decide whether a message can be decoded: there a time is like any text,
+and keys that are numbers are like any keys. So this module visits the parts of a type itself. It leaves out
+descriptions. These keywords are not of JSON Schema:
 
     local-date-time, local-time   the formats of times without a zone
-    keys                          what the keys of an object say
-    names                         the names of fields that are written one after the other, without their names
-    members                       the values of an enum, by the names of its members
+    keys                          schema of the keys of an object
+    names                         names of fields that are written as an array, without their names
+    members                       values of an enum, by the names of its members
     omitsDefaults                 a field that has its default is not written
 
 Source: JSON Schema, 2020-12; msgspec, "Supported Types"
@@ -27,10 +27,10 @@ ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "discriminator", "$defs"}
     | {"names", "members", "omitsDefaults"}
 )
-"""What does not decide whether a value can be read. The last three, and `default`, decide what it means."""
+"""Keywords that do not decide whether a value can be read. The last three, and `default`, decide what it means."""
 
 _EMPTY: dict[Any, Any] = {list: [], set: [], frozenset: [], tuple: [], dict: {}, bytearray: ""}
-"""The JSON of what a default factory makes."""
+"""JSON of the value that a default factory makes."""
 
 _BOUNDS = {
     "ge": "minimum",
@@ -48,13 +48,13 @@ _TEXTS: dict[type[inspect.Type], str] = {
 
 
 def schema_of(type_: Any) -> Schema:
-    """Raises: TypeError if it cannot be JSON"""
+    """Return the JSON Schema of a type. Raises: TypeError if it cannot be JSON"""
     return _JsonSchemaBuilder().schema(inspect.type_info(type_))
 
 
 @cache
 def _pydantic_generator() -> type[Any]:
-    """What makes the JSON Schema of a model, with `keys`, `names` and `members`; pydantic need not be installed."""
+    """Return a generator of models' JSON Schema, with `keys`, `names` and `members`. Imports pydantic only here."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
@@ -67,7 +67,7 @@ def _pydantic_generator() -> type[Any]:
             return {**super().named_tuple_schema(schema), "names": [each["name"] for each in schema["fields"]]}
 
         def p_arguments_schema(self, arguments: list[Any], var_args_schema: Any) -> Schema:
-            # What a NamedTuple is before pydantic 2.14.
+            # Before pydantic 2.14 this makes the schema of a NamedTuple.
             described = super().p_arguments_schema(arguments, var_args_schema)
             return {**described, "names": [self.get_argument_name(each) for each in arguments]}
 
@@ -86,7 +86,7 @@ class _JsonSchemaBuilder:
     def __init__(self) -> None:
         self._definitions: dict[str, Schema] = {}
         self._names: dict[Any, str] = {}
-        """Of classes that are described already, or are just being described."""
+        """Names of classes that are described already, or are just being described."""
 
     def schema(self, info: inspect.Type) -> Schema:
         schema = self._of(info)
@@ -145,7 +145,7 @@ class _JsonSchemaBuilder:
             case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() | inspect.NamedTupleType():
                 return self._reference(info)
             case inspect.CustomType():
-                # Only models of pydantic come so far; their definitions are within.
+                # Only models of pydantic get here; their schema contains its definitions.
                 model: Any = info.cls
                 described: Schema = model.model_json_schema(schema_generator=_pydantic_generator())
                 return described
@@ -167,7 +167,7 @@ class _JsonSchemaBuilder:
             while name in self._definitions:
                 name, number = f"{title}-{number}", number + 1
             self._names[info.cls] = name
-            # It may contain itself.
+            # Registered before its fields, as the class may contain itself.
             self._definitions[name] = {}
             self._definitions[name] = {"title": title, **self._fields(info)}
         return {"$ref": f"#/$defs/{name}"}
@@ -189,7 +189,7 @@ class _JsonSchemaBuilder:
 
 
 def _in_array(properties: Schema, required: list[str], is_closed: bool) -> Schema:
-    """Fields that are written one after the other, without their names: some at the end may be missing."""
+    """Return the schema of fields that are written as an array, without names: some at the end may be missing."""
     min_items = max((position for position, name in enumerate(properties, 1) if name in required), default=0)
     schema = {
         "type": "array",
@@ -201,20 +201,20 @@ def _in_array(properties: Schema, required: list[str], is_closed: bool) -> Schem
 
 
 def _default(field: inspect.Field) -> Schema:
-    """Its default as it would be written, if it is known."""
+    """Return the default of a field as JSON, if it is known."""
     if field.default is msgspec.NODEFAULT:
         factory = field.default_factory
-        # Never called: it may be anything.
+        # The factory is never called, as it may do anything.
         return {"default": _EMPTY[factory]} if factory in _EMPTY else {}
     try:
         return {"default": msgspec.json.decode(msgspec.json.encode(field.default))}
     except Exception:
-        # A value that only the codec of stages can write.
+        # Only the codec of stages can encode the value.
         return {}
 
 
 def _constraints(info: Any, words: dict[str, str]) -> Schema:
-    """The constraints that the type has, in the words of JSON Schema."""
+    """Return the constraints of a type, in the keywords of JSON Schema."""
     return {word: value for name, word in words.items() if (value := getattr(info, name)) is not None}
 
 

@@ -1,9 +1,9 @@
-"""What the function of a stage takes and returns, by its annotations.
+"""Signature of a stage's function, read from its annotations: message, state, dependencies and reply.
 
     async def reserve(answer: Reserved, memo: Memo, flow: Flow, sql: AsyncSession) -> Placed: ...
-                      message           state       whatever it asks for by type      the reply
+                      message           state       dependencies                     reply
 
-The message is first; the state, if the endpoint has one, second. Everything else is asked for by its type.
+The message is first; the state, if the endpoint has one, second. All others are dependencies, requested by type.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from truenext.stage.core.errors import DefinitionError
 @dataclass(slots=True, eq=False)
 class Signature:
     message: Any
-    """The type of what it takes."""
+    """Type of the message."""
     reply: Any
-    """The type of what it returns, without None; None if it returns nothing."""
+    """Type of the result, without None; None if the function returns nothing."""
     positional: tuple[str, ...]
-    """The names of the parameters for message and state."""
+    """Names of the parameters for message and state."""
     dependencies: dict[str, Any]
-    """The types of all other parameters, by their names."""
+    """Types of all other parameters, by their names."""
     is_async: bool
     must_reply: bool
     """The function is annotated with a reply that cannot be None."""
 
 
 def signature_of(function: Callable[..., object], state: Any, subject: str) -> Signature:
-    """`state` is the endpoint's type of state, if it has one; `subject` names the stage.
+    """Read the signature of a function. `state` is the endpoint's type of state, if any; `subject` names the stage.
 
     Raises: DefinitionError
     """
@@ -82,7 +82,7 @@ def signature_of(function: Callable[..., object], state: Any, subject: str) -> S
 
 
 def is_assignable(target: Any, source: Any) -> bool:
-    """Whether what is of the type `source` may be handed to who wants `target`."""
+    """Return whether a value of type `source` may be passed where `target` is expected."""
     if target in (Any, object) or target == source:
         return True
     if get_origin(target) in (Union, UnionType):
@@ -92,7 +92,7 @@ def is_assignable(target: Any, source: Any) -> bool:
 
 
 def without_none(annotation: Any) -> Any:
-    """`T` of `T | None`; None of None."""
+    """Return `T` for `T | None`; None for None."""
     if annotation in (None, NoneType):
         return None
     if get_origin(annotation) in (Union, UnionType):
