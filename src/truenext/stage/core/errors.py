@@ -27,7 +27,7 @@ class Reject(TruenextError):
 
 
 class NoAttemptsLeft(Reject):
-    """All attempts of the stage were used up before it ran: the last one ended with its process or connection.
+    """The attempts of the stage were used up before it ran: the last one ended with its process or connection.
 
     Attributes:
         last_cause: first line of the cause of an earlier attempt; "" if none had one

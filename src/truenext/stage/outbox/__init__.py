@@ -1,9 +1,9 @@
-"""Effects that happen once: how what the outbox has is sent, by whom, and what is remembered of it.
+"""Exactly-once processing: sends the units of the outbox, and deletes rows that are not needed any more.
 
-    exactly_once     what a worker says: was this already processed, borrow a number, it was sent
-    ├── relay            takes over what nobody sends any more, and sends it
-    ├── housekeeping     has the rows go of what was sent, many at a time, and those that were kept for long enough
-    └── publishing       one unit, under its number
+    exactly_once     for workers: check the inbox, borrow a producer, note that a unit was sent
+    ├── relay            sends units that their worker did not send, those of dead processes, too
+    ├── housekeeping     deletes rows of sent units, many at a time, and rows whose retention has ended
+    └── publishing       sends one unit, under its number
 
 Source: docs/stages-outbox.md; decision 67
 """

@@ -1,4 +1,4 @@
-"""How often has what happens once come again, been taken over, or been refused? Of one process, since it began."""
+"""Counters of exactly-once processing in one process, since its start, and their metrics."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 
 class ExactlyOnceCounters:
-    """Of one process."""
+    """Counters of one process."""
 
     def __init__(self) -> None:
         self.already_processed = 0
-        """Messages whose effects had happened when they came: inbox hits."""
+        """Messages that were already processed when they came: inbox hits."""
         self.in_doubt = 0
-        """Producers of this process that were taken anew, because an answer was missing."""
+        """Producers of this process that were claimed again, because an answer was missing."""
         self.claimed = 0
-        """Producers of processes that were not alive any more."""
+        """Producers that were claimed from dead processes."""
         self.renumbered = 0
         """Units that got new numbers, because the broker did not know theirs."""
         self.refused = 0
-        """Messages that the broker did not take: they are in the queue `SERVICE.refused`."""
+        """Messages that the broker refused: they are in the queue `SERVICE.refused`."""
 
 
 def format_metrics(counters: ExactlyOnceCounters, unsent: UnsentCounts | None) -> str:
-    """For Prometheus; without what the database did not say in time."""
+    """Return the metrics for Prometheus; without the figures of the database if it did not answer in time."""
     totals = {
         "truenext_inbox_already_processed_total": (
             "Messages whose effects had happened before.",

@@ -1,4 +1,4 @@
-"""What a worker says of a message whose effects happen once, besides what it says to the two transactions."""
+"""Exactly-once processing of one process: calls for its workers, beside the two transactions, and background tasks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("truenext.stage")
 
 STOP_TIMEOUT_S = 5.0
-"""For what is still to be said to the database at the end."""
+"""Time for the last writes to the database when the service stops."""
 QUERY_TIMEOUT_S = 2.0
-"""For how long the database is waited for before figures are said without it."""
+"""Time for which the database is waited for; then metrics are returned without its figures."""
 
 
 class ExactlyOnceProcessing:
-    """Of one process that runs a service."""
+    """Exactly-once processing of one process that runs a service."""
 
     def __init__(self, outbox: Outbox, pool: PriorityPool, service: str) -> None:
         self._outbox = outbox
@@ -42,7 +42,7 @@ class ExactlyOnceProcessing:
         self._cleaner = OutboxCleaner(outbox)
 
     async def metrics_text(self) -> str:
-        """How it is, for Prometheus; without what only the database knows if that does not say it in time."""
+        """Return the metrics for Prometheus; without the figures of the database if it does not answer in time."""
         unsent = None
         with suppress(DatabaseUnavailable, TimeoutError):
             async with asyncio.timeout(QUERY_TIMEOUT_S):
@@ -50,11 +50,11 @@ class ExactlyOnceProcessing:
         return format_metrics(self.counters, unsent)
 
     async def count_unsent(self) -> UnsentCounts:
-        """What is not known to be sent, of all processes. Raises: DatabaseUnavailable"""
+        """Count messages of all processes that are not known to be sent. Raises: DatabaseUnavailable"""
         return await self._outbox.count_unsent()
 
     async def start(self) -> None:
-        """Begin once the tables of the outbox are checked. Raises: DatabaseUnavailable"""
+        """Start, after the tables of the outbox were checked. Raises: DatabaseUnavailable"""
         if not await self._outbox.is_durable():
             _logger.warning(
                 "synchronous_commit is off: when the database crashes it forgets what it has confirmed, and what was "
@@ -67,7 +67,7 @@ class ExactlyOnceProcessing:
         self._cleaner.start()
 
     async def stop(self) -> None:
-        """Its producers are others' at once, or a while later if the database is not there."""
+        """Stop, and leave the producers to other processes: at once, or a while later if the database is away."""
         await self._relay.stop()
         await self._cleaner.stop()
         with suppress(DatabaseUnavailable, TimeoutError):
@@ -76,19 +76,19 @@ class ExactlyOnceProcessing:
                 await self._outbox.deregister_owner(self._relay.free_producer_names)
 
     def wake_relay(self) -> None:
-        """A user's transaction has begun flows. In the thread of the event loop."""
+        """Wake the relay after a program's transaction has started flows. Called in the thread of the event loop."""
         self._relay.wake()
 
-    # ---- Of one message ----
+    # ---- One message ----
 
     async def is_processed(self, id: str) -> bool:
         """Raises: DatabaseUnavailable"""
         return await self._outbox.is_processed(id)
 
     async def ensure_sent(self, id: str, pool: PriorityPool) -> None:
-        """The message with this id in the inbox was already processed: see to it that what it has to send is sent.
+        """Send the unit of a message that was already processed, if it is still in the outbox.
 
-        Raises: BrokerUnavailable, InDoubt, RolledBack: then its message is not acknowledged yet; DatabaseUnavailable
+        Raises: BrokerUnavailable, InDoubt, RolledBack: the message must not be acknowledged yet; DatabaseUnavailable
         """
         self.counters.already_processed += 1
         unit = await self._outbox.find_unit(id)
@@ -105,18 +105,18 @@ class ExactlyOnceProcessing:
         self._confirmer.add(id, was_sent=True, is_acknowledged=False)
 
     def borrow_producer(self) -> BorrowedProducer:
-        """`async with once.borrow_producer() as producer:` for what one message may send. Before its transaction
-        begins: SQLite has only one that writes at a time."""
+        """Borrow a producer for one message: `async with once.borrow_producer() as producer:`. To be done before the
+        message's transaction begins, as SQLite has only one writer at a time."""
         return BorrowedProducer(self._relay)
 
     def on_committed(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
-        """The answer to the COMMIT of a message is known."""
+        """Note that the COMMIT of a message was answered."""
         self._confirmer.add(id, was_sent=was_sent, is_acknowledged=is_acknowledged)
 
 
 class BorrowedProducer:
-    """A producer of this process, for one unit. If the block raises when its number was used, something may have
-    happened under that: it is not used before that is known."""
+    """Producer of this process, borrowed for one unit. If the block raises after the number was used, the unit may
+    have been sent or not: the producer is in doubt, and not used before that is known."""
 
     __slots__ = ("_producer", "_relay", "_was_used")
 
@@ -131,7 +131,7 @@ class BorrowedProducer:
         return self
 
     def use_next_number(self) -> CommitNumber:
-        """It is used from now on."""
+        """Return the next number, which counts as used from now on."""
         assert self._producer is not None, "the block has begun"
         self._was_used = True
         return self._producer.next_commit
@@ -142,7 +142,7 @@ class BorrowedProducer:
         producer = self._producer
         assert producer is not None, "the block has begun"
         if isinstance(error, ProducerLost):
-            # This process stood still for so long that others took it for dead: whatever it has may be another's.
+            # This process stood still for so long that others took it for dead: they may own its producers by now.
             self._relay.mark_free_in_doubt()
         if self._was_used and error is not None:
             self._relay.mark_in_doubt(producer)

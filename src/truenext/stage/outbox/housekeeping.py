@@ -1,4 +1,4 @@
-"""How rows go that are not needed any more: those of what was sent, and those that were kept for long enough."""
+"""Housekeeping of the outbox: deletes rows of sent units, and rows whose retention has ended."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
     from truenext.stage.sql.outbox_table import Outbox
 
 
-# Work in the background, one step after the other, that ends between two of them: what is said to a database is not to
-# be interrupted, for its connection would keep its locks for a while.
+# A periodic task runs step by step, and ends only between two steps: a call to a database must not be interrupted, as
+# its connection would keep its locks for a while.
 
 _logger = logging.getLogger("truenext.stage")
 
 RETRY_S = 5.0
-"""After what nobody has foreseen."""
+"""Time until the next step after an unexpected error."""
 STOP_TIMEOUT_S = 5.0
-"""For the step that is under way when the service stops."""
+"""Time for the current step when the service stops."""
 
 
 class PeriodicTask:
     def __init__(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
-        """`step` does what there is to do, and says after how many seconds to do it again."""
+        """`step` does the pending work, and returns the seconds until its next call."""
         self._name = name
         self._step = step
         self._woken = asyncio.Event()
         self._idle = asyncio.Event()
-        """A step has ended, and nothing has come meanwhile."""
+        """Set after a step, if the task was not woken meanwhile."""
         self.is_stopping = False
-        """No step begins any more; one that is long may look."""
+        """No further step begins; a long step may check it."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
 
     def wake(self) -> None:
-        """There is something to do now."""
+        """Run the next step now."""
         self._woken.set()
         self._idle.clear()
 
@@ -53,7 +53,7 @@ class PeriodicTask:
             try:
                 wait_s = await self._step()
             except Exception:
-                # Whatever it is, it is not to be the end of it.
+                # No exception may end the task.
                 _logger.exception("work in the background has failed, and goes on", extra={"what": self._name})
                 wait_s = RETRY_S
             if not self._woken.is_set():
@@ -65,10 +65,10 @@ class PeriodicTask:
                 pass
 
     async def stop(self) -> None:
-        """What it was woken for is done before, if that does not take long."""
+        """Finish the work for which the task was woken, if that does not take long, and stop."""
         if self._task is None or self._task.done():
             return
-        # Another thread may just have said so.
+        # Another thread may just have scheduled a call of `wake`.
         await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_TIMEOUT_S):
@@ -81,15 +81,15 @@ class PeriodicTask:
             await asyncio.wait(late)
 
 
-# ---- What was kept for long enough ----
+# ---- Rows whose retention has ended ----
 #
-# Rows of the inbox and the keys go after 7 days, and those of processes that are gone. In each process, behind the
-# messages.
+# Each process deletes rows of the inbox and of keys after 7 days, and those of dead processes after a day, while it
+# handles messages.
 
 CHECK_INTERVAL_S = 60.0
-"""Until it is looked again, when nothing is left to go."""
+"""Time until the next check, when no row is left to delete."""
 TIME_SHARE = 0.1
-"""Of the time, at most: as much as comes must be able to go, and messages wait for neither."""
+"""Share of time for deletions, at most: enough for as many rows as are added, while messages hardly wait."""
 
 
 class OutboxCleaner:
@@ -101,7 +101,7 @@ class OutboxCleaner:
         self._steps.start()
 
     def wake(self) -> None:
-        """Look now."""
+        """Check for rows now."""
         self._steps.wake()
 
     async def _step(self) -> float:
@@ -118,19 +118,19 @@ class OutboxCleaner:
         await self._steps.stop()
 
 
-# How the rows of what was sent go from the outbox, and how the inbox learns which acknowledgements are final: many at
-# a time, behind the messages.
+# The confirmer deletes rows of sent units from the outbox, and marks acknowledgements as final in the inbox: many at a
+# time, after the messages were handled.
 #
-# What is not said before the process ends is harmless: the units are sent once more under their numbers, which does
-# nothing, and the rows of the inbox are kept.
+# Rows that are not written before the process ends do no harm: the units are sent once more under their numbers, which
+# has no effect, and the rows of the inbox are kept.
 
 GATHER_S = 0.2
-"""So long rows are gathered."""
+"""Time for which rows are gathered."""
 ROWS_MAX = 1000
-"""Of each kind at a time."""
+"""Rows of each kind that are written at a time."""
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
 PENDING_ROWS_MAX = 100_000
-"""Rows of each kind that are remembered while the database is away; the rest is left to those who come later."""
+"""Rows of each kind that are remembered while the database is away; further ones are left to later processes."""
 
 
 class OutboxConfirmer:
@@ -145,7 +145,7 @@ class OutboxConfirmer:
         self._steps.start()
 
     def add(self, id: str, *, was_sent: bool, is_acknowledged: bool) -> None:
-        """`was_sent`: the unit with this id. `is_acknowledged`: the message with this id, for good."""
+        """Note that the unit with this id was sent, or that its message's acknowledgement is final."""
         if was_sent and len(self._sent) < PENDING_ROWS_MAX:
             self._sent.append(id)
         if is_acknowledged and len(self._acknowledged) < PENDING_ROWS_MAX:
@@ -161,7 +161,7 @@ class OutboxConfirmer:
             _logger.info("rows of the outbox cannot go now", extra={"error": str(error), "next_s": pause_s})
             return pause_s
         self._retry_pause_s = PAUSE_S
-        # What has come meanwhile is gathered: each time is a transaction, for which SQLite has messages wait.
+        # Rows are gathered meanwhile: each write is a transaction, for which messages wait on SQLite.
         return 0.0 if max(len(self._sent), len(self._acknowledged)) >= ROWS_MAX else GATHER_S
 
     async def _write(self) -> None:
@@ -172,7 +172,7 @@ class OutboxConfirmer:
             del self._sent[: len(sent)], self._acknowledged[: len(acknowledged)]
 
     async def stop(self) -> None:
-        """What is left is said, if the database is there."""
+        """Stop, and write the remaining rows, if the database is available."""
         await self._steps.stop()
         with suppress(DatabaseUnavailable):
             while self._sent or self._acknowledged:

@@ -1,4 +1,4 @@
-"""How a unit of the outbox is sent, under its number, by whoever comes to it: and what is known afterwards."""
+"""Publishing: sends one unit of the outbox under its number, in any process, and returns what is known afterwards."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from truenext.stage.sql.outbox_table import StoredUnit
 
 TIMEOUT_S = 30.0
-"""For one unit."""
+"""Time for one unit."""
 
 
 class SendResult(Enum):
     SENT = "sent"
-    """Now, or before: its number was used."""
+    """The number is used: the unit was sent now, or before."""
     UNKNOWN_NUMBER = "unknown number"
-    """The broker does not know the number before, so it is another broker, or has lost something."""
+    """The broker does not know the number before this one: it is another broker, or has lost data."""
 
 
 async def send_unit(pool: PriorityPool, unit: StoredUnit, service: str, counters: ExactlyOnceCounters) -> SendResult:
-    """Send all of one unit of the outbox.
+    """Send all messages of one unit of the outbox.
 
-    What the broker refuses of it for what it is (too large, not allowed) goes to the queue `SERVICE.refused`, with the
-    reason, in the same transaction: the number is used, and the next one can be.
+    A message that the broker refuses for itself (too large, not allowed) goes to the queue `SERVICE.refused`, with
+    the reason, in the same transaction: so the number is used, and the next one can follow.
 
-    Raises: BrokerUnavailable if nothing of it happened; InDoubt if that is not known; UnreadableUnit
+    Raises: BrokerUnavailable if nothing was sent; InDoubt if that is not known; UnreadableUnit
     """
     messages = decode_unit(unit.unit, unit.age_ms)
-    # Whoever would be refused for what is open on the connection waits instead: it is not to be taken for too large.
+    # Wait for permits first: if the connection's limit refused the unit, the unit would be taken for too large.
     async with (
         pool.transaction_permits.acquired(1),
         pool.transaction_byte_permits.acquired(transaction_size(messages)),
@@ -60,10 +60,10 @@ async def send_unit(pool: PriorityPool, unit: StoredUnit, service: str, counters
         except RolledBack as error:
             refused = sender_error(error)
             if refused is None or (refused.code == Code.LIMIT and len(messages) > 1):
-                # Each by itself the broker would take.
+                # The broker may take each message by itself.
                 raise
         await session.rollback(failed=False)
-        # Which of them it is, only a look at each can tell.
+        # Only a trial of each message shows which of them are refused.
         replacements = [await _accepted_or_replaced(session, each, service) for each in messages]
         result = await _send(session, replacements, unit)
         counters.refused += sum(
@@ -86,14 +86,14 @@ async def _send(session: Session, messages: Sequence[EncodedMessage], unit: Stor
 
 
 async def _send_and_flush(session: Session, messages: Sequence[EncodedMessage], deadline: float) -> None:
-    """Raises: RolledBack with what the broker refuses; BrokerUnavailable"""
+    """Raises: RolledBack with the refusal of the broker; BrokerUnavailable"""
     with MapToBrokerUnavailable():
         await send_messages(session, messages, deadline)
         await session.flush(timeout=remaining_s(deadline))
 
 
 async def _accepted_or_replaced(session: Session, message: EncodedMessage, service: str) -> EncodedMessage:
-    """This message, or what is sent in its place because the broker does not take it."""
+    """Return the message, or the one to send in its place if the broker refuses it."""
     try:
         await _send_and_flush(session, [message], asyncio.get_running_loop().time() + TIMEOUT_S)
     except RolledBack as error:

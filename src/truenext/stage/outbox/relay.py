@@ -1,9 +1,8 @@
-"""Who sends what its worker does not send any more?
+"""Relay: sends outbox units that their worker did not send, and those of programs' own transactions.
 
-A relay is in every process. It looks once a second, and when something has gone wrong here. A producer of which an
-answer is missing, of the database or of the broker, it takes anew; and that of a process that is not alive any more it
-takes over. What such a producer has to send it sends, each unit under its own number: if somebody else has sent it, or
-sends it now, that does nothing. Then the producer is free.
+Each process has a relay. It checks the outbox once a second, and after an error in its process. It claims producers of
+this process for which an answer of the database or the broker is missing, and those of dead processes. It sends their
+units, each under its own number: if another process has sent one, or sends it now, this has no effect.
 
 Source: docs/stages-outbox.md, "Producers"; decision 67
 """
@@ -38,30 +37,30 @@ _logger = logging.getLogger("truenext.stage")
 CHECK_INTERVAL_S = 1.0
 PAUSE_MAX_S = 5.0
 HEARTBEAT_S = 5.0
-"""At least so often it is said that this process is alive, also while the relay waits for the broker."""
+"""Time between two heartbeats, at most, also while the relay waits for the broker."""
 REQUEST_TIMEOUT_S = 30.0
 CLAIMED_MAX = 100
-"""Producers of others that are taken over at a time."""
+"""Producers of dead processes that are claimed at a time."""
 CONCURRENT_SENDS_MAX = 3
-"""Units of what had no number that are sent at once."""
+"""Newly numbered units that are sent at once."""
 BACKOFFS_MAX = 100
-"""Units that cannot be sent, and that others pass. With so many nothing gets a number any more."""
+"""Units in backoff, which others overtake. At this number no further unit gets a number."""
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
-"""Until one of them is tried again; each pause is twice as long as the one before."""
+"""Time until such a unit is tried again; each pause is twice as long as the one before."""
 RESOLVED_MAX = 100
-"""Numbers before one of a unit that are settled if the broker does not know them. So many it remembers (L5)."""
+"""Numbers before that of a unit that are resolved if the broker does not know them. It remembers as many (L5)."""
 DEEP_CHECK_INTERVAL_S = 60.0
-"""Between two closer looks at what is rarely wrong."""
+"""Time between two deep checks, for what is rarely wrong."""
 
 UNAVAILABLE_ERRORS = (BrokerUnavailable, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, TimeoutError)
-"""The broker is not there, or does not want it now: later."""
+"""Errors after which the relay tries again later: the broker is away, or refuses the unit for now."""
 
 
 class BackoffState(NamedTuple):
-    """A producer whose unit the broker does not take."""
+    """Backoff of a producer whose unit the broker does not accept."""
 
     until: float
-    """By the clock of the event loop."""
+    """Time of the event loop."""
     pause_s: float
 
 
@@ -72,11 +71,11 @@ class OutboxRelay:
         self._pool = pool
         self._service = service
         self._producers_in_doubt: dict[str, bool] = {}
-        """By name, whether it was that of a process that is gone."""
+        """Producers in doubt, by name; True if the owner of the producer was dead."""
         self._backoffs: dict[str, BackoffState] = {}
-        """Those of them whose unit the broker does not take."""
+        """Backoffs of producers in doubt, by name."""
         self._parts_max = COMBINED_UNITS_MAX
-        """Of what has no number so much becomes one unit: less after the broker did not take so much."""
+        """Units without a number that are combined into one; fewer after the broker refused as many."""
         self._free_producers: list[OutboxProducer] = []
         self._borrowed_producers: set[str] = set()
         self._task = PeriodicTask("truenext relay", self._check_or_back_off)
@@ -91,7 +90,7 @@ class OutboxRelay:
         self._heartbeat.start()
 
     def mark_in_doubt(self, producer: OutboxProducer) -> None:
-        """Something was not answered: it is not to be used before it was taken anew."""
+        """Mark a producer in doubt, as an answer is missing: it is not used before it was claimed again."""
         self._mark_in_doubt(producer)
         self._task.wake()
 
@@ -100,14 +99,14 @@ class OutboxRelay:
         self._producers_in_doubt[producer.name] = False
 
     def mark_free_in_doubt(self) -> None:
-        """Whether those that are free are still this process's own is to be found out."""
+        """Mark all free producers in doubt: they may belong to another process by now."""
         producers, self._free_producers = self._free_producers, []
         for producer in producers:
             self._mark_in_doubt(producer)
         self._task.wake()
 
     async def borrow_producer(self) -> OutboxProducer:
-        """One that this process may use, and nobody else in it does until it is given back, or in doubt.
+        """Return a producer of this process, for one caller until it is returned or in doubt.
 
         Raises: DatabaseUnavailable
         """
@@ -116,23 +115,23 @@ class OutboxRelay:
             self._borrowed_producers.add(producer.name)
             return producer
         producer = self._outbox.new_producer()
-        # Before the database hears of it: the relay may look in between.
+        # Added before the database knows of it, as the relay may check in between.
         self._borrowed_producers.add(producer.name)
         try:
             await self._outbox.add_producer(producer)
         except BaseException:
-            # If it is there all the same, a later look finds it.
+            # If the database has it all the same, a later check finds it.
             self._borrowed_producers.discard(producer.name)
             raise
         return producer
 
     def return_producer(self, producer: OutboxProducer) -> None:
-        """Nothing of it is under way."""
+        """Free a producer that has no unit under way."""
         self._borrowed_producers.discard(producer.name)
         self._free_producers.append(producer)
 
     def wake(self) -> None:
-        """There is something to send. In the thread of the event loop."""
+        """Check the outbox now. Called in the thread of the event loop."""
         self._task.wake()
 
     async def stop(self) -> None:
@@ -141,10 +140,10 @@ class OutboxRelay:
 
     @property
     def free_producer_names(self) -> list[str]:
-        """Names of the producers of which nothing is under way."""
+        """Names of the producers that have no unit under way."""
         return [each.name for each in self._free_producers]
 
-    # ---- Looking ----
+    # ---- Checks ----
 
     async def _check_or_back_off(self) -> float:
         try:
@@ -160,7 +159,7 @@ class OutboxRelay:
         return 0.0 if is_more else CHECK_INTERVAL_S
 
     async def _record_heartbeat(self) -> float:
-        """A step may wait for the broker for longer than others take a process for alive that says nothing."""
+        """Record a heartbeat if none is recent: the relay may wait for the broker for longer than ALIVE_MS."""
         now = asyncio.get_running_loop().time()
         if now - self._checked_at >= HEARTBEAT_S:
             with suppress(DatabaseUnavailable):
@@ -169,7 +168,7 @@ class OutboxRelay:
         return HEARTBEAT_S
 
     async def _check_outbox(self) -> bool:
-        """Whether there is more to do at once. Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS"""
+        """Return whether there is more to do at once. Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS"""
         outbox = self._outbox
         pending = await outbox.heartbeat()
         self._checked_at = asyncio.get_running_loop().time()
@@ -188,7 +187,7 @@ class OutboxRelay:
         return is_more
 
     async def _claim_or_back_off(self, name: str, *, owner_is_dead: bool) -> None:
-        """Raises: as `_claim`, unless it is the fault of the unit alone: others are not to wait for it"""
+        """Claim a producer, or back off if only its unit is at fault. Raises: as `_claim` otherwise"""
         try:
             await self._claim(name, owner_is_dead=owner_is_dead)
             self._backoffs.pop(name, None)
@@ -196,7 +195,7 @@ class OutboxRelay:
             self._back_off_producer(name, error)
 
     def _back_off_producer(self, name: str, error: BrokerUnavailable | RolledBack) -> None:
-        """The unit of this producer could not be sent. Raises: the error, if nothing can be sent now"""
+        """Back off, as a unit of the producer could not be sent. Raises: the error, if nothing can be sent now"""
         if not isinstance(error.__cause__, Refused | UnreadableUnit):
             raise error
         before = self._backoffs.get(name)
@@ -209,12 +208,11 @@ class OutboxRelay:
 
     @property
     def _known_count(self) -> int:
-        """How many producers of its own this process knows of; some may be another's by now."""
+        """Number of own producers that this process knows of; some may belong to another process by now."""
         return len(self._free_producers) + len(self._borrowed_producers) + len(self._producers_in_doubt)
 
     async def _find_unknown(self) -> None:
-        """The answer to what has made a producer this process's own may have been lost. Whoever does not know of it
-        would never send what it has.
+        """Mark own producers in doubt that this process does not know of, as an answer was lost: else their units stay.
 
         Raises: DatabaseUnavailable
         """
@@ -231,7 +229,7 @@ class OutboxRelay:
         now = asyncio.get_running_loop().time()
         if now < self._deep_check_at:
             return
-        # One that is another's by now may stand for one that is not known: then their number says nothing.
+        # Done even if the counts are equal: a producer that belongs to another process by now may hide an unknown one.
         await self._find_unknown()
         await self._drop_unused()
         if unreadable := await self._outbox.count_unreadable():
@@ -242,17 +240,17 @@ class OutboxRelay:
         self._deep_check_at = now + DEEP_CHECK_INTERVAL_S
 
     async def _drop_unused(self) -> None:
-        """The broker soon forgets whoever sends nothing for a week. Raises: DatabaseUnavailable"""
+        """Drop free producers that were long unused, as the broker forgets them. Raises: DatabaseUnavailable"""
         unused = set(await self._outbox.unused_producers())
         dropped = [each.name for each in self._free_producers if each.name in unused]
         self._free_producers = [each for each in self._free_producers if each.name not in unused]
         await self._outbox.drop_producers(dropped)
 
-    # ---- What users' transactions have begun ----
+    # ---- Units of programs' own transactions ----
 
     async def _send_unnumbered(self) -> bool:
-        """Give numbers to what has none, and send it. True: there may be more, and it is time to look again, and so to
-        say that this process is alive.
+        """Number units that have no number, and send them. Starts none after CHECK_INTERVAL_S, as the heartbeat is due
+        then. Returns True if there may be more.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
@@ -286,8 +284,8 @@ class OutboxRelay:
         return is_more
 
     async def _number_and_send(self, until: float, add_task: Callable[[], None]) -> bool:
-        """One unit after the other, each of its own producer; where there is much, another one is to `add_task`: while
-        the broker has one unit, the database makes the next. False if there is no more.
+        """Number and send one unit after the other, each with its own producer. Returns False if there is no more.
+        With many, `add_task` starts another such task: the database makes a unit while the broker has another.
 
         Raises: as `_send_unnumbered`
         """
@@ -303,10 +301,10 @@ class OutboxRelay:
         return True
 
     async def _number_next(self) -> tuple[OutboxProducer, StoredUnit] | None:
-        """A unit of what had no number, and its producer, which is in doubt from now on. Raises: DatabaseUnavailable"""
+        """Number the next unit; return its producer, in doubt from now on, and it. Raises: DatabaseUnavailable"""
         while True:
             producer = await self.borrow_producer()
-            # Whatever is not answered from now on, it is not used before that is known.
+            # If an answer is missing from now on, the producer is not used before the outcome is known.
             self._mark_in_doubt(producer)
             try:
                 unit = await self._outbox.number_units(producer, self._parts_max)
@@ -319,7 +317,7 @@ class OutboxRelay:
             return None
 
     async def _send_numbered(self, producer: OutboxProducer, unit: StoredUnit) -> None:
-        """Raises: as `_send_unnumbered`"""
+        """Send a newly numbered unit; if it was sent, free its producer. Raises: as `_send_unnumbered`"""
         try:
             is_sent = await self._send_unit(unit)
         except (BrokerUnavailable, RolledBack) as error:
@@ -331,21 +329,21 @@ class OutboxRelay:
             self._clear_doubt(producer)
 
     def _clear_doubt(self, producer: OutboxProducer) -> None:
-        """All of it is answered: it may be used again."""
+        """Free a producer in doubt, as all its calls were answered."""
         self._producers_in_doubt.pop(producer.name, None)
         self.return_producer(producer)
 
-    # ---- Taking ----
+    # ---- Claims ----
 
     async def _claim(self, name: str, *, owner_is_dead: bool) -> None:
-        """Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS"""
+        """Claim a producer, and send its units. Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS"""
         if name in self._borrowed_producers:
-            # Another process has taken it over, and has died. Whoever uses it here finds that out first.
+            # Another process has claimed it, and has died. The borrower in this process finds that out first.
             return
         self._free_producers = [each for each in self._free_producers if each.name != name]
         claimed = await self._outbox.claim(name, owner_is_dead=owner_is_dead)
         if claimed == "busy":
-            # It ends when the database has noticed that its process is gone, or has given up.
+            # That transaction ends when the database notices that its process is gone, or ends it.
             return
         owner_was_dead = self._producers_in_doubt.pop(name, owner_is_dead)
         if claimed == "another's":
@@ -353,11 +351,11 @@ class OutboxRelay:
         if owner_is_dead:
             self._counters.claimed += 1
             _logger.info("a producer of a process that is gone was taken over", extra={"producer": name})
-        # Until all of it is known it is as before: not to be used.
+        # In doubt until the outcome of all its units is known.
         self._producers_in_doubt[name] = owner_was_dead
         if await self._send_all(claimed):
             if owner_was_dead:
-                # Each process makes its own: with those of all that were killed they would become ever more.
+                # Each process makes its own producers: with those of killed processes, their number would only grow.
                 await self._outbox.drop_producers([name])
             else:
                 self.return_producer(claimed)
@@ -366,14 +364,14 @@ class OutboxRelay:
             self._counters.in_doubt += 1
 
     async def _send_all(self, producer: OutboxProducer) -> bool:
-        """Whether it may be used again. Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS"""
+        """Send a producer's units; return if it may be used again. Raises: DatabaseUnavailable; UNAVAILABLE_ERRORS"""
         outbox = self._outbox
         units = await outbox.units_of(producer)
         highest = await self._highest_number(producer.name)
         for at, unit in enumerate(units):
             number = unit.number
             if number <= highest:
-                # Sent, or given up.
+                # Sent, or resolved as rolled back.
                 await self._split_unit(unit)
             if number > highest and not await self._send_unit(unit) and not await self._send_after_gap(unit):
                 return await self._renumber(producer, units[at:])
@@ -390,7 +388,7 @@ class OutboxRelay:
         return False
 
     async def _send_unit(self, unit: StoredUnit) -> bool:
-        """False: the broker does not know the number before. True: under this number nothing is left to be sent.
+        """Send a unit. Returns False if the broker lacks the number before; True if nothing is left under this one.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
@@ -412,7 +410,8 @@ class OutboxRelay:
         return is_sent
 
     async def _split_unit(self, unit: StoredUnit) -> bool:
-        """Its number is used up, so that nobody can send it any more; then what it was put together of gets others.
+        """Resolve the number of a unit, so that no process can send it any more; if it is rolled back, the parts of
+        the unit get other numbers. Returns whether the outcome is known.
 
         Raises: DatabaseUnavailable; one of UNAVAILABLE_ERRORS
         """
@@ -422,21 +421,21 @@ class OutboxRelay:
                 await self._outbox.split_into_unnumbered(unit)
             except UnreadableUnit as error:
                 raise _unreadable_error(unit, error) from error
-        # Or somebody else has sent it by now.
+        # "committed": another process has sent the unit by now.
         return outcome in ("rolled back", "committed")
 
     async def _resolve(self, unit: StoredUnit) -> str | None:
-        """What became of its COMMIT, for good, if it can be settled now. Raises: one of UNAVAILABLE_ERRORS"""
+        """Resolve a unit's COMMIT; return its outcome, None if not possible now. Raises: one of UNAVAILABLE_ERRORS"""
         request = {"producer": unit.producer, "commit": unit.number, "resolve": True}
         answer = await self._pool.connection.control_request("producer", request, timeout=REQUEST_TIMEOUT_S)
         return msgspec.json.decode(answer, type=ProducerStatus).outcome
 
     async def _send_after_gap(self, unit: StoredUnit) -> bool:
-        """The broker was restored, and lacks numbers whose units are gone: they were sent. Once these are settled it
-        takes this unit under its own number.
+        """Send a unit although the broker lacks numbers before it. It was restored: the units of those numbers were
+        sent, and are gone. Once these numbers are resolved, the broker takes this unit under its own number.
 
-        To move it would not do. Whoever has read those units, and has stood still since, may fill the gap, and another
-        one send this unit under its old number. False: it lacks so many that nobody can fill that.
+        New numbers would not do. A process that has read those units, and has stood still since, may fill the gap,
+        and another one send this unit under its old number. Returns False if the broker lacks too many numbers.
 
         Raises: as `_send_all`
         """
@@ -450,11 +449,11 @@ class OutboxRelay:
         )
         for missing in range(highest + 1, number):
             await self._resolve(unit._replace(number=missing))
-        # If it remembers too many settled numbers to settle these, it refuses the unit once more.
+        # If the broker has resolved too many numbers to remember these, it refuses the unit once more.
         return await self._send_unit(unit)
 
     async def _renumber(self, producer: OutboxProducer, units: Sequence[StoredUnit]) -> bool:
-        """To a producer that the broker does not know. Raises: as `_send_all`"""
+        """Move units to a new producer, as the broker lacks numbers of the old one. Raises: as `_send_all`"""
         _logger.error(
             "the broker does not know the numbers of a producer: it is another one, or has lost something, or has not "
             "heard of it for a week. What was left to be sent is sent under new numbers",
@@ -468,7 +467,7 @@ class OutboxRelay:
         return False
 
     async def _highest_number(self, name: str) -> int:
-        """Number of a COMMIT that the broker knows of it. Raises: one of UNAVAILABLE_ERRORS"""
+        """Return the highest COMMIT of the producer that the broker knows. Raises: one of UNAVAILABLE_ERRORS"""
         answer = await self._pool.connection.control_request("producer", {"producer": name}, timeout=REQUEST_TIMEOUT_S)
         return msgspec.json.decode(answer, type=ProducerStatus).commits
 
