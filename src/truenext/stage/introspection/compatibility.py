@@ -1,9 +1,9 @@
-"""Which change of a service breaks messages that are under way, or other services?
+"""Compatibility of a service with its former interface: changes that break messages under way, or other services.
 
-What a service takes, keeps and replies is its interface. A message under way was written by the old code, and is read
-by the new: its message and its state must be readable. A reply is written by the new code, and read by whoever asks, in
-another service perhaps, by what it knew of it: so that is compared the other way round. A queue that nobody takes from
-any more keeps what is in it, and what is still to come.
+The interface is what a service takes, keeps as state, and replies. A message under way was written by the old code,
+and is read by the new code: its message and its state must be readable. A reply is written by the new code, and read
+by its caller, perhaps another service, which knows the old interface: so replies are compared the other way round. A
+queue that no stage consumes any more keeps its messages, and those that still come.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from truenext.stage.core.schema import Schema
 from truenext.stage.introspection.mismatch import UNCERTAIN, Mismatch, find_mismatches
 
 FORMAT: Final = 3
-"""Of an interface that is written down. 1 said nothing of names, members, defaults and sets, and 2 nothing of keys,
-names and members within models of pydantic, so a change of these could not be seen."""
+"""Format of a stored interface. 1 lacks names, members, defaults and sets, and 2 lacks keys, names and members
+within models of pydantic, so a change of these could not be seen."""
 
 _DEAD_LETTERED = "such a message becomes a dead letter"
 _MISREAD = "what was sent before is read as something else, and no error shows it"
@@ -31,23 +31,23 @@ class EndpointInterface(msgspec.Struct, frozen=True, omit_defaults=True):
     replies: Schema | None = None
     state: Schema | None = None
     topic: str = ""
-    """What it subscribes to, instead of having queues."""
+    """Topic to which the endpoint subscribes, instead of having queues; empty if none."""
     stages: dict[str, Schema] = {}
-    """What each stage but the first takes, by its queue."""
+    """Message that each stage but the first takes, by its queue."""
 
 
 class ServiceInterface(msgspec.Struct, frozen=True):
     format: int
     service: str
     endpoints: dict[str, EndpointInterface]
-    """By name."""
+    """Endpoints by name."""
 
 
 class Incompatibility(msgspec.Struct, frozen=True):
     is_breaking: bool
-    """Messages under way, or all who ask; else only those who read what has gone."""
+    """Breaks messages under way, or all callers; else at most callers that read the changed part."""
     location: str
-    """An endpoint or a queue."""
+    """Endpoint or queue."""
     change: str
     consequence: str
     advice: str
@@ -68,7 +68,7 @@ def _endpoint(endpoint: LocalEndpoint[Any, Any]) -> EndpointInterface:
 
 
 def compare_interfaces(before: ServiceInterface, now: ServiceInterface) -> list[Incompatibility]:
-    """What of a change breaks something, in the order of names; first of all, whether it is another service."""
+    """Return the changes that break something, in the order of names; before them, a note if it is another service."""
     other = []
     if before.service != now.service:
         other.append(
@@ -89,7 +89,7 @@ def compare_interfaces(before: ServiceInterface, now: ServiceInterface) -> list[
 
 def _compare_endpoint(name: str, old: EndpointInterface, new: EndpointInterface | None) -> Iterator[Incompatibility]:
     if old.topic:
-        # Nothing waits in a topic, so a subscriber may go.
+        # No message waits in a topic, so a subscriber may go.
         if new is not None and new.topic == old.topic:
             yield from _compare_read(name, f"what is published to {old.topic}", old.takes, new.takes)
         return
@@ -126,7 +126,7 @@ def _stage_removed(queue: str) -> Incompatibility:
 
 
 def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterator[Incompatibility]:
-    """The old code has written it, and the new code reads it."""
+    """Compare messages of the old code with the schema of the new code, which reads them."""
     for each in find_mismatches(old, new):
         subject = f"{part}: {_field(each)}"
         why = f"what was sent before may not be so: {_DEAD_LETTERED}"
@@ -200,7 +200,7 @@ def _compare_read(location: str, part: str, old: Schema, new: Schema) -> Iterato
 
 
 def _compare_reply(location: str, old: Schema, new: Schema | None) -> Iterator[Incompatibility]:
-    """The new code writes it, and whoever asks reads it as it was."""
+    """Compare replies of the new code with the old schema, by which callers read them."""
     if new is None:
         yield Incompatibility(
             True,

@@ -1,4 +1,4 @@
-"""What a service consists of, for people to look at: endpoints, their stages, and whom these name."""
+"""Graph of a service, to be shown to people: endpoints, their stages, and the endpoints and topics that these name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GraphEdge(msgspec.Struct, frozen=True):
 class StageNode(msgspec.Struct, frozen=True):
     name: str
     queue: str
-    """Empty if it takes from a topic."""
+    """Empty if the stage consumes from a topic."""
     takes: str
     references: list[GraphEdge]
 
@@ -33,7 +33,7 @@ class EndpointNode(msgspec.Struct, frozen=True):
     replies: str | None
     state: str | None
     topic: str
-    """What it subscribes to, or empty."""
+    """Topic to which the endpoint subscribes; empty if none."""
     stages: list[StageNode]
 
 
@@ -61,7 +61,7 @@ def graph_of(
     remotes: Iterable[Endpoint[Any, Any]],
     topics: Iterable[Topic[Any]],
 ) -> ServiceGraph:
-    """In the order in which they are defined; behind them what stages name of other services."""
+    """Return the endpoints in the order of their definition, with all endpoints and topics that stages name."""
     own = list(endpoints)
     referenced = [to for each in own for stage in each.stages_in_order for to, _ in references_of(stage.function)]
     others = {each.name: each for each in referenced if isinstance(each, Endpoint)}

@@ -1,7 +1,7 @@
-"""Would all that is written by one JSON Schema be read by another, as what it was? If not: where not, and why?
+"""Mismatches of two JSON Schemas: values that are written by one, and cannot be read, or not as the same, by another.
 
-What is not known is a mismatch: rather one too many than one too few. Whoever writes writes the fields that it names,
-and no others; whoever reads ignores those that it does not name, unless it refuses them.
+If in doubt, this reports a mismatch: rather one too many than one too few. A writer writes the fields that its
+schema names, and no others; a reader ignores fields that its schema does not name, unless it refuses them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import msgspec
 from truenext.stage.core.schema import ANNOTATIONS, Schema
 
 MismatchKind = Literal["field", "type", "value", "bound", "meaning", "default", "renamed", "replaced"]
-"""Why something cannot be read, or is read as something else.
+"""Reason why a value cannot be read, or is read as something else.
 
-    field      a field that must be there may be missing
+    field      a required field may be missing
     type       a value is of another type
-    value      a value is none of those that are allowed
+    value      a value is not one of those that are allowed
     bound      a value is beyond a bound
     meaning    a value can be read, and is read as something else
     default    a field is left out because it has its default, and is read as another default
     renamed    fields are gone, and others are new and have a default: perhaps one was renamed
-    replaced   a field that is known by its place alone has another name: perhaps it was renamed
+    replaced   a field that is identified by its position has another name: perhaps it was renamed
 
-The last two may be as they are meant.
+The last two may be intended.
 """
 UNCERTAIN: frozenset[MismatchKind] = frozenset({"renamed", "replaced"})
 
@@ -36,23 +36,23 @@ _COMPARED = ANNOTATIONS | {
     *("properties", "required", "additionalProperties", "items", "prefixItems", "keys", *_LOWER_BOUNDS, *_UPPER_BOUNDS),
 }
 _ANYTHING: Schema = {}
-"""One object, so that types that contain themselves are known when they come again."""
+"""Always the same object, so that a comparison of types that contain themselves recognizes a pair, and ends."""
 _INFINITE = float("inf")
 _UNKNOWN = object()
 _ENCODINGS = ("base64", "base64url")
-"""Formats of pydantic."""
+"""Formats of pydantic for bytes."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
     path: str
-    """The field, such as `lines[].price`; empty is the whole."""
+    """Field, such as `lines[].price`; empty for the whole value."""
     kind: MismatchKind
     written: str
     expected: str
 
 
 def find_mismatches(written: Schema, expected: Schema) -> list[Mismatch]:
-    """Each of them once.
+    """Return the mismatches, each of them once.
 
     Raises: ValueError, TypeError, AttributeError if one is no schema, such as of a damaged file
     """
@@ -60,7 +60,7 @@ def find_mismatches(written: Schema, expected: Schema) -> list[Mismatch]:
 
 
 class _ScopedSchema:
-    """A schema, and where its references are looked up."""
+    """Schema, with the definitions to which its references lead."""
 
     __slots__ = ("schema", "scopes")
 
@@ -109,20 +109,20 @@ class _ScopedSchema:
 
     @property
     def array_items(self) -> tuple[list[Any], Any]:
-        """Of an array: those that have their place, and what each further one is; None: there is none, as far as it
-        names any."""
+        """Schemas of an array: those of items at fixed positions, and that of all further items; None if the schema
+        names no further items."""
         prefix: list[Any] = self.get("prefixItems", [])
         further = self.get("items", None if prefix else {})
         return prefix, None if further is False else further
 
     @property
     def name(self) -> str:
-        """Of a class; empty if it is none."""
+        """Name of a class; empty if the schema is of none."""
         return str(self.get("title", ""))
 
     @property
     def encoding(self) -> str:
-        """In which a text stands for bytes; empty if it stands for itself."""
+        """Encoding of bytes as text; empty if the text is no bytes."""
         format_ = self.get("format")
         return str(self.get("contentEncoding") or (format_ if format_ in _ENCODINGS else ""))
 
@@ -142,7 +142,7 @@ class _ScopedSchema:
 class _SchemaComparison:
     def __init__(self) -> None:
         self._open: set[tuple[int, int]] = set()
-        """Pairs that are being compared: types that contain themselves end there."""
+        """Pairs that are being compared, and not compared again within: types may contain themselves."""
 
     def compare(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
         if written.schema is False:
@@ -181,7 +181,7 @@ class _SchemaComparison:
         return self._of_type(written, expected, path)
 
     def _any_of(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
-        """What is wrong with the option that comes nearest."""
+        """Return the mismatches with the closest option."""
         nearest = [Mismatch(path, "type", str(written), str(expected))]
         is_near = False
         options = expected.alternatives or ()
@@ -191,7 +191,7 @@ class _SchemaComparison:
             if all(each.kind in UNCERTAIN for each in found):
                 read.append((found, option))
                 continue
-            # Something of the same type, in which a part is wrong.
+            # Closest is an option of the same type of which a part does not match.
             if not is_near and found[0].kind == "meaning":
                 nearest = found
             if found[0].path != path and (not is_near or len(found) < len(nearest)):
@@ -200,12 +200,12 @@ class _SchemaComparison:
             return nearest
         found, option = min(read, key=lambda each: (bool(each[0]), each[1].name != written.name))
         if option.name != written.name and written.name in {each.name for each in options if each.name}:
-            # As with a tag that was that of another class.
+            # Such as a tag that another class had before.
             return [Mismatch(path, "meaning", str(written), str(option))]
         return found
 
     def _swapped_members(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> Iterator[Mismatch]:
-        """Values of an enum that another member has now, while theirs has another value."""
+        """Yield values of an enum that belong to another member now, while their member has another value."""
         members: dict[str, Any] = written.get("members", {})
         members_expected: dict[str, Any] = expected.get("members", {})
         names = {_json(value): name for name, value in members_expected.items()}
@@ -216,7 +216,7 @@ class _SchemaComparison:
 
     def _of_type(self, written: _ScopedSchema, expected: _ScopedSchema, path: str) -> list[Mismatch]:
         if expected.is_anything:
-            # What JSON has of that type: bytes are text then.
+            # Any JSON value of that type: there bytes are text.
             expected = expected.subschema(
                 {"type": written.get("type"), "items": _ANYTHING, "additionalProperties": _ANYTHING}
             )
@@ -227,7 +227,7 @@ class _SchemaComparison:
         if not is_same or expected.schema is False or expected.get("format") not in (None, written.get("format")):
             return [Mismatch(path, "type", str(written), str(expected))]
         if written.encoding != expected.encoding:
-            # The text of bytes is read as any other text; other text is no bytes.
+            # Encoded bytes can be read as any text; other text cannot be read as bytes.
             return [Mismatch(path, "type" if expected.encoding else "meaning", str(written), str(expected))]
         found = list(self._bounds(written, expected, path))
         if kind == "array":
@@ -329,9 +329,9 @@ class _SchemaComparison:
 
 
 def _of_default(default: Any, expected: Any, path: str, has_default: bool) -> Iterator[Mismatch]:
-    """`default` is what a field is that is left out; `expected` the schema of that field where it is read."""
+    """Compare the default of a field that the writer left out with the reader's default in the schema `expected`."""
     if not has_default:
-        # It is said to be missing.
+        # Reported as missing already.
         return
     other = expected.get("default", _UNKNOWN) if isinstance(expected, dict) else _UNKNOWN
     if other is _UNKNOWN:
@@ -351,7 +351,7 @@ def _names(names: list[str]) -> str:
 
 
 def _merge_types(found: list[Mismatch], path: str) -> list[Mismatch]:
-    """What is written as one of several types, of which none is wanted, is one mismatch."""
+    """Merge mismatches of a value that is written as one of several types, none of them expected, into one."""
     here = [each for each in found if (each.path, each.kind) == (path, "type")]
     if len(here) < 2:
         return found
@@ -360,7 +360,7 @@ def _merge_types(found: list[Mismatch], path: str) -> list[Mismatch]:
 
 
 def _is_value(value: Any, expected: _ScopedSchema) -> bool:
-    """One value would be read; only what is plain is known."""
+    """Return whether a value can be read; False if the schema is too complex to know."""
     if expected.is_anything:
         return True
     if expected.alternatives is not None:

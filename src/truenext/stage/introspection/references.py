@@ -1,7 +1,7 @@
-"""Which endpoints and topics does the function of a stage name, and in which call?
+"""References of a stage's function: the endpoints and topics that it names, and the calls in which it names them.
 
-Only its own code is read, with lambdas and functions within it; not what it calls, and not what it makes up while it
-runs. So what is found is there, and not all is found.
+Only the function's own code is read, with lambdas and functions within it: not what it calls, and not names that are
+made at run time. So each found reference exists, but some may not be found.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias
 from truenext.stage.core.definitions import Endpoint, Topic
 
 ACTIONS: Final = {"request": "requests", "goto": "goes to", "send": "sends to", "publish": "publishes to"}
-"""What a stage does that calls a method of this name with an endpoint or topic as its first argument."""
+"""Relation to an endpoint or topic, by the method that gets it as its first argument."""
 MENTIONS: Final = "names"
-"""... and one that names it elsewhere."""
+"""Relation to an endpoint or topic that is named elsewhere."""
 _NOTHING: Final = object()
 _IGNORED_OPS = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"})
 _ATTRIBUTE_OPS = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
@@ -28,11 +28,11 @@ Referenced: TypeAlias = Endpoint[Any, Any] | Topic[Any]
 
 
 def references_of(function: Callable[..., Any]) -> list[tuple[Referenced, str]]:
-    """Whom it names, and how; each once, ordered by name. What it names twice, once in a call, is only that."""
+    """Return the endpoints and topics, each with its relations, ordered by name; MENTIONS only if it has no other."""
     while isinstance(function, MethodType) or hasattr(function, "__wrapped__"):
         function = function.__func__ if isinstance(function, MethodType) else function.__wrapped__
     if not isinstance(function, FunctionType):
-        # An object that can be called.
+        # The function is a callable object.
         function = getattr(type(function), "__call__", function)  # noqa: B004
     if not isinstance(function, FunctionType):
         return []
@@ -41,7 +41,7 @@ def references_of(function: Callable[..., Any]) -> list[tuple[Referenced, str]]:
         try:
             closed_over[name] = cell.cell_contents
         except ValueError:
-            # It has no value yet.
+            # The variable has no value yet.
             continue
     found = dict.fromkeys(_in_code(function.__code__, function.__globals__, closed_over))
     called = {each for each, how in found if how != MENTIONS}
@@ -63,7 +63,7 @@ def _in_code(
         elif step.opname in _CLOSURE_OPS:
             value, value_method = closed_over.get(step.argval, _NOTHING), method
         elif step.opname in _ATTRIBUTE_OPS and isinstance(value, ModuleType | type):
-            # Nothing of the program runs for it.
+            # Looked up statically: no code of the program runs.
             value = inspect.getattr_static(value, step.argval, _NOTHING)
         else:
             value = _NOTHING
