@@ -1,8 +1,8 @@
-"""What stages do in a database (docs/stages-sql.md).
+"""SQL of stages: the database of a service, and one transaction for each message (docs/stages-sql.md).
 
-`Database` is one database with its pools; `database.new_async_work()` and `database.new_thread_work()` are what one
-message does in it. What is here needs SQLAlchemy, except `truenext.stage.sql.errors`: so it is loaded when one of its
-names is asked for.
+`Database` is one database with its pools; its `new_async_work()` and `new_thread_work()` return the work of one
+message. All modules but `truenext.stage.sql.errors` need SQLAlchemy, so they are imported when one of their names is
+first used.
 """
 
 import importlib
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> object:
     try:
         found: object = getattr(importlib.import_module(_MODULES[name]), name)
     except ImportError as error:
-        # SQLAlchemy says in its own words, and without a name, that greenlet is missing.
+        # SQLAlchemy reports in its own words, without a module's name, that greenlet is missing.
         cause = error if error.name is not None or not isinstance(error.__cause__, ImportError) else error.__cause__
         if cause.name is None or cause.name.partition(".")[0] not in ("sqlalchemy", "greenlet"):
             raise

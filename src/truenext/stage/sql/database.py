@@ -1,4 +1,4 @@
-"""One database of a program that runs stages: its pools, and whether it is there.
+"""Database of a program that runs stages: its connection pools, and a probe for whether it is available.
 
 database = Database("postgresql+psycopg:///shop", interactive=2, others=8)
 await database.open()
@@ -28,26 +28,26 @@ T = TypeVar("T")
 
 OUTBOX_CONNECTIONS = 3
 PROBE_TIMEOUT_S = 10.0
-"""A database that has not answered by then is away."""
+"""Time for a probe; a database that has not answered by then is away."""
 
 
 OUTBOX_LIMITS = "SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '15s'"
-"""A process that stands still in the middle of a transaction is not to have all others wait for its locks."""
+"""Limits of the outbox's transactions: a process that stands still must not make all others wait for its locks."""
 _OUTBOX_ENGINE_OPTIONS: dict[bool, dict[str, Any]] = {
-    # What two of its statements see is relied on, whatever the database's own level is. Each second the same connection
-    # is taken, and need not be asked whether it lives.
+    # The outbox relies on what two statements of a transaction see, whatever the database's own level is. LIFO takes
+    # the same connection each second, so that it needs no ping.
     True: {"isolation_level": "READ COMMITTED", "pool_use_lifo": True},
     False: {},
 }
-"""By whether it is PostgreSQL."""
+"""Options of the outbox's engine, by whether the database is PostgreSQL."""
 
 
 class Database:
-    """It belongs to the event loop in which it is opened."""
+    """Database, which belongs to the event loop in which it is opened."""
 
     def __init__(self, url: str, *, interactive: int, others: int) -> None:
-        """`interactive` and `others` are how many workers there are of each: so many connections each has, for `async`
-        functions and for plain ones, as far as there are such functions. Nothing is connected yet.
+        """`interactive` and `others` are numbers of workers. Each group may open as many connections for `async`
+        functions, and as many for plain ones. Nothing is connected yet.
 
         Raises: ConfigurationError
         """
@@ -63,16 +63,16 @@ class Database:
                 connect_args={} if self._address.file is None else {**sqlite.CONNECT_ARGS, "timeout": 0},
             )
         self._outbox_engines: _SqlEngines | None = None
-        """For what belongs to no message."""
+        """Connections of the outbox, which belong to no message."""
         self._was_writable = False
         self._is_closed = False
 
     def __str__(self) -> str:
-        """Its URL without the password."""
+        """Return the URL without the password."""
         return str(self._address)
 
     async def open(self) -> None:
-        """Find out whether the database is there, and whether it can be written to.
+        """Check that the database is available, and find out whether it can be written to.
 
         Raises: DatabaseUnavailable
         """
@@ -81,9 +81,9 @@ class Database:
             await self._run_probe(sqlite.enable_wal)
 
     async def probe(self) -> None:
-        """Find out whether the database is there, as it was when it was opened.
+        """Check that the database is available, and writable if it was so when it was opened.
 
-        Over a connection of its own, so that it waits for no worker.
+        Uses a connection of its own, so that it waits for no worker.
 
         Raises: DatabaseUnavailable, also if it can no longer be written to
         """
@@ -101,8 +101,8 @@ class Database:
     def new_async_work(
         self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = ""
     ) -> AsyncSqlWork:
-        """What one message is about to do, with an `async` function. `once` is the id by which the inbox is to know it,
-        if its effects happen once; `stage` is named in errors."""
+        """Return the work of one message with an `async` function. `inbox_id` is the message's id in the inbox, if
+        it is processed exactly once; `stage` is named in errors."""
         pool = self._sql_engines[is_interactive].for_tasks
         return AsyncSqlWork(
             pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage
@@ -111,16 +111,16 @@ class Database:
     def new_thread_work(
         self, *, is_interactive: bool = False, inbox_id: str | None = None, stage: str = ""
     ) -> ThreadSqlWork:
-        """What one message is about to do, with a plain function."""
+        """Return the work of one message with a plain function; arguments as in `new_async_work`."""
         pool = self._sql_engines[is_interactive].for_threads
         return ThreadSqlWork(
             pool, lambda: self._is_closed, None if inbox_id is None else ExactlyOnceWriter(inbox_id), stage
         )
 
     def outbox(self, service: str, owner: str, instance: str) -> Outbox:
-        """What is said to the outbox beside all works; as `Outbox`."""
+        """Return the outbox, for calls outside of all works; arguments as in `Outbox`."""
         if self._outbox_engines is None:
-            # Few and short transactions, some of them for what somebody waits for: with SQLite they go first, too.
+            # Transactions are few and short, and callers wait for some of them: with SQLite they go first, too.
             self._outbox_engines = _SqlEngines(
                 self._address,
                 True,
@@ -134,7 +134,7 @@ class Database:
         file = self._address.file
         try:
             if file is not None and not file.exists():
-                # SQLite would make an empty one, and all messages would fail for want of a table.
+                # SQLite would create an empty file, and all messages would fail as it has no tables.
                 raise DatabaseUnavailable(f"there is no file {file}: create the database before the stages start")
             async with asyncio.timeout(PROBE_TIMEOUT_S), self._probe_engine.connect() as connection:
                 return await probe(connection)
@@ -145,7 +145,7 @@ class Database:
 
 
 class _SqlEngines:
-    """The connections of the interactive workers, or of the others."""
+    """Connections of the interactive workers, of the others, or of the outbox."""
 
     def __init__(
         self, address: DatabaseAddress, is_interactive: bool, workers: int, *, limits: str = "", **others: Any
@@ -183,7 +183,7 @@ async def _can_write(connection: AsyncConnection) -> bool:
         await connection.exec_driver_sql("BEGIN IMMEDIATE")
     except DBAPIError as error:
         if classify_error(error) is DatabaseErrorKind.RETRYABLE:
-            # Somebody writes to it now.
+            # Another connection writes to the file now.
             return True
         if error.orig is not None and getattr(error.orig, "sqlite_errorname", "").startswith("SQLITE_READONLY"):
             return False

@@ -1,4 +1,4 @@
-"""What does an error of the database mean for the message?
+"""Kind of a database error: what the error means for the message.
 
 Source: docs/stages-sql.md, "What an error means"; PostgreSQL 18, appendix A; https://sqlite.org/rescode.html
 """
@@ -44,10 +44,10 @@ _SQLITE_RETRYABLE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlit
 
 
 def classify_error(error: BaseException) -> DatabaseErrorKind:
-    """What this error means, or one that is in it, if it is a group; or one that it was raised from, or while which was
-    handled it was raised.
+    """Return the kind of an error. An error in it, if it is a group, or the error that caused it, or during whose
+    handling it was raised, counts as well.
 
-    The nearest one that means more than a fault of the function's own decides.
+    The nearest error decides whose kind is not APPLICATION.
     """
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
@@ -66,9 +66,9 @@ def classify_error(error: BaseException) -> DatabaseErrorKind:
 
 
 def is_definite_failure(error: BaseException) -> bool:
-    """Of an error of a COMMIT: it is the database's word that nothing was committed.
+    """Return whether an error of a COMMIT proves that nothing was committed.
 
-    SQLite's own I/O error is none: what was written may be found by the next process that opens the file.
+    SQLite's own I/O error does not: the next process that opens the file may find what was written.
     """
     if not isinstance(error, DBAPIError) or error.connection_invalidated or error.orig is None:
         return False
@@ -81,15 +81,15 @@ def is_definite_failure(error: BaseException) -> bool:
 
 
 def _sqlstate_of(error: BaseException) -> str | None:
-    """The five characters by which PostgreSQL names an error; None if the server has not said any."""
+    """Return the SQLSTATE, by which PostgreSQL names an error; None if the server has sent none."""
     found = getattr(error, "sqlstate", None)
     return found if isinstance(found, str) else None
 
 
 def _sqlite_code_of(error: BaseException) -> int | None:
-    """SQLite's primary result code; None if the error is not SQLite's."""
+    """Return SQLite's primary result code; None if the error is not SQLite's."""
     code = getattr(error, "sqlite_errorcode", None)
-    # What is above the lowest byte says more precisely what happened.
+    # The bytes above the lowest one say more precisely what happened.
     return code & 0xFF if isinstance(code, int) else None
 
 
@@ -110,18 +110,18 @@ def _classify_statement_error(error: DBAPIError) -> DatabaseErrorKind:
     if error.connection_invalidated:
         return DatabaseErrorKind.LOST
     if error.statement is None and _is_unanswered(error):
-        # It was never connected: a connection that is lost later is invalidated.
+        # Never connected: a connection that is lost later is invalidated.
         return DatabaseErrorKind.UNAVAILABLE
     return DatabaseErrorKind.APPLICATION
 
 
 def _is_unanswered(error: DBAPIError) -> bool:
-    """No server has answered, so there is no SQLSTATE; psycopg gives that of a refused connection neither."""
+    """Return whether no server has answered. There is no SQLSTATE then; psycopg has none for a refused connection."""
     return type(error).__name__ == "OperationalError" and error.orig is not None and _sqlstate_of(error.orig) is None
 
 
 def _classify_server_error(error: BaseException) -> DatabaseErrorKind | None:
-    """None if no database has said what was wrong."""
+    """Return the kind of an error that the database has reported; None if it has reported none."""
     state = _sqlstate_of(error)
     if state is not None:
         return _classify_sqlstate(state)

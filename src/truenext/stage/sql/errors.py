@@ -1,17 +1,17 @@
-"""What can go wrong with a database, and what it means for the message.
+"""Errors of a database, and what they mean for the message.
 
-It needs no SQLAlchemy, so that whoever only catches can do so without it.
+This module needs no SQLAlchemy, so that programs can catch its errors without it.
 
 TruenextError
-├── DatabaseUnavailable     the database is not there, or cannot work; no message's fault
-│   ├── OutboxUnusable          it is there, perhaps, but not what has effects happen once
-│   └── OutboxBusy       others have kept that locked for too long
-├── Swallowed        the transaction is no longer what the function believes; nothing was committed
-├── NotCommitted     the database has refused the COMMIT; nothing was committed
-├── CommitInDoubt    the COMMIT was sent, and nobody here knows whether it happened
+├── DatabaseUnavailable    the database is away, or cannot work; not the fault of the message
+│   ├── OutboxUnusable     the tables of exactly-once processing cannot be used; the database may be there
+│   └── OutboxBusy         other transactions have kept these tables locked for too long
+├── Swallowed              the transaction is no longer what the function believes; nothing was committed
+├── NotCommitted           the database has refused the COMMIT; nothing was committed
+├── CommitInDoubt          the COMMIT was sent, and its outcome is not known here
 ├── AlreadyProcessed       the message was handled already; nothing of this time is committed
-├── InProgress         somebody else is handling the same message; nothing was committed
-└── ProducerLost     somebody else has the numbers that this was to have; nothing was committed
+├── InProgress             another transaction is handling the same message; nothing was committed
+└── ProducerLost           another process owns the producer of the number; nothing was committed
 """
 
 from enum import Enum
@@ -20,39 +20,37 @@ from truenext.errors import TruenextError
 
 
 class DatabaseErrorKind(Enum):
-    """What an error says about whose fault it is, and so what is to be done."""
+    """Kind of a database error: whose fault it is, and so what to do."""
 
     FULL = "full"
-    """The database has no room, no memory, or a disk that fails: no message's fault, and it is waited for."""
+    """No disk space, no memory, or a failing disk: not the fault of the message; stages wait."""
     UNAVAILABLE = "away"
-    """The database is not there, or can only be read: no message's fault, and it is waited for. If it is there all the
-    same, it may be this work that looks for another, or may not write."""
+    """The database is away, or read-only: not the fault of the message; stages wait. If the database is available
+    all the same, the work itself may use another database, or lack the right to write."""
     RETRYABLE = "again"
-    """Another transaction was in the way: the same work may succeed if it is run again at once."""
+    """A conflict with another transaction: the same work may succeed if it is run again at once."""
     TABLES = "tables"
-    """The tables of what happens once cannot be used, such as for a right that was taken away: no message's fault, and
-    it is waited for."""
+    """The tables of exactly-once processing cannot be used: not the fault of the message; stages wait."""
     LOST = "lost"
-    """The connection was lost in the middle of the work: if the database is there, it may be this work that ends
-    connections."""
+    """The connection was lost during the work. If the database is available, the work itself may be the cause."""
     APPLICATION = "own"
-    """Anything else: the fault of the work itself."""
+    """Any other error: the fault of the work itself."""
 
 
 class DatabaseUnavailable(TruenextError):
-    """The database is not there, or cannot do what it could when it was opened; `__cause__` says more."""
+    """The database is away, or cannot do what it could when it was opened; `__cause__` says more."""
 
     kind = DatabaseErrorKind.UNAVAILABLE
 
 
 class OutboxUnusable(DatabaseUnavailable):
-    """What has effects happen once cannot be asked now, or not be written; `__cause__` says more."""
+    """The tables of exactly-once processing cannot be read or written now; `__cause__` says more."""
 
     kind = DatabaseErrorKind.TABLES
 
 
 class OutboxBusy(DatabaseUnavailable):
-    """Others have kept it locked for so long that it was not waited for."""
+    """The outbox was locked by other transactions for longer than the lock timeout."""
 
     kind = DatabaseErrorKind.RETRYABLE
 
@@ -73,17 +71,17 @@ class CommitInDoubt(TruenextError):
 
 
 class AlreadyProcessed(TruenextError):
-    """The message was handled already, so its effects are there; what was done this time is taken back."""
+    """The message was handled already, so its effects are there; those of this time are rolled back."""
 
 
 class InProgress(TruenextError):
-    """Another transaction handles the same message, and has not ended in time."""
+    """The same message is handled in another transaction, which has not ended in time."""
 
 
 class ProducerLost(TruenextError):
-    """Another process has taken over the producer under whose number something was to be sent."""
+    """The producer of the number was claimed by another process; nothing was committed."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says: drivers say much."""
+    """Return the first line of an error's text, as drivers add many more."""
     return str(error).partition("\n")[0]

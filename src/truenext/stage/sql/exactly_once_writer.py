@@ -1,7 +1,8 @@
 """Writes the inbox and outbox rows of a stage, in the same SQL transaction as its function.
 
-First comes the id of its message, into the inbox: if it is there already, the message was already processed. Last comes
-what it sends, into the outbox, under the next number of a producer that is this process's own.
+The first statement inserts the id of the message into the inbox: if it is there already, the message was already
+processed. The last one inserts what the stage sends into the outbox, under the next number of a producer of this
+process.
 
 Source: docs/stages-outbox.md; docs/decisions/0067-once.md
 """
@@ -21,20 +22,19 @@ if TYPE_CHECKING:
     from truenext.stage.core.outbox_unit import CommitNumber, OutboxUnit
 
 WAIT_S: Final = 5
-"""For so long another transaction that handles the same message is waited for."""
+"""Seconds for which another transaction that handles the same message is waited for."""
 IDLE_S: Final = 300
-"""PostgreSQL ends a transaction in which nothing is said for so long: its process may be gone, or stand still."""
+"""Seconds after which PostgreSQL ends an idle transaction: its process may be gone, or stand still."""
 
 CLOCK: Final = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
-"""Milliseconds since the epoch, by the clock of the database."""
+"""Expression for milliseconds since the epoch, by the clock of the database."""
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
-# The limits are those of this transaction. That of waiting is the inbox's alone: what the function waits for is its own
-# affair.
+# The limits are those of this transaction. The lock timeout is for the inbox alone: the function may wait as it likes.
 _BEGIN = {
     "postgresql": f"""
         WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS waited),
@@ -50,9 +50,9 @@ _BEGIN = {
 }
 
 _COLUMNS = "id, service, producer, number, interactive, messages, written_ms, unit"
-# Each of these changes one row, or the producer is not this process's own, or has used the number.
+# Each of these changes one row; else the producer belongs to another process, or has used the number.
 _WRITE = {
-    # One question instead of two: most messages pay for it.
+    # One round trip instead of two, as most messages pay for it.
     "postgresql": [
         f"""
         WITH producer AS (
@@ -77,7 +77,7 @@ _WRITE = {
 
 
 class ExactlyOnceWriter:
-    """Of one message, in one transaction."""
+    """Writer of one message, in one transaction."""
 
     __slots__ = ("_id", "skip_reason")
 
@@ -85,10 +85,10 @@ class ExactlyOnceWriter:
         """`id` is that of the inbox."""
         self._id = id
         self.skip_reason: AlreadyProcessed | InProgress | None = None
-        """Why nothing is to be done now: whatever the function makes of it."""
+        """Reason to commit nothing, even if the function has caught the error."""
 
     def insert_inbox_id(self, connection: Connection) -> None:
-        """The first statement of the transaction.
+        """Execute the first statement of the transaction.
 
         Raises: AlreadyProcessed, InProgress, OutboxUnusable; what SQLAlchemy raises
         """
@@ -104,7 +104,7 @@ class ExactlyOnceWriter:
             raise self.skip_reason
 
     def insert_unit(self, connection: Connection, service: str, number: CommitNumber, unit: OutboxUnit) -> None:
-        """The last statement before COMMIT.
+        """Execute the last statement before COMMIT.
 
         Raises: ProducerLost, OutboxUnusable; what SQLAlchemy raises
         """
@@ -129,5 +129,5 @@ class ExactlyOnceWriter:
 
 
 def _translated(error: DBAPIError) -> Exception:
-    """What the message cannot help is not its failure."""
+    """Return OutboxUnusable for an error that is not the message's fault; else the error itself."""
     return OutboxUnusable(unusable_table_text(error)) if is_unusable_table(error) else error

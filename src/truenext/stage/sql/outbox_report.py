@@ -1,4 +1,4 @@
-"""What is in the outbox of a service, for those who look after it?"""
+"""Report of the outbox of a service, for its operators."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class UnsentUnits(msgspec.Struct, frozen=True, kw_only=True):
     """Units that are not known to be sent."""
 
     producer: str | None
-    """Under whose numbers; None if they have none yet."""
+    """Producer of their numbers; None if they have none yet."""
     owner: str | None
-    """Which process may use that producer, as it says itself; None if it is gone."""
+    """Instance of the process that owns the producer; None if it is dead."""
     units: int
     messages: int
     oldest_s: float
@@ -45,22 +45,22 @@ class OutboxProcess(msgspec.Struct, frozen=True, kw_only=True):
 class InboxCounts(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     unacknowledged: int
-    """Whose acknowledgement is not known to be final: those under way, and what crashes have left."""
+    """Messages whose acknowledgement is not known to be final: those under way, and those that crashes have left."""
 
 
 class OutboxReport(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     waiting: list[UnsentUnits]
-    """The oldest first."""
+    """Unsent units of each producer, the oldest first."""
     processes: list[OutboxProcess]
     ownerless: int
-    """Producers whose process is gone, and that nobody has taken over yet."""
+    """Producers of dead processes that no other process has claimed yet."""
     inbox: InboxCounts | None
-    """Of all services in this database, if it was asked for."""
+    """Counts of all services in this database, if requested."""
 
 
 def outbox_report(url: str, service: str, *, with_inbox: bool) -> OutboxReport:
-    """`with_inbox`: count its rows, which may be millions.
+    """Read the report. `with_inbox` counts the rows of the inbox, which may be millions.
 
     Raises: ConfigurationError if the tables are missing; DatabaseUnavailable
     """

@@ -1,7 +1,7 @@
-"""The outbox outside of stages' transactions: owners of producers, units still to be sent, units that were sent.
+"""Outbox outside of stages' transactions: owners of producers, units still to be sent, units that were sent.
 
 Each call is a transaction of its own, over connections that no stage uses. A call that was not answered may have
-happened: all of them may be said again.
+been executed: all of them may be repeated.
 
 Source: docs/stages-outbox.md
 """
@@ -37,56 +37,55 @@ from truenext.stage.sql.syntax import SqlSyntax, plain_id
 from truenext.stage.sql.tables import check_version, create_tables, is_unusable_table, metadata, unusable_table_text
 
 ALIVE_MS = 15_000
-"""Milliseconds for which a process is taken for alive since it last said so. Whom that misjudges has more to do, and
-nothing happens twice for it."""
+"""Milliseconds for which a process counts as alive after its heartbeat. If that is wrong, nothing happens twice."""
 DEAD_OWNER_KEPT_MS = 24 * 3600 * 1000
-"""Milliseconds after which a process that is not alive any more is not shown any more, either."""
+"""Milliseconds after which the row of a dead process is deleted."""
 PRODUCER_UNUSED_MS = 6 * 24 * 3600 * 1000
-"""A producer that was not used for so long is not used again: the broker soon forgets it. Source: docs/limits.md,
+"""Milliseconds after which an unused producer is not used again: the broker soon forgets it. Source: docs/limits.md,
 PRODUCER_RETENTION_MS"""
 RETENTION_MS = 7 * 24 * 3600 * 1000
-"""Milliseconds for which the inbox knows a message after its acknowledgement."""
+"""Milliseconds for which the inbox keeps a message after its acknowledgement."""
 DELETED_ROWS_MAX = 1000
-"""Rows of the inbox that go at a time."""
+"""Rows of the inbox, and of keys, that are deleted at a time."""
 
 
 class StoredUnit(NamedTuple):
-    """A unit in the outbox."""
+    """Unit as stored in the outbox."""
 
     id: str
     producer: str
     number: int
     unit: bytes
     age_ms: int
-    """Since it was written."""
+    """Time since it was written."""
 
 
 class PendingWork(NamedTuple):
-    """What one look a second finds."""
+    """Pending work, as found by a heartbeat."""
 
     is_owner_registered: bool
     """This process is among the owners."""
     has_ownerless_producers: bool
-    """There are producers whose process is not alive any more."""
+    """Producers exist whose process is dead."""
     has_unnumbered_units: bool
-    """There are units that have no number yet, and that this process can read."""
+    """Units exist that have no number yet, and that this process can read."""
     owned_producer_count: int
-    """Producers of this process, as the database has it."""
+    """Producers of this process in the database."""
 
 
 class UnsentCounts(NamedTuple):
-    """What the outbox of a service has that is not known to be sent."""
+    """Messages in the outbox of a service that are not known to be sent."""
 
     numbered: int
     """Messages of units with a number."""
     unnumbered: int
-    """Messages that programs' transactions have begun, and that have no number yet."""
+    """Messages of programs' own transactions, without a number yet."""
     oldest_s: float
 
 
 class Outbox:
     def __init__(self, engine: AsyncEngine, service: str, owner: str, instance: str) -> None:
-        """`owner` is this run of this process, `instance` the same for people."""
+        """`owner` identifies this run of the process, `instance` names it for people."""
         self.owner = owner
         self._service = service
         self._instance = instance[:255]
@@ -96,7 +95,7 @@ class Outbox:
         self._now_ms = self._syntax.now_ms
         self._is_readable = IS_READABLE[engine.dialect.name]
 
-    # ---- Coming up ----
+    # ---- Start, heartbeat, counts ----
 
     async def check_tables(self) -> None:
         """Raises: ConfigurationError if the tables are missing, or of another version; DatabaseUnavailable"""
@@ -104,7 +103,7 @@ class Outbox:
             async with self._transaction(is_read_only=True) as connection:
                 found = (await self._execute(connection, "SELECT max(version) FROM truenext_schema")).scalar()
                 if found is not None:
-                    # Tables of another version lack columns, too; the version says what to do about it.
+                    # Tables of another version lack columns, too; the version's error says what to do.
                     check_version(found)
                 for table in metadata.tables.values():
                     columns = ", ".join(column.name for column in table.columns)
@@ -117,9 +116,9 @@ class Outbox:
         check_version(found)
 
     async def is_durable(self) -> bool:
-        """What the database confirms survives its crash. Raises: DatabaseUnavailable"""
+        """Return whether commits survive a crash of the database. Raises: DatabaseUnavailable"""
         if self._syntax.is_sqlite:
-            # Its connections are set up for that.
+            # SQLite's connections are set up for that.
             return True
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(connection, "SELECT current_setting('synchronous_commit')")
@@ -131,7 +130,7 @@ class Outbox:
             await connection.run_sync(create_tables)
 
     async def register_owner(self) -> None:
-        """This process is alive. Raises: DatabaseUnavailable"""
+        """Record that this process is alive. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             await self._execute(
                 connection,
@@ -142,7 +141,7 @@ class Outbox:
             )
 
     async def deregister_owner(self, free: Collection[str]) -> None:
-        """Others may have what it has at once, but for these producers: of those nothing is under way.
+        """Remove this process: others may claim its producers at once. Those in `free`, which have no unit, are dropped.
 
         Raises: DatabaseUnavailable
         """
@@ -151,7 +150,7 @@ class Outbox:
             await self._execute(connection, "DELETE FROM truenext_owners WHERE name = :owner", {"owner": self.owner})
 
     async def heartbeat(self) -> PendingWork:
-        """Once a second: this process is alive; and what is there to do? Raises: DatabaseUnavailable"""
+        """Record that this process is alive, and return the pending work; once a second. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             found = await self._execute(
                 connection,
@@ -171,7 +170,7 @@ class Outbox:
         return PendingWork(True, bool(ownerless), bool(unnumbered), owned)
 
     async def count_unsent(self) -> UnsentCounts:
-        """What is not known to be sent, of all processes. Raises: DatabaseUnavailable"""
+        """Count messages of all processes that are not known to be sent. Raises: DatabaseUnavailable"""
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(
                 connection,
@@ -188,16 +187,16 @@ class Outbox:
     # ---- Producers ----
 
     def new_producer(self) -> OutboxProducer:
-        """One that the database is still to hear of, with `add`."""
+        """Return a new producer, which is not in the database before `add_producer`."""
         return OutboxProducer(f"truenext-{secrets.token_hex(16)}", self.owner, 0)
 
     async def add_producer(self, producer: OutboxProducer) -> None:
-        """Raises: DatabaseUnavailable, and then it may be there"""
+        """Insert a producer. Raises: DatabaseUnavailable, although it may have been inserted"""
         async with self._transaction() as connection:
             await self._insert_producer(connection, producer)
 
     async def owned_producers(self) -> list[str]:
-        """Producers of this process, as the database has it. Raises: DatabaseUnavailable"""
+        """Return the producers of this process in the database. Raises: DatabaseUnavailable"""
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(
                 connection,
@@ -207,8 +206,8 @@ class Outbox:
             return list(found.scalars())
 
     async def ownerless_producers(self, count: int) -> list[str]:
-        """Some producers of this service whose process is not alive any more: others each time, for of some nothing
-        can be had yet. Raises: DatabaseUnavailable"""
+        """Return some producers of dead processes of this service, chosen at random: of some nothing can be had yet.
+        Raises: DatabaseUnavailable"""
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(
                 connection,
@@ -218,9 +217,8 @@ class Outbox:
             return list(found.scalars())
 
     async def claim(self, name: str, *, owner_is_dead: bool) -> OutboxProducer | Literal["busy", "another's"]:
-        """From now on it is this process's own, if it was before, or if its owner is dead (`owner_is_dead`). "busy": a
-        transaction that has not ended uses it. What it was given to send is to be read later, in a transaction that
-        sees all that was committed before this one.
+        """Claim a producer of this process, or of a dead one (`owner_is_dead`). Returns "busy" if an open transaction
+        uses it, "another's" if it is neither. Read its units in a later transaction, which sees all earlier commits.
 
         Raises: DatabaseUnavailable
         """
@@ -248,16 +246,16 @@ class Outbox:
             return OutboxProducer(name, self.owner, claimed.scalar_one())
 
     async def units_of(self, producer: OutboxProducer) -> list[StoredUnit]:
-        """What it has to send, in order: each has a number of its own. Raises: DatabaseUnavailable"""
+        """Return the units of a producer, in the order of their numbers. Raises: DatabaseUnavailable"""
         return await self._units("o.producer = :name ORDER BY o.number", {"name": producer.name})
 
     async def find_unit(self, id: str) -> StoredUnit | None:
-        """What the message with this id in the inbox has to send, if it is still there. Raises: DatabaseUnavailable"""
+        """Return the unit of the message with this inbox id, if it is still there. Raises: DatabaseUnavailable"""
         units = await self._units(f"o.id = {self._syntax.id_parameter} AND o.producer IS NOT NULL", {"id": id})
         return units[0] if units else None
 
     async def unused_producers(self) -> list[str]:
-        """Producers of this process that were not used for so long that the broker may soon forget them.
+        """Return the producers of this process that were unused for so long that the broker may soon forget them.
 
         Raises: DatabaseUnavailable
         """
@@ -271,13 +269,13 @@ class Outbox:
             return list(found.scalars())
 
     async def drop_producers(self, free: Collection[str]) -> None:
-        """None of these is used again; one that has something to send stays. Raises: DatabaseUnavailable"""
+        """Drop producers that are not used again; one that has units stays. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             await self._drop(connection, free)
 
     async def renumber(self, units: Sequence[StoredUnit], old: OutboxProducer) -> OutboxProducer | None:
-        """The broker does not know the numbers that these units have: they get those of a new producer, from 1 on, and
-        the old one is gone. None if that is another's by now.
+        """Move units whose numbers the broker does not know to a new producer, from number 1 on, and delete the old
+        one. Returns None if the old one belongs to another process by now.
 
         Raises: DatabaseUnavailable
         """
@@ -302,8 +300,8 @@ class Outbox:
         return new
 
     async def number_units(self, producer: OutboxProducer, rows_max: int = COMBINED_UNITS_MAX) -> StoredUnit | None:
-        """Make one unit of those that have no number, of so many at most, and give it the next one: of what somebody
-        waits for first, and apart. None if there is none that this process can read.
+        """Combine at most `rows_max` units that have no number into one, and give it the next number; interactive
+        ones first, and apart. Returns None if there is none that this process can read.
 
         Raises: ProducerLost if the producer is another's by now; DatabaseUnavailable, and then it may have happened
         """
@@ -330,8 +328,8 @@ class Outbox:
             return StoredUnit(id, producer.name, number.number, unit, now_ms - written_ms)
 
     async def split_into_unnumbered(self, unit: StoredUnit) -> bool:
-        """What this unit was put together of has no number again: under the unit's own nothing can be sent any more.
-        False if it is not there: somebody else has done so.
+        """Replace a unit by its parts, which have no number again: nothing can be sent under the unit's own any
+        more. Returns False if the unit is gone, as another process has done this.
 
         Raises: UnreadableUnit; DatabaseUnavailable, and then it may have happened
         """
@@ -364,7 +362,7 @@ class Outbox:
             return True
 
     async def count_unreadable(self) -> int:
-        """Units without a number that only a newer process can read. Raises: DatabaseUnavailable"""
+        """Count units without a number that only a newer process can read. Raises: DatabaseUnavailable"""
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(
                 connection,
@@ -374,10 +372,10 @@ class Outbox:
             )
             return int(found.scalar_one())
 
-    # ---- What was sent ----
+    # ---- Sent units, processed messages ----
 
     async def delete_sent(self, producer: str, number: int) -> None:
-        """The unit that has this number was sent, for good. It may be repeated. Raises: DatabaseUnavailable"""
+        """Delete a unit that was sent for good; may be repeated. Raises: DatabaseUnavailable"""
         async with self._transaction() as connection:
             await self._execute(
                 connection,
@@ -386,8 +384,8 @@ class Outbox:
             )
 
     async def confirm_rows(self, sent: Collection[str], acknowledged: Collection[str]) -> None:
-        """The units with these ids were sent, for good; of the messages with those ids in the inbox the acknowledgement
-        is final. Both may have been said before.
+        """Delete units that were sent for good, and mark messages in the inbox whose acknowledgement is final, by
+        their ids. May be repeated.
 
         Raises: DatabaseUnavailable
         """
@@ -407,7 +405,7 @@ class Outbox:
                 )
 
     async def is_processed(self, id: str) -> bool:
-        """The inbox knows this id. Raises: DatabaseUnavailable"""
+        """Return whether the inbox has this id. Raises: DatabaseUnavailable"""
         async with self._transaction(is_read_only=True) as connection:
             found = await self._execute(
                 connection, f"SELECT 1 FROM truenext_inbox WHERE id = {self._syntax.id_parameter}", {"id": id}
@@ -415,7 +413,7 @@ class Outbox:
             return found.first() is not None
 
     async def delete_expired(self) -> bool:
-        """Have some rows go that were kept for long enough: whether there may be more. Raises: DatabaseUnavailable"""
+        """Delete some rows whose retention has ended; return whether there may be more. Raises: DatabaseUnavailable"""
         skip_locked = self._syntax.skip_locked
         async with self._transaction() as connection:
             inbox = await self._execute(
@@ -431,7 +429,7 @@ class Outbox:
                 WHERE started_ms < {self._now_ms} - :kept_ms ORDER BY started_ms LIMIT :count{skip_locked})""",
                 {"kept_ms": RETENTION_MS, "count": DELETED_ROWS_MAX},
             )
-            # What those had is ownerless either way.
+            # Producers of these owners are ownerless either way.
             await self._execute(
                 connection,
                 f"DELETE FROM truenext_owners WHERE service = :service AND alive_until_ms < {self._now_ms} - :gone_ms",
@@ -439,7 +437,7 @@ class Outbox:
             )
             return max(inbox.rowcount, keys.rowcount) >= DELETED_ROWS_MAX
 
-    # ---- How it is said ----
+    # ---- Statements ----
 
     @property
     def _ownerless(self) -> str:
@@ -480,9 +478,9 @@ class Outbox:
 
     @asynccontextmanager
     async def _transaction(self, *, is_read_only: bool = False) -> AsyncIterator[AsyncConnection]:
-        """One transaction, which writes unless it says that it `is_read_only`.
+        """Open a transaction, which may write unless `is_read_only`.
 
-        Raises: DatabaseUnavailable, OutboxBusy or OutboxUnusable, whatever has gone wrong
+        Raises: DatabaseUnavailable, OutboxBusy or OutboxUnusable, for every error of the database
         """
         try:
             async with (self._read_only_engine if is_read_only else self._engine).begin() as connection:
@@ -503,26 +501,25 @@ def _stored_unit(row: Row[Any]) -> StoredUnit:
     return StoredUnit(plain_id(id), producer, number, unit, age_ms)
 
 
-# ---- How what programs have begun in transactions of their own gets numbers: many units become one, in one row ----
+# ---- Numbers for units of programs' own transactions: many units are combined into one, in one row ----
 #
-# So a number, a COMMIT of the broker and a row that goes are for a thousand of them. PostgreSQL does that by itself,
-# in one statement: what is to be sent comes back in one piece. To SQLite all is said in the same process, and what is
-# simple is quick.
+# So a thousand of them take one number, one COMMIT of the broker and one deleted row. PostgreSQL combines them in one
+# statement, which returns the unit in one piece. SQLite runs in this process, where a few simple statements are quick.
 #
-# Rows are named by where they are, which is quicker than their key: nobody else changes them now.
+# Rows are named by their place, which is quicker than their key: no other transaction changes them now.
 #
 # Source: docs/stages-outbox.md; decision 67
 
 MESSAGES_MAX = 10_000
-"""Of one unit, unless it was written as one: a fifth of what the broker takes in one transaction."""
+"""Messages of a combined unit, at most, unless its first part has more: a fifth of the limit of a transaction."""
 BYTES_MAX = 2 * 1024 * 1024
-"""The same."""
+"""Bytes of a combined unit, at most, unless its first part has more."""
 
 IS_READABLE = {
     "postgresql": f"substr(unit, 1, 2) = '\\x{UNIT_PREFIX.hex()}'",
     "sqlite": f"substr(unit, 1, 2) = x'{UNIT_PREFIX.hex()}'",
 }
-"""This process can read it: what a newer one has written another way is left to those."""
+"""Condition for units that this process can read: those of other formats are left to newer processes."""
 
 _ROW = "id, service, producer, number, interactive, messages, written_ms, unit"
 
@@ -566,8 +563,8 @@ async def combine_rows(
     *,
     is_interactive: bool,
 ) -> tuple[int, bytes] | None:
-    """Of what has no number `rows_max` rows that were written first become one unit, with this number and id: when its
-    first part was written, and its bytes. None if there is nothing."""
+    """Combine the oldest rows without a number, `rows_max` at most, into one unit with this number and id. Returns
+    when its first part was written, and its bytes; None if there are none."""
     names: dict[str, Any] = {
         "service": service,
         "interactive": is_interactive,

@@ -1,11 +1,11 @@
-"""What is seen to at the connections of PostgreSQL, before somebody works with one.
+"""Connections of PostgreSQL: pings idle ones before use, and prepares no statements behind a pooler.
 
-One that has been idle in its pool may have died there: it is asked. So it is nobody's lost connection. One that was
-used a moment ago is not asked, which would cost each message a question and its answer.
+A connection that has been idle in its pool may have died there, so it is pinged: then no work has lost it. One that
+was used a moment ago is not pinged, as that would cost each message a round trip.
 
-psycopg prepares a statement at the server when it has come several times. A pooler such as PgBouncer in transaction
+psycopg prepares a statement at the server when it was used several times. A pooler such as PgBouncer in transaction
 mode gives each transaction another process of the server, which has not prepared it, or has another one under that
-name. So nothing is prepared where a pooler is found.
+name.
 
 Source: decision 60; https://www.pgbouncer.org/features.html
 """
@@ -19,14 +19,14 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from truenext.clock import monotonic
 
 IDLE_S = 2.0
-"""More than a second, after which the relay looks again: it is not to ask twice."""
+"""Idle time after which a connection is pinged: more than the second between two checks of the relay."""
 
 _IDLE_SINCE = "truenext: idle since"
 
 
 def set_up(engine: Engine, *, limits: str = "") -> None:
-    """Of all connections of `engine`, which may be the inner one of an AsyncEngine. `limits` is said once to each that
-    leads to its own process of the server: to set something of a session behind a pooler would be for others, too."""
+    """Set up all connections of `engine`, which may be the inner one of an AsyncEngine. `limits` is executed once on
+    each that has its own process of the server: behind a pooler, settings of a session would be for others, too."""
     dialect = engine.dialect
 
     @event.listens_for(engine, "connect")
@@ -35,7 +35,7 @@ def set_up(engine: Engine, *, limits: str = "") -> None:
         cursor = connection.cursor()
         try:
             cursor.execute("SELECT pg_backend_pid()")
-            # A pooler has named a process of its own making when it was connected.
+            # A pooler reports a process id of its own making when it is connected.
             if cursor.fetchone()[0] != driver.info.backend_pid:
                 driver.prepare_threshold = None
             elif limits:
@@ -60,5 +60,5 @@ def set_up(engine: Engine, *, limits: str = "") -> None:
                 raise
             is_alive = False
         if not is_alive:
-            # The pool makes another one in its place, and gives up the others that are as old.
+            # The pool makes a new connection in its place, and drops the others that are as old.
             raise InvalidatePoolError

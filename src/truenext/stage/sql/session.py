@@ -1,6 +1,6 @@
-"""Which calls of SQLAlchemy's sessions are refused, because the stage begins and ends the transaction?
+"""Sessions of a stage: SQLAlchemy's sessions, without the calls that begin or end the stage's transaction.
 
-Those of the sessions themselves. What a function says by a connection, or as text, is refused by `transaction`.
+Only calls of the sessions are refused here. `transaction` refuses those of a connection, and SQL text.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from truenext.stage.sql.transaction import SqlTransaction
 
 
 def session_type(*, is_async: bool) -> type[Session | AsyncSession]:
-    """With what a function annotates its session."""
+    """Return the class with which a function annotates its session."""
     return AsyncSession if is_async else Session
 
 
 class StageSession(Session):
-    """A session whose transaction is the stage's."""
+    """Session whose transaction belongs to the stage."""
 
     def __init__(self, *, stage_transaction: SqlTransaction, **options: Any) -> None:
         super().__init__(**options)
@@ -27,7 +27,7 @@ class StageSession(Session):
         stage_transaction.session = self
 
     def get_bind(self, *arguments: Any, **options: Any) -> Engine | Connection:
-        # It is asked before each statement, and before a connection is taken.
+        # Called before each statement, and before a connection is taken.
         self.stage_transaction.check_usable()
         return super().get_bind(*arguments, **options)
 
@@ -76,7 +76,7 @@ def _attach(session: StageSession, _: SessionTransaction, connection: Connection
 
 
 class StageAsyncSession(AsyncSession):
-    """The same for `async` functions: all else goes to the StageSession inside."""
+    """Session for `async` functions; all other calls go to the StageSession inside."""
 
     sync_session_class = StageSession
 

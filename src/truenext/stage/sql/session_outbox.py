@@ -1,5 +1,5 @@
-"""How flows are begun in a transaction of the program's own: what they send goes into the outbox, and is sent when that
-transaction has been committed. Nothing is said to the broker.
+"""Outbox of a program's own session: units of the flows that it starts are written in its transaction, and sent
+after the commit. Nothing is sent to the broker here.
 
 Source: docs/stages-outbox.md, "In a transaction of your own"
 """
@@ -25,27 +25,27 @@ from truenext.stage.sql.tables import is_missing_table, keys, missing_table_text
 T = TypeVar("T")
 
 _CALLS, _BLOCKS = "truenext: when committed", "truenext: open blocks"
-"""Of a session's `info`."""
+"""Keys of a session's `info`."""
 
 _INSERTS: dict[str, Callable[..., Any]] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
 class SessionOutbox:
-    """The transaction of a session."""
+    """Outbox in the transaction of a session."""
 
     def __init__(self, session: object) -> None:
-        """Raises: ConfigurationError if it is none"""
+        """Raises: ConfigurationError if `session` is no session"""
         if not isinstance(session, Session | AsyncSession):
             raise ConfigurationError(f"initiate takes a Session or an AsyncSession, not {session!r}")
         self.is_async = isinstance(session, AsyncSession)
         self._session = session
         self._transactions: list[SessionTransaction] = []
-        """The transactions of the session, the innermost first, when the block began."""
+        """Transactions of the session when the block began, the innermost first."""
         self._has_lost_transaction = False
-        """One of them was rolled back, or the outermost has ended, inside the block."""
+        """True once one of them was rolled back, or the outermost has ended, inside the block."""
 
     def open_block(self) -> None:
-        """A block begins: until it is left the transaction of the session is not to end."""
+        """Begin a block: until it ends, the transaction of the session must not end."""
         session = self._sync_session
         blocks = session.info.get(_BLOCKS)
         if blocks is None:
@@ -61,12 +61,12 @@ class SessionOutbox:
         blocks.append(self)
 
     def close_block(self) -> None:
-        """The block has ended."""
+        """End the block."""
         self._sync_session.info[_BLOCKS].remove(self)
         self._transactions = []
 
     def check_transaction_not_lost(self) -> None:
-        """Raises: FlowError if the block has outlived its transaction"""
+        """Raises: FlowError if the transaction was rolled back or has ended inside the block"""
         if self._has_lost_transaction:
             raise FlowError(
                 "what the block was in has been rolled back or closed inside of it, and nothing is begun: commit, roll "
@@ -78,8 +78,8 @@ class SessionOutbox:
         return self._session if isinstance(self._session, Session) else self._session.sync_session
 
     def seed_of_key(self, key: str, new: str) -> str:
-        """What the ids of all that is begun under this key are made of: 32 hexadecimal digits, `new` if nothing was.
-        Who asks while another transaction has the key for the first time waits for its end.
+        """Return the seed for the ids of the flows under this key: 32 hexadecimal digits; `new` if none were
+        started. While another transaction uses the key for the first time, this waits for its end.
 
         Raises: ConfigurationError; what SQLAlchemy raises
         """
@@ -87,38 +87,38 @@ class SessionOutbox:
         return _execute(self._session, _seed, key, new)
 
     async def seed_of_key_async(self, key: str, new: str) -> str:
-        """The same in an AsyncSession."""
+        """Return the seed as `seed_of_key` does, in an AsyncSession."""
         return await self._execute_async(_seed, key, new)
 
     def write_unit(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
-        """Write a unit, and have it sent when the transaction has been committed. Once more under its key is nothing.
+        """Write a unit, which is sent after the commit. A repeat under the same key does nothing.
 
-        Raises: FlowError if something else was begun under the key; ConfigurationError; what SQLAlchemy raises
+        Raises: FlowError if other flows were started under the key; ConfigurationError; what SQLAlchemy raises
         """
         assert isinstance(self._session, Session)
         _execute(self._session, _write, service, id, key, unit)
 
     async def write_unit_async(self, service: str, id: str, key: InitiationKey | None, unit: OutboxUnit) -> None:
-        """The same in an AsyncSession."""
+        """Write a unit as `write_unit` does, in an AsyncSession."""
         await self._execute_async(_write, service, id, key, unit)
 
     async def _execute_async(self, call: Callable[..., T], *arguments: object) -> T:
         assert isinstance(self._session, AsyncSession)
-        # Asked for here, where a wait for it can be cancelled.
+        # Taken here, where a wait for it can be cancelled.
         connection = await self._session.connection()
         execution = self._session.run_sync(_execute, call, *arguments)
         if connection.dialect.name != "sqlite":
             return await execution
-        # A SELECT that is cancelled before it is read stays open, and while it does a connection of SQLite that is
-        # closed keeps its lock: until the cursor is garbage nobody else could write.
+        # A SELECT that is cancelled before it is read stays open. Then a closed connection of SQLite keeps its lock,
+        # and no other one can write until the cursor is collected.
         return await run_to_completion(execution)
 
     def call_on_commit(self, call: Callable[[], object]) -> None:
-        """In whatever thread that happens; if the transaction is rolled back, after the next one of its session."""
+        """Call a function after the commit, in its thread; after a rollback, at the session's next commit."""
         session = self._sync_session
         calls = session.info.get(_CALLS)
         if calls is None:
-            # One listener for the life of the session: none goes while its event is told.
+            # One listener for the life of the session: a listener must not be removed while its event is handled.
             calls = session.info[_CALLS] = []
             event.listen(session, "after_commit", _on_committed)
         if call not in calls:
@@ -175,7 +175,7 @@ def _is_autocommit(connection: Connection) -> bool:
         return True
     driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
-        # Whoever begins transactions by hand has begun one. Python 3.12 has a word of its own for it.
+        # A program that begins transactions by hand has begun one. Python 3.12 has another attribute for that.
         is_by_itself = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
         return is_by_itself and not driver.in_transaction
     return getattr(driver, "autocommit", False) is True
@@ -183,9 +183,9 @@ def _is_autocommit(connection: Connection) -> bool:
 
 def _seed(connection: Connection, key: str, new: str) -> str:
     first = _INSERTS[connection.dialect.name](keys).values(id=key, seed=new, started_ms=_clock(connection))
-    # The asynchronous driver of PostgreSQL has forgotten the count of an INSERT when it is asked for it.
+    # Without this option the asynchronous driver of PostgreSQL loses the row count of an INSERT.
     first = first.on_conflict_do_nothing().execution_options(preserve_rowcount=True)
-    # Locked, so that it is not cleaned away before something was begun under it. If it just was, the next one is new.
+    # Locked, so that the key is not deleted before a flow is started. If it just was, the next insert is the first.
     before = select(keys.c.seed).where(keys.c.id == key).with_for_update()
     for _ in range(2):
         if connection.execute(first).rowcount == 1:
@@ -197,7 +197,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
 
 
 def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
-    """Raises: FlowError if something else was begun under it"""
+    """Return False if the same was started under the key before. Raises: FlowError if other flows were"""
     first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
     if connection.execute(first.values(content=key.content, started_ms=_clock(connection))).rowcount == 1:
         return True

@@ -1,4 +1,4 @@
-"""What a cancellation must not interrupt."""
+"""Shield of calls that a cancellation must not interrupt."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 CANCEL_TIMEOUT_S = 5.0
-"""For how long it is waited for after a cancellation; then it is interrupted."""
+"""Time for which a call may go on after a cancellation; then it is cancelled, too."""
 
 
 async def run_to_completion(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Let it end, though the caller be cancelled meanwhile; then raise the cancellation."""
+    """Await a coroutine to its end, even if the caller is cancelled meanwhile; then raise the cancellation."""
     task = asyncio.ensure_future(coroutine)
     cancellation: asyncio.CancelledError | None = None
     deadline: float | None = None
@@ -27,12 +27,12 @@ async def run_to_completion(coroutine: Coroutine[Any, Any, T]) -> T:
         if cancellation is not None and deadline is None:
             deadline = loop.time() + CANCEL_TIMEOUT_S
         elif deadline is not None and loop.time() >= deadline and not task.done():
-            # A network that stands still, and drivers that wait for it once more when they are cancelled.
+            # A network may stand still, and drivers wait for it once more when they are cancelled.
             task.cancel()
             deadline = loop.time() + 1
     if cancellation is not None:
         if not task.cancelled():
-            # Whoever is cancelled sees for himself what became of it.
+            # Mark the exception as retrieved: a cancelled caller finds out the outcome by itself.
             task.exception()
         raise cancellation
     return task.result()

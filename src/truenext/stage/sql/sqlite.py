@@ -1,8 +1,8 @@
-"""How does SQLite keep the promises that a database of a service makes?
+"""Connections of SQLite: durable commits, a queue of writers, and transactions that begin at once.
 
-Durable: a log beside the file (WAL), synced with each commit. Fair: one line of writers in this process; those of other
-processes are waited for. Transactions are begun here, since Python's driver would begin them late, and deferred: then
-two that have read may not both write, and one of them fails.
+Durable: the write-ahead log (WAL) is synced with each commit. Fair: one queue of writers in this process; those of
+other processes are waited for. Transactions are begun here, since Python's driver would begin them late, and
+deferred: then two that have read may not both write, and one of them fails.
 
 Source: https://sqlite.org/wal.html, https://sqlite.org/lang_transaction.html, https://sqlite.org/c3ref/close.html
 """
@@ -25,14 +25,14 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 # ---- A connection of sqlite3 that one thread may close while another one uses it ----
 #
-# Python's driver looks at its connection and its statement again when SQLite has answered. If another thread has
-# closed them by then, the interpreter crashes. Here each call waits until that of another thread has ended.
+# Python's driver uses its connection and its statement again when SQLite has answered. If another thread has closed
+# them by then, the interpreter crashes. So each call waits here until that of another thread has ended.
 
 
 class SerializedConnection(sqlite3.Connection):
     def __init__(self, *args: Any, **options: Any) -> None:
         self.lock = RLock()
-        """Of the thread whose call SQLite answers; `interrupt` alone does not wait for it."""
+        """Held by the thread whose call SQLite executes; only `interrupt` does not wait for it."""
         super().__init__(*args, **options)
 
     def cursor(self, factory: Any = None) -> Any:
@@ -93,13 +93,13 @@ class _SerializedCursor(sqlite3.Cursor):
             super().close()
 
 
-# Who may write to an SQLite file next? One at a time in a process: interactive work first, then in order of arrival.
+# Queue of writers to an SQLite file: one at a time in a process, interactive work first, then in order of arrival.
 #
-# SQLite lets one transaction write, and has those that come meanwhile try again and again, in no order. Tasks and
-# threads stand in one line, since they write to one file.
+# SQLite lets one transaction write, and makes those that come meanwhile try again and again, in no order. Tasks and
+# threads wait in one queue, since they write to one file.
 
 WriteGrant = Future[None]
-"""Done when its turn has come."""
+"""Done when the writer's turn has come."""
 
 
 class WriteQueue:
@@ -110,7 +110,7 @@ class WriteQueue:
         self._others_waiting: deque[WriteGrant] = deque()
 
     async def wait_in_task(self, *, is_interactive: bool) -> None:
-        """Returns when it is the caller's turn, which then ends with `end_write`; cancelled it has had none."""
+        """Wait for the caller's turn, which then ends with `end_write`. If cancelled, the caller has no turn."""
         grant = self._enqueue(is_interactive)
         try:
             await asyncio.wrap_future(grant)
@@ -119,7 +119,7 @@ class WriteQueue:
             raise
 
     def wait_in_thread(self, *, is_interactive: bool) -> None:
-        """Returns when it is the caller's turn, which then ends with `end_write`."""
+        """Wait for the caller's turn, which then ends with `end_write`."""
         grant = self._enqueue(is_interactive)
         try:
             grant.result()
@@ -128,7 +128,7 @@ class WriteQueue:
             raise
 
     def end_write(self) -> None:
-        """The turn is over, and the next one's begins; from any task or thread."""
+        """End the turn, and begin the next one; in any task or thread."""
         with self._lock:
             self._is_busy = False
             for waiting in (self._interactive_waiting, self._others_waiting):
@@ -154,7 +154,7 @@ class WriteQueue:
         with self._lock:
             was_granted = not grant.cancel()
         if was_granted:
-            # It came while the wait was being cancelled.
+            # The turn came while the wait was being cancelled.
             self.end_write()
 
 
@@ -163,7 +163,7 @@ _QUEUES_LOCK = threading.Lock()
 
 
 def write_queue_of(file: Path) -> WriteQueue:
-    """The one line of this process for this file, whatever it is called."""
+    """Return the one queue of this process for the file, also if another path leads to it."""
     with _QUEUES_LOCK:
         return _QUEUES.setdefault(file.resolve(), WriteQueue())
 
@@ -171,12 +171,12 @@ def write_queue_of(file: Path) -> WriteQueue:
 # ---- Connections of SQLAlchemy ----
 
 BUSY_S = 5.0
-"""For how long another process's transaction is waited for."""
+"""Time for which the transaction of another process is waited for."""
 
 CONNECT_ARGS: dict[str, Any] = {"isolation_level": None, "timeout": BUSY_S}
-"""With `isolation_level` None the driver begins and ends nothing by itself."""
+"""With `isolation_level` None the driver begins and ends no transaction by itself."""
 THREAD_ARGS = CONNECT_ARGS | {"factory": SerializedConnection}
-"""Those of plain functions: a thread that one of them has left may use the connection while it is closed."""
+"""Options for plain functions: a thread that a function has left behind may use the connection while it is closed."""
 
 _READ_ONLY = "truenext_reads"
 READ_ONLY: dict[str, Any] = {_READ_ONLY: True}
@@ -186,16 +186,16 @@ _TURN = "truenext: its turn to write"
 
 
 async def enable_wal(connection: AsyncConnection) -> None:
-    """Have the file keep its log (WAL), which it then does for good. Whoever changes that needs the file for himself:
-    not when works have begun.
+    """Switch the file to a write-ahead log (WAL), which it then keeps for good. The switch needs exclusive access to
+    the file, so it must come before all works.
 
-    Raises: DBAPIError, if somebody else uses it now
+    Raises: DBAPIError, if another connection uses the file now
     """
     await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
 
 
 def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> None:
-    """Of all connections of `engine`, which may be the inner one of an AsyncEngine."""
+    """Set up all connections of `engine`, which may be the inner one of an AsyncEngine."""
     is_async = engine.dialect.is_async
 
     @event.listens_for(engine, "connect")
@@ -210,8 +210,8 @@ def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> 
 
     @event.listens_for(engine, "invalidate")
     def abort(connection: DBAPIConnection, _: ConnectionPoolEntry, __: BaseException | None) -> None:
-        # A statement that was cancelled runs on in its thread. And a connection that is closed before its statements
-        # have ended keeps its lock until they are garbage.
+        # A cancelled statement runs on in its thread. And a connection that is closed before its statements have ended
+        # keeps its lock until they are collected.
         with contextlib.suppress(Exception):
             if is_async:
                 driver: Any = connection
@@ -221,7 +221,7 @@ def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         if connection.get_execution_options().get(_READ_ONLY):
-            # Writers are not waited for, and it sees what was committed before.
+            # A reader does not wait for writers, and sees what was committed before.
             connection.exec_driver_sql("BEGIN")
             return
         pooled = connection.connection
@@ -236,7 +236,7 @@ def set_up(engine: Engine, write_queue: WriteQueue, *, is_interactive: bool) -> 
             notes[_TURN] = write_queue
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    # The turn ends when the connection is back in its pool, whatever has brought it there: its transaction is over.
+    # The turn ends when the connection is back in its pool: its transaction is over then, for whatever reason.
     @event.listens_for(engine, "checkin")
     def end_turn(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
         notes = entry.record_info

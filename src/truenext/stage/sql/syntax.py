@@ -1,4 +1,4 @@
-"""How what is said to the outbox is worded: PostgreSQL and SQLite differ in a few words."""
+"""SQL syntax of the outbox for PostgreSQL and SQLite, which differ in a few words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SqlSyntax:
         """`kind` is "postgresql" or "sqlite"."""
         self.is_sqlite = kind == "sqlite"
         self.now_ms = CLOCK[kind]
-        """Milliseconds since the epoch, by the clock of the database."""
+        """Expression for milliseconds since the epoch, by the clock of the database."""
         self.id_parameter = ":id" if self.is_sqlite else "CAST(:id AS uuid)"
         self.one_of_ids = "id IN (SELECT value FROM json_each(:ids))"
         if not self.is_sqlite:
@@ -28,7 +28,7 @@ class SqlSyntax:
         self.skip_locked = "" if self.is_sqlite else " FOR UPDATE SKIP LOCKED"
 
     def one_of_ids_in_order(self, table: str) -> str:
-        """Rows with one of `ids`, locked in the order of the key, so that no two who do this wait for one another."""
+        """Return a condition for rows with one of `ids`, locked in the order of the key, which avoids deadlocks."""
         if self.is_sqlite:
             return self.one_of_ids
         return f"id IN (SELECT id FROM {table} WHERE {self.one_of_ids} ORDER BY id FOR UPDATE)"
@@ -39,12 +39,12 @@ class SqlSyntax:
     async def execute(
         self, connection: AsyncConnection, statement: str, parameters: Mapping[str, Any] | None = None
     ) -> CursorResult[Any]:
-        """Parameters are named with a colon."""
+        """Execute a statement whose parameters are named with a colon."""
         if not self.is_sqlite:
             statement = _NAME.sub(r"%(\1)s", statement)
         return await connection.exec_driver_sql(statement, dict(parameters or {}))
 
 
 def plain_id(id: object) -> str:
-    """32 hexadecimal digits: a driver may have a type of its own for it."""
+    """Return an id as 32 hexadecimal digits: a driver may have a type of its own for it."""
     return str(id).replace("-", "")

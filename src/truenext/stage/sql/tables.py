@@ -1,11 +1,11 @@
-"""The tables that make a stage's effects happen once: what was done, what is to be sent, and under which number.
+"""Tables of exactly-once processing: messages that were handled, units to send, and numbers of producers.
 
     truenext_inbox       a row for each message that was handled, until 7 days after its acknowledgement
     truenext_outbox      a row for all that one message, or one initiation, has to send; until it was sent
-    truenext_producers   whose numbers the COMMITs of the outbox have, and who may use them now
-    truenext_owners      the processes that run, and until when they are taken for alive
-    truenext_keys        under which keys flows were started, for 7 days
-    truenext_schema      which version of these tables it is
+    truenext_producers   the producers of the outbox, their last numbers, and the processes that own them
+    truenext_owners      the processes that run, and until when they count as alive
+    truenext_keys        the keys under which flows were started, for 7 days
+    truenext_schema      the version of these tables
 
 Times are milliseconds since the epoch, by the clock of the database. Source: docs/stages-outbox.md
 """
@@ -42,13 +42,13 @@ from truenext.stage.sql.errors import DatabaseUnavailable, first_line
 from truenext.stage.sql.url import address_of
 
 VERSION = 2
-"""Of these tables. Code of one version works with them alone."""
+"""Version of these tables. This code works with no other."""
 
 APPLY_MAX = 5
-"""So often it is tried to make them, while others do so, too."""
+"""Attempts to create the tables, while other processes do so, too."""
 
 metadata = MetaData()
-"""For Alembic, too: `target_metadata = [yours, truenext.stage.sql.tables.metadata]`."""
+"""Metadata of these tables; for Alembic: `target_metadata = [yours, truenext.stage.sql.tables.metadata]`."""
 
 schema = Table("truenext_schema", metadata, Column("version", Integer, primary_key=True, autoincrement=False))
 
@@ -56,7 +56,7 @@ inbox = Table(
     "truenext_inbox",
     metadata,
     Column("id", Uuid(as_uuid=False), primary_key=True),
-    # Null until its acknowledgement is known to be final.
+    # Null until the acknowledgement is known to be final.
     Column("acknowledged_ms", BigInteger),
 )
 Index(
@@ -69,10 +69,10 @@ Index(
 outbox = Table(
     "truenext_outbox",
     metadata,
-    # That of the inbox, if a stage has written it.
+    # Id of the message in the inbox, if a stage has written the unit.
     Column("id", Uuid(as_uuid=False), primary_key=True),
     Column("service", String(255), nullable=False),
-    # Null until a number is given to what users' transactions have begun.
+    # Null until a unit of a program's own transaction gets a number.
     Column("producer", String(64)),
     Column("number", BigInteger),
     Column("interactive", Boolean(create_constraint=False), nullable=False),
@@ -96,7 +96,7 @@ Index(
     sqlite_where=outbox.c.producer.is_(None),
 )
 
-# To compress it takes longer than to write it, and it is soon gone.
+# To compress a unit takes longer than to write it, and it is soon deleted.
 event.listen(
     outbox,
     "after_create",
@@ -128,11 +128,11 @@ owners = Table(
 keys = Table(
     "truenext_keys",
     metadata,
-    # Of the service and its key.
+    # Hash of the service and its key.
     Column("id", Uuid(as_uuid=False), primary_key=True),
-    # What the ids of all that is begun under it are made of.
+    # Seed of the ids of all flows under the key.
     Column("seed", Uuid(as_uuid=False), nullable=False),
-    # Of what was begun, without the time; null until it is.
+    # Hash of the flows, without their time; null until they are written.
     Column("content", Uuid(as_uuid=False)),
     Column("started_ms", BigInteger, nullable=False),
 )
@@ -143,7 +143,7 @@ _NAME = re.compile(r"truenext_\w+")
 
 
 def is_missing_table(error: DBAPIError) -> bool:
-    """42P01: undefined_table."""
+    """Return whether a table is missing. 42P01: undefined_table."""
     return getattr(error.orig, "sqlstate", None) == "42P01" or "no such table" in str(error.orig)
 
 
@@ -157,8 +157,8 @@ def missing_table_text(error: DBAPIError) -> str:
 
 
 def is_unusable_table(error: DBAPIError) -> bool:
-    """They are not there, or not as they were, or a right to them is missing. 42501: insufficient_privilege, 42703:
-    undefined_column."""
+    """Return whether a table is missing, has other columns, or cannot be used for lack of a right. 42501:
+    insufficient_privilege, 42703: undefined_column."""
     if is_missing_table(error) or getattr(error.orig, "sqlstate", None) in ("42501", "42703"):
         return True
     text = str(error.orig)
@@ -200,7 +200,7 @@ def check_version(found: int | None) -> None:
 
 
 def schema_sql(url: str) -> str:
-    """The statements that make the tables, for the kind of database that `url` names.
+    """Return the statements that create the tables, for the kind of database that `url` names.
 
     Raises: ConfigurationError
     """
@@ -213,15 +213,15 @@ def schema_sql(url: str) -> str:
 
     engine = create_mock_engine(address_of(url).for_threads, collect)
     metadata.create_all(engine, checkfirst=False)
-    # A table's indexes come in no order.
+    # Indexes of a table come in no fixed order.
     statements.sort(key=lambda each: each if each.startswith("CREATE INDEX") else "")
     return ";\n\n".join([*statements, f"INSERT INTO truenext_schema (version) VALUES ({VERSION})"]) + ";\n"
 
 
 def create_tables(connection: Connection) -> list[str]:
-    """Make those that are missing, in the transaction of the connection: their names.
+    """Create missing tables in the transaction of the connection, and return their names.
 
-    Raises: ConfigurationError if those that are there are of another version
+    Raises: ConfigurationError if existing tables are of another version
     """
     existing = set(inspect(connection).get_table_names())
     if schema.name in existing:
@@ -235,8 +235,8 @@ def create_tables(connection: Connection) -> list[str]:
 
 
 def apply_schema(url: str) -> tuple[str, list[str]]:
-    """Make those that are missing in the database that `url` names: what that is, without its password, and the names
-    of those that were made.
+    """Create missing tables in the database that `url` names. Returns its URL without the password, and the names
+    of these tables.
 
     Raises: ConfigurationError; DatabaseUnavailable
     """
@@ -249,7 +249,7 @@ def apply_schema(url: str) -> tuple[str, list[str]]:
                 with engine.begin() as connection:
                     return str(address), create_tables(connection)
             except DBAPIError as error:
-                # Somebody else makes them at the same time. 23505: unique_violation, 42P07: duplicate_table.
+                # Another process creates them at the same time. 23505: unique_violation, 42P07: duplicate_table.
                 if attempt == APPLY_MAX - 1 or getattr(error.orig, "sqlstate", None) not in ("23505", "42P07"):
                     raise
         raise AssertionError("the last time it was raised")

@@ -1,7 +1,7 @@
-"""Is the transaction of one message still what its function believes?
+"""Transaction of one message: checks whether it is still what the stage's function believes.
 
-The stage begins and ends it. The events of SQLAlchemy's engine tell of all that goes over its connection: what would
-end it or begin another is refused, and what breaks it is remembered until somebody asks.
+The stage begins and ends it. Events of SQLAlchemy's engine report all calls over its connection: a call that would
+end it or begin another is refused, and an error that breaks it is remembered until the stage checks.
 """
 
 import asyncio
@@ -26,50 +26,50 @@ from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 from truenext.stage.sql.exactly_once_writer import ExactlyOnceWriter
 
 INTERRUPT_S = 5.0
-"""For how long statements that are interrupted are waited for."""
+"""Time for which interrupted statements are waited for."""
 PAUSE_MAX_S = 0.02
-"""Until the next one is interrupted."""
+"""Longest pause until the next statement is interrupted."""
 
 _stage_transaction: ContextVar["SqlTransaction | None"] = ContextVar("truenext transaction", default=None)
-"""The transaction for which the stage itself speaks here: a task or thread that was left behind has another context."""
+"""Transaction whose stage executes statements in this context; tasks and threads left behind have other contexts."""
 
 _OPTION = "truenext_transaction"
-"""The option of a connection that says whose it is now."""
+"""Execution option of a connection: its SqlTransaction."""
 
 
 class SqlTransaction:
     def __init__(self, exactly_once: ExactlyOnceWriter | None = None, stage: str = "") -> None:
-        """`exactly_once` speaks first in it; `stage` is whose it is, for people."""
+        """`exactly_once` executes the first statement; `stage` is named in errors."""
         self.exactly_once = exactly_once
         self._stage = stage
         self.session: Session | None = None
         self.is_ending = False
-        """The stage itself is committing or rolling back."""
+        """True while the stage itself commits or rolls back."""
         self.is_commit_sent = False
         self._is_closed = False
         self._attach_lock = Lock()
-        """Of a connection that comes in another thread while the transaction ends, exactly one of the two closes it."""
+        """Held by `attach` and `stop_attaching`: a late connection is either attached, or returned to its pool."""
         self._is_connection_unusable = False
-        """Its connection is not to be used again: it may lead to a server that is none for writing any more."""
+        """True if the connection must not be used again: its server may no longer be the one for writing."""
         self._connection: Connection | None = None
         self._has_begun = False
-        """The database knows of it: psycopg begins with the first statement."""
+        """True once the database has begun the transaction: psycopg begins with the first statement."""
         self._running_cursors: set[DBAPICursor] = set()
         """Cursors of statements that the database has not answered yet."""
         self._unread_cursors: set[DBAPICursor] | WeakSet[DBAPICursor] = set()
-        """Cursors from which rows may still be read: some that were read to their end, too."""
+        """Cursors from which rows may still be read; also some that were read to their end."""
         self._keeps_cursors = False
-        """Its driver reads the rows of each statement when they are asked for."""
+        """True if the driver reads rows only when they are requested."""
         self._has_returned = False
-        """The function has: only the stage itself may go on."""
+        """True once the function has returned: then only the stage itself may execute statements."""
         self._forbidden: LocalProtocolError | None = None
         self._broken_by: BaseException | None = None
 
     def attach(self, connection: Connection) -> None:
-        """Take the connection that the session has got; the session tells of it once more for each savepoint.
+        """Attach the connection that the session has got. The session calls this for each savepoint, too.
 
-        Raises: LocalProtocolError if the transaction is over: the connection is rolled back and given back, or closed;
-        as `ExactlyOnceWriter.insert_inbox_id`
+        Raises: LocalProtocolError if the transaction is over: the connection is rolled back and returned to its
+        pool, or closed; as `ExactlyOnceWriter.insert_inbox_id`
         """
         with self._attach_lock:
             is_first = self._connection is None
@@ -82,7 +82,7 @@ class SqlTransaction:
             connection.execution_options(**{_OPTION: self})
             self._has_begun = transaction_state_of(connection) is DbapiTransactionState.ALIVE
             if not connection.dialect.is_async:
-                # A cursor that is garbage has closed itself. Those of the asynchronous adapters have no weak reference.
+                # A collected cursor has closed itself. Cursors of the asynchronous adapters have no weak reference.
                 self._unread_cursors = WeakSet()
                 self._keeps_cursors = connection.dialect.name == "sqlite"
             if self.exactly_once is not None:
@@ -94,12 +94,12 @@ class SqlTransaction:
             self._is_closed = True
 
     def on_function_returned(self) -> None:
-        """From now on refuse the statements of tasks and threads that the function has left behind."""
+        """Refuse from now on statements of tasks and threads that the function has left behind."""
         self._has_returned = True
 
     @contextlib.contextmanager
     def issued_by_stage(self) -> Iterator[None]:
-        """Statements of the block are those of the stage itself."""
+        """Mark the statements of the block as those of the stage itself."""
         token = _stage_transaction.set(self)
         try:
             yield
@@ -117,12 +117,12 @@ class SqlTransaction:
 
     @property
     def connection(self) -> Connection:
-        """Of its session, which has taken one."""
+        """Connection of the session, which has one by now."""
         assert self._connection is not None, "it has begun"
         return self._connection
 
     def check_committable(self) -> None:
-        """Ask the database as well, if it is another process.
+        """Check that the transaction can be committed; ask the database, too, if it is another process.
 
         Raises: Swallowed; what SQLAlchemy raises if the connection is lost
         """
@@ -133,7 +133,7 @@ class SqlTransaction:
             self._connection.exec_driver_sql("SELECT 1")
 
     def commit_fault(self) -> Swallowed | None:
-        """Why it can no longer be committed; None if it can, as far as is known here."""
+        """Return why the transaction can no longer be committed; None if it can, as far as is known here."""
         if self._forbidden is not None:
             return _swallowed_error("the function went on after it was refused something", self._forbidden)
         if self.session is not None and not self.session.is_active:
@@ -159,7 +159,7 @@ class SqlTransaction:
         return _swallowed_error(f"the transaction {state.value}, and the function went on", self._broken_by)
 
     def forbid_statement(self, what: str) -> LocalProtocolError:
-        """The error to raise for what a function may not do. What it has done so far is not committed any more."""
+        """Return the error for a call that the function must not make. Its work so far is not committed any more."""
         self._forbidden = LocalProtocolError(
             f"{what} is refused: the stage begins the transaction, commits it when the function returns and all its "
             "messages are sent, and rolls back if it raises. For what may fail there is session.begin_nested()"
@@ -174,23 +174,23 @@ class SqlTransaction:
         )
 
     def mark_broken(self, error: BaseException) -> None:
-        """Remember the first error after which it cannot be committed."""
+        """Remember the first error after which the transaction cannot be committed."""
         if self._broken_by is None:
             self._broken_by = error
 
     def has_ended(self) -> bool:
-        """The driver has it so: after a COMMIT, the database has answered."""
+        """Return whether the driver reports an ended transaction: after a COMMIT, the database has answered."""
         return self._connection is not None and transaction_state_of(self._connection) is DbapiTransactionState.ENDED
 
     def roll_back(self) -> None:
-        """At the driver: after a COMMIT that failed or was refused, SQLAlchemy takes the transaction for ended, and
-        would give the connection back to its pool as it is. What is not fit for that is closed.
+        """Roll back at the driver. After a COMMIT that failed or was refused, SQLAlchemy takes the transaction for
+        ended, and would return the connection to its pool as it is. A connection that is not fit for that is closed.
 
         Raises: what the driver raises
         """
         if self._connection is None or self._connection.closed or self._connection.invalidated:
             return
-        # A statement that waits for another one of the same connection would come after the rollback, outside of any
+        # A statement that waits for another one of the same connection would run after the rollback, outside of any
         # transaction.
         if self._is_connection_unusable or self._is_running() or is_autocommit(self._connection):
             self.discard()
@@ -199,11 +199,11 @@ class SqlTransaction:
             self._connection.connection.rollback()
             root = self._connection.get_transaction()
             if root is not None:
-                # Otherwise the session would roll back to each savepoint that is open still, which has gone with it.
+                # Otherwise the session would roll back to each open savepoint, which is gone by now.
                 root.close()
 
     def discard(self) -> None:
-        """Close the connection instead of giving it back, whatever is going on in it.
+        """Close the connection instead of returning it to its pool, whatever runs on it.
 
         Raises: what SQLAlchemy raises
         """
@@ -211,7 +211,7 @@ class SqlTransaction:
             try:
                 self._interrupt(self._connection)
                 if self._connection.dialect.name == "sqlite":
-                    # What is open keeps its lock when the connection is closed.
+                    # Open cursors keep the lock when the connection is closed.
                     self.close_cursors()
             finally:
                 try:
@@ -220,25 +220,25 @@ class SqlTransaction:
                     self._connection.close()
 
     def _interrupt(self, connection: Connection) -> None:
-        """Have the statements that run fail, and wait for that: a connection that is closed under a thread which reads
-        from it may have that thread read from the next one."""
+        """Interrupt running statements, and wait until they have failed. If a connection is closed while a thread
+        reads from it, the thread may read from the next connection."""
         pause_s, until = 0.001, time.monotonic() + INTERRUPT_S
         while self._is_running() and time.monotonic() < until:
             with contextlib.suppress(Exception):
                 interrupt_statement(connection)
             sleep_on_driver(connection, pause_s)
-            # The next one may have waited for the one before.
+            # The next statement may have waited for the one before.
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     def close_cursors(self) -> None:
-        """No row is read from now on: the connection may be another work's by then."""
+        """Close the cursors, so that no more rows are read: the connection may be another work's by then."""
         for cursor in list(self._unread_cursors):
             with contextlib.suppress(Exception):
                 cursor.close()
         self._unread_cursors.clear()
 
     def _is_running(self) -> bool:
-        """A statement is, or rows are read from the server."""
+        """Return whether a statement runs, or rows are being read from the server."""
         return bool(self._running_cursors) or (self._connection is not None and is_statement_active(self._connection))
 
     def _before_statement(self, statement: str, cursor: DBAPICursor) -> None:
@@ -249,7 +249,7 @@ class SqlTransaction:
         if self._has_begun and self._connection is not None:
             state = transaction_state_of(self._connection)
             if state is DbapiTransactionState.ALIVE:
-                # What was broken is repaired: the function has gone back to a savepoint.
+                # The transaction is repaired: the function has rolled back to a savepoint.
                 self._broken_by = None
             elif state is DbapiTransactionState.ENDED:
                 # SQLite has ended it after an error. This statement would be a transaction of its own.
@@ -275,7 +275,7 @@ class SqlTransaction:
             raise self._late_error()
         assert self._connection is not None
         state = DbapiTransactionState.LOST if is_lost else transaction_state_of(self._connection)
-        # psycopg begins before it looks at the statement.
+        # psycopg begins the transaction before it checks the statement.
         self._has_begun = True
         self._is_connection_unusable = (
             self._is_connection_unusable or classify_error(error) is DatabaseErrorKind.UNAVAILABLE
@@ -285,7 +285,7 @@ class SqlTransaction:
 
 
 def watch_transactions(engine: Engine) -> None:
-    """See to the transactions of all connections of `engine`, which may be the inner one of an AsyncEngine."""
+    """Watch the transactions of all connections of `engine`, which may be the inner one of an AsyncEngine."""
 
     @event.listens_for(engine, "set_connection_execution_options")
     def options(connection: Connection, options: Mapping[str, Any]) -> None:
@@ -315,7 +315,7 @@ def watch_transactions(engine: Engine) -> None:
             return
         if not transaction.is_ending:
             raise transaction.forbid_statement("a COMMIT by the connection")
-        # Whatever the hooks of the session have done between the check and now.
+        # Checked again, as hooks of the session may have done something since.
         fault = transaction._connection_fault()
         if fault is not None:
             raise fault
@@ -363,7 +363,7 @@ def _transaction_of(connection: Connection) -> SqlTransaction | None:
 
 
 def _return_to_pool(connection: Connection) -> None:
-    """Roll back a connection that no transaction has, and give it back to its pool; close it if that fails."""
+    """Roll back a connection that no transaction has, and return it to its pool; close it if that fails."""
     try:
         connection.connection.rollback()
     except BaseException:
@@ -378,12 +378,12 @@ def _swallowed_error(event_text: str, error: BaseException | None) -> Swallowed:
         f"{event_text}; nothing of it was committed" if error is None else f"{event_text}; swallowed was: {error}"
     )
     if isinstance(error, Exception):
-        # A cancellation is none: what was cancelled is a statement, and not this work.
+        # A cancellation is no cause: it has cancelled a statement, and not this work.
         swallowed.__cause__ = error
     return swallowed
 
 
-# ---- Is the transaction of a connection still good? What the driver knows of it, without asking the database ----
+# ---- State of a connection's transaction, as the driver knows it without asking the database ----
 
 
 class DbapiTransactionState(Enum):
@@ -391,7 +391,7 @@ class DbapiTransactionState(Enum):
     FAILED = "has failed"
     """PostgreSQL: a COMMIT would roll back, without an error."""
     ENDED = "has ended"
-    """It is not there any more; what is done now is outside of it."""
+    """The transaction is over; further statements are outside of it."""
     LOST = "was lost with its connection"
 
 
@@ -408,11 +408,11 @@ _LIBPQ_STATES = {
 _ACTIVE = 1
 
 CANCEL_S = 5.0
-"""For how long the answer to a cancellation is waited for."""
+"""Time for which the answer to a cancellation is waited for."""
 
 
 def is_statement_active(connection: Connection) -> bool:
-    """PostgreSQL has not answered a statement. False with SQLite, whose drivers do not know that."""
+    """Return whether PostgreSQL is executing a statement. False with SQLite, whose drivers do not know that."""
     if connection.dialect.name == "sqlite" or connection.closed or connection.invalidated:
         return False
     driver: Any = connection.connection.driver_connection
@@ -420,7 +420,7 @@ def is_statement_active(connection: Connection) -> bool:
 
 
 def interrupt_statement(connection: Connection) -> None:
-    """Have the statement that runs fail, in whatever task or thread it runs.
+    """Interrupt the running statement, so that it fails, in whatever task or thread it runs.
 
     Raises: what the driver raises
     """
@@ -437,7 +437,7 @@ def interrupt_statement(connection: Connection) -> None:
 
 
 def sleep_on_driver(connection: Connection, seconds: float) -> None:
-    """Let other tasks or threads go on."""
+    """Sleep, while other tasks or threads go on."""
     if connection.dialect.is_async:
         adapted: Any = connection.connection.dbapi_connection
         adapted.run_async(lambda _: asyncio.sleep(seconds))
@@ -446,13 +446,13 @@ def sleep_on_driver(connection: Connection, seconds: float) -> None:
 
 
 def is_autocommit(connection: Connection) -> bool:
-    """Its driver was told to commit each statement, which SQLAlchemy does not know, and would not undo."""
+    """Return whether the driver commits each statement, which SQLAlchemy does not know, and would not undo."""
     driver: Any = connection.connection.driver_connection
     return connection.dialect.name != "sqlite" and bool(driver.autocommit)
 
 
 def transaction_state_of(connection: Connection) -> DbapiTransactionState:
-    """Of a connection that has begun its transaction at the database."""
+    """Return the state of a connection that has begun its transaction at the database."""
     if connection.closed or connection.invalidated:
         return DbapiTransactionState.LOST
     # A psycopg.Connection, psycopg.AsyncConnection, sqlite3.Connection or aiosqlite.Connection.
@@ -462,19 +462,19 @@ def transaction_state_of(connection: Connection) -> DbapiTransactionState:
     return _LIBPQ_STATES[int(driver.pgconn.transaction_status)]
 
 
-# ---- Which statements would begin or end the transaction, which is not the function's to say? ----
+# ---- Statements that would begin or end the transaction, and are refused ----
 
 _COMMENT = r"--[^\n]*(?:\n|$) | /\*.*?\*/"
-# What may contain any word and says nothing: strings, also PostgreSQL's E'...' in which a backslash escapes, quoted
+# Text to skip, which may contain any word: strings, also PostgreSQL's E'...' in which a backslash escapes, quoted
 # names, comments, PostgreSQL's dollar quotes.
 _IGNORED = re.compile(
     rf"""\b[eE]'(?:[^'\\]|''|\\.)*' | '(?:[^']|'')*' | "(?:[^"]|"")*" | {_COMMENT}
     | (?P<dollar>\$\w*\$).*?(?P=dollar)""",
     re.DOTALL | re.VERBOSE,
 )
-# SQLite reads over a byte order mark.
+# SQLite skips a byte order mark.
 _START = rf"(?:\s | \ufeff | {_COMMENT})*"
-# What a trigger or a function does when it is called: BEGIN and END are its brackets.
+# Body of a trigger or function, which runs when it is called: there BEGIN and END are brackets.
 _BODY = re.compile(
     rf"""(?:^|;){_START} CREATE\s[^;]*?\b(?:TRIGGER|FUNCTION|PROCEDURE)\b .*? \bBEGIN\b .* \bEND\b""",
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
@@ -489,9 +489,9 @@ _FORBIDDEN = re.compile(
 
 
 def find_transaction_statement(statement: str) -> str | None:
-    """The part of `statement` that would begin or end a transaction; None if there is none.
+    """Return the part of `statement` that would begin or end a transaction; None if there is none.
 
-    It knows SQL's words, and no more: what a procedure or the driver itself does is seen afterwards, by its effect.
+    Only SQL's keywords are known here: the effect of a procedure, or of the driver itself, is noticed afterwards.
     """
     if ";" not in statement:
         return statement.strip() if _FORBIDDEN.match(statement) else None

@@ -1,4 +1,4 @@
-"""Which database does a URL name, and which drivers speak to it?"""
+"""Address of a database: parses its URL, and selects the drivers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,20 +16,20 @@ _SQLITE = ("sqlite", "sqlite+pysqlite", "sqlite+aiosqlite")
 
 @dataclass(frozen=True)
 class DatabaseAddress:
-    """One database, for either kind of function."""
+    """Address of one database, for `async` and for plain functions."""
 
     for_tasks: URL
     for_threads: URL
     file: Path | None
-    """Of SQLite; None of PostgreSQL."""
+    """File of SQLite; None for PostgreSQL."""
 
     def __str__(self) -> str:
-        """Without the password."""
+        """Return the URL without the password."""
         return self.for_threads.render_as_string()
 
     @contextmanager
     def loading_driver(self) -> Iterator[None]:
-        """Make engines of this database within: each imports its driver.
+        """Create engines of this database in the block, as each imports its driver.
 
         Raises: ConfigurationError if the driver is not installed
         """
@@ -43,14 +43,14 @@ class DatabaseAddress:
 
 
 def address_of(url: str) -> DatabaseAddress:
-    """What `postgresql+psycopg://...` or `sqlite:///...` names.
+    """Parse a URL such as `postgresql+psycopg://...` or `sqlite:///...`.
 
     Raises: ConfigurationError, with what to write instead
     """
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        # Not the text itself, which may contain a password.
+        # The URL itself is not shown, as it may contain a password.
         raise ConfigurationError(
             "the url of the database cannot be read: write postgresql+psycopg://user@host/name or sqlite:////path/name.db"
         ) from error

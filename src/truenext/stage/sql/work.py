@@ -1,6 +1,6 @@
-"""What one message does in a database: one transaction, which the stage checks and ends.
+"""Work of one message in a database: one transaction, which the stage checks and ends.
 
-`AsyncSqlWork` is for `async` functions, `ThreadSqlWork` for plain ones; both have the same names. Nothing is said to
+`AsyncSqlWork` is for `async` functions, `ThreadSqlWork` for plain ones; both have the same names. Nothing is sent to
 the database before the function first uses the session.
 """
 
@@ -27,7 +27,7 @@ _P = ParamSpec("_P")
 _logger = logging.getLogger("truenext.stage")
 
 _OPTIONS: dict[str, Any] = {"expire_on_commit": False, "close_resets_only": False}
-"""What the function has read stays readable after the commit; the session itself cannot be used any more."""
+"""Objects that the function has read stay readable after the commit; the session itself cannot be used any more."""
 
 
 def _issued_by_stage(
@@ -41,13 +41,13 @@ def _issued_by_stage(
 
 
 class _SqlWork:
-    """What both have in common: all of it without `await`, in the thread or in SQLAlchemy's greenlet."""
+    """Common part of both works: it does not `await`, and runs in the thread or in SQLAlchemy's greenlet."""
 
     def __init__(self, is_closed: Callable[[], bool], exactly_once: ExactlyOnceWriter | None, stage: str) -> None:
-        """`is_closed` says whether the database was closed meanwhile; `once` is of a message whose effects happen
-        once; `stage` is named in errors."""
+        """`is_closed` returns whether the database was closed meanwhile; `exactly_once` is for a message that is
+        processed exactly once; `stage` is named in errors."""
         self.is_committed: bool | None = False
-        """None if a COMMIT was sent and nobody here knows whether it happened."""
+        """None if a COMMIT was sent and its outcome is not known here."""
         self._transaction = SqlTransaction(exactly_once, stage)
         self._is_closed = is_closed
         self._has_ended = False
@@ -55,31 +55,31 @@ class _SqlWork:
 
     @property
     def is_used(self) -> bool:
-        """The function has done something with its session."""
+        """True if the function has done something with its session."""
         inner = self._transaction.session
         return self._was_used or (inner is not None and inner.in_transaction())
 
     def function_returned(self) -> None:
-        """The function has returned: what it has left behind says nothing more in its transaction."""
+        """Refuse from now on statements of tasks and threads that the function has left behind."""
         self._transaction.on_function_returned()
 
     def end_unused(self) -> bool:
-        """End the work if the function has done nothing with its session: whether that is so. Nothing is waited for."""
+        """End the work if the function has done nothing with its session; return whether that is so. Does not wait."""
         if self.is_used:
             return False
         self._end()
         return True
 
     def classify_error(self, error: BaseException) -> DatabaseErrorKind:
-        """What an error that ended the function means. It is asked before the rollback: what the function has
-        swallowed counts, if it is what broke the transaction."""
+        """Return the kind of an error that ended the function. Called before the rollback: an error that the
+        function has swallowed counts, if it has broken the transaction."""
         kind = classify_error(error)
         fault = self._transaction.commit_fault()
         return kind if kind is not DatabaseErrorKind.APPLICATION or fault is None else classify_error(fault)
 
     @property
     def skip_reason(self) -> AlreadyProcessed | InProgress | None:
-        """Why nothing is to be done now: the message was already processed, or is being handled by somebody else."""
+        """Reason to commit nothing: the message was already processed, or another transaction is handling it."""
         exactly_once = self._transaction.exactly_once
         return None if exactly_once is None else exactly_once.skip_reason
 
@@ -106,7 +106,7 @@ class _SqlWork:
         fault = transaction.commit_fault()
         if fault is not None:
             raise fault
-        # The function may have said nothing to the database.
+        # The function may have sent nothing to the database.
         session.connection()
         session.flush()
         if number is not None:
@@ -142,7 +142,7 @@ class _SqlWork:
             self._end()
 
     def _end(self) -> None:
-        """Roll back what is not committed, and give the connection back clean, or close it."""
+        """Roll back what is not committed, and return the connection to its pool, or close it."""
         session = self._transaction.session
         has_ended, self._has_ended = self._has_ended, True
         if session is None or has_ended:
@@ -152,12 +152,12 @@ class _SqlWork:
         self._transaction.is_ending = True
         try:
             if self._is_closed():
-                # Its pool is gone, and would not close it.
+                # The pool is closed, and would not close the connection.
                 self._transaction.discard()
             else:
                 self._transaction.roll_back()
         except Exception:
-            # The connection is lost, or something that the function has left behind is using it.
+            # The connection is lost, or is in use by a task or thread that the function has left behind.
             with contextlib.suppress(Exception):
                 self._transaction.discard()
         with contextlib.suppress(Exception):
@@ -165,7 +165,7 @@ class _SqlWork:
 
 
 class ThreadSqlWork(_SqlWork):
-    """Of a plain function. All of it is called in one thread at a time."""
+    """Work of a plain function. All methods are called in one thread at a time."""
 
     def __init__(
         self,
@@ -180,41 +180,41 @@ class ThreadSqlWork(_SqlWork):
 
     @property
     def session(self) -> Session:
-        """The function's session; made when it is first asked for."""
+        """Session of the function, made at the first use."""
         if self._session is None:
             self._check_usable()
             self._session = StageSession(bind=self._engine, stage_transaction=self._transaction, **_OPTIONS)
         return self._session
 
     def check(self) -> None:
-        """Write what the session has not written yet, and find out whether the transaction can be committed.
+        """Flush the session, and check whether the transaction can be committed.
 
-        Raises: Swallowed; what SQLAlchemy raises. In all cases nothing is committed, and `rollback` is to be called
+        Raises: Swallowed; what SQLAlchemy raises. In all cases nothing is committed, and `rollback` must be called
         """
         self._check()
 
     def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
-        """Of a message whose effects happen once: as `check`, and write what it sends into the outbox, under this
-        number; None if it sends nothing.
+        """Check as `check` does, and write the unit of a message that is processed exactly once into the outbox,
+        under this number; None if it sends nothing.
 
         Raises: AlreadyProcessed, InProgress, ProducerLost; as `check`
         """
         self._complete(self.session, service, number, unit)
 
     def commit(self) -> None:
-        """Commit, and end the work. `check` comes before; nothing happens if the session was not used.
+        """Commit, and end the work. `check` must be called before; does nothing if the session was not used.
 
         Raises: NotCommitted; CommitInDoubt; Swallowed and what SQLAlchemy raises before the COMMIT is sent
         """
         self._commit()
 
     def rollback(self) -> None:
-        """End the work, in any state and any number of times; after a commit it does nothing. It raises nothing."""
+        """End the work, in any state and any number of times; does nothing after a commit. Raises nothing."""
         self._end()
 
 
 class AsyncSqlWork(_SqlWork):
-    """Of an `async` function, in the event loop in which its database was opened."""
+    """Work of an `async` function, in the event loop in which its database was opened."""
 
     def __init__(
         self,
@@ -229,31 +229,31 @@ class AsyncSqlWork(_SqlWork):
 
     @property
     def session(self) -> AsyncSession:
-        """The function's session; made when it is first asked for."""
+        """Session of the function, made at the first use."""
         if self._session is None:
             self._check_usable()
             self._session = StageAsyncSession(bind=self._engine, stage_transaction=self._transaction, **_OPTIONS)
         return self._session
 
     async def check(self) -> None:
-        """As that of a ThreadSqlWork."""
+        """Check as `ThreadSqlWork.check` does."""
         if self._session is not None:
             await self._session.run_sync(lambda _: self._check())
 
     async def complete(self, service: str, number: CommitNumber | None, unit: OutboxUnit) -> None:
-        """As that of a ThreadSqlWork."""
+        """Complete as `ThreadSqlWork.complete` does."""
         await self.session.run_sync(lambda session: self._complete(session, service, number, unit))
 
     async def commit(self) -> None:
-        """As that of a ThreadSqlWork. Cancelled it still ends, and then raises the cancellation; `is_committed` says
-        what became of it."""
+        """Commit as `ThreadSqlWork.commit` does. If cancelled, this still ends, and then raises the cancellation;
+        `is_committed` has the outcome."""
         if self._session is None:
             self._commit()
         else:
             await run_to_completion(self._session.run_sync(lambda _: self._commit()))
 
     async def rollback(self) -> None:
-        """As that of a ThreadSqlWork. Cancelled it still ends, and then raises the cancellation."""
+        """Roll back as `ThreadSqlWork.rollback` does; a cancellation is raised after the end."""
         if self._session is None:
             self._end()
         else:
