@@ -35,7 +35,7 @@ CONCURRENCY_MAX = 1000
 
 
 class Endpoint(Generic[M, R]):
-    """Endpoint of this or another service, to which flows can send and make requests."""
+    """Endpoint of this or another service, to which flows can send messages and requests."""
 
     def __init__(self, name: str, takes: type[M], replies: type[R] | None) -> None:
         """Called by `Service.remote`, `Service.endpoint` and the like. Raises: DefinitionError"""

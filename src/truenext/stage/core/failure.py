@@ -10,7 +10,7 @@ from truenext.model.limits import CAUSE_BYTES_MAX
 from truenext.stage.core.errors import NoAttemptsLeft
 
 SHOWN_MAX = 65536
-"""Characters of an error's text that are logged; a longer text is cut, and logged without a traceback."""
+"""Characters of an error's text up to which it is logged with a traceback; of a longer one the beginning is logged."""
 _PACKAGE_DIR = __file__.rpartition("/stage/")[0] + "/"
 _LIBRARY_PREFIXES = (_PACKAGE_DIR, f"{sysconfig.get_path('stdlib')}/", "<frozen ")
 """Beginnings of the paths of truenext's files, and of Python's own."""

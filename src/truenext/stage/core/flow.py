@@ -35,11 +35,11 @@ from truenext.stage.core.output import Output, OutputMessage, checked_attachment
 from truenext.stage.core.signature import is_assignable
 
 WAITING_MAX: Final = 35
-"""Replies that may be pending in one flow, one within the other: of endpoints, and of the flow itself. With more, an
-endpoint makes requests to itself."""
+"""Replies that may be pending in one flow, one within the other: of endpoints, and of the flow itself. If there are
+more, an endpoint makes requests to itself."""
 CALLS_MAX: Final = 200
-"""Messages of one flow that may follow one another, replies not counted; with more, the flow goes in a circle. The
-requests of one stage do not follow one another."""
+"""Messages of one flow that may follow one another, replies not counted. If there are more, the flow goes in a
+circle. The requests of one stage do not follow one another."""
 UNSET: Final = object()
 
 M = TypeVar("M")

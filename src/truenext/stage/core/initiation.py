@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Initiation:
-    """Starts flows, any number of them in one transaction. No call waits: all is sent at the end."""
+    """Start of any number of flows in one transaction. No call waits: all messages are sent at the end."""
 
     def __init__(self, output: Output, now_ms: int, stages: Mapping[str, Stage]) -> None:
         """Called by `Service.initiate`; `stages` are those of the service, by queue."""

@@ -123,7 +123,7 @@ def _short(key: object) -> str:
 
 
 class _JsonLossCheckBuilder:
-    """Builds a check that visits only the parts of a value whose type contains `target`."""
+    """Builder of a check that visits only the parts of a value whose type contains `target`."""
 
     def __init__(self, target: type[inspect.Type]) -> None:
         self._target = target

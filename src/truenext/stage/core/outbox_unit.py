@@ -25,7 +25,7 @@ VERSION: Final = 1
 UNIT_PREFIX: Final = b"\x92\x01"
 """First bytes of a unit: an array of two, and the version."""
 COMBINED_PREFIX: Final = b"\x92\x02\xdd"
-"""First bytes of a combined unit: as above, and an array, whose length follows in 4 bytes."""
+"""First bytes of a combined unit: an array of two, version 2, and an array, whose length follows in 4 bytes."""
 PART_PREFIX: Final = b"\x92\xcf"
 """First bytes of a part of a combined unit: an array of two, and a number, which follows in 8 bytes."""
 COMBINED_UNITS_MAX: Final = 1000

@@ -92,7 +92,7 @@ QUEUE_POLICY = RetryDecision(None)
 
 
 def _delays_s(text: str, subject: str) -> tuple[float, ...]:
-    """Parse the delays of a rule; an empty result is never."""
+    """Parse the delays of a rule; an empty result means no retry."""
     if not isinstance(text, str):
         raise DefinitionError(f"retry of {subject} is {text!r}: {_EXAMPLE}")
     if text.strip() == NEVER:

@@ -45,7 +45,7 @@ class ServiceInterface(msgspec.Struct, frozen=True):
 
 class Incompatibility(msgspec.Struct, frozen=True):
     is_breaking: bool
-    """Breaks messages under way, or all callers; else at most callers that read the changed part."""
+    """True if messages under way, or all callers, break; False if only some callers do, or perhaps nothing."""
     location: str
     """Endpoint or queue."""
     change: str

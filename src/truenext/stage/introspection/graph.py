@@ -61,7 +61,7 @@ def graph_of(
     remotes: Iterable[Endpoint[Any, Any]],
     topics: Iterable[Topic[Any]],
 ) -> ServiceGraph:
-    """Return the endpoints in the order of their definition, with all endpoints and topics that stages name."""
+    """Return the endpoints in the order of their definition; remote ones and topics also if only stages name them."""
     own = list(endpoints)
     referenced = [to for each in own for stage in each.stages_in_order for to, _ in references_of(stage.function)]
     others = {each.name: each for each in referenced if isinstance(each, Endpoint)}

@@ -83,8 +83,8 @@ class PeriodicTask:
 
 # ---- Rows whose retention has ended ----
 #
-# Each process deletes rows of the inbox and of keys after 7 days, and those of dead processes after a day, while it
-# handles messages.
+# Each process deletes rows of the inbox and of keys after 7 days, and those of dead processes after a day, in the
+# background.
 
 CHECK_INTERVAL_S = 60.0
 """Time until the next check, when no row is left to delete."""
@@ -101,7 +101,7 @@ class OutboxCleaner:
         self._steps.start()
 
     def wake(self) -> None:
-        """Check for rows now."""
+        """Check for rows to delete now."""
         self._steps.wake()
 
     async def _step(self) -> float:
@@ -119,7 +119,7 @@ class OutboxCleaner:
 
 
 # The confirmer deletes rows of sent units from the outbox, and marks acknowledgements as final in the inbox: many at a
-# time, after the messages were handled.
+# time, in the background.
 #
 # Rows that are not written before the process ends do no harm: the units are sent once more under their numbers, which
 # has no effect, and the rows of the inbox are kept.

@@ -48,7 +48,7 @@ BACKOFFS_MAX = 100
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
 """Time until such a unit is tried again; each pause is twice as long as the one before."""
 RESOLVED_MAX = 100
-"""Numbers before that of a unit that are resolved if the broker does not know them. It remembers as many (L5)."""
+"""Numbers before that of a unit that are resolved if the broker does not know them; it remembers as many (L5)."""
 DEEP_CHECK_INTERVAL_S = 60.0
 """Time between two deep checks, for what is rarely wrong."""
 
@@ -343,7 +343,7 @@ class OutboxRelay:
         self._free_producers = [each for each in self._free_producers if each.name != name]
         claimed = await self._outbox.claim(name, owner_is_dead=owner_is_dead)
         if claimed == "busy":
-            # That transaction ends when the database notices that its process is gone, or ends it.
+            # The transaction that uses it ends when the database notices that its process is gone, or gives up.
             return
         owner_was_dead = self._producers_in_doubt.pop(name, owner_is_dead)
         if claimed == "another's":

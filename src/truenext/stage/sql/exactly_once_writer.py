@@ -1,4 +1,4 @@
-"""Writes the inbox and outbox rows of a stage, in the same SQL transaction as its function.
+"""Writer of the inbox and outbox rows of a stage, in the same SQL transaction as its function.
 
 The first statement inserts the id of the message into the inbox: if it is there already, the message was already
 processed. The last one inserts what the stage sends into the outbox, under the next number of a producer of this

@@ -141,7 +141,7 @@ class Outbox:
             )
 
     async def deregister_owner(self, free: Collection[str]) -> None:
-        """Remove this process: others may claim its producers at once. Those in `free`, which have no unit, are dropped.
+        """Remove this process: others may claim its producers now. Those in `free` are dropped, unless they have units.
 
         Raises: DatabaseUnavailable
         """

@@ -114,7 +114,7 @@ class SessionOutbox:
         return await run_to_completion(execution)
 
     def call_on_commit(self, call: Callable[[], object]) -> None:
-        """Call a function after the commit, in its thread; after a rollback, at the session's next commit."""
+        """Call a function after the commit, in the thread of the commit; after a rollback, after the next one."""
         session = self._sync_session
         calls = session.info.get(_CALLS)
         if calls is None:
@@ -197,7 +197,7 @@ def _seed(connection: Connection, key: str, new: str) -> str:
 
 
 def _record_key_content(connection: Connection, key: InitiationKey) -> bool:
-    """Return False if the same was started under the key before. Raises: FlowError if other flows were"""
+    """Record the content of a key; return False if it was recorded before. Raises: FlowError if it differs"""
     first = update(keys).where(keys.c.id == key.id, keys.c.content.is_(None))
     if connection.execute(first.values(content=key.content, started_ms=_clock(connection))).rowcount == 1:
         return True
