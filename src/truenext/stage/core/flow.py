@@ -5,7 +5,7 @@
     next              continue with the next stage
     next_direct       the same in this transaction, without a message
     goto              continue with another endpoint, which replies in place of this one
-    send, publish     start a flow of its own, beside this one
+    send, publish     start another flow, concurrent with this one
 
 A stage calls at most one of the first five, and only `request` several times. Nothing is sent before the stage has
 returned: then all of it is sent, or, if the stage fails, nothing.

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 LOST_S: Final = 60.0
-"""Seconds without the broker after which a process that was connected asks for a restart. That is one restart only:
+"""Seconds without the broker after which a process that was connected counts as not live. That is one restart only:
 the new process waits for the broker without a limit."""
 
 DATABASE_AVAILABLE: Final = "available"

@@ -1,4 +1,4 @@
-"""Exactly-once processing of one process: calls for its workers, beside the two transactions, and background tasks."""
+"""Exactly-once processing of one process: calls for workers, except on the two transactions; background tasks."""
 
 from __future__ import annotations
 

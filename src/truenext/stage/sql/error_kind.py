@@ -116,7 +116,7 @@ def _classify_statement_error(error: DBAPIError) -> DatabaseErrorKind:
 
 
 def _is_unanswered(error: DBAPIError) -> bool:
-    """Return whether no server has answered, or it refused the connection: psycopg gives no SQLSTATE for that, either."""
+    """Return whether no server has answered, or it refused the connection, for which psycopg gives no SQLSTATE."""
     return type(error).__name__ == "OperationalError" and error.orig is not None and _sqlstate_of(error.orig) is None
 
 
