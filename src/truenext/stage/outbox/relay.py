@@ -50,7 +50,7 @@ BACKOFF_S, BACKOFF_MAX_S = 1.0, 30.0
 RESOLVED_MAX = 100
 """Numbers before that of a unit that are resolved if the broker does not know them; it remembers as many (L5)."""
 DEEP_CHECK_INTERVAL_S = 60.0
-"""Time between two deep checks, for what is rarely wrong."""
+"""Time between two deep checks, which find rare faults."""
 
 UNAVAILABLE_ERRORS = (BrokerUnavailable, ConnectionLost, ClosedError, InDoubt, Refused, RolledBack, TimeoutError)
 """Errors after which the relay tries again later: the broker is away, or refuses the unit for now."""

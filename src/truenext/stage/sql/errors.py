@@ -75,7 +75,7 @@ class AlreadyProcessed(TruenextError):
 
 
 class InProgress(TruenextError):
-    """The same message is handled in another transaction, which has not ended in time."""
+    """Conflict with another transaction that handles the same message, and has not ended in time."""
 
 
 class ProducerLost(TruenextError):
