@@ -28,9 +28,7 @@ def nacked(
 
 @pytest.mark.parametrize("is_lost", [False, True])
 @pytest.mark.parametrize("mode", [SessionMode.INDIVIDUAL, SessionMode.AT_COMMIT])
-def test_a_refusal_says_its_cause_with_its_delay_also_when_it_is_said_once_more(
-    mode: SessionMode, is_lost: bool
-) -> None:
+def test_a_nack_carries_its_cause_and_delay_also_when_it_is_repeated(mode: SessionMode, is_lost: bool) -> None:
     script = Script()
     script.connect()
     (nack,) = nacked(script, failed_disposition(1.5, "no: wire\nat all"), mode, is_lost=is_lost)
@@ -40,14 +38,14 @@ def test_a_refusal_says_its_cause_with_its_delay_also_when_it_is_said_once_more(
     assert "transaction" not in nack.headers
 
 
-def test_a_rejection_says_its_cause() -> None:
+def test_a_rejection_carries_its_cause() -> None:
     script = Script()
     script.connect()
     (nack,) = nacked(script, rejected_disposition("never"))
     assert (nack.headers["truenext-reject"], nack.headers["truenext-cause"]) == ("true", "never")
 
 
-def test_where_there_is_no_cause_none_is_said() -> None:
+def test_nack_without_a_cause_has_no_cause_header() -> None:
     script = Script()
     script.connect()
     assert failed_disposition(None) == FAILED
@@ -57,7 +55,7 @@ def test_where_there_is_no_cause_none_is_said() -> None:
         assert "truenext-cause" not in nack.headers
 
 
-def test_another_broker_is_told_no_cause() -> None:
+def test_another_broker_gets_no_cause() -> None:
     script = Script()
     script.connect(store="")
     (nack,) = nacked(script, rejected_disposition("never"))
@@ -76,7 +74,9 @@ def test_another_broker_is_told_no_cause() -> None:
     ],
     ids=["as long as may be", "longer", "two bytes", "four bytes", "a NUL", "half a character"],
 )
-def test_a_cause_is_cut_between_two_characters_and_says_what_can_be_said(cause: str, expected: str) -> None:
+def test_a_cause_is_cut_between_two_characters_and_its_invalid_characters_are_replaced(
+    cause: str, expected: str
+) -> None:
     assert failed_disposition(None, cause).cause == rejected_disposition(cause).cause == expected
     assert len(expected.encode()) <= CAUSE_BYTES_MAX
 

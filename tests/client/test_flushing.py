@@ -25,7 +25,7 @@ def receipts(frames: list[ClientFrame]) -> list[str]:
     return [each.headers["receipt"] for each in frames if "receipt" in each.headers]
 
 
-def test_the_receipt_goes_with_the_last_send_that_nobody_has_written_yet() -> None:
+def test_the_receipt_goes_with_the_last_send_that_is_not_written_yet() -> None:
     script = Script()
     session = a_session(script)
     send(session, b"1")
@@ -40,7 +40,7 @@ def test_the_receipt_goes_with_the_last_send_that_nobody_has_written_yet() -> No
 
 
 @pytest.mark.parametrize("how", ["written", "behind another frame", "behind a heart-beat"])
-def test_where_it_cannot_a_transaction_in_which_nothing_is_done_asks_for_it(how: str) -> None:
+def test_an_empty_transaction_carries_the_receipt_if_the_last_send_is_written_already(how: str) -> None:
     script = Script()
     session = a_session(script)
     send(session)
@@ -60,7 +60,7 @@ def test_where_it_cannot_a_transaction_in_which_nothing_is_done_asks_for_it(how:
     assert flushing.resume().is_done
 
 
-def test_what_was_answered_already_costs_nothing() -> None:
+def test_flush_after_an_answered_flush_sends_nothing() -> None:
     script = Script()
     session = a_session(script)
     assert flush(session).is_done
@@ -72,7 +72,7 @@ def test_what_was_answered_already_costs_nothing() -> None:
     assert not script.take_frames()
 
 
-def test_two_who_flush_wait_for_one_receipt() -> None:
+def test_two_flushes_wait_for_one_receipt() -> None:
     script = Script()
     session = a_session(script)
     send(session)
@@ -84,7 +84,7 @@ def test_two_who_flush_wait_for_one_receipt() -> None:
 
 
 @pytest.mark.parametrize("refused", [3, 4])
-def test_what_the_broker_refuses_is_the_cause(refused: int) -> None:
+def test_flush_raises_the_first_refusal_as_cause(refused: int) -> None:
     script = Script()
     session = a_session(script)
     send(session, b"1")
@@ -102,7 +102,7 @@ def test_what_the_broker_refuses_is_the_cause(refused: int) -> None:
     assert isinstance(cause, Refused) and cause.code == Code.NO_SPACE
 
 
-def test_that_a_transaction_in_which_nothing_is_done_cannot_begin_is_an_answer_too() -> None:
+def test_a_refused_begin_of_the_empty_transaction_ends_the_flush() -> None:
     """As many are open as there may be."""
     script = Script()
     session = a_session(script)
@@ -115,7 +115,7 @@ def test_that_a_transaction_in_which_nothing_is_done_cannot_begin_is_an_answer_t
     assert flushing.resume().is_done
 
 
-def test_a_lost_connection_ends_it() -> None:
+def test_a_lost_connection_ends_a_flush() -> None:
     script = Script()
     session = a_session(script)
     send(session)
@@ -125,7 +125,7 @@ def test_a_lost_connection_ends_it() -> None:
         flushing.resume()
 
 
-def test_what_is_not_answered_in_time_leaves_the_transaction_open() -> None:
+def test_a_flush_that_times_out_leaves_the_transaction_open() -> None:
     script = Script()
     session = a_session(script)
     send(session)

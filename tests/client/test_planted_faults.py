@@ -362,7 +362,7 @@ def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fault.owner, fault.method, mutated(vars(fault.owner)[fault.method], fault.old, fault.new))
 
 
-def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_can_be_planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of those that are not drawn."""
     for fault in FAULTS:
         with monkeypatch.context() as patch:
@@ -372,7 +372,7 @@ def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.drawn
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_the_machine_notices_when(fault: Fault, monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
+def test_machine_finds_planted_fault(fault: Fault, monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
     plant(fault, monkeypatch)
     # The broker or the client itself may come upon it first: then connections end, or a request is refused. What is
     # buffered twice cannot be ordered: a TypeError.
@@ -384,7 +384,7 @@ def test_the_machine_notices_when(fault: Fault, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ack, how", [(Ack.INDIVIDUAL, "nack"), (Ack.INDIVIDUAL, "release")])
-def test_all_interleavings_show_a_dispatcher_that_holds_a_message_while_others_are_given_back(
+def test_interleavings_show_a_dispatcher_that_holds_a_message_while_others_are_released(
     ack: Ack, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = "if not is_same or self._is_overtaken(subscription, messages):"

@@ -287,7 +287,7 @@ CASES = [
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ack, how", CASES, ids=lambda each: each if isinstance(each, str) else each.value)
 @pytest.mark.parametrize("messages, prefetch", SIZES if EXAMPLES > 200 else FEW_SIZES)
-def test_a_message_that_was_being_handed_out_when_all_were_given_back_is_never_ahead_of_the_others(
+def test_a_message_being_handed_out_during_a_release_is_never_ahead_of_the_others(
     monkeypatch: pytest.MonkeyPatch, messages: int, prefetch: int, ack: Ack, how: str
 ) -> None:
     print(f"TRUENEXT_SEED={SEED}")

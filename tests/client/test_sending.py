@@ -8,7 +8,7 @@ from truenext.client.core.send_flows import await_capacity, await_confirmed, enq
 from truenext.errors import Code, Refused
 
 
-def test_of_many_sends_the_first_are_written_while_more_are_made() -> None:
+def test_the_first_of_many_sends_are_written_while_more_are_made() -> None:
     script = Script()
     script.connect()
     body = b"x" * (FLUSH_BYTES // 8)
@@ -32,7 +32,7 @@ def test_few_sends_wait_for_each_other_and_share_a_receipt() -> None:
 # ---- No room on the broker's disk ----
 
 
-def test_a_send_that_was_refused_for_lack_of_room_was_not_taken_when_its_time_is_over() -> None:
+def test_a_send_refused_for_lack_of_space_times_out_as_not_taken() -> None:
     script = Script()
     script.connect()
     client = script.client
@@ -45,7 +45,7 @@ def test_a_send_that_was_refused_for_lack_of_room_was_not_taken_when_its_time_is
     assert isinstance(cause, Refused) and cause.code == Code.NO_SPACE
 
 
-def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() -> None:
+def test_a_send_repeated_after_a_refusal_times_out_as_perhaps_arrived() -> None:
     script = Script()
     script.connect()
     client = script.client
@@ -60,7 +60,7 @@ def test_a_send_that_is_under_way_again_after_it_was_refused_may_have_arrived() 
     assert isinstance(caught.value.__cause__, Refused)
 
 
-def test_sends_that_wait_for_room_are_reported_at_once_and_then_once_a_minute() -> None:
+def test_sends_that_wait_for_space_are_reported_at_once_and_then_once_a_minute() -> None:
     script = Script()
     script.connect()
     client = script.client
@@ -77,7 +77,7 @@ def test_sends_that_wait_for_room_are_reported_at_once_and_then_once_a_minute() 
     assert script.reports[1:] == ["messages wait until stomp://127.0.0.1:61613 takes them: no-space"] * 2
 
 
-def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> None:
+def test_a_batch_refused_for_lack_of_space_times_out_as_not_taken() -> None:
     script = Script()
     script.connect()
     client = script.client
@@ -93,7 +93,7 @@ def test_of_many_sends_that_were_refused_for_lack_of_room_none_was_taken() -> No
         waiting.time_out()
 
 
-def test_many_sends_that_are_under_way_again_say_how_many_are_confirmed_and_that_there_is_no_room() -> None:
+def test_a_batch_repeated_after_a_refusal_times_out_with_the_confirmed_count_and_the_cause() -> None:
     script = Script()
     script.connect()
     client = script.client

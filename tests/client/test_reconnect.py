@@ -15,7 +15,7 @@ from truenext.client.core.session import SessionCore, SessionMode
 from truenext.errors import ClosedError, Code, InDoubt, LocalProtocolError, Refused, RolledBack
 
 
-def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
+def test_pull_request_is_repeated_when_the_message_that_came_was_acknowledged_before() -> None:
     """The wish was spent on it, and nothing else would ever have come."""
     script = Script()
     script.connect()
@@ -36,7 +36,7 @@ def test_who_pulls_asks_anew_when_what_came_was_acknowledged_before() -> None:
     assert one(waiting).sequence == 2
 
 
-def test_who_pulls_asks_anew_when_what_came_is_still_with_the_program() -> None:
+def test_pull_request_is_repeated_when_the_program_still_has_the_message_that_came() -> None:
     script = Script()
     script.connect()
     session = script.session()
@@ -72,21 +72,21 @@ def nacked(script: Script, attempts: int) -> list[str]:
     return [each.headers["id"] for each in select_frames(script.take_frames(), "NACK")]
 
 
-def test_a_refusal_that_the_broker_has_carried_out_is_not_repeated() -> None:
+def test_a_nack_that_the_broker_has_carried_out_is_not_repeated() -> None:
     """It came again because it was refused: to refuse it once more would count twice."""
     script = Script()
     script.connect()
     assert nacked(script, attempts=1) == []
 
 
-def test_a_refusal_that_the_broker_has_not_carried_out_is_repeated() -> None:
+def test_a_nack_that_the_broker_has_not_carried_out_is_repeated() -> None:
     script = Script()
     script.connect()
     assert nacked(script, attempts=0) == ["1.2@1"]
 
 
 @pytest.mark.parametrize("waits", ["another transaction", "nobody"])
-def test_what_a_transaction_in_doubt_was_given_is_handed_out_when_it_was_rolled_back(waits: str) -> None:
+def test_messages_of_a_transaction_in_doubt_are_handed_out_when_it_was_rolled_back(waits: str) -> None:
     """Its code was told InDoubt and has ended. What came again was kept for that code, for ever."""
     script = Script()
     script.connect()
@@ -278,7 +278,7 @@ def test_block_without_anything_keeps_its_own_outcome_after_a_commit_that_was_de
     assert block.outcome.value == ("rolled back" if fails else "committed")
 
 
-def test_what_a_closed_consumer_had_is_handed_out_by_another() -> None:
+def test_a_message_of_a_closed_consumer_is_handed_out_by_another() -> None:
     """The program has it no more: nobody was to get it as long as its first consumer was thought to have it."""
     script = Script()
     script.connect()
@@ -296,7 +296,7 @@ def test_what_a_closed_consumer_had_is_handed_out_by_another() -> None:
     assert one(receiving).sequence == 1
 
 
-def test_what_has_come_again_to_another_consumer_is_handed_out_when_the_first_is_closed() -> None:
+def test_a_message_redelivered_to_another_consumer_is_handed_out_when_the_first_is_closed() -> None:
     script = Script()
     script.connect()
     closing, other = script.session(), script.session()
@@ -315,7 +315,7 @@ def test_what_has_come_again_to_another_consumer_is_handed_out_when_the_first_is
     assert one(receiving).sequence == 1
 
 
-def test_what_has_come_again_and_is_given_back_goes_back_to_the_broker() -> None:
+def test_a_redelivered_message_that_the_program_releases_goes_back_to_the_broker() -> None:
     """It was handed out from here, before something more urgent that the broker had by then; and whoever was killed in
     the meantime was charged with it, for the broker had been told that the program has it."""
     script = Script()
@@ -369,7 +369,7 @@ def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() ->
     assert script.client.link is not None
 
 
-def test_a_subscription_that_is_not_confirmed_is_given_back_when_it_is() -> None:
+def test_a_subscription_not_confirmed_at_a_rollback_is_released_when_it_is_confirmed() -> None:
     """It was named in the release of a rollback, and then refused: the connection ended with that."""
     script = Script()
     script.connect()
@@ -412,7 +412,7 @@ def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() ->
 
 
 @pytest.mark.parametrize("mode", [SessionMode.INDIVIDUAL, SessionMode.TRANSACTED])
-def test_who_only_refuses_or_rolls_back_keeps_no_message_for_ever(mode: SessionMode) -> None:
+def test_client_that_only_rejects_or_rolls_back_does_not_keep_all_frames_in_memory(mode: SessionMode) -> None:
     """Receipts were asked for with acknowledgements and commits alone: all that was refused since stayed in memory."""
     script = Script()
     script.connect()
@@ -430,7 +430,7 @@ def test_who_only_refuses_or_rolls_back_keeps_no_message_for_ever(mode: SessionM
     assert len(script.client.link.unanswered) < 300
 
 
-def test_the_first_message_of_a_topic_that_the_program_gets_says_that_others_may_be_missing() -> None:
+def test_the_first_message_of_a_topic_after_a_reconnect_may_have_missed_others() -> None:
     """Not the first that came: a cancelled receive gives that back, and nobody would have been told."""
     script = Script()
     script.connect()
@@ -449,7 +449,7 @@ def test_the_first_message_of_a_topic_that_the_program_gets_says_that_others_may
 
 
 @pytest.mark.parametrize("options", [{"durable": "d"}, {}])
-def test_nothing_is_missing_where_all_is_kept(options: dict[str, str]) -> None:
+def test_messages_of_a_queue_or_durable_subscription_never_may_have_missed_others(options: dict[str, str]) -> None:
     script = Script()
     script.connect()
     session = script.session()
@@ -460,7 +460,7 @@ def test_nothing_is_missing_where_all_is_kept(options: dict[str, str]) -> None:
     assert not one(receive(session)).may_have_missed
 
 
-def test_who_waits_for_room_to_send_is_told_that_the_connection_was_closed() -> None:
+def test_send_that_waits_for_capacity_raises_when_the_connection_is_closed() -> None:
     """Its message stood in a row that nobody served any more, until its time was over."""
     script = Script()
     client = script.client
@@ -472,7 +472,7 @@ def test_who_waits_for_room_to_send_is_told_that_the_connection_was_closed() -> 
             each.resume()
 
 
-def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_timeout() -> None:
+def test_batch_of_sends_is_not_repeated_after_its_caller_got_a_timeout() -> None:
     script = Script()
     client = script.client
     script.connect()
@@ -496,7 +496,7 @@ def test_what_was_sent_together_is_not_repeated_once_its_caller_was_told_of_a_ti
     assert RunningFlow(await_confirmed(client, batch, 1.0)).is_done
 
 
-def test_of_many_that_are_sent_together_none_is_sent_once_their_caller_was_told_that_there_is_no_room() -> None:
+def test_batch_of_sends_is_dropped_after_its_caller_got_a_timeout_for_lack_of_capacity() -> None:
     """Those that waited for a connection went when it was there, minutes later."""
     script = Script()
     client = script.client
@@ -540,7 +540,7 @@ def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_anot
     assert len(set(used)) == len(used)
 
 
-def test_what_was_acknowledged_is_acknowledged_again_after_a_time_with_another_broker() -> None:
+def test_acknowledgement_is_repeated_after_a_time_with_another_broker() -> None:
     script = Script()
     script.connect("here")
     session = script.session()
@@ -580,7 +580,7 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
     assert held.redelivery is not None
 
 
-def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended() -> None:
+def test_a_message_redelivered_to_a_paused_consumer_is_released_when_its_code_has_ended() -> None:
     """Nobody else got it as long as somebody waited for what the paused consumer might get."""
     script = Script()
     script.connect()
@@ -601,7 +601,7 @@ def test_what_a_paused_consumer_has_again_is_given_back_when_its_code_has_ended(
     assert "keep" not in released.body and "suspend" in released.body
 
 
-def test_of_a_message_whose_consumer_was_closed_when_its_connection_was_lost_nothing_more_is_said() -> None:
+def test_a_message_of_a_consumer_closed_after_a_lost_connection_cannot_be_settled() -> None:
     """A refusal was taken, and then forgotten with the consumer: the message came again to another one uncharged."""
     script = Script()
     script.connect()

@@ -12,7 +12,7 @@ from truenext.client.core.session import SessionCore, SessionMode
 from truenext.errors import RolledBack
 
 
-def test_in_auto_mode_none_of_several_is_acknowledged_before_the_next_are_asked_for() -> None:
+def test_auto_mode_acknowledges_none_of_several_messages_before_the_next_receive() -> None:
     script = Script()
     script.connect()
     session = script.session(SessionMode.AUTO)
@@ -30,7 +30,7 @@ def test_in_auto_mode_none_of_several_is_acknowledged_before_the_next_are_asked_
     ]
 
 
-def test_in_auto_mode_what_waits_for_a_full_socket_is_handed_out_and_not_acknowledged() -> None:
+def test_auto_mode_hands_out_messages_held_by_a_full_socket_without_acknowledging_them() -> None:
     script = Script()
     script.connect()
     session = script.session(SessionMode.AUTO)
@@ -48,7 +48,7 @@ def test_in_auto_mode_what_waits_for_a_full_socket_is_handed_out_and_not_acknowl
     assert [each.headers["id"] for each in select_frames(script.take_frames(), "ACK")] == [f"1.1@{subscription.id}"]
 
 
-def test_what_waits_for_a_full_socket_is_for_who_has_asked_for_it() -> None:
+def test_messages_held_by_a_full_socket_go_to_the_receives_that_took_them() -> None:
     script = Script()
     script.connect()
     session = script.session(SessionMode.AUTO)
@@ -67,7 +67,7 @@ def test_what_waits_for_a_full_socket_is_for_who_has_asked_for_it() -> None:
     assert not select_frames(script.take_frames(), "ACK")
 
 
-def test_what_waits_for_a_full_socket_is_not_handed_out_before_something_more_urgent_that_comes_meanwhile() -> None:
+def test_a_message_held_by_a_full_socket_is_released_when_a_more_urgent_one_comes() -> None:
     """One was taken; the other came while the broker could not be told of that."""
     script = Script()
     script.connect()
@@ -86,7 +86,7 @@ def test_what_waits_for_a_full_socket_is_not_handed_out_before_something_more_ur
     assert len(released) == 1 and "keep" not in released[0].body
 
 
-def test_what_another_broker_sends_is_handed_out_in_the_order_in_which_it_was_taken() -> None:
+def test_a_message_of_another_broker_held_by_a_full_socket_is_handed_out_before_later_ones() -> None:
     """To take it anew is to begin the subscription anew, and a topic keeps nothing."""
     script = Script()
     script.connect(store="")
@@ -114,7 +114,7 @@ def delivered_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
     return script, session, subscription
 
 
-def test_what_was_taken_and_rolled_back_before_its_code_saw_it_is_not_handed_out() -> None:
+def test_a_message_rolled_back_before_its_code_saw_it_is_not_handed_out() -> None:
     script, session, subscription = delivered_and_not_seen()
     session.rollback("me", counted=CountedAttempts.NONE)
     script.is_blocked = False
@@ -122,7 +122,7 @@ def test_what_was_taken_and_rolled_back_before_its_code_saw_it_is_not_handed_out
     assert session.transaction is None
 
 
-def test_what_its_code_has_not_seen_is_not_committed() -> None:
+def test_a_transaction_with_a_message_that_its_code_has_not_seen_is_not_committed() -> None:
     script, session, _ = delivered_and_not_seen()
     script.is_blocked = False
     with pytest.raises(RolledBack):
@@ -130,7 +130,7 @@ def test_what_its_code_has_not_seen_is_not_committed() -> None:
     assert select_frames(script.take_frames(), "COMMIT") == []
 
 
-def test_who_is_the_only_one_to_send_or_ask_does_not_wait_for_others() -> None:
+def test_a_single_send_or_request_is_written_at_once() -> None:
     """What is written at the end of a pass of the loop is written later by a pass of the loop."""
     script = Script()
     script.connect()
