@@ -145,7 +145,7 @@ def test_a_nack_in_client_mode_returns_all_that_came_before_in_one_step(broker: 
     assert bodies(other.only(8)) == numbers(8)
 
 
-def test_a_nacked_message_goes_to_whoever_holds_least(broker: BrokerProcess, queue: str) -> None:
+def test_a_nacked_message_goes_to_the_consumer_that_holds_least(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 3)
     reader, other = broker.connect(), broker.connect()
     reader.subscribe(queue)
@@ -372,7 +372,7 @@ def test_a_transaction_that_is_open_cannot_be_begun_again(broker: BrokerProcess)
 # ---- Acknowledgements of what is not held ----
 
 
-def test_an_acknowledgement_of_what_is_not_held_ends_that_connection_alone(
+def test_an_acknowledgement_of_a_message_that_is_not_held_ends_that_connection_alone(
     broker: BrokerProcess, new_queue: Callable[[], str]
 ) -> None:
     queue, other_queue = new_queue(), new_queue()
@@ -456,7 +456,7 @@ def test_after_seven_attempts_a_message_is_a_dead_letter(broker: BrokerProcess, 
     assert int(headers["truenext-sequence"]) > int(message.headers["truenext-sequence"])
 
 
-def test_what_fails_in_a_dead_letter_queue_stays_there_at_its_place(broker: BrokerProcess, queue: str) -> None:
+def test_a_message_nacked_in_a_dead_letter_queue_stays_there_at_its_place(broker: BrokerProcess, queue: str) -> None:
     dead_letters = f"DLQ.{queue}"
     fill(broker, dead_letters, 3)
     reader = broker.connect()
@@ -598,7 +598,7 @@ def test_the_end_of_one_subscription_leaves_the_others_of_its_connection_alone(
 # ---- Crashes that are hard to notice ----
 
 
-def test_a_consumer_that_crashes_right_behind_its_last_word_is_noticed(own_broker: BrokerProcess, queue: str) -> None:
+def test_a_crash_of_a_consumer_right_after_its_last_frame_is_noticed(own_broker: BrokerProcess, queue: str) -> None:
     fill(own_broker, queue, 5)
     reader = own_broker.connect()
     reader.subscribe(queue)
@@ -614,7 +614,9 @@ def test_a_consumer_that_crashes_right_behind_its_last_word_is_noticed(own_broke
     assert attempts(remaining) == [1, 0, 0, 0]
 
 
-def test_consumers_that_crash_while_they_are_written_to_disturb_nobody(own_broker: BrokerProcess, queue: str) -> None:
+def test_consumers_that_crash_while_the_broker_writes_to_them_disturb_no_other(
+    own_broker: BrokerProcess, queue: str
+) -> None:
     sender, reader = own_broker.connect(), own_broker.connect()
     other_queue = f"{queue}-other"
     reader.subscribe(other_queue)
@@ -635,7 +637,7 @@ def test_consumers_that_crash_while_they_are_written_to_disturb_nobody(own_broke
 
 
 @pytest.mark.parametrize("end", ["hang up", "disconnect"])
-def test_what_the_socket_of_a_slow_auto_reader_has_not_taken_goes_to_the_next_one(
+def test_messages_that_a_slow_auto_readers_socket_has_not_taken_go_to_the_next_reader(
     broker: BrokerProcess, queue: str, end: str
 ) -> None:
     count, padding = 300, bytes(50_000)

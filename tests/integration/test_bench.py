@@ -58,9 +58,7 @@ in_make_faults = pytest.mark.skipif(os.environ.get("TRUENEXT_FAULTS") != "all", 
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
 )
-def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
-    tmp_path: Path, arguments: tuple[str, ...], expected: str
-) -> None:
+def test_a_benchmark_ends_and_reports_its_results(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
     command = dying_with_us([sys.executable, "-m", *arguments, "--dir", str(tmp_path)])
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, done.stderr
@@ -115,7 +113,7 @@ def test_a_benchmark_comes_to_its_end_and_says_what_it_found(
     ],
     ids=lambda value: value[1] if isinstance(value[0], str) and value[0] == "--only" else "",
 )
-def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_folder(
+def test_the_benchmark_of_flows_ends_and_reports_its_results(
     arguments: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     # Nobody but its owner may enter that of a test.
@@ -131,7 +129,7 @@ def test_the_one_of_flows_as_well_where_a_database_of_another_user_finds_its_fol
 
 
 @pytest.mark.timeout(RUN_S + 60)
-def test_the_benchmark_of_the_engine_alone_says_what_it_found() -> None:
+def test_the_benchmark_of_the_engine_reports_its_results() -> None:
     command = dying_with_us([sys.executable, "-m", "bench.wildcards", "--messages", "50"])
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert re.search(r"\n +10000 +1 +1000 +200 +\d+ ms +[\d,]+\n", done.stdout), done.stderr

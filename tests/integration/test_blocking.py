@@ -125,7 +125,7 @@ def test_connect_gives_a_connection_with_and_without_a_block(broker: BrokerProce
     connection.close()
 
 
-def test_nobody_there_is_told_in_time() -> None:
+def test_connect_without_a_broker_raises_within_its_timeout() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         with pytest.raises(ConnectionLost, match="no broker at"):
@@ -141,7 +141,7 @@ def test_a_refused_message_raises_to_its_sender_alone(connection: blocking.Conne
 
 
 @PREFETCHES
-def test_what_is_handed_out_is_in_order(
+def test_consumer_hands_out_messages_in_order(
     connection: blocking.Connection, destination: str, prefetch: int | None
 ) -> None:
     fill(connection, destination, 50)
@@ -179,7 +179,7 @@ def test_an_auto_consumer_acknowledges_what_it_goes_on_from(
         assert again is not None and again.attempts == 1
 
 
-def test_of_individual_messages_the_program_says_what_became(
+def test_individual_messages_are_settled_one_by_one(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
     fill(connection, destination, 4)
@@ -242,12 +242,14 @@ def test_send_nowait_goes_on_and_flush_waits(connection: blocking.Connection, de
     assert len(list(connection.browse(destination))) == 100
 
 
-def test_more_than_may_be_under_way_is_sent_too(connection: blocking.Connection, destination: str) -> None:
+def test_send_many_of_more_messages_than_may_be_unconfirmed_sends_all(
+    connection: blocking.Connection, destination: str
+) -> None:
     fill(connection, destination, 12_000)
     assert connection.health().unconfirmed == 0
 
 
-def test_what_a_socket_does_not_take_at_once_arrives(
+def test_a_message_larger_than_the_socket_buffer_arrives(
     broker: BrokerProcess, connection: blocking.Connection, destination: str
 ) -> None:
     large = b"x" * (6 * 1024 * 1024)
@@ -328,7 +330,7 @@ def test_threads_that_share_a_consumer_get_each_message_once(connection: blockin
 # ---- The end ----
 
 
-def test_close_ends_what_other_threads_wait_for(broker: BrokerProcess, destination: str) -> None:
+def test_close_ends_the_waiting_calls_of_other_threads(broker: BrokerProcess, destination: str) -> None:
     connection = blocking.connect(url(broker))
     consumer = connection.consumer(destination)
     raised: list[type[BaseException]] = []
@@ -349,7 +351,7 @@ def test_close_ends_what_other_threads_wait_for(broker: BrokerProcess, destinati
         consumer.receive(0)
 
 
-def test_what_was_handed_out_goes_back_with_the_end(
+def test_messages_handed_out_are_released_when_the_connection_closes(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
     fill(connection, destination, 3)
@@ -521,7 +523,7 @@ class Storm:
             signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_at_any_moment_loses_no_message_and_charges_nobody(
+def test_ctrl_c_at_any_moment_loses_no_message_and_counts_no_attempt(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
     """What was received and not handled goes back, wherever in the client the signal comes."""
@@ -632,7 +634,7 @@ def test_consume_handles_several_at_once_and_ends_with_the_connection(
     broker.await_facts(queue, waiting=0, unacknowledged=0)
 
 
-def test_what_a_handler_raises_is_an_attempt_and_nothing_of_its_transaction_happens(
+def test_a_handler_that_raises_counts_an_attempt_and_its_transaction_is_rolled_back(
     connection: blocking.Connection, destination: str, new_queue: Callable[[], str], caplog: pytest.LogCaptureFixture
 ) -> None:
     done = f"/queue/{new_queue()}"
@@ -688,7 +690,7 @@ def test_close_waits_for_handlers_no_longer_than_told(broker: BrokerProcess, que
         released.set()
 
 
-def test_what_ends_a_handlers_thread_ends_consume(connection: blocking.Connection, destination: str) -> None:
+def test_sys_exit_in_a_handler_ends_consume(connection: blocking.Connection, destination: str) -> None:
     fill(connection, destination, 1)
 
     def handle(message: blocking.Message, session: blocking.Session) -> None:
@@ -814,7 +816,7 @@ def test_ctrl_c_in_close_ends_it_at_once(
 
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
-def test_what_is_asked_while_no_broker_is_there_is_done_when_it_is_back(
+def test_calls_made_while_the_broker_is_away_are_done_when_it_is_back(
     own_broker: BrokerProcess, queue: str, destination: str, is_clean: bool
 ) -> None:
     port = own_broker.port

@@ -77,7 +77,7 @@ def test_the_whole_queue_is_shown_in_order_and_then_consumed_as_if_it_had_not_be
 
 
 @EVICTED
-def test_a_selector_is_asked_about_what_is_on_disk_as_well(broker: BrokerProcess, queue: str) -> None:
+def test_a_selector_filters_messages_on_disk_too(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     expected = fill(client, queue, 1000)
     browse(client, queue, selector="weight BETWEEN 2 AND 3 AND JMSPriority > 0 AND JMSDeliveryMode = 'PERSISTENT'")
@@ -99,7 +99,7 @@ def test_a_browser_that_does_not_read_costs_little_and_is_shown_all_when_it_does
     assert [message.body.split()[0] for message in shown(reader)] == [b"%d" % number for number in range(40)]
 
 
-def test_what_it_is_shown_is_not_acknowledged(broker: BrokerProcess, queue: str) -> None:
+def test_a_browser_cannot_acknowledge_the_messages_it_is_shown(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send(queue, b"x", confirmed=True)
     browse(client, queue)
@@ -109,7 +109,7 @@ def test_what_it_is_shown_is_not_acknowledged(broker: BrokerProcess, queue: str)
     assert "browses" in client.error().headers["message"]
 
 
-def test_a_selector_that_is_none_is_refused_with_the_place_of_the_fault(broker: BrokerProcess, queue: str) -> None:
+def test_an_invalid_selector_is_refused_with_the_place_of_the_fault(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send_frame(
         "SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "browser": "true", "selector": "a = = 1"}

@@ -34,7 +34,7 @@ def fill(broker: BrokerProcess, queue: str, count: int, *, transient_every: int 
     client.disconnect()
 
 
-def test_what_waits_is_moved_in_order_transient_or_not(broker: BrokerProcess, queue: str) -> None:
+def test_move_keeps_order_and_persistence_of_the_messages(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
     assert broker.output_of("move", queue, f"{queue}.new") == f"10 moved to {queue}.new\n"
     moved = broker.remaining_messages(f"{queue}.new")
@@ -44,7 +44,7 @@ def test_what_waits_is_moved_in_order_transient_or_not(broker: BrokerProcess, qu
     broker.await_facts(queue, waiting=0)
 
 
-def test_a_selector_a_limit_and_single_ids_say_what_is_moved(broker: BrokerProcess, queue: str) -> None:
+def test_a_selector_a_limit_and_single_ids_choose_the_messages_to_move(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
     broker.output_of("move", queue, f"{queue}.red", "--selector", "colour = 'red'", "--count", "2")
     assert bodies(broker.remaining_messages(f"{queue}.red")) == ["1", "3"]
@@ -112,7 +112,7 @@ def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: Bro
 
 
 @pytest.mark.parametrize("is_persistent", [True, False])
-def test_what_is_held_is_said_to_be_left_and_only_what_was_named_fails(
+def test_move_and_purge_leave_held_messages_and_fail_only_for_named_ones(
     broker: BrokerProcess, queue: str, is_persistent: bool
 ) -> None:
     client = broker.connect()
@@ -160,7 +160,7 @@ def test_work_that_cannot_be_is_refused_by_name(
         client.message()
 
 
-def test_kill_9_between_pieces_neither_loses_nor_doubles_what_is_moved(own_broker: BrokerProcess) -> None:
+def test_kill_9_between_pieces_neither_loses_nor_doubles_moved_messages(own_broker: BrokerProcess) -> None:
     count = 300
     fill(own_broker, "q", count, transient_every=count + 1)
     for pieces in (1, 2, 3):

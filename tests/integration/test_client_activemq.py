@@ -198,7 +198,7 @@ def close(connection: blocking.Connection, destination: str) -> None:
 @pytest.mark.parametrize(
     "end", [roll_back, raise_in_a_transaction, nack, release, fail_in_a_block, fail_an_auto_consumer, close]
 )
-def test_what_is_not_done_comes_again_in_order_and_is_no_dead_letter(
+def test_messages_that_were_not_processed_come_again_in_order_and_are_no_dead_letters(
     connection: blocking.Connection, destination: str, end: Callable[[blocking.Connection, str], None]
 ) -> None:
     bodies = fill(connection, destination, 20)
@@ -226,7 +226,7 @@ def test_a_cancelled_receive_has_taken_nothing(url: str, destination: str) -> No
     asyncio.run(main())
 
 
-def test_what_the_program_still_has_is_not_handed_out_again_when_another_fails(
+def test_a_message_that_the_program_has_is_not_handed_out_again_when_another_fails(
     connection: blocking.Connection, destination: str
 ) -> None:
     bodies = fill(connection, destination, 6)
@@ -383,7 +383,7 @@ def test_a_sender_whose_message_was_not_confirmed_is_told_and_the_next_is_sent(
     assert receive_all(connection, destination) == ["before", "maybe", "after"]
 
 
-def test_a_commit_under_way_is_in_doubt_and_nobody_knows_its_outcome(
+def test_a_commit_under_way_at_a_lost_connection_is_in_doubt_without_an_outcome(
     proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
     with through(proxy) as client, client.session(transacted=True) as session:
@@ -401,7 +401,7 @@ def test_a_commit_under_way_is_in_doubt_and_nobody_knows_its_outcome(
     assert receive_all(connection, destination) == ["maybe", "next"]
 
 
-def test_what_the_program_had_when_the_connection_was_lost_is_not_handed_out_twice(
+def test_messages_that_the_program_had_at_a_lost_connection_are_not_handed_out_twice(
     proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
     fill(connection, destination, 5)
@@ -478,7 +478,9 @@ def test_a_send_that_cannot_be_kept_is_refused_and_holds_up_none_behind_it(
     assert receive_all(connection, destination) == ["sent", "sent"]
 
 
-def test_what_needs_answers_of_the_broker_is_refused(connection: blocking.Connection, destination: str) -> None:
+def test_calls_that_need_answers_of_a_truenext_broker_are_refused(
+    connection: blocking.Connection, destination: str
+) -> None:
     with pytest.raises(LocalProtocolError, match="a question to the broker needs a truenext broker"):
         connection.control_request("queues")
     with connection.consumer(destination, ack="individual") as consumer:
@@ -519,7 +521,7 @@ def test_a_queue_is_browsed_and_stays(connection: blocking.Connection, destinati
     assert receive_all(connection, destination) == [*bodies, "red"]
 
 
-def test_a_durable_subscription_collects_while_nobody_is_there_and_can_be_ended(
+def test_a_durable_subscription_collects_without_a_subscriber_and_can_be_ended(
     connection: blocking.Connection, url: str, destination: str
 ) -> None:
     topic = destination.replace("queue", "topic")
@@ -561,7 +563,7 @@ def test_a_durable_subscriber_comes_back_though_the_broker_believes_that_it_is_s
         reader.unsubscribe("news")
 
 
-def test_a_selector_is_asked_and_one_that_is_none_is_refused(connection: blocking.Connection, destination: str) -> None:
+def test_a_selector_filters_and_an_invalid_one_is_refused(connection: blocking.Connection, destination: str) -> None:
     fill(connection, destination, 2)
     connection.send(destination, "red", headers={"colour": "red"})
     with connection.consumer(destination, selector="colour = 'red'") as consumer:

@@ -25,7 +25,7 @@ async def receive(session: Session, *texts: str) -> list[Message]:
     return [each for each in got if each is not None]
 
 
-def test_what_is_handed_out_is_acknowledged_with_the_commit_and_not_before() -> None:
+def test_messages_handed_out_are_acknowledged_with_the_commit_and_not_before() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             await receive(session, "0", "1")
@@ -52,7 +52,7 @@ def test_a_transaction_without_a_send_is_committed_too() -> None:
 
 @pytest.mark.parametrize("sends", [False, True])
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_message_that_is_refused_in_its_transaction_waits_as_long_as_was_said_and_nobody_else_is_charged(
+def test_a_message_nacked_in_its_transaction_waits_for_its_delay_and_others_count_no_attempt(
     which: int, sends: bool
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -105,7 +105,7 @@ def test_a_message_that_is_rejected_in_its_transaction_is_alone_a_dead_letter() 
     on_a_connection(work, waiting="0123")
 
 
-def test_what_is_given_back_takes_its_transaction_back_and_charges_nobody() -> None:
+def test_a_released_message_rolls_its_transaction_back_and_counts_no_attempt() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             async with session.transaction() as transaction:
@@ -123,7 +123,7 @@ def test_what_is_given_back_takes_its_transaction_back_and_charges_nobody() -> N
     on_a_connection(work, waiting="0123")
 
 
-def test_what_is_named_as_failed_is_charged_and_the_rest_is_committed() -> None:
+def test_a_message_marked_as_failed_counts_an_attempt_and_the_rest_is_committed() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with (
             connection.session(transacted=True, ack="commit") as session,
@@ -154,7 +154,7 @@ def test_a_prefetch_counts_what_a_transaction_has_not_acknowledged() -> None:
     on_a_connection(work, waiting="0123")
 
 
-def test_a_transaction_whose_message_another_task_has_refused_raises_whatever_it_does() -> None:
+def test_a_transaction_whose_message_another_task_has_nacked_raises_in_each_call() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             first, second = await receive(session, "0", "1")
@@ -195,7 +195,7 @@ def test_a_transaction_whose_consumer_was_closed_is_rolled_back() -> None:
     on_a_connection(work, waiting="0123")
 
 
-def test_a_lost_connection_takes_a_transaction_back_and_charges_nobody() -> None:
+def test_a_lost_connection_rolls_a_transaction_back_and_counts_no_attempt() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             await receive(session, "0", "1")
@@ -215,7 +215,7 @@ def test_a_lost_connection_takes_a_transaction_back_and_charges_nobody() -> None
     on_a_connection(work, waiting="0123")
 
 
-def test_what_is_said_of_a_message_whose_transaction_a_lost_connection_has_ended_counts_when_it_comes_again() -> None:
+def test_a_nack_after_a_lost_connection_ended_the_transaction_counts_at_redelivery() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             first, _ = await receive(session, "0", "1")
@@ -281,7 +281,7 @@ def test_a_lost_commit_is_known_for_what_it_was(when: Literal["before", "after"]
     on_a_connection(work, waiting="0123")
 
 
-def test_what_a_commit_has_in_doubt_can_not_be_refused() -> None:
+def test_messages_of_a_commit_under_way_cannot_be_nacked_or_rejected() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             (first,) = await receive(session, "0")
@@ -332,7 +332,7 @@ def test_a_handler_says_of_its_message_that_it_is_to_be_tried_again_later() -> N
     on_a_connection(work, waiting="0123")
 
 
-def test_of_a_message_that_its_transaction_has_acknowledged_nothing_can_be_said() -> None:
+def test_a_message_that_its_transaction_acknowledges_cannot_be_settled_otherwise() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True) as session, session.consumer("/queue/q"):
             (first,) = await receive(session, "0")
@@ -351,7 +351,7 @@ def test_of_a_message_that_its_transaction_has_acknowledged_nothing_can_be_said(
     on_a_connection(work, waiting="0123")
 
 
-def test_what_is_acknowledged_at_commit_is_said_in_these_words_alone() -> None:
+def test_session_refuses_ack_modes_that_do_not_fit_transacted() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         with pytest.raises(ValueError, match="receive"):
             connection.session(transacted=True, ack="auto")
@@ -361,7 +361,7 @@ def test_what_is_acknowledged_at_commit_is_said_in_these_words_alone() -> None:
     on_a_connection(work)
 
 
-def test_with_threads_it_is_the_same() -> None:
+def test_blocking_session_settles_messages_of_ack_at_commit() -> None:
     with testing.blocking_broker() as broker, blocking.connect(broker.url) as connection:
         connection.send_many("/queue/q", list("0123"))
         with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q", prefetch=2):

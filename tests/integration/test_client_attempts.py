@@ -92,7 +92,7 @@ def test_an_error_outside_transactions_charges_the_message_at_most(
     [*(("receive", prefetch) for prefetch in (0, 1, 10, None)), *(("commit", prefetch) for prefetch in (0, 2, None))],
 )
 @pytest.mark.parametrize("names", ["nobody", "by process", "by failed"])
-def test_an_error_in_a_transaction_charges_what_is_named_or_all(
+def test_an_error_in_a_transaction_counts_an_attempt_of_the_named_messages_or_of_all(
     error: BaseException, counts: bool, ack: str, prefetch: int | None, names: str
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -123,7 +123,7 @@ def test_an_error_in_a_transaction_charges_what_is_named_or_all(
 
 @ERRORS
 @pytest.mark.parametrize(("transacted", "ack"), [(False, "receive"), (True, "receive"), (True, "commit")])
-def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
+def test_a_handler_that_raises_counts_the_same_attempts_as_its_code_without_a_handler(
     error: BaseException, counts: bool, transacted: bool, ack: str
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -153,7 +153,7 @@ def test_a_handler_that_raises_is_charged_as_the_same_code_without_one(
 
 
 @PREFETCHES
-def test_what_is_said_of_one_message_charges_no_other(prefetch: int | None) -> None:
+def test_settling_one_message_counts_no_attempt_of_another(prefetch: int | None) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.consumer("/queue/q", ack="individual", prefetch=prefetch) as consumer:
             for how, text, attempts in (("release", "0", 0), ("nack", "0", 0), ("reject", "0", 1), ("ack", "1", 0)):
@@ -191,7 +191,7 @@ def test_receive_many_hands_out_each_message_once(prefetch: int | None) -> None:
 
 @one_of("mode", ["auto", "receive", "commit"], ids=["auto", "receive", "commit"])
 @PREFETCHES
-def test_of_a_batch_with_one_poison_message_only_that_becomes_a_dead_letter(mode: str, prefetch: int | None) -> None:
+def test_poison_message_of_a_batch_is_the_only_one_dead_lettered(mode: str, prefetch: int | None) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/batch", ["a", "b", "poison", "c", "d"])
         done: list[str] = []
@@ -265,7 +265,7 @@ ATTEMPTS_MAX = 3
 
 
 @pytest.mark.parametrize(("how", "ack"), [("kill", "individual"), ("exit", "receive"), ("kill", "commit")])
-def test_of_eight_at_once_only_the_one_that_kills_its_process_becomes_a_dead_letter(
+def test_message_that_kills_its_process_is_the_only_one_of_eight_handled_at_once_dead_lettered(
     tmp_path: Path, how: str, ack: str
 ) -> None:
     broker = BrokerProcess(tmp_path, policy={"delay_ms": 0, "attempts_max": ATTEMPTS_MAX})

@@ -87,7 +87,7 @@ def no_heartbeat_thread_remains() -> Iterator[None]:
 
 @LOOPS
 @pytest.mark.parametrize("blocks", [sleeps, computes])
-def test_what_a_handler_has_that_blocks_its_loop_is_run_once_and_its_transaction_goes_on(
+def test_a_handler_that_blocks_its_loop_is_run_once_and_its_transaction_goes_on(
     loop: Loop, blocks: Callable[[], None]
 ) -> None:
     async def work(broker: BlockingBroker, connection: Connection) -> None:
@@ -123,7 +123,7 @@ def test_what_a_handler_has_that_blocks_its_loop_is_run_once_and_its_transaction
 
 
 @LOOPS
-def test_a_loop_that_goes_on_reads_what_waits_before_it_believes_the_broker_to_be_silent(loop: Loop) -> None:
+def test_a_loop_that_goes_on_reads_the_socket_before_it_takes_the_broker_for_silent(loop: Loop) -> None:
     """The heart-beats of the broker have come meanwhile."""
 
     async def work(broker: BlockingBroker, connection: Connection) -> None:
@@ -136,7 +136,7 @@ def test_a_loop_that_goes_on_reads_what_waits_before_it_believes_the_broker_to_b
 
 
 @LOOPS
-def test_what_waits_in_the_socket_has_come_in_time(loop: Loop) -> None:
+def test_an_answer_that_waits_in_the_socket_has_come_in_time(loop: Loop) -> None:
     """The answer was there long before the timeout, and nobody has read it."""
 
     async def work(broker: BlockingBroker, connection: Connection) -> None:
@@ -200,7 +200,7 @@ def test_a_connection_that_hangs_is_seen_all_the_same(loop: Loop) -> None:
     on_a_connection(loop, work)
 
 
-def test_there_is_one_heart_for_a_connection_that_wants_one_and_none_when_it_has_ended() -> None:
+def test_a_heartbeat_thread_exists_for_each_connection_that_asks_for_one_until_it_ends() -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             async with connect(broker.url):
@@ -224,7 +224,7 @@ def test_there_is_one_heart_for_a_connection_that_wants_one_and_none_when_it_has
 
 @LOOPS
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_connection_that_nobody_has_closed_does_not_live_on_without_its_loop(loop: Loop) -> None:
+def test_a_connection_that_was_not_closed_ends_with_its_loop(loop: Loop) -> None:
     with testing.blocking_broker() as broker, blocking.connect(broker.url) as other:
         other.send("/queue/q", "x")
 
@@ -294,7 +294,7 @@ def test_a_forked_child_has_no_heart_and_the_parents_goes_on() -> None:
         assert broker.queue("q").bodies == [b"x", b"y"]
 
 
-def test_a_driver_that_nobody_has_any_more_is_not_kept_by_its_heart() -> None:
+def test_a_heartbeat_thread_ends_with_its_driver() -> None:
     class Nothing:
         loop: Any = asyncio.new_event_loop()
 

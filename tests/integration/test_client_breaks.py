@@ -167,7 +167,7 @@ def check_history(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("how", Break, ids=lambda how: how.name)
-def test_all_is_copied_once_however_connections_break(
+def test_copies_are_made_once_however_connections_break(
     own_broker: BrokerProcess, chance: random.Random, how: Break
 ) -> None:
     async def run() -> None:
@@ -183,7 +183,7 @@ def test_all_is_copied_once_however_connections_break(
     check_history(own_broker)
 
 
-def test_all_is_copied_once_over_brokers_that_are_killed(own_broker: BrokerProcess, chance: random.Random) -> None:
+def test_copies_are_made_once_over_brokers_that_are_killed(own_broker: BrokerProcess, chance: random.Random) -> None:
     def kill_and_start() -> None:
         own_broker.kill()
         own_broker.start()
@@ -218,7 +218,7 @@ asyncio.run(run())
 """
 
 
-def test_all_is_copied_once_by_processes_that_are_killed(own_broker: BrokerProcess, chance: random.Random) -> None:
+def test_copies_are_made_once_by_processes_that_are_killed(own_broker: BrokerProcess, chance: random.Random) -> None:
     root = Path(__file__).parents[2]
 
     def start() -> subprocess.Popen[bytes]:
@@ -252,7 +252,7 @@ def test_all_is_copied_once_by_processes_that_are_killed(own_broker: BrokerProce
 
 
 @pytest.mark.parametrize("how", Break, ids=lambda how: how.name)
-def test_each_send_is_accepted_once_and_in_order_however_connections_break(
+def test_sends_are_accepted_once_and_in_order_however_connections_break(
     own_broker: BrokerProcess, chance: random.Random, how: Break
 ) -> None:
     async def produce(name: str, connection: Connection) -> None:
@@ -287,7 +287,7 @@ def test_each_send_is_accepted_once_and_in_order_however_connections_break(
     asyncio.run(run())
 
 
-def test_what_was_told_to_have_timed_out_does_not_come_later(own_broker: BrokerProcess, chance: random.Random) -> None:
+def test_sends_that_raised_timeout_error_do_not_arrive_later(own_broker: BrokerProcess, chance: random.Random) -> None:
     async def run() -> None:
         async with (
             broken_network(lambda: own_broker.port, chance) as network,

@@ -177,7 +177,7 @@ async def _next(consumer: Consumer) -> Message:
 
 
 @PREFETCHES
-def test_a_receive_that_is_cancelled_while_nothing_is_there_takes_nothing_that_comes(prefetch: int | None) -> None:
+def test_a_receive_cancelled_on_an_empty_queue_takes_no_message_that_comes_later(prefetch: int | None) -> None:
     async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async with setup.connection.consumer("/queue/later", prefetch=prefetch) as consumer:
             asyncio.get_running_loop().call_soon(setup.connection.send_nowait, "/queue/later", "0")
@@ -251,7 +251,7 @@ def test_a_cancelled_subscribe_that_would_be_refused_ends_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["ack", "nack", "reject", "release"])
 @PREFETCHES
-def test_what_is_said_of_a_message_holds_though_the_call_is_cancelled(prefetch: int | None, how: str) -> None:
+def test_settling_a_message_holds_though_the_call_is_cancelled(prefetch: int | None, how: str) -> None:
     async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async with setup.connection.consumer(setup.queue, ack="individual", prefetch=prefetch) as consumer:
             message = await consumer.receive(PATIENCE_S)
@@ -395,7 +395,7 @@ def test_a_cancelled_rollback_has_rolled_back(prefetch: int | None) -> None:
     asyncio.run(asyncio.wait_for(_at_the_first(case), PATIENCE_SECONDS))
 
 
-def test_a_transaction_whose_block_is_cancelled_charges_nobody() -> None:
+def test_a_transaction_whose_block_is_cancelled_counts_no_attempt() -> None:
     async def case(setup: CaseSetup, cancels: Cancels) -> None:
         async with setup.connection.session(transacted=True) as session, session.consumer(setup.queue):
 
@@ -509,7 +509,7 @@ def test_a_cancelled_connect_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("what", ["connection", "session", "consumer", "connection of a handler"])
-def test_a_cancelled_close_has_closed_and_charges_nobody(what: str) -> None:
+def test_a_cancelled_close_has_closed_and_counts_no_attempt(what: str) -> None:
     async def case(setup: CaseSetup, cancels: Cancels) -> None:
         connection = await connect(setup.broker.url)
         consuming = None
@@ -553,7 +553,7 @@ def test_a_cancelled_close_has_closed_and_charges_nobody(what: str) -> None:
         check(case)
 
 
-def test_a_cancelled_consume_settles_what_its_handlers_have_begun() -> None:
+def test_a_cancelled_consume_settles_the_messages_that_its_handlers_have_started() -> None:
     async def case(setup: CaseSetup, cancels: Cancels) -> None:
         seen: list[str] = []
 
@@ -572,7 +572,7 @@ def test_a_cancelled_consume_settles_what_its_handlers_have_begun() -> None:
     check(case)
 
 
-def test_what_another_task_has_ended_raises_rolled_back_in_the_first_one_and_nothing_lands_in_the_next() -> None:
+def test_a_transaction_rolled_back_by_another_task_raises_and_leaks_nothing_into_the_next() -> None:
     async def main() -> None:
         async with new_setup("q") as setup, setup.connection.session(transacted=True) as session:
             await session.consumer(setup.queue)

@@ -21,7 +21,7 @@ MANY_BYTES = b"x" * (9 * 1024 * 1024)
 
 
 @ACKS
-def test_what_was_flushed_is_taken_and_seen_by_nobody_before_the_commit(ack: str) -> None:
+def test_flushed_sends_are_invisible_before_the_commit(ack: str) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack=ack) as session, session.consumer("/queue/q"):
             for text in "01":
@@ -49,7 +49,7 @@ async def refused_at_flush(session: Session) -> str:
 
 
 @ACKS
-def test_what_the_broker_refuses_is_known_after_the_flush_and_charges_nobody(ack: str) -> None:
+def test_sends_that_the_broker_refuses_raise_at_the_flush_and_count_no_attempt(ack: str) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack=ack) as session, session.consumer("/queue/q"):
             assert await session.receive(PATIENCE_S)
@@ -76,7 +76,7 @@ def test_what_the_broker_refuses_is_known_after_the_flush_and_charges_nobody(ack
 
 
 @ACKS
-def test_a_connection_that_is_lost_between_flush_and_commit_takes_it_back(ack: str) -> None:
+def test_a_connection_lost_between_flush_and_commit_rolls_the_transaction_back(ack: str) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack=ack) as session, session.consumer("/queue/q"):
             assert await session.receive(PATIENCE_S)
@@ -135,7 +135,7 @@ def test_a_flush_that_is_cancelled_or_takes_too_long_leaves_the_transaction_open
     on_a_connection(work)
 
 
-def test_with_threads_it_is_the_same() -> None:
+def test_blocking_session_flushes_and_learns_refusals() -> None:
     with (
         testing.blocking_broker() as broker,
         blocking.connect(broker.url) as connection,

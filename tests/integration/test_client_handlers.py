@@ -76,7 +76,7 @@ def test_a_first_cancellation_waits_for_the_handlers_that_run(transacted: bool, 
 
 
 @pytest.mark.parametrize("transacted", [False, True])
-def test_a_second_cancellation_ends_the_handlers_and_charges_nobody(transacted: bool) -> None:
+def test_a_second_cancellation_ends_the_handlers_and_counts_no_attempt(transacted: bool) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", ["0", "1", "2"])
         started: list[str] = []
@@ -106,7 +106,7 @@ def test_a_second_cancellation_ends_the_handlers_and_charges_nobody(transacted: 
     on_a_connection(work)
 
 
-def test_a_handler_for_which_something_else_was_cancelled_gives_its_message_back_and_the_next_follow() -> None:
+def test_a_handler_that_raises_cancelled_error_releases_its_message_and_the_next_follow() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", ["0", "1"])
         seen: list[tuple[str, int]] = []
@@ -267,7 +267,7 @@ def test_never_two_messages_of_a_group_run_at_once() -> None:
     on_a_connection(work)
 
 
-def test_beside_a_message_whose_last_attempt_was_a_lost_connection_no_handler_of_the_process_runs() -> None:
+def test_a_message_whose_last_attempt_was_a_lost_connection_is_handled_alone_in_its_process() -> None:
     """Not of another queue, and not of another connection: what ends a process takes none of them along."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -331,7 +331,7 @@ def test_sixteen_tasks_on_one_connection_handle_each_message_once() -> None:
     on_a_connection(work)
 
 
-def test_sixteen_tasks_share_one_consumer_and_what_each_was_handed_is_acknowledged() -> None:
+def test_sixteen_tasks_share_one_consumer_and_all_their_messages_are_acknowledged() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", [f"{number}" for number in range(200)])
         seen: list[int] = []
@@ -348,7 +348,7 @@ def test_sixteen_tasks_share_one_consumer_and_what_each_was_handed_is_acknowledg
     on_a_connection(work)
 
 
-def test_what_a_task_of_its_own_was_handed_is_acknowledged_when_the_next_is_asked_for() -> None:
+def test_an_auto_message_received_in_a_finished_task_is_acknowledged_at_the_next_receive() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", [f"{number}" for number in range(10)])
         async with connection.consumer("/queue/q", prefetch=2) as consumer:
@@ -394,7 +394,7 @@ def test_a_handler_that_blocks_the_loop_beyond_the_heart_beat_is_reported_and_lo
 # ---- Buffers ----
 
 
-def test_what_is_paused_goes_to_others_and_comes_back() -> None:
+def test_messages_of_a_paused_consumer_go_to_others_and_come_back() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", [f"{number}" for number in range(10)])
         async with connection.consumer("/queue/q", prefetch=10) as first, connect(broker.url) as other:

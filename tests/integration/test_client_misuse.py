@@ -27,7 +27,7 @@ def run(test: Callable[[LocalBroker, Connection], Any]) -> None:
     asyncio.run(main())
 
 
-def test_what_was_sent_without_waiting_is_confirmed_when_the_connection_closes_over_a_reconnect() -> None:
+def test_close_confirms_messages_of_send_nowait_over_a_reconnect() -> None:
     """It was dropped without a word if the connection had gone for a moment."""
 
     async def main() -> None:
@@ -41,7 +41,7 @@ def test_what_was_sent_without_waiting_is_confirmed_when_the_connection_closes_o
     asyncio.run(main())
 
 
-def test_closing_says_what_was_refused_and_what_was_not_confirmed() -> None:
+def test_close_reports_refused_and_unconfirmed_sends() -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             with pytest.raises(Refused, match="CRON"):
@@ -56,7 +56,7 @@ def test_closing_says_what_was_refused_and_what_was_not_confirmed() -> None:
     asyncio.run(main())
 
 
-def test_an_exception_in_the_block_of_a_connection_is_not_hidden_by_what_was_not_confirmed() -> None:
+def test_an_exception_in_the_block_of_a_connection_is_not_hidden_by_unconfirmed_sends() -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             with pytest.raises(ZeroDivisionError):
@@ -91,7 +91,7 @@ def test_a_block_of_a_transaction_stands_in_no_other_and_is_used_once() -> None:
 
 
 @pytest.mark.parametrize("delay", [-1.0, -0.5, 1e300, math.nan, math.inf])
-def test_a_delay_that_is_none_is_said_and_ends_nothing(delay: float) -> None:
+def test_an_invalid_delay_is_refused_and_ends_nothing(delay: float) -> None:
     """The broker refused the NACK, and the whole connection ended with it."""
     with pytest.raises(ValueError, match="delay is 0 to"):
         flows.failed_disposition(delay)
@@ -127,7 +127,7 @@ def test_text_is_no_list_of_messages() -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, math.nan, "", "1"])
-def test_a_timeout_that_is_none_is_said(timeout: Any) -> None:
+def test_an_invalid_timeout_is_refused(timeout: Any) -> None:
     async def test(_: LocalBroker, connection: Connection) -> None:
         async with connection.consumer("/queue/q") as consumer:
             with pytest.raises(ValueError, match="timeout is"):
@@ -173,7 +173,7 @@ def test_sends_that_were_given_up_leave_room_for_others(monkeypatch: pytest.Monk
         ((), {"user": 0}, TypeError),
     ],
 )
-def test_what_is_no_connection_is_said_before_anything_is_tried(
+def test_connect_refuses_wrong_arguments_before_it_connects(
     arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -188,7 +188,7 @@ def test_a_name_that_no_host_can_have_is_no_broker() -> None:
     asyncio.run(main())
 
 
-def test_who_answers_nothing_is_said_to_answer_nothing() -> None:
+def test_connect_says_of_a_silent_server_that_it_does_not_answer() -> None:
     async def main() -> None:
         writers: list[asyncio.StreamWriter] = []
         server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
@@ -204,7 +204,7 @@ def test_who_answers_nothing_is_said_to_answer_nothing() -> None:
     asyncio.run(main())
 
 
-def test_a_warning_says_what_happened_where_nobody_has_set_up_a_log(
+def test_warnings_are_printed_where_logging_is_not_configured(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A command that ran in this process keeps the log for itself.

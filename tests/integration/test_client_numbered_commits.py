@@ -40,7 +40,7 @@ def test_a_number_that_was_used_does_nothing_and_says_so() -> None:
     on_a_connection(work)
 
 
-def test_what_a_repeat_was_given_comes_again_without_an_attempt() -> None:
+def test_messages_of_a_repeated_commit_come_again_without_an_attempt() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             await session.send("/queue/done", "x")
@@ -59,7 +59,9 @@ def test_what_a_repeat_was_given_comes_again_without_an_attempt() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_one_whose_answer_is_lost_is_in_doubt_at_once_and_can_be_said_again(when: Literal["before", "after"]) -> None:
+def test_a_numbered_commit_whose_answer_is_lost_is_in_doubt_and_can_be_repeated(
+    when: Literal["before", "after"],
+) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             assert await session.receive(PATIENCE_S) is not None
@@ -103,7 +105,7 @@ def test_a_number_that_is_too_far_on_is_refused_and_the_transaction_rolled_back(
         {"producer": 7, "number": 1},
     ],
 )
-def test_what_is_no_number_is_refused_before_anything_is_said(options: dict[str, Any]) -> None:
+def test_commit_refuses_an_invalid_producer_or_number_before_it_sends(options: dict[str, Any]) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True) as session:
             await session.send("/queue/done", "x")
@@ -124,7 +126,7 @@ def test_an_empty_transaction_has_no_number() -> None:
     on_a_connection(work)
 
 
-def test_with_threads_it_is_the_same() -> None:
+def test_blocking_session_commits_under_a_number_once() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         def threaded() -> None:
             with blocking.connect(broker.url) as own, own.session(transacted=True) as session:

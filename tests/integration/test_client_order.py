@@ -124,7 +124,7 @@ def test_the_third_of_five_is_rolled_back_and_the_order_is_as_sent(
 
 
 @PREFETCHES
-def test_every_message_comes_in_order_whatever_is_rolled_back(
+def test_messages_come_in_order_whatever_is_rolled_back(
     patient_broker: BrokerProcess, queue: str, prefetch: int | None
 ) -> None:
     async def work(connection: Connection, chance: random.Random) -> None:
@@ -290,7 +290,7 @@ def test_a_rollback_from_another_task_finds_the_true_next_again(
 @PREFETCHES
 @pytest.mark.parametrize("count", [20, 10, 5])
 @pytest.mark.parametrize("what", ["consumer", "session", "transacted session", "connection"])
-def test_what_a_close_gives_back_comes_again_in_order(
+def test_messages_released_by_a_close_come_again_in_order(
     patient_broker: BrokerProcess, queue: str, prefetch: int | None, count: int, what: str
 ) -> None:
     async def work(connection: Connection, chance: random.Random) -> None:

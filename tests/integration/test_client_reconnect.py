@@ -90,7 +90,7 @@ def test_a_lost_commit_is_known_for_what_it_was(when: Literal["before", "after"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_who_is_left_in_doubt_can_ask_later_from_wherever(when: Literal["before", "after"]) -> None:
+def test_the_outcome_of_a_commit_in_doubt_can_be_asked_from_any_connection(when: Literal["before", "after"]) -> None:
     async def test() -> None:
         async with (
             truenext.testing.broker() as broker,
@@ -219,7 +219,7 @@ def test_a_commit_that_another_broker_cannot_know_is_in_doubt() -> None:
 # ---- Several brokers ----
 
 
-def test_the_next_url_is_tried_when_nobody_is_at_the_first() -> None:
+def test_the_next_url_is_tried_when_no_broker_is_at_the_first() -> None:
     async def test() -> None:
         async with truenext.testing.broker() as first:
             async with (
@@ -234,7 +234,7 @@ def test_the_next_url_is_tried_when_nobody_is_at_the_first() -> None:
     run(test)
 
 
-def test_what_is_in_doubt_with_one_broker_is_not_repeated_to_another() -> None:
+def test_a_send_in_doubt_with_one_broker_is_not_repeated_to_another() -> None:
     async def test() -> None:
         async with (
             truenext.testing.broker() as broker,

@@ -77,7 +77,7 @@ def test_a_refused_message_is_raised_to_its_sender_and_those_around_it_arrive_in
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_what_would_be_no_frame_is_said_to_its_sender_and_ends_no_connection(options: SendOptions) -> None:
+def test_options_that_no_frame_can_hold_raise_and_end_no_connection(options: SendOptions) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True) as session:
             for sends in (connection.send, session.send, connection.request):
@@ -91,7 +91,7 @@ def test_what_would_be_no_frame_is_said_to_its_sender_and_ends_no_connection(opt
     on_a_connection(work)
 
 
-def test_a_body_that_is_too_large_is_said_to_its_sender() -> None:
+def test_a_body_that_is_too_large_raises_in_its_send() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         with pytest.raises(ValueError, match="too large"):
             await connection.send("/queue/q", bytes(BODY_BYTES_MAX + 1))
@@ -106,7 +106,9 @@ def test_a_body_that_is_too_large_is_said_to_its_sender() -> None:
     [{"selector": "\0"}, {"durable": "\0"}, {"headers": {"": "x"}}, {"headers": {"x": "x" * 70_000}}],
     ids=lambda options: next(iter(options)),
 )
-def test_a_consumer_that_no_frame_can_ask_for_ends_no_connection(options: ConsumerOptions) -> None:
+def test_a_consumer_with_options_that_no_frame_can_hold_is_refused_and_ends_no_connection(
+    options: ConsumerOptions,
+) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         with pytest.raises(ValueError):
             await connection.consumer("/topic/t", **options)
@@ -122,12 +124,12 @@ def test_a_consumer_that_no_frame_can_ask_for_ends_no_connection(options: Consum
 
 
 @pytest.mark.parametrize("name", ["user", "password", "client_id"])
-def test_nobody_logs_in_with_header_lines_of_his_own(name: str) -> None:
+def test_connect_refuses_line_feeds_in_login_headers(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         connect(**{name: "a\nclient-id:b"})  # type: ignore[arg-type]
 
 
-def test_a_refused_one_with_its_callers_own_number_holds_up_none_behind_it() -> None:
+def test_a_refused_send_with_its_callers_own_number_holds_up_no_later_send() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         results = await asyncio.gather(
             connection.send(NOWHERE, "1", producer="p", number=1, timeout=PATIENCE_S),
@@ -142,7 +144,7 @@ def test_a_refused_one_with_its_callers_own_number_holds_up_none_behind_it() -> 
     on_a_connection(work)
 
 
-def test_what_the_caller_numbers_itself_is_accepted_once_whatever_is_sent_beside_it() -> None:
+def test_sends_that_the_caller_numbers_are_accepted_once_among_other_sends() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         for _ in range(2):
             for number in range(1, 4):
@@ -184,7 +186,7 @@ def test_senders_wait_for_a_full_disk_and_their_messages_arrive_in_order() -> No
     on_a_connection(work)
 
 
-def test_a_send_is_confirmed_though_the_one_behind_it_was_given_up_before_both_were_written() -> None:
+def test_a_send_is_confirmed_though_the_next_one_was_cancelled_before_both_were_written() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.consumer("/queue/other"):
             broker.fill_disk()
@@ -200,7 +202,7 @@ def test_a_send_is_confirmed_though_the_one_behind_it_was_given_up_before_both_w
     on_a_connection(work)
 
 
-def test_a_transaction_on_a_full_disk_is_rolled_back_and_nobody_is_charged() -> None:
+def test_a_transaction_on_a_full_disk_is_rolled_back_and_counts_no_attempt() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send("/queue/q", "work")
         async with connection.session(transacted=True) as session, session.consumer("/queue/q"):
@@ -221,7 +223,7 @@ def test_a_transaction_on_a_full_disk_is_rolled_back_and_nobody_is_charged() -> 
 
 
 @pytest.mark.parametrize("messages, size", [(2, 1 << 20), (2000, 1000)])
-def test_who_only_sends_keeps_its_connection_while_the_disk_is_full(messages: int, size: int) -> None:
+def test_a_client_that_only_sends_keeps_its_connection_while_the_disk_is_full(messages: int, size: int) -> None:
     """To ask for a receipt of what it had sent it said BEGIN, which was refused for want of room, and nobody waited for
     that: the connection ended, three times a second."""
 
@@ -268,7 +270,7 @@ def test_transactions_that_only_send_keep_their_connection_while_the_disk_is_ful
     on_a_connection(work)
 
 
-def test_what_went_before_a_refused_send_is_confirmed_though_the_disk_is_full_meanwhile() -> None:
+def test_a_send_before_a_refused_one_is_confirmed_though_the_disk_is_full_meanwhile() -> None:
     """Its receipt is asked for with an empty transaction, which is refused for want of room."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -287,7 +289,7 @@ def test_what_went_before_a_refused_send_is_confirmed_though_the_disk_is_full_me
     on_a_connection(work)
 
 
-def test_who_begins_too_many_transactions_keeps_its_connection() -> None:
+def test_a_client_that_begins_too_many_transactions_keeps_its_connection() -> None:
     """BEGIN was refused, and the message of what had not begun was to go back with its ABORT."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -337,7 +339,7 @@ def test_a_handler_is_not_called_again_and_again_while_the_disk_is_full() -> Non
     on_a_connection(work)
 
 
-def test_what_was_wrong_with_a_transaction_is_told_though_its_commit_was_said_already() -> None:
+def test_the_cause_of_a_rollback_is_known_though_the_commit_was_sent_already() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True) as session:
             with pytest.raises(RolledBack) as caught:
@@ -390,7 +392,7 @@ def test_senders_wait_while_too_much_is_under_way_and_send_nowait_says_so() -> N
     on_a_connection(work)
 
 
-def test_what_takes_too_many_bytes_waits_but_one_larger_message_goes_alone() -> None:
+def test_sends_beyond_the_byte_limit_wait_and_a_single_larger_message_goes_alone() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         with patch.object(send_buffer, "UNCONFIRMED_BYTES_MAX", 1000):
             await connection.send("/queue/q", "x" * 5000, timeout=PATIENCE_S)
@@ -403,7 +405,7 @@ def test_what_takes_too_many_bytes_waits_but_one_larger_message_goes_alone() -> 
 # ---- Flush ----
 
 
-def test_everybody_who_flushes_is_told() -> None:
+def test_a_refused_send_raises_in_each_flush_that_waits() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         for number in range(20):
             connection.send_nowait("/queue/q", f"{number}")
@@ -435,7 +437,7 @@ def test_a_flush_that_was_given_up_keeps_the_error_for_the_next() -> None:
     on_a_connection(work)
 
 
-def test_nothing_waits_on_a_closed_connection() -> None:
+def test_close_ends_waiting_sends_and_flushes_and_refuses_new_ones() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         broker.slow_disk(1000)
         sent = connection.send_nowait("/queue/q", "1")

@@ -194,7 +194,9 @@ class Bug(Exception):
 
 
 @pytest.mark.parametrize("where", ["received", "tick", "writing"])
-def test_an_error_in_the_client_itself_is_raised_to_whoever_waits(where: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_the_client_itself_is_raised_in_all_waiting_calls(
+    where: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def fails(*_: object) -> None:
         raise Bug
 
@@ -241,7 +243,7 @@ def test_an_error_in_the_client_itself_is_raised_to_whoever_waits(where: str, ca
     assert "internal error of the client" in caplog.messages
 
 
-def test_ctrl_c_ends_a_program_and_charges_nobody() -> None:
+def test_ctrl_c_ends_a_program_and_counts_no_attempt() -> None:
     program = """
 import asyncio, sys
 from truenext.client.tasks.connection import connect

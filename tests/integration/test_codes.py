@@ -143,7 +143,7 @@ def code_of(port: int, data: bytes, *, is_connected: bool = True) -> str:
     return code
 
 
-def test_each_refusal_says_its_code() -> None:
+def test_refusals_carry_their_codes() -> None:
     codes: dict[str, str] = {}
 
     def use(port: int) -> None:
@@ -156,14 +156,14 @@ def test_each_refusal_says_its_code() -> None:
     assert codes == {name: code.value for name, (code, _) in (BEFORE_CONNECT | AFTER_CONNECT).items()}
 
 
-def test_without_room_the_code_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_without_disk_space_is_refused_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "disk_level", DiskLevel.NONE)
     codes: list[str] = []
     run(lambda port: codes.append(code_of(port, SEND)))
     assert codes == [Code.NO_SPACE.value]
 
 
-def test_a_login_that_does_not_come_has_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_login_is_ended_with_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truenext.server.connection.LOGIN_SECONDS_MAX", 0.01)
     codes: list[str] = []
     run(lambda port: codes.append(code_of(port, b"", is_connected=False)))
@@ -195,7 +195,7 @@ def connected(port: int, *codes: str) -> RawClient:
     return client
 
 
-def test_a_connection_that_comes_too_late_is_told_so() -> None:
+def test_an_outdated_connection_is_refused_with_the_code_stale() -> None:
     codes: list[str] = []
 
     def use(port: int) -> None:
@@ -223,7 +223,7 @@ def test_a_transaction_of_which_a_frame_was_refused_is_doomed() -> None:
     assert codes == [Code.NOT_FOUND.value, Code.ROLLBACK_ONLY.value]
 
 
-def test_each_code_is_said_by_something() -> None:
+def test_all_codes_are_tested() -> None:
     codes = {code for code, _ in (BEFORE_CONNECT | AFTER_CONNECT).values()} | {
         Code.NO_SPACE,
         Code.STALE,

@@ -72,7 +72,7 @@ def test_a_number_that_is_too_far_on_is_refused_and_does_nothing(broker: BrokerP
     assert len(broker.remaining_messages(queue)) == times + 1
 
 
-def test_who_had_numbers_before_it_said_that_they_have_no_gaps_is_refused(broker: BrokerProcess, queue: str) -> None:
+def test_gapless_for_a_producer_that_had_numbers_before_is_refused(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send(queue, b"", persistent=True, confirmed=True, headers=numbered(queue, 1))
     client.send(queue, b"", persistent=True, headers=numbered(queue, 2) | GAPLESS)
@@ -94,7 +94,9 @@ def test_the_receipt_of_a_repeat_says_whether_it_may_have_been_left_out(
         assert headers_received.get("truenext-outcome") == (None if number == 2 or headers else "unknown")
 
 
-def test_a_transaction_that_is_settled_is_rolled_back_whoever_has_it_open(broker: BrokerProcess, queue: str) -> None:
+def test_a_commit_resolved_by_another_connection_is_rolled_back_in_the_open_transaction(
+    broker: BrokerProcess, queue: str
+) -> None:
     client, other = broker.connect(), broker.connect()
     commit(client, queue, queue, 1)
     client.begin("t")
@@ -113,7 +115,7 @@ def test_a_transaction_that_is_settled_is_rolled_back_whoever_has_it_open(broker
     assert bodies(broker.remaining_messages(queue)) == ["of 1", "of 3"]
 
 
-def test_what_nobody_has_heard_of_may_still_come_if_it_is_the_first(broker: BrokerProcess, queue: str) -> None:
+def test_the_first_commit_of_an_unknown_producer_may_still_come(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     nothing = {"known": False, "gapless": False, "sends": 0, "commits": 0}
     assert query_producer(client, queue, commit=1) == nothing | {"outcome": "not so far"}
@@ -158,7 +160,7 @@ def test_an_answer_comes_once_it_is_durable(held_broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
-def test_what_was_answered_is_so_after_an_end_of_the_broker(own_broker: BrokerProcess, is_clean: bool) -> None:
+def test_an_answered_outcome_holds_after_a_restart(own_broker: BrokerProcess, is_clean: bool) -> None:
     client = own_broker.connect()
     commit(client, "q", "p", 1)
     client.send("q", b"transient", headers=numbered("p", 1), confirmed=True)
@@ -199,7 +201,7 @@ def test_a_disconnect_forgets_producers(own_broker: BrokerProcess) -> None:
     ],
     ids=str,
 )
-def test_a_question_that_is_none_is_refused_and_settles_nothing(
+def test_an_invalid_producer_request_is_refused_and_resolves_nothing(
     broker: BrokerProcess, arguments: dict[str, Any]
 ) -> None:
     client = broker.connect()

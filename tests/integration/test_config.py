@@ -120,7 +120,7 @@ def test_an_option_goes_before_the_file_and_the_file_before_the_default(tmp_path
     assert limits == [(64, 7), (50, 2), (100, 2)]
 
 
-def test_each_queue_has_the_policy_of_its_pattern(own_broker: BrokerProcess, file: Path) -> None:
+def test_a_queue_has_the_policy_of_its_pattern(own_broker: BrokerProcess, file: Path) -> None:
     file.write_text('[policy]\nattempts_max = 3\n[policy."orders.>"]\nattempts_max = 1\n')
     assert reload(own_broker).returncode == 0
     assert [tries(own_broker, queue) for queue in ("orders.new", "orders")] == [1, 3]
@@ -166,7 +166,9 @@ def test_sighup_changes_how_often_a_message_of_a_live_queue_may_fail(own_broker:
     own_broker.await_facts("q", waiting=0, unacknowledged=0)
 
 
-def test_what_has_failed_too_often_by_the_new_policy_is_given_up_at_once(own_broker: BrokerProcess, file: Path) -> None:
+def test_messages_that_failed_too_often_by_a_new_policy_are_dead_lettered_at_once(
+    own_broker: BrokerProcess, file: Path
+) -> None:
     client = own_broker.connect()
     client.send("q", b"", persistent=True, confirmed=True)
     client.subscribe("q")
@@ -209,7 +211,7 @@ def test_reload_says_what_has_changed(own_broker: BrokerProcess, file: Path) -> 
     assert reload(own_broker).stdout == f"{file} is in force; it says what it said before.\n"
 
 
-def test_what_needs_a_restart_is_refused_by_name_and_then_nothing_changes(
+def test_reload_of_settings_that_need_a_restart_is_refused_and_changes_nothing(
     own_broker: BrokerProcess, file: Path
 ) -> None:
     file.write_text(
@@ -345,7 +347,7 @@ def test_check_notes_what_the_command_line_must_still_say(file: Path) -> None:
     ] * 2
 
 
-def test_check_says_all_that_is_wrong(file: Path) -> None:
+def test_check_reports_all_faults_of_a_file(file: Path) -> None:
     file.write_text("[policy]\nattempts_max = 0\npagesize = 1\n")
     ended = truenext("config", "check", file)
     assert (ended.returncode, ended.stderr) == (1, "")
@@ -356,7 +358,7 @@ def test_check_says_all_that_is_wrong(file: Path) -> None:
     )
 
 
-def test_check_of_what_cannot_be_read_gives_no_answer(tmp_path: Path) -> None:
+def test_check_of_a_file_that_cannot_be_read_gives_no_answer(tmp_path: Path) -> None:
     ended = truenext("config", "check", tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"truenext: cannot read {tmp_path}: Is a directory\n"

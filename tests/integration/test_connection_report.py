@@ -65,7 +65,9 @@ def fill(broker: BrokerProcess, queue: str, count: int, **headers: str) -> None:
     sender.disconnect()
 
 
-def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+def test_report_has_round_transactions_and_subscriptions_of_a_connection(
+    broker: BrokerProcess, queue: str, client: RawClient
+) -> None:
     fill(broker, queue, 5)
     client.subscribe(queue, prefetch=5)
     messages = client.only(5)
@@ -106,7 +108,7 @@ def test_all_of_a_connection_is_told(broker: BrokerProcess, queue: str, client: 
     }
 
 
-def test_each_connection_is_told_of_itself(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+def test_report_is_about_the_connection_that_asks(broker: BrokerProcess, queue: str, client: RawClient) -> None:
     other = requester(broker)
     client.begin("mine")
     other.begin("other")
@@ -117,7 +119,7 @@ def test_each_connection_is_told_of_itself(broker: BrokerProcess, queue: str, cl
 
 
 @pytest.mark.parametrize("body", [b"{}", b" ", b'{"connection": "1"}'])
-def test_nothing_more_may_be_said(client: RawClient, body: bytes) -> None:
+def test_request_with_a_body_is_refused(client: RawClient, body: bytes) -> None:
     control_request(client, body)
     assert client.next_error().headers["truenext-code"] == "control-request"
     assert report(client)["round"] == 0
@@ -126,7 +128,9 @@ def test_nothing_more_may_be_said(client: RawClient, body: bytes) -> None:
 # ---- Why nothing comes ----
 
 
-def test_rests_and_no_credit(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+def test_idle_is_suspended_after_a_release_and_no_credit_with_a_full_window(
+    broker: BrokerProcess, queue: str, client: RawClient
+) -> None:
     fill(broker, queue, 3)
     client.subscribe(queue, prefetch=2)
     client.messages(2)
@@ -139,7 +143,9 @@ def test_rests_and_no_credit(broker: BrokerProcess, queue: str, client: RawClien
     assert idle(client) == "no credit"
 
 
-def test_no_credit_of_what_pulls(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+def test_idle_is_no_credit_for_a_pulling_subscription_without_requests(
+    broker: BrokerProcess, queue: str, client: RawClient
+) -> None:
     client.subscribe(queue, prefetch=None, headers={"truenext-pull": "true"})
     assert idle(client) == "no credit"
     client.pull(2)
@@ -150,7 +156,7 @@ def test_no_credit_of_what_pulls(broker: BrokerProcess, queue: str, client: RawC
     assert (row["idle"], row["requested"], row["held"]) == ("no credit", 0, 2)
 
 
-def test_paused(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+def test_idle_is_paused_for_a_paused_queue_with_messages(broker: BrokerProcess, queue: str, client: RawClient) -> None:
     client.subscribe(queue)
     client.subscribe(f"{queue}.*", subscription="p")
     for name in (queue, f"{queue}.a"):
@@ -163,7 +169,7 @@ def test_paused(broker: BrokerProcess, queue: str, client: RawClient) -> None:
     assert idle(client, "p") == "empty"
 
 
-def test_exclusive(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+def test_idle_is_exclusive_beside_an_exclusive_consumer(broker: BrokerProcess, queue: str, client: RawClient) -> None:
     other = broker.connect()
     other.subscribe(queue, prefetch=1, headers={"activemq.exclusive": "true"})
     client.subscribe(queue)
@@ -175,7 +181,7 @@ def test_exclusive(broker: BrokerProcess, queue: str, client: RawClient) -> None
     assert idle(client, "p") == "exclusive"
 
 
-def test_compared_and_read(held_broker: BrokerProcess, queue: str) -> None:
+def test_idle_is_scanning_or_reading_while_pages_are_read(held_broker: BrokerProcess, queue: str) -> None:
     broker = held_broker
     fill(broker, queue, 3, n="1")
     fill(broker, f"{queue}.a", 3, n="1")
@@ -193,7 +199,7 @@ def test_compared_and_read(held_broker: BrokerProcess, queue: str) -> None:
         await_empty(client, name)
 
 
-def test_committing(held_broker: BrokerProcess, queue: str) -> None:
+def test_idle_is_committing_while_a_message_is_not_durable(held_broker: BrokerProcess, queue: str) -> None:
     broker = held_broker
     client = requester(broker)
     client.subscribe(queue)
@@ -209,7 +215,9 @@ def test_committing(held_broker: BrokerProcess, queue: str) -> None:
     assert idle(client) == "empty"
 
 
-def test_group(broker: BrokerProcess, queue: str, client: RawClient, options: tuple[str, ...]) -> None:
+def test_idle_is_group_while_another_consumer_has_the_group(
+    broker: BrokerProcess, queue: str, client: RawClient, options: tuple[str, ...]
+) -> None:
     other = broker.connect()
     for name in (queue, f"{queue}.a"):
         other.subscribe(name, subscription=name, prefetch=1)
@@ -228,7 +236,9 @@ def test_group(broker: BrokerProcess, queue: str, client: RawClient, options: tu
 
 @pytest.mark.parametrize("while_waiting", ["skip", "block"])
 @pytest.mark.parametrize("group", [{}, {"JMSXGroupID": "g"}], ids=["no group", "group"])
-def test_delayed(own_broker: BrokerProcess, queue: str, while_waiting: str, group: dict[str, str]) -> None:
+def test_idle_is_delayed_while_a_message_waits_for_its_retry(
+    own_broker: BrokerProcess, queue: str, while_waiting: str, group: dict[str, str]
+) -> None:
     broker = own_broker
     broker.stop()
     settings = broker.data.parent / "truenext.toml"
@@ -247,7 +257,9 @@ def test_delayed(own_broker: BrokerProcess, queue: str, while_waiting: str, grou
     assert idle(client) == "delayed"
 
 
-def test_empty(broker: BrokerProcess, queue: str, client: RawClient) -> None:
+def test_idle_is_empty_without_a_message_for_the_subscription(
+    broker: BrokerProcess, queue: str, client: RawClient
+) -> None:
     client.subscribe(queue)
     client.subscribe(queue, subscription="s", headers={"selector": "n = '2'"})
     assert (idle(client), idle(client, "s")) == ("empty", "empty")

@@ -49,7 +49,7 @@ def settled(folder: Path) -> int:
     return size
 
 
-def test_what_a_hundred_subscriptions_get_is_on_the_disk_once(own_broker: BrokerProcess) -> None:
+def test_message_for_a_hundred_subscriptions_is_stored_once(own_broker: BrokerProcess) -> None:
     broker = own_broker
     client = known(broker)
     subscribe(client, range(SUBSCRIPTIONS))

@@ -39,7 +39,7 @@ def full_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProc
         broker.clean_up()
 
 
-def test_every_command_that_asks_or_does_something_works_in_a_full_broker(full_broker: BrokerProcess) -> None:
+def test_all_commands_with_control_requests_work_in_a_full_broker(full_broker: BrokerProcess) -> None:
     assert '"waiting":20' in full_broker.output_of("queues", "--json")
     assert "20 waiting in 1 queue" in full_broker.output_of("status")
     full_broker.output_of("pause", "q")
@@ -71,7 +71,7 @@ def test_every_command_that_asks_or_does_something_works_in_a_full_broker(full_b
         ("ABORT", {"transaction": "t"}),
     ],
 )
-def test_whatever_is_not_part_of_asking_is_refused_with_the_limit(
+def test_frames_other_than_control_requests_are_refused_with_the_limit(
     full_broker: BrokerProcess, command: str, headers: dict[str, str]
 ) -> None:
     client = full_broker.connect(sends_connect=False)
@@ -93,7 +93,7 @@ def test_an_answer_can_be_acknowledged_and_the_subscription_ended(full_broker: B
     client.disconnect()
 
 
-def test_the_eleventh_beyond_is_refused_with_both_limits_and_there_is_room_once_others_have_left(
+def test_the_eleventh_connection_beyond_the_limit_is_refused_until_others_have_left(
     full_broker: BrokerProcess,
 ) -> None:
     beyond = [full_broker.connect() for _ in range(CONTROL_ONLY_CONNECTIONS_MAX)]
@@ -136,7 +136,7 @@ def control_request(client: RawClient) -> None:
     client.message()
 
 
-def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_not() -> None:
+def test_an_idle_control_only_connection_is_ended_and_a_busy_one_is_not() -> None:
     def use(port: int) -> None:
         others = [hello(port) for _ in range(FEW)]
         silent, asking_client = hello(port), hello(port)
@@ -159,7 +159,7 @@ def test_who_asks_nothing_for_a_while_makes_place_and_who_goes_on_asking_does_no
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["frozen", "cut"])
-def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_may_do_everything(is_cut: bool) -> None:
+def test_a_takeover_in_a_full_broker_gives_the_client_its_place_without_restrictions(is_cut: bool) -> None:
     def use(port: int) -> None:
         def numbered(number: int, secret: str = "") -> RawClient:
             client = RawClient(port)
@@ -194,7 +194,7 @@ def test_who_takes_its_own_connection_over_in_a_full_broker_has_its_place_and_ma
         run(use)
 
 
-def test_a_question_that_came_while_the_broker_was_away_is_answered() -> None:
+def test_a_control_request_that_came_while_the_broker_was_suspended_is_answered() -> None:
     async def here() -> None:
         loop = asyncio.get_running_loop()
 
@@ -217,7 +217,7 @@ def test_a_question_that_came_while_the_broker_was_away_is_answered() -> None:
         asyncio.run(here())
 
 
-def test_who_comes_when_others_have_left_may_do_everything_though_somebody_still_only_asks() -> None:
+def test_a_new_connection_is_unrestricted_once_others_left_though_a_control_only_one_stays() -> None:
     def use(port: int) -> None:
         others = [hello(port) for _ in range(FEW)]
         asking_client = hello(port)
@@ -243,7 +243,7 @@ def test_who_comes_when_others_have_left_may_do_everything_though_somebody_still
     run(use)
 
 
-def test_the_answers_have_a_queue_though_there_are_as_many_as_there_may_be() -> None:
+def test_answers_to_control_requests_have_a_queue_though_the_limit_of_queues_is_reached() -> None:
     def use(port: int) -> None:
         sender = hello(port)
         sender.send("a", b"")

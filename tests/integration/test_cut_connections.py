@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies
-from tests.integration.test_taking_over import is_taken_over, numbered, secret_of
+from tests.integration.test_takeover import is_taken_over, numbered, secret_of
 from truenext.server.connection import TAKEOVER_GRACE_S
 
 pytestmark = LIMITS
@@ -36,7 +36,7 @@ def client_with_one_started(broker: BrokerProcess, queue: str, number: int = 1, 
 
 
 @FAULTS
-def test_who_comes_back_at_once_is_charged_with_nothing(broker: BrokerProcess, queue: str, is_reset: bool) -> None:
+def test_a_client_that_comes_back_at_once_counts_no_attempt(broker: BrokerProcess, queue: str, is_reset: bool) -> None:
     client = client_with_one_started(broker, queue)
     for number in range(2, 12):
         cut(client, is_reset=is_reset)
@@ -50,7 +50,9 @@ def test_who_comes_back_at_once_is_charged_with_nothing(broker: BrokerProcess, q
     client.disconnect()
 
 
-def test_who_does_not_come_back_is_charged_with_what_it_had_begun(broker: BrokerProcess, queue: str) -> None:
+def test_a_client_that_does_not_come_back_counts_an_attempt_of_its_started_message(
+    broker: BrokerProcess, queue: str
+) -> None:
     client = client_with_one_started(broker, queue)
     secret = secret_of(client)
     cut(client)
@@ -64,7 +66,9 @@ def test_who_does_not_come_back_is_charged_with_what_it_had_begun(broker: Broker
     ]
 
 
-def test_who_comes_back_and_does_not_say_that_its_handlers_go_on_is_charged(broker: BrokerProcess, queue: str) -> None:
+def test_a_takeover_that_does_not_say_that_its_handlers_go_on_counts_an_attempt(
+    broker: BrokerProcess, queue: str
+) -> None:
     client = client_with_one_started(broker, queue)
     cut(client)
     broker.await_facts(queue, unacknowledged=1)
@@ -72,7 +76,7 @@ def test_who_comes_back_and_does_not_say_that_its_handlers_go_on_is_charged(brok
     assert [each.headers["truenext-attempts"] for each in broker.remaining_messages(queue)] == ["1", "0"]
 
 
-def test_what_it_had_not_begun_goes_to_others_at_once(broker: BrokerProcess, queue: str) -> None:
+def test_messages_that_a_cut_client_had_not_started_go_to_others_at_once(broker: BrokerProcess, queue: str) -> None:
     client = client_with_one_started(broker, queue)
     other = broker.connect()
     other.subscribe(queue, prefetch=2)
@@ -85,7 +89,7 @@ def test_what_it_had_not_begun_goes_to_others_at_once(broker: BrokerProcess, que
 
 
 @pytest.mark.parametrize("headers", [{}, numbered(1)], ids=["no secret", "nothing begun"])
-def test_nobody_waits_for_who_has_no_secret_or_nothing_to_be_charged_with(
+def test_messages_of_a_cut_client_without_a_secret_or_a_started_message_go_to_others_at_once(
     broker: BrokerProcess, queue: str, headers: dict[str, str]
 ) -> None:
     client = broker.connect(headers=headers and {**headers, "truenext-started": "true"})
@@ -100,7 +104,7 @@ def test_nobody_waits_for_who_has_no_secret_or_nothing_to_be_charged_with(
     assert time.monotonic() - started_at < TAKEOVER_GRACE_S / 2
 
 
-def test_what_it_had_in_transactions_is_not_charged_and_its_sends_never_happen(
+def test_transactions_of_a_cut_client_count_no_attempt_and_their_sends_never_happen(
     broker: BrokerProcess, queue: str
 ) -> None:
     client = broker.connect(headers=numbered(1, started="true"))
@@ -117,7 +121,9 @@ def test_what_it_had_in_transactions_is_not_charged_and_its_sends_never_happen(
     assert (remaining.body, remaining.headers["truenext-attempts"]) == (b"0", "0")
 
 
-def test_a_group_stays_with_it_until_it_is_known_whether_it_comes_back(broker: BrokerProcess, queue: str) -> None:
+def test_a_group_stays_with_a_cut_client_until_it_is_known_whether_it_comes_back(
+    broker: BrokerProcess, queue: str
+) -> None:
     client = broker.connect(headers=numbered(1, started="true"))
     client.subscribe(queue, prefetch=1)
     for body in (b"0", b"1"):
@@ -130,7 +136,7 @@ def test_a_group_stays_with_it_until_it_is_known_whether_it_comes_back(broker: B
     assert bodies(other.messages(2)) == ["0", "1"]
 
 
-def test_a_durable_subscription_is_free_for_whoever_asks_for_it(broker: BrokerProcess, queue: str) -> None:
+def test_a_durable_subscription_of_a_cut_client_is_free_for_a_new_connection(broker: BrokerProcess, queue: str) -> None:
     fields = {"id": "d", "destination": f"/topic/{queue}", "durable": "true", "ack": "client-individual"}
 
     def connect(headers: dict[str, str]) -> RawClient:
@@ -150,7 +156,7 @@ def test_a_durable_subscription_is_free_for_whoever_asks_for_it(broker: BrokerPr
     assert is_taken_over(broker.connect(headers=numbered(2, secret_of(client)))) == "false"
 
 
-def test_a_subscription_to_a_topic_has_nothing_to_wait_for(broker: BrokerProcess, queue: str) -> None:
+def test_a_topic_subscription_of_a_cut_client_ends_at_once(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect(headers=numbered(1))
     client.send_frame("SUBSCRIBE", {"id": "t", "destination": f"/topic/{queue}", "ack": "client"}, confirmed=True)
     client.send_frame("SEND", {"destination": f"/topic/{queue}"}, b"0", confirmed=True)
@@ -160,7 +166,7 @@ def test_a_subscription_to_a_topic_has_nothing_to_wait_for(broker: BrokerProcess
     assert is_taken_over(broker.connect(headers=numbered(2, secret_of(client)))) == "false"
 
 
-def test_a_clean_stop_does_not_wait_and_charges_nobody(own_broker: BrokerProcess, queue: str) -> None:
+def test_a_clean_stop_does_not_wait_and_counts_no_attempt(own_broker: BrokerProcess, queue: str) -> None:
     client = client_with_one_started(own_broker, queue)
     cut(client)
     own_broker.await_facts(queue, unacknowledged=1)

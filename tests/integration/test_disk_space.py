@@ -51,7 +51,7 @@ def assert_waits(client: RawClient, seconds: float = 0.3) -> None:
 
 
 @SHORT
-def test_who_only_sends_is_not_read_until_there_is_room_and_then_goes_on(
+def test_a_producer_is_not_read_while_space_is_short_and_then_goes_on(
     held_broker: BrokerProcess, queue: str, disk_level: DiskLevel
 ) -> None:
     client = producer(held_broker, queue)
@@ -69,7 +69,9 @@ def test_who_only_sends_is_not_read_until_there_is_room_and_then_goes_on(
     assert bodies(remaining) == ["first", *(str(number) for number in range(100))]
 
 
-def test_who_waits_for_room_is_not_given_up_for_its_silence(held_broker: BrokerProcess, queue: str) -> None:
+def test_a_producer_that_waits_for_space_is_not_ended_for_missing_heart_beats(
+    held_broker: BrokerProcess, queue: str
+) -> None:
     """Its heart-beats lie in the socket unread, behind what it sent."""
     client = producer(held_broker, queue, heart_beat="300,300")
     held_broker.set_disk_level(DiskLevel.LITTLE)
@@ -90,7 +92,7 @@ def test_who_waits_for_room_is_not_given_up_for_its_silence(held_broker: BrokerP
     assert bodies(held_broker.remaining_messages(queue, once_durable=True)) == ["first", "second", "third"]
 
 
-def test_who_only_sends_may_subscribe_and_leave_while_room_is_short(held_broker: BrokerProcess, queue: str) -> None:
+def test_a_producer_may_subscribe_and_disconnect_while_space_is_short(held_broker: BrokerProcess, queue: str) -> None:
     """Only what fills the disk waits; else consumers that said something first would never come to make room."""
     greeter, leaver, disconnected = (producer(held_broker, queue) for _ in range(3))
     held_broker.set_disk_level(DiskLevel.LITTLE)
@@ -107,7 +109,7 @@ def test_who_only_sends_may_subscribe_and_leave_while_room_is_short(held_broker:
 
 
 @SHORT
-def test_who_only_sends_in_transactions_waits_too(
+def test_a_producer_with_transactions_waits_for_space(
     held_broker: BrokerProcess, queue: str, disk_level: DiskLevel
 ) -> None:
     client = producer(held_broker, queue)
@@ -122,7 +124,7 @@ def test_who_only_sends_in_transactions_waits_too(
     assert bodies(held_broker.remaining_messages(queue)) == ["first", "second", "third"]
 
 
-def test_what_has_waited_for_room_is_refused_as_ever_if_it_is_wrong(held_broker: BrokerProcess, queue: str) -> None:
+def test_an_invalid_send_that_waited_for_space_is_refused(held_broker: BrokerProcess, queue: str) -> None:
     client = producer(held_broker, queue)
     held_broker.set_disk_level(DiskLevel.LITTLE)
     send_unconfirmed(client, queue, b"second")
@@ -136,7 +138,7 @@ def test_what_has_waited_for_room_is_refused_as_ever_if_it_is_wrong(held_broker:
 
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "kill -9"])
-def test_what_waits_for_room_when_the_broker_ends_was_never_sent(
+def test_sends_that_wait_for_space_when_the_broker_ends_are_not_stored(
     held_broker: BrokerProcess, queue: str, is_clean: bool
 ) -> None:
     client = producer(held_broker, queue)
@@ -148,7 +150,9 @@ def test_what_waits_for_room_when_the_broker_ends_was_never_sent(
 
 
 @REFUSING
-def test_who_only_sends_is_refused_where_it_shall_not_wait(held_broker: BrokerProcess, queue: str) -> None:
+def test_a_producer_is_refused_while_space_is_short_with_when_full_refuse(
+    held_broker: BrokerProcess, queue: str
+) -> None:
     client, newcomer = producer(held_broker, queue), held_broker.connect()
     held_broker.set_disk_level(DiskLevel.LITTLE)
 
@@ -164,7 +168,7 @@ def test_who_only_sends_is_refused_where_it_shall_not_wait(held_broker: BrokerPr
     assert bodies(held_broker.remaining_messages(queue, once_durable=True)) == ["first", "first"]
 
 
-def test_a_transient_send_needs_room_too(held_broker: BrokerProcess, queue: str) -> None:
+def test_a_transient_send_needs_space_too(held_broker: BrokerProcess, queue: str) -> None:
     """It may have to leave memory."""
     client = held_broker.connect()
     client.subscribe("other")
@@ -194,7 +198,7 @@ def await_log_lines(broker: BrokerProcess, count: int, *texts: str) -> list[str]
         time.sleep(0.01)
 
 
-def test_a_broker_that_starts_with_too_little_room_says_so_and_how_much_it_needs(held_broker: BrokerProcess) -> None:
+def test_a_broker_that_starts_with_too_little_space_reports_how_much_it_needs(held_broker: BrokerProcess) -> None:
     held_broker.set_disk_level(DiskLevel.LITTLE)
     held_broker.restart(is_clean=True)
     (line,) = await_log_lines(held_broker, 1)
@@ -282,7 +286,7 @@ def test_truenext_send_of_more_lines_than_may_be_under_way_says_how_many_are_con
 
 
 @pytest.mark.parametrize("command", ["move", "redrive"])
-def test_messages_that_cannot_be_moved_for_lack_of_room_stay_and_the_command_says_so(
+def test_move_without_space_leaves_the_messages_and_reports_it(
     held_broker: BrokerProcess, queue: str, command: str
 ) -> None:
     source = f"DLQ.{queue}" if command == "redrive" else queue
@@ -309,7 +313,7 @@ def fill(broker: BrokerProcess, queue: str, count: int) -> None:
     sender.disconnect()
 
 
-def test_at_the_end_of_the_room_a_consumer_that_sends_is_refused_and_nothing_counts_as_an_attempt(
+def test_a_consumer_that_sends_without_any_space_is_refused_and_counts_no_attempt(
     held_broker: BrokerProcess, queue: str
 ) -> None:
     fill(held_broker, queue, 6)
@@ -333,7 +337,7 @@ def test_at_the_end_of_the_room_a_consumer_that_sends_is_refused_and_nothing_cou
     assert "target" not in held_broker.queues() or held_broker.remaining_messages("target") == []
 
 
-def test_acknowledgements_commits_and_aborts_get_through_when_there_is_no_room(
+def test_acknowledgements_commits_and_aborts_get_through_without_any_space(
     held_broker: BrokerProcess, queue: str
 ) -> None:
     fill(held_broker, queue, 10)
@@ -399,7 +403,7 @@ def test_a_refused_numbered_send_is_accepted_when_it_is_repeated(held_broker: Br
     assert bodies(held_broker.remaining_messages(queue)) == ["numbered"]
 
 
-def test_replies_and_questions_to_the_broker_need_no_room(held_broker: BrokerProcess) -> None:
+def test_replies_and_control_requests_need_no_space(held_broker: BrokerProcess) -> None:
     requester = held_broker.connect()
     requester.subscribe("requests", subscription="requests")
     requester.send_frame("SUBSCRIBE", {"id": "replies", "destination": "/temp-queue/replies"}, confirmed=True)
@@ -409,7 +413,7 @@ def test_replies_and_questions_to_the_broker_need_no_room(held_broker: BrokerPro
     assert held_broker.status()["disk_level"] == "none"
 
 
-def test_while_producers_wait_a_copier_on_one_connection_comes_to_its_end(held_broker: BrokerProcess) -> None:
+def test_a_copier_on_one_connection_finishes_while_producers_wait_for_space(held_broker: BrokerProcess) -> None:
     """Else nobody would ever make room."""
     fill(held_broker, "a", 300)
     producers = [producer(held_broker, "input") for _ in range(3)]

@@ -141,7 +141,7 @@ def test_a_content_counts_once_no_other_queue_has_a_copy_of_it(held_broker: Brok
     assert [len(body) for body in bodies(held_broker.remaining_messages("target"))] == [5000]
 
 
-def test_what_left_memory_while_it_was_held_counts_all_the_same(tmp_path: Path) -> None:
+def test_bytes_of_acknowledged_messages_that_left_memory_count_too(tmp_path: Path) -> None:
     broker = BrokerProcess(tmp_path, ("--queue-memory-limit", "1KB"), can_hold_disk=True)
     broker.start()
     try:

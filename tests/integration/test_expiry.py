@@ -35,7 +35,7 @@ def size_of(folder: Path) -> int:
 
 
 @LIMITS
-def test_what_nobody_takes_is_gone_soon_after_its_time(own_broker: BrokerProcess) -> None:
+def test_expired_messages_without_a_consumer_are_removed_soon(own_broker: BrokerProcess) -> None:
     sender = own_broker.connect()
     with own_broker.watched_memory() as samples:
         send_expiring(sender, COUNT, 1000)
@@ -48,7 +48,9 @@ def test_what_nobody_takes_is_gone_soon_after_its_time(own_broker: BrokerProcess
 
 
 @LIMITS
-def test_what_expires_while_the_broker_is_dead_is_gone_soon_after_it_lives_again(own_broker: BrokerProcess) -> None:
+def test_messages_that_expire_while_the_broker_is_down_are_removed_soon_after_its_start(
+    own_broker: BrokerProcess,
+) -> None:
     sender = own_broker.connect()
     send_expiring(sender, COUNT, 4000)
     own_broker.restart(is_clean=False)
@@ -61,7 +63,7 @@ def test_what_expires_while_the_broker_is_dead_is_gone_soon_after_it_lives_again
     assert sorted(map(int, remaining)) == list(range(500, COUNT, 1000))
 
 
-def test_disk_and_memory_do_not_grow_by_what_expires(own_broker: BrokerProcess) -> None:
+def test_disk_and_memory_do_not_grow_by_expired_messages(own_broker: BrokerProcess) -> None:
     sender = own_broker.connect()
     send_expiring(sender, COUNT, 0)
     own_broker.await_facts("q", waiting=COUNT // 1000)

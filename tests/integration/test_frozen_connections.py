@@ -873,7 +873,7 @@ def patient_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.timeout(60 + FREEZES * 5)
-def test_nothing_is_lost_doubled_or_done_late(patient_broker: BrokerProcess) -> None:
+def test_frozen_connections_lose_double_or_delay_nothing(patient_broker: BrokerProcess) -> None:
     print(f"TRUENEXT_SEED={SEED}")
     broker = patient_broker
     other = Other(broker)

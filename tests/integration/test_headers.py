@@ -104,7 +104,7 @@ def test_an_acknowledgement_that_repeats_all_headers_of_its_message_is_taken(
         ("DISCONNECT", {"truenext-delay": "5"}, "unknown header 'truenext-delay' of DISCONNECT: it is for NACK"),
     ],
 )
-def test_a_slip_in_one_of_our_own_names_is_refused_and_says_what_there_is(
+def test_a_misspelt_truenext_header_is_refused_with_the_headers_that_exist(
     broker: BrokerProcess, queue: str, command: str, headers: dict[str, str], fault: str
 ) -> None:
     client = broker.connect()
@@ -113,7 +113,7 @@ def test_a_slip_in_one_of_our_own_names_is_refused_and_says_what_there_is(
     assert fault in client.error().headers["message"]
 
 
-def test_options_say_what_comes_and_who_goes_first(broker: BrokerProcess, queue: str) -> None:
+def test_subscribe_options_set_selector_and_consumer_priority(broker: BrokerProcess, queue: str) -> None:
     ordinary, preferred = broker.connect(), broker.connect()
     follow(ordinary, f"/queue/{queue}")
     follow(preferred, f"/queue/{queue}?consumer.priority=5&consumer.selector=colour%20IN%20('red','green')")
@@ -158,7 +158,7 @@ def test_requeue_false_is_a_dead_letter_at_once_and_requeue_true_is_tried_again(
 
 
 @pytest.mark.parametrize("headers", [{"persistent": "true"}, {"durable": "true", "auto-delete": "false"}])
-def test_a_subscription_in_the_words_of_rabbitmq_collects_while_nobody_is_there(
+def test_a_durable_subscription_with_rabbitmq_headers_collects_without_a_subscriber(
     broker: BrokerProcess, queue: str, headers: dict[str, str]
 ) -> None:
     reader = known(broker, f"client-{queue}")
@@ -176,7 +176,9 @@ def test_a_subscription_in_the_words_of_rabbitmq_collects_while_nobody_is_there(
     assert not [name for name in broker.queues() if queue in name]
 
 
-def test_what_browsers_and_old_clients_add_to_a_subscription_changes_nothing(broker: BrokerProcess, queue: str) -> None:
+def test_headers_that_browsers_and_old_clients_add_to_a_subscription_change_nothing(
+    broker: BrokerProcess, queue: str
+) -> None:
     client = broker.connect()
     added = {
         "X-CSRF-TOKEN": "7c1c",
@@ -198,7 +200,7 @@ def test_what_browsers_and_old_clients_add_to_a_subscription_changes_nothing(bro
     assert bodies(client.only(1)) == ["b"]
 
 
-def test_a_mere_name_is_a_queue_for_whoever_says_it(broker: BrokerProcess, queue: str) -> None:
+def test_a_destination_that_is_a_bare_name_is_a_queue(broker: BrokerProcess, queue: str) -> None:
     reader, sender = broker.connect(), broker.connect()
     follow(reader, queue)
     sender.send_frame("SEND", {"destination": f"/queue/{queue}"}, b"1", confirmed=True)
@@ -210,7 +212,7 @@ def test_a_mere_name_is_a_queue_for_whoever_says_it(broker: BrokerProcess, queue
         assert f"unknown destination '{slip}': here it is '/{slip}'" in client.error().headers["message"]
 
 
-def test_that_nobody_checks_a_login_is_said_to_each_client_and_once_in_the_log(own_broker: BrokerProcess) -> None:
+def test_unchecked_login_is_reported_to_each_client_and_once_in_the_log(own_broker: BrokerProcess) -> None:
     def log_in(login: str) -> dict[str, str]:
         client = own_broker.connect(sends_connect=False)
         headers = {"accept-version": "1.2", "host": "h", "login": login, "passcode": f"secret of {login}"}

@@ -23,7 +23,7 @@ def sequences(events: list[dict[str, Any]], kind: str) -> list[int]:
     return [event["sequence"] for event in events if event["kind"] == kind]
 
 
-def test_it_tells_what_happened_while_the_broker_ran(own_broker: BrokerProcess) -> None:
+def test_history_has_all_events_of_a_run(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     client.send("orders", b"low", persistent=True, priority=1, confirmed=True)
     client.send("orders", b"high", priority=9, confirmed=True)
@@ -49,7 +49,7 @@ def test_it_tells_what_happened_while_the_broker_ran(own_broker: BrokerProcess) 
     ]
 
 
-def test_it_is_written_within_moments_without_anybody_waiting(own_broker: BrokerProcess) -> None:
+def test_history_is_written_soon_while_the_broker_runs(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     for _ in range(20):
         client.send("orders", b"x")
@@ -62,7 +62,7 @@ def test_it_is_written_within_moments_without_anybody_waiting(own_broker: Broker
     raise AssertionError(history(own_broker)[-3:])
 
 
-def test_after_a_clean_stop_what_waits_is_told_and_no_number_is_missing(own_broker: BrokerProcess) -> None:
+def test_history_after_a_clean_stop_has_no_gap_and_the_remaining_messages(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     for persistent in (True, False, True):
         client.send("orders", b"x", persistent=persistent, confirmed=True)
@@ -74,7 +74,7 @@ def test_after_a_clean_stop_what_waits_is_told_and_no_number_is_missing(own_brok
     assert [event["reason"] for event in events if event["kind"] == "run-started"] == ["clean", "clean"]
 
 
-def test_no_history_leaves_none(tmp_path: Path) -> None:
+def test_serve_with_no_history_makes_no_history_folder(tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     from truenext.cli.main import main
@@ -86,7 +86,7 @@ def test_no_history_leaves_none(tmp_path: Path) -> None:
 
 
 @LIMITS
-def test_killed_again_and_again_it_misses_no_confirmed_send_and_no_confirmed_acknowledgement(
+def test_history_of_a_killed_broker_has_each_confirmed_send_and_acknowledgement(
     own_broker: BrokerProcess,
 ) -> None:
     seed = random.randrange(1 << 30)

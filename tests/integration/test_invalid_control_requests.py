@@ -28,7 +28,7 @@ WRONG = {
 
 @pytest.mark.parametrize("body", WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("verb", FIELDS)
-def test_a_body_that_is_no_question_is_refused_and_ends_nothing_else(
+def test_a_control_request_with_an_invalid_body_is_refused_and_ends_nothing_else(
     broker: BrokerProcess, queue: str, verb: str, body: bytes
 ) -> None:
     """A text that was no UTF-8 ended the broker."""

@@ -209,7 +209,7 @@ def _emptied(port: int, count: int) -> Counter[str]:
 
 
 @pytest.mark.timeout(60 + CYCLES)
-def test_what_is_said_of_a_commit_is_what_happened_whenever_the_broker_is_killed(brokers: ForkedBrokers) -> None:
+def test_answered_outcomes_of_commits_are_true_whenever_the_broker_is_killed(brokers: ForkedBrokers) -> None:
     print(f"\nseed {SEED}, {CYCLES} cycles")
     chance = random.Random(SEED)
     client = Client(chance)

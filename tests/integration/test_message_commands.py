@@ -55,7 +55,7 @@ def test_a_file_or_standard_input_is_one_message_as_it_is(broker: BrokerProcess,
     assert waiting(broker, queue) == [body] * 3
 
 
-def test_each_line_is_a_message_without_its_line_feed(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
+def test_send_lines_sends_each_line_without_its_line_feed(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"1\n\n3\r\n4")
     done = run(broker, "send", queue, "--lines", "--file", str(tmp_path / "file"))
     assert (done.returncode, done.stderr) == (0, b"4 sent\n")
@@ -102,7 +102,7 @@ def test_lines_that_are_interrupted_say_how_many_were_sent_at_most(broker: Broke
     assert (process.returncode, stderr.split()) == (130, b"2,000 sent, at most".split())
 
 
-def test_many_lines_say_how_far_they_are(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
+def test_send_of_many_lines_reports_its_progress(broker: BrokerProcess, queue: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("".join(f"{number}\n" for number in range(3500)))
     with mock.patch.object(totals, "REPORT_INTERVAL_S", 0.0):
         words = ["send", queue, "--lines", "--file", str(tmp_path / "file"), "--transient", "--url", url(broker)]
@@ -232,7 +232,7 @@ def test_following_goes_on_after_the_broker_was_away_and_ends_with_ctrl_c(tmp_pa
         broker.clean_up()
 
 
-def test_what_comes_is_shown_once_wherever_its_place_is(broker: BrokerProcess, queue: str) -> None:
+def test_browse_follows_and_shows_each_message_once_wherever_its_place_is(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send(queue, b"1", confirmed=True)
     with following(broker.port, ["browse", queue, "--count", "4"]) as follower:
@@ -252,7 +252,7 @@ def test_what_comes_is_shown_once_wherever_its_place_is(broker: BrokerProcess, q
     ],
     ids=" ".join,
 )
-def test_a_broker_that_is_not_there_is_said_at_once(words: list[str]) -> None:
+def test_commands_without_a_broker_fail_at_once(words: list[str]) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -233,7 +233,7 @@ def test_two_receivers_at_prefetch_1_share_the_messages_in_order(broker: BrokerP
 # ---- Commits in flight ----
 
 
-def test_each_subscription_of_one_connection_gets_what_is_its_in_order_whoever_else_shares_the_queue(
+def test_two_subscriptions_of_one_connection_share_a_queue_and_each_is_in_order(
     broker: BrokerProcess, queue: str
 ) -> None:
     client = broker.connect()
@@ -251,7 +251,9 @@ def test_each_subscription_of_one_connection_gets_what_is_its_in_order_whoever_e
     assert all(numbers == sorted(numbers) for numbers in by_subscription.values())
 
 
-def test_what_is_being_committed_holds_back_its_equals_and_nobody_else(held_broker: BrokerProcess, queue: str) -> None:
+def test_a_message_being_committed_holds_back_only_messages_of_its_priority(
+    held_broker: BrokerProcess, queue: str
+) -> None:
     receiver, persistent, transient = held_broker.connect(), held_broker.connect(), held_broker.connect()
     receiver.subscribe(queue)
     held_broker.hold_disk()
@@ -291,9 +293,7 @@ def test_ready_messages_of_priority_4_do_not_wait_for_a_priority_9_in_flight(
     assert bodies(receive(receiver, 3)) == ["P9", "2", "3"]
 
 
-def test_all_of_a_transaction_becomes_visible_in_one_step(
-    held_broker: BrokerProcess, new_queue: Callable[[], str]
-) -> None:
+def test_a_transaction_becomes_visible_in_one_step(held_broker: BrokerProcess, new_queue: Callable[[], str]) -> None:
     queue, other_queue = new_queue(), new_queue()
     receiver, sender = held_broker.connect(), held_broker.connect()
     receiver.subscribe(queue, subscription="1")
@@ -467,7 +467,7 @@ def test_after_a_crash_only_the_transients_are_gone_and_the_others_are_flagged(
 
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "kill -9"])
-def test_what_a_receiver_held_at_a_restart_comes_again_at_its_place(
+def test_messages_held_at_a_restart_come_again_at_their_place(
     own_broker: BrokerProcess, queue: str, is_clean: bool
 ) -> None:
     mix = send_mix(own_broker.connect(), queue, 12)
@@ -570,7 +570,7 @@ def roll_back_the_third(
     return receiver, held
 
 
-def test_all_five_of_an_aborted_transaction_come_again_in_order(broker: BrokerProcess, queue: str) -> None:
+def test_the_five_messages_of_an_aborted_transaction_come_again_in_order(broker: BrokerProcess, queue: str) -> None:
     sender, receiver = broker.connect(), broker.connect()
     for number in range(6):
         sender.send(queue, b"%d" % number, persistent=number % 2 == 0, confirmed=True)

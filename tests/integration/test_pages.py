@@ -31,6 +31,6 @@ def test_moving_from_stomp_py(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["README", "docs/client", "docs/clients", "docs/attempts", "docs/shutdown"])
-def test_the_examples_of(page: str, tmp_path: Path) -> None:
+def test_examples_of_page_run(page: str, tmp_path: Path) -> None:
     with blocking_broker() as broker:
         follow(f"{page}.md", Folder(tmp_path / "folder", broker.url))

@@ -99,7 +99,7 @@ def test_ten_urgent_ones_overtake_1800_that_wait_in_front_of_a_consumer_half_way
 
 @LIMITS
 @KINDS
-def test_one_urgent_message_among_six_is_the_first_for_a_new_consumer(
+def test_an_urgent_message_among_six_is_the_first_for_a_new_consumer(
     broker: BrokerProcess, queue: str, kind: str, prefetch: int | None
 ) -> None:
     sender, receiver = broker.connect(), broker.connect()
@@ -225,7 +225,7 @@ def test_transients_that_a_consumer_took_do_not_come_back_after_a_clean_stop(
 
 
 @TINY
-def test_while_a_page_is_being_read_higher_priorities_go_on_and_lower_ones_wait(
+def test_reading_of_a_page_holds_back_lower_priorities_and_not_higher_ones(
     held_broker: BrokerProcess, queue: str
 ) -> None:
     sender, receiver = held_broker.connect(), held_broker.connect()
@@ -272,7 +272,7 @@ def test_a_message_given_back_that_has_to_be_read_first_is_not_overtaken(
 
 @TINY
 @KINDS
-def test_what_comes_while_the_last_page_is_being_read_stands_behind_it(
+def test_messages_sent_while_the_last_page_is_being_read_come_after_it(
     held_broker: BrokerProcess, queue: str, kind: str
 ) -> None:
     """It is durable before the page arrives, and the page does not have it."""
@@ -402,9 +402,7 @@ def test_consumers_that_do_not_read_their_sockets_take_no_memory_from_others(
 
 
 @LEAST_MEMORY
-def test_what_a_consumer_holds_leaves_memory_and_comes_back_whole_to_the_next_one(
-    own_broker: BrokerProcess, queue: str
-) -> None:
+def test_held_messages_leave_memory_and_come_whole_to_the_next_consumer(own_broker: BrokerProcess, queue: str) -> None:
     count, size = 1000, 100_000
     sender, holder, next_reader = own_broker.connect(), own_broker.connect(), own_broker.connect()
     holder.subscribe(queue, prefetch=count)
@@ -430,7 +428,7 @@ def test_what_a_consumer_holds_leaves_memory_and_comes_back_whole_to_the_next_on
 
 
 @LEAST_MEMORY
-def test_who_does_not_read_his_replies_is_cut_when_memory_is_short_and_nobody_else(
+def test_a_client_that_does_not_read_its_replies_is_the_only_one_cut_when_memory_is_short(
     own_broker: BrokerProcess, queue: str
 ) -> None:
     size = 200_000

@@ -75,7 +75,7 @@ def test_a_body_is_harmless_on_a_terminal_raw_in_a_pipe_and_escaped_in_json(brok
     assert broker.remaining_messages(queue) == []
 
 
-def test_what_is_scheduled_and_who_subscribed_are_harmless_too(own_broker: BrokerProcess) -> None:
+def test_scheduled_sends_and_selectors_are_harmless_on_a_terminal(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     client.send("q", EVIL, headers={"AMQ_SCHEDULED_DELAY": "600000"}, confirmed=True)
     client = own_broker.connect(sends_connect=False)
@@ -95,7 +95,7 @@ def test_what_is_scheduled_and_who_subscribed_are_harmless_too(own_broker: Broke
 @pytest.mark.parametrize(
     "words", [["receive"], ["receive", "--json"], ["receive", "--all", "--timeout", "0.2"], ["browse"]], ids=" ".join
 )
-def test_what_cannot_be_printed_is_said_and_not_acknowledged(
+def test_a_message_that_cannot_be_printed_is_reported_and_not_acknowledged(
     broker: BrokerProcess, queue: str, words: list[str]
 ) -> None:
     client = broker.connect()
@@ -122,7 +122,7 @@ def test_no_command_ends_in_a_traceback_on_a_full_disk(broker: BrokerProcess, wo
     )
 
 
-def test_a_reader_that_goes_ends_the_command_quietly_and_what_it_has_not_taken_is_not_acknowledged(
+def test_a_closed_pipe_ends_receive_quietly_and_unread_messages_are_not_acknowledged(
     broker: BrokerProcess, queue: str
 ) -> None:
     client = broker.connect()
@@ -199,7 +199,9 @@ def sound_folder(parent: Path) -> Path:
     return folder
 
 
-def test_what_cannot_be_said_on_standard_error_does_not_change_the_status(broker: BrokerProcess, queue: str) -> None:
+def test_standard_error_that_cannot_be_written_does_not_change_the_exit_status(
+    broker: BrokerProcess, queue: str
+) -> None:
     for redirection in ("2>/dev/full", "2>&-"):
         assert redirected(broker, f"{redirection} >/dev/null", "queues", "--nonsense")[0] == 2
         assert redirected(broker, f"{redirection} </dev/null", "send", queue, "--lines")[0] == 0

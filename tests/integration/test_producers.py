@@ -64,7 +64,7 @@ def remaining(client: RawClient, count: int) -> list[str]:
     return bodies(client.only(count))
 
 
-def test_one_that_sent_once_goes_for_a_new_one_though_it_is_from_an_earlier_run_and_the_log_says_so(
+def test_a_producer_of_an_earlier_run_that_sent_once_is_forgotten_for_a_new_one_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fill(client: RawClient) -> None:

@@ -38,7 +38,9 @@ def unused(message: Frame) -> int:
     return int(message.headers["truenext-unused"])
 
 
-def test_nothing_comes_that_was_not_asked_for(queue: str, sender: RawClient, reader: RawClient) -> None:
+def test_a_pulling_subscription_gets_no_message_beyond_its_requests(
+    queue: str, sender: RawClient, reader: RawClient
+) -> None:
     pull(reader, queue)
     fill(sender, queue, 5)
     assert reader.arrived() == []
@@ -52,7 +54,7 @@ def test_nothing_comes_that_was_not_asked_for(queue: str, sender: RawClient, rea
     assert bodies(reader.only(1)) == ["2"]
 
 
-def test_a_wish_that_waits_is_answered_when_something_is_there(
+def test_a_waiting_pull_request_is_answered_when_a_message_comes(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
     pull(reader, queue)
@@ -64,7 +66,9 @@ def test_a_wish_that_waits_is_answered_when_something_is_there(
     assert bodies(reader.only(1)) == ["2"]
 
 
-def test_a_wish_that_does_not_wait_ends_when_nothing_is_ready(queue: str, sender: RawClient, reader: RawClient) -> None:
+def test_a_pull_request_without_wait_ends_when_no_message_is_ready(
+    queue: str, sender: RawClient, reader: RawClient
+) -> None:
     pull(reader, queue)
     reader.pull(3, waits=False, name="a")
     end = reader.message()
@@ -78,7 +82,7 @@ def test_a_wish_that_does_not_wait_ends_when_nothing_is_ready(queue: str, sender
     assert unused(reader.message()) == 1
 
 
-def test_a_wish_is_withdrawn_at_once_and_nothing_comes_behind_the_answer(
+def test_a_withdrawn_pull_request_gets_no_message_after_the_answer(
     queue: str, sender: RawClient, reader: RawClient
 ) -> None:
     pull(reader, queue)
@@ -94,7 +98,7 @@ def test_a_wish_is_withdrawn_at_once_and_nothing_comes_behind_the_answer(
     assert unused(reader.message()) == 0
 
 
-def test_wishes_add_up(queue: str, sender: RawClient, reader: RawClient) -> None:
+def test_pull_requests_add_up(queue: str, sender: RawClient, reader: RawClient) -> None:
     pull(reader, queue)
     reader.pull(1)
     reader.pull(2)
@@ -102,7 +106,7 @@ def test_wishes_add_up(queue: str, sender: RawClient, reader: RawClient) -> None
     assert bodies(reader.only(3)) == ["0", "1", "2"]
 
 
-def test_it_gets_its_true_next_without_a_buffer(queue: str, sender: RawClient, reader: RawClient) -> None:
+def test_a_pulling_subscription_gets_the_true_next_message(queue: str, sender: RawClient, reader: RawClient) -> None:
     pull(reader, queue)
     for priority in (1, 4, 9, 4):
         sender.send(queue, b"%d" % priority, priority=priority)
@@ -115,7 +119,9 @@ def test_it_gets_its_true_next_without_a_buffer(queue: str, sender: RawClient, r
     assert bodies(reader.only(2)) == ["late 9", "4"]
 
 
-def test_what_has_to_be_read_and_compared_first_is(queue: str, sender: RawClient, reader: RawClient) -> None:
+def test_a_pull_request_without_wait_reads_and_compares_all_messages_first(
+    queue: str, sender: RawClient, reader: RawClient
+) -> None:
     for number in range(300):
         sender.send(queue, b"%d" % number, persistent=True, headers={"n": str(number)})
     sender.arrived()
@@ -132,7 +138,7 @@ def test_what_has_to_be_read_and_compared_first_is(queue: str, sender: RawClient
     assert unused(other.message()) == 1
 
 
-def test_of_a_paused_queue_nothing_is_ready(
+def test_a_pull_request_without_wait_finds_no_message_in_a_paused_queue(
     broker: BrokerProcess, queue: str, sender: RawClient, reader: RawClient
 ) -> None:
     fill(sender, queue, 1)
@@ -159,7 +165,7 @@ def test_a_consumer_of_a_pattern_pulls_from_all_its_queues(queue: str, sender: R
     assert bodies(got) == ["3"] and unused(end) == 2
 
 
-def test_a_give_back_ends_a_wish_without_an_answer(broker: BrokerProcess, queue: str, sender: RawClient) -> None:
+def test_a_release_ends_a_pull_request_without_an_answer(broker: BrokerProcess, queue: str, sender: RawClient) -> None:
     reader = broker.connect(headers={"truenext-rounds": "true"})
     pull(reader, queue)
     reader.pull(5)
@@ -182,27 +188,27 @@ def test_a_give_back_ends_a_wish_without_an_answer(broker: BrokerProcess, queue:
         {"activemq.prefetchSize": "0", "truenext-pull": "false"},
     ],
 )
-def test_what_cannot_be_pulled_is_refused(queue: str, reader: RawClient, headers: dict[str, str]) -> None:
+def test_headers_that_exclude_pulling_are_refused(queue: str, reader: RawClient, headers: dict[str, str]) -> None:
     fields = {"id": "1", "destination": f"/queue/{queue}", "ack": "client-individual", "truenext-pull": "true"}
     reader.send_frame("SUBSCRIBE", fields | headers)
     assert "pull" in reader.error().body.decode()
 
 
-def test_a_window_of_0_says_the_same(queue: str, sender: RawClient, reader: RawClient) -> None:
+def test_a_prefetch_of_0_makes_a_pulling_subscription(queue: str, sender: RawClient, reader: RawClient) -> None:
     pull(reader, queue, {"activemq.prefetchSize": "0"})
     fill(sender, queue, 1)
     reader.pull(1)
     assert bodies(reader.only(1)) == ["0"]
 
 
-def test_too_much_is_refused(queue: str, reader: RawClient) -> None:
+def test_pull_requests_beyond_the_limit_are_refused(queue: str, reader: RawClient) -> None:
     pull(reader, queue)
     reader.pull(32767)
     reader.pull(1)
     assert reader.error().headers["truenext-code"] == "limit"
 
 
-def test_who_does_not_pull_cannot_ask(queue: str, reader: RawClient) -> None:
+def test_a_pull_request_of_a_subscription_that_does_not_pull_is_refused(queue: str, reader: RawClient) -> None:
     reader.subscribe(queue)
     reader.pull(1)
     assert reader.error().headers["truenext-code"] == "not-supported"

@@ -219,7 +219,7 @@ def check(rule: Rule, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("is_at_once", [True, False], ids=["at once", "by the thread"])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_rule(rule: Rule, is_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receipt_follows_rule(rule: Rule, is_at_once: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_at_once:
         monkeypatch.setattr(WriteTimeEstimate, "is_quick", lambda *_: False)
     check(rule, tmp_path / "data", monkeypatch)
@@ -261,7 +261,7 @@ FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_breaks_its_rule(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, owner, name, old, new = FAULTS[fault]
     faulty: Any = mutated(getattr(owner, name), old, new)
     monkeypatch.setattr(owner, name, faulty)

@@ -42,7 +42,7 @@ def test_a_recording_of_the_production_case(broker: BrokerProcess, queue: str, w
     assert broker.queues()[queue].waiting == 0
 
 
-def test_all_is_confirmed_before_the_consumer_comes(broker: BrokerProcess, queue: str) -> None:
+def test_recording_confirms_all_sends_before_the_consumer_subscribes(broker: BrokerProcess, queue: str) -> None:
     messages = make_mix(1203, random.Random(5))
     events = recorder(broker).record(messages, queue=queue, window=10, report=silent)
     assert Counter(event.kind for event in events) == {
@@ -59,7 +59,7 @@ def test_a_queue_with_messages_of_others_is_refused(broker: BrokerProcess, queue
         recorder(broker).record(make_production(4, random.Random(1)), queue=queue, window=1, report=silent)
 
 
-def test_another_machine_must_be_asked_for() -> None:
+def test_recording_from_another_machine_needs_an_option() -> None:
     with pytest.raises(ConfigurationError, match="--remote"):
         Recorder("stomp://192.0.2.1:61613")
 

@@ -125,7 +125,7 @@ def moved_back_once_over_kills(broker: BrokerProcess) -> None:
     assert persistent <= there.keys()
 
 
-def test_what_holds_the_others_back_is_never_overtaken(tmp_path: Path) -> None:
+def test_a_failed_message_under_while_waiting_block_is_never_overtaken(tmp_path: Path) -> None:
     with running(tmp_path, delay_ms=300, while_waiting="block") as broker:
         client = broker.connect()
         for number in range(20):
@@ -178,7 +178,7 @@ def test_a_transient_that_waits_survives_a_clean_stop(tmp_path: Path) -> None:
         assert client.message().headers["truenext-attempts"] == "1"
 
 
-def test_nothing_is_stuck_when_the_broker_was_suspended(tmp_path: Path) -> None:
+def test_a_retry_that_became_due_while_the_process_was_stopped_is_dispatched(tmp_path: Path) -> None:
     with running(tmp_path, first_delay_ms=300) as broker:
         client = broker.connect()
         client.send("q", b"failed")
@@ -252,7 +252,7 @@ def causes_of(message: Frame, of: str = "") -> tuple[str | None, str | None]:
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_poison_is_a_dead_letter_at_once_and_says_what_it_was(
+def test_a_rejected_message_is_a_dead_letter_at_once_with_its_origin(
     broker: BrokerProcess, queue: str, in_transaction: bool
 ) -> None:
     client = broker.connect()
@@ -288,7 +288,7 @@ def test_poison_is_a_dead_letter_at_once_and_says_what_it_was(
 
 @pytest.mark.parametrize("answer", ["ACK", "NACK"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_what_a_repeated_commit_acknowledged_comes_back_counted_and_not_for_ever(
+def test_messages_acknowledged_in_a_repeated_commit_count_attempts_until_they_are_dead_letters(
     tmp_path: Path, persistent: bool, answer: str
 ) -> None:
     with running(tmp_path, attempts_max=3, delay_ms=0) as broker:
@@ -324,7 +324,7 @@ def test_a_lost_connection_returns_its_messages_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["SEND", "in a transaction", "scheduled", "1.0, padded", "numbered"])
-def test_no_client_can_say_what_a_dead_letter_says_of_itself(broker: BrokerProcess, queue: str, way: str) -> None:
+def test_a_client_cannot_forge_the_headers_of_a_dead_letter(broker: BrokerProcess, queue: str, way: str) -> None:
     """Or an operator's re-drive would bring it where a client wants."""
     client = broker.connect(version="1.0" if way == "1.0, padded" else "1.2")
     forged = dict.fromkeys(DEAD_LETTER_HEADERS, "7") | {"truenext-original-destination": "/queue/target"}
@@ -409,7 +409,7 @@ def test_a_dry_run_moves_nothing(broker: BrokerProcess, queue: str) -> None:
     assert len(broker.remaining_messages(f"DLQ.{queue}")) == 3
 
 
-def test_single_ones_are_moved_and_those_not_there_are_named(broker: BrokerProcess, queue: str) -> None:
+def test_redrive_by_id_moves_single_messages_and_names_missing_ones(broker: BrokerProcess, queue: str) -> None:
     letters = dead_letters(broker, queue, 5)
     ids = [letters[at].headers["truenext-sequence"] for at in (3, 1)]
     options = [option for each in ids for option in ("--id", each)]
@@ -428,7 +428,9 @@ def test_a_limit_takes_the_true_next_ones(broker: BrokerProcess, queue: str) -> 
     assert bodies(broker.remaining_messages(f"DLQ.{queue}")) == ["2", "3", "4"]
 
 
-def test_what_a_consumer_holds_or_nobody_dead_lettered_is_left_alone(broker: BrokerProcess, queue: str) -> None:
+def test_redrive_leaves_held_messages_and_messages_that_were_not_dead_lettered(
+    broker: BrokerProcess, queue: str
+) -> None:
     dead_letters(broker, queue, 2)
     client = broker.connect()
     client.send(f"DLQ.{queue}", b"sent there", persistent=True, confirmed=True)

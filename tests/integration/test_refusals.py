@@ -123,7 +123,7 @@ def test_bytes_that_are_no_frame_end_the_connection(client: RawClient, queue: st
     assert client.error().headers["truenext-code"] == "malformed-frame"
 
 
-def test_a_receipt_that_is_no_name_is_refused_before_its_frame_does_anything(
+def test_an_invalid_receipt_name_is_refused_before_its_frame_is_carried_out(
     client: RawClient, broker: BrokerProcess, queue: str
 ) -> None:
     client.send_frame("SEND", {"destination": f"/queue/{queue}", "receipt": "r" * 256, "x": "\\"}, b"0")
@@ -166,7 +166,7 @@ def test_a_frame_is_counted_whatever_way_it_was_read(client: RawClient, queue: s
     assert [of(client.next_error())[1] for _ in wrong] == wrong
 
 
-def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, queue: str) -> None:
+def test_a_connection_without_keep_open_is_ended_by_a_refused_frame(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send_frame("SEND", {"destination": "/queue/"}, b"")
     error = client.error()
@@ -198,7 +198,7 @@ def test_whoever_does_not_ask_for_it_is_ended_as_ever(broker: BrokerProcess, que
         ("release", {}, b"{}", "control-request"),
     ],
 )
-def test_what_is_asked_for_by_send_is_refused_as_the_page_says(
+def test_control_requests_are_refused_with_the_codes_of_the_page(
     client: RawClient, queue: str, verb: str, headers: dict[str, str], body: bytes, code: str
 ) -> None:
     client.subscribe(queue)
@@ -206,7 +206,7 @@ def test_what_is_asked_for_by_send_is_refused_as_the_page_says(
     assert of(client.next_error()) == (code, 3)
 
 
-def test_what_is_asked_for_by_send_may_say_more_and_be_confirmed(client: RawClient, queue: str) -> None:
+def test_a_control_request_may_have_further_headers_and_a_receipt(client: RawClient, queue: str) -> None:
     client.subscribe(queue)
     headers = {"destination": "/control/wake", "id": "1", "anything": "x"}
     client.send_frame("SEND", headers, b"body", confirmed=True)
@@ -224,13 +224,17 @@ def test_what_is_asked_for_by_send_may_say_more_and_be_confirmed(client: RawClie
     ],
     ids=["subscriptions", "kept", "very many kept", "long name", "long transaction"],
 )
-def test_a_give_back_of_too_much_is_refused(client: RawClient, queue: str, body: bytes, code: str) -> None:
+def test_a_release_with_too_many_or_too_long_names_is_refused(
+    client: RawClient, queue: str, body: bytes, code: str
+) -> None:
     client.subscribe(queue)
     client.send_frame("SEND", {"destination": "/control/release"}, body)
     assert of(client.next_error()) == (code, 3)
 
 
-def test_others_are_served_between_very_many_refusals(client: RawClient, broker: BrokerProcess, queue: str) -> None:
+def test_a_connection_with_very_many_refusals_lets_others_be_served(
+    client: RawClient, broker: BrokerProcess, queue: str
+) -> None:
     """A frame of four bytes is refused, and answered, in as long as it takes to carry out a SEND."""
     other = broker.connect()
     other.subscribe(queue)
@@ -240,7 +244,7 @@ def test_others_are_served_between_very_many_refusals(client: RawClient, broker:
     assert [of(client.next_error()) for _ in range(3000)] == [("command", 2 + number) for number in range(3000)]
 
 
-def test_a_disconnect_that_is_refused_takes_no_leave(client: RawClient, broker: BrokerProcess, queue: str) -> None:
+def test_a_refused_disconnect_does_not_end_the_session(client: RawClient, broker: BrokerProcess, queue: str) -> None:
     client.subscribe(queue)
     client.send(queue, b"0")
     message = client.message()

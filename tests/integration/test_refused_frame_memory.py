@@ -17,7 +17,7 @@ REFUSED = [
 ]
 
 
-def test_nothing_of_a_refused_frame_stays_until_a_collection_of_garbage() -> None:
+def test_refused_frames_are_freed_without_garbage_collection() -> None:
     """It did, with its body: one client could make the broker take any amount of memory."""
 
     def use(port: int) -> None:

@@ -50,7 +50,7 @@ def of_round(reader: RawClient, number: int, count: int) -> list[Frame]:
     return found
 
 
-def test_what_is_given_back_comes_again_in_order_and_without_an_attempt(
+def test_released_messages_come_again_in_order_and_without_an_attempt(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
     fill(broker, queue, 5)
@@ -63,7 +63,7 @@ def test_what_is_given_back_comes_again_in_order_and_without_an_attempt(
     assert header_values(again, "attempts") == [0, 0, 0] and header_values(again, "deliveries") == [2, 2, 2]
 
 
-def test_what_is_kept_is_not_given_back(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+def test_messages_to_keep_are_not_released(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
     fill(broker, queue, 4)
     reader.subscribe(queue, prefetch=3)
     zero, one, two = reader.only(3)
@@ -86,7 +86,7 @@ def test_an_ack_of_an_earlier_dispatch_is_refused(broker: BrokerProcess, queue: 
     assert header_values(broker.remaining_messages(queue), "attempts") == [1]
 
 
-def test_an_abort_gives_back_the_transaction_and_the_buffer_in_one_step(
+def test_an_abort_releases_the_transaction_and_the_buffer_in_one_step(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
     fill(broker, queue, 6)
@@ -101,7 +101,7 @@ def test_an_abort_gives_back_the_transaction_and_the_buffer_in_one_step(
     assert header_values(again, "attempts") == [1, 1, 0, 0]
 
 
-def test_only_what_the_transaction_refused_is_charged_if_the_client_says_so(
+def test_an_abort_can_count_attempts_of_nacked_messages_alone(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
     fill(broker, queue, 3)
@@ -120,7 +120,7 @@ def test_only_what_the_transaction_refused_is_charged_if_the_client_says_so(
     assert bodies(of_round(reader, 2, 3)) == ["0", "2", "1"]
 
 
-def test_an_abort_may_charge_nobody(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+def test_an_abort_can_count_no_attempt(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
     fill(broker, queue, 2)
     reader.subscribe(queue)
     for message in reader.only(2):
@@ -133,7 +133,7 @@ def test_an_abort_may_charge_nobody(broker: BrokerProcess, queue: str, reader: R
     assert bodies(again) == numbers(2) and header_values(again, "attempts") == [0, 0]
 
 
-def test_a_subscription_that_rests_gets_nothing_until_it_is_woken(
+def test_a_suspended_subscription_gets_nothing_until_it_is_woken(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
     fill(broker, queue, 3)
@@ -147,7 +147,9 @@ def test_a_subscription_that_rests_gets_nothing_until_it_is_woken(
     assert bodies(reader.only(2)) == numbers(2)
 
 
-def test_more_names_than_a_header_holds_are_kept(broker: BrokerProcess, queue: str, reader: RawClient) -> None:
+def test_a_release_can_keep_more_messages_than_a_header_holds(
+    broker: BrokerProcess, queue: str, reader: RawClient
+) -> None:
     count = 1000
     sender = broker.connect()
     for number in range(count):
@@ -174,7 +176,7 @@ def test_more_names_than_a_header_holds_are_kept(broker: BrokerProcess, queue: s
         ("client", "1", {"spare": []}, "control-request"),
     ],
 )
-def test_a_request_that_cannot_be_carried_out_is_refused_by_name(
+def test_an_invalid_release_is_refused_with_its_cause(
     broker: BrokerProcess, queue: str, reader: RawClient, ack: str, named: str, others: dict[str, Any], code: str
 ) -> None:
     reader.subscribe(queue, ack=ack)
@@ -182,7 +184,7 @@ def test_a_request_that_cannot_be_carried_out_is_refused_by_name(
     assert reader.error().headers["truenext-code"] == code
 
 
-def test_who_has_not_asked_for_rounds_cannot_give_back(broker: BrokerProcess, queue: str) -> None:
+def test_a_release_without_truenext_rounds_is_refused(broker: BrokerProcess, queue: str) -> None:
     reader = broker.connect()
     reader.subscribe(queue)
     reader.release("1")
@@ -214,7 +216,7 @@ def test_a_message_that_always_fails_takes_no_neighbour_to_the_dead_letters(
         broker.clean_up()
 
 
-def test_a_group_stays_with_who_rests_as_long_as_its_transaction_has_some_of_it(
+def test_a_group_stays_with_a_suspended_subscription_while_its_transaction_has_a_message_of_it(
     broker: BrokerProcess, queue: str, reader: RawClient
 ) -> None:
     sender = broker.connect()

@@ -36,7 +36,7 @@ def test_a_delay_is_waited_for_and_its_headers_do_not_reach_the_consumer(own_bro
     assert scheduled(own_broker) == {"q": 0}
 
 
-def test_repetitions_come_as_often_as_was_asked_for(own_broker: BrokerProcess) -> None:
+def test_repetitions_come_as_often_as_requested(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     client.subscribe("q")
     headers = {"AMQ_SCHEDULED_PERIOD": "50", "AMQ_SCHEDULED_REPEAT": "4"}
@@ -48,7 +48,7 @@ def test_repetitions_come_as_often_as_was_asked_for(own_broker: BrokerProcess) -
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_what_is_scheduled_survives_a_restart(own_broker: BrokerProcess, is_clean: bool) -> None:
+def test_scheduled_sends_survive_a_restart(own_broker: BrokerProcess, is_clean: bool) -> None:
     client = own_broker.connect()
     for number in range(20):
         later(client, f"soon {number}", 2000 + number % 3 * 200)
@@ -68,7 +68,7 @@ def test_what_is_scheduled_survives_a_restart(own_broker: BrokerProcess, is_clea
     assert scheduled(own_broker) == {"q": 1}
 
 
-def test_kill_9_while_they_become_due_neither_loses_nor_doubles_one(own_broker: BrokerProcess) -> None:
+def test_kill_9_while_scheduled_sends_become_due_neither_loses_nor_doubles_one(own_broker: BrokerProcess) -> None:
     count = 600
     client = own_broker.connect()
     for number in range(count):
@@ -107,7 +107,7 @@ def fill(broker: BrokerProcess, count: int) -> None:
     client.disconnect()
 
 
-def test_the_command_shows_what_is_due_first_first(own_broker: BrokerProcess) -> None:
+def test_scheduled_shows_the_sends_in_the_order_in_which_they_are_due(own_broker: BrokerProcess) -> None:
     fill(own_broker, 1200)
     done = own_broker.truenext("scheduled", "q", "--count", "3", "--json")
     assert done.returncode == 0, done.stderr
@@ -123,9 +123,7 @@ def test_the_command_shows_what_is_due_first_first(own_broker: BrokerProcess) ->
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_what_the_command_cancelled_stays_so_whatever_becomes_of_the_broker(
-    own_broker: BrokerProcess, is_clean: bool
-) -> None:
+def test_cancelled_sends_stay_cancelled_after_a_restart(own_broker: BrokerProcess, is_clean: bool) -> None:
     fill(own_broker, 1200)
     assert (
         own_broker.output_of("unschedule", "q", "--selector", "even = 'True'", "--dry-run")
@@ -144,7 +142,7 @@ def test_what_the_command_cancelled_stays_so_whatever_becomes_of_the_broker(
     assert scheduled(own_broker) == {"q": len(remaining) - 1}
 
 
-def test_of_many_ids_each_is_cancelled(own_broker: BrokerProcess) -> None:
+def test_unschedule_of_many_ids_cancels_each(own_broker: BrokerProcess) -> None:
     fill(own_broker, 2500)
     shown = own_broker.output_of("scheduled", "q", "--count", "2500", "--json").splitlines()
     ids = [str(json.loads(line)["number"]) for line in shown][::2]
@@ -152,7 +150,7 @@ def test_of_many_ids_each_is_cancelled(own_broker: BrokerProcess) -> None:
     assert scheduled(own_broker) == {"q": 1250}
 
 
-def test_what_repeats_every_millisecond_is_cancelled_by_one_command(own_broker: BrokerProcess) -> None:
+def test_unschedule_cancels_sends_that_repeat_every_millisecond(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     headers = {"AMQ_SCHEDULED_PERIOD": "1", "AMQ_SCHEDULED_REPEAT": "-1"}
     for number in range(3):
@@ -161,7 +159,7 @@ def test_what_repeats_every_millisecond_is_cancelled_by_one_command(own_broker: 
     assert scheduled(own_broker) == {"q": 0}
 
 
-def test_who_has_asked_for_too_much_at_once_is_told_so(own_broker: BrokerProcess) -> None:
+def test_too_many_control_requests_at_once_are_refused(own_broker: BrokerProcess) -> None:
     fill(own_broker, 3000)
     client = own_broker.connect()
     client.send_frame("SUBSCRIBE", {"id": "answers", "destination": "/temp-queue/answers"}, confirmed=True)
@@ -172,7 +170,7 @@ def test_who_has_asked_for_too_much_at_once_is_told_so(own_broker: BrokerProcess
     assert own_broker.output_of("unschedule", "q") == "3,000 cancelled\n"
 
 
-def test_a_body_has_no_say_in_the_terminal(own_broker: BrokerProcess) -> None:
+def test_bodies_of_scheduled_sends_are_escaped_on_a_terminal(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     client.send("q", b"\x1b]0;t\x07\n[red]x", confirmed=True, headers={"AMQ_SCHEDULED_DELAY": "60000"})
     output = own_broker.output_of("scheduled", "q")
@@ -180,7 +178,7 @@ def test_a_body_has_no_say_in_the_terminal(own_broker: BrokerProcess) -> None:
     assert r"\x1b]0;t\x07\x0a[red]x" in output.replace("\n", "")
 
 
-def test_what_goes_to_topics_is_shown_and_cancelled_by_address(own_broker: BrokerProcess) -> None:
+def test_scheduled_sends_to_topics_are_shown_and_cancelled_by_address(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     for destination in ("/topic/t", "/queue/a,/topic/t"):
         headers = {"destination": destination, "AMQ_SCHEDULED_CRON": "0 0 1 1 *"}
@@ -203,7 +201,7 @@ def test_what_goes_to_topics_is_shown_and_cancelled_by_address(own_broker: Broke
         (("unschedule", "/nowhere/q"), 2, "/nowhere/q"),
     ],
 )
-def test_what_cannot_be_shown_or_cancelled_is_said(
+def test_scheduled_and_unschedule_report_invalid_arguments(
     own_broker: BrokerProcess, arguments: tuple[str, ...], status: int, why: str
 ) -> None:
     fill(own_broker, 1)
@@ -223,7 +221,7 @@ def test_what_cannot_be_shown_or_cancelled_is_said(
         ("/temp-queue/q", {"AMQ_SCHEDULED_DELAY": "1"}, "may be gone"),
     ],
 )
-def test_what_cannot_be_scheduled_is_refused(
+def test_invalid_scheduling_headers_are_refused(
     broker: BrokerProcess, destination: str, headers: dict[str, str], why: str
 ) -> None:
     client = broker.connect()

@@ -27,7 +27,7 @@ def select(client: RawClient, queue: str, selector: str, *, name: str = "s", pre
 
 
 @EVICTED
-def test_each_consumer_gets_what_its_selector_wants_in_order_and_nothing_else(
+def test_consumers_get_the_messages_of_their_selectors_in_order_and_no_others(
     broker: BrokerProcess, queue: str
 ) -> None:
     sender = broker.connect()
@@ -79,7 +79,7 @@ def test_a_match_is_found_behind_many_that_do_not_match_and_those_stay(broker: B
     assert broker.queues()[queue].waiting == HAYSTACK
 
 
-def test_of_three_consumers_the_one_for_high_priorities_gets_them_at_once_and_no_low_ones(
+def test_consumer_that_selects_high_priorities_gets_them_at_once_and_no_low_ones(
     broker: BrokerProcess, queue: str
 ) -> None:
     sender, high, *others = [broker.connect() for _ in range(4)]
@@ -100,7 +100,7 @@ def test_of_three_consumers_the_one_for_high_priorities_gets_them_at_once_and_no
         assert all(message.body.startswith(b"low") for message in other.only(10))
 
 
-def test_what_matches_survives_a_restart_and_is_found_again(broker: BrokerProcess, queue: str) -> None:
+def test_messages_that_match_a_selector_are_found_again_after_a_restart(broker: BrokerProcess, queue: str) -> None:
     sender = broker.connect()
     fill(sender, queue, 500)
     fill(sender, queue, 3, colour="red")
@@ -121,7 +121,7 @@ def test_what_matches_survives_a_restart_and_is_found_again(broker: BrokerProces
     assert receiver.arrived() == []
 
 
-def test_a_selector_that_is_none_is_refused_with_the_place_of_the_fault(broker: BrokerProcess, queue: str) -> None:
+def test_an_invalid_selector_is_refused_with_the_place_of_the_fault(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     client.send_frame("SUBSCRIBE", {"id": "b", "destination": f"/queue/{queue}", "selector": "a = = 1"})
     assert "is not understood at character 5" in client.error().headers["message"]

@@ -34,7 +34,7 @@ def numbers(messages: list[Frame]) -> list[int]:
 # ---- Time ----
 
 
-def test_what_expired_while_its_reader_was_slow_is_not_dispatched(own_broker: BrokerProcess) -> None:
+def test_a_message_that_expired_while_its_reader_was_slow_is_not_dispatched(own_broker: BrokerProcess) -> None:
     """What wakes the broker is the socket that can be written to again: no frame tells it how late it is."""
     slow, sender = own_broker.connect(receive_buffer=4096), own_broker.connect()
     slow.subscribe("q", ack="auto")

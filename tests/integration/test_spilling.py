@@ -69,7 +69,7 @@ def check_store(broker: BrokerProcess) -> str:
 
 @SMALL
 @pytest.mark.parametrize("mode", ["auto", "client-individual"])
-def test_all_that_is_sent_faster_than_it_is_read_comes_in_order_and_memory_is_kept(
+def test_messages_sent_faster_than_they_are_read_come_in_order_within_the_memory_limit(
     own_broker: BrokerProcess, mode: str
 ) -> None:
     readers = [follow(own_broker, mode=mode) for _ in range(3)]
@@ -95,7 +95,7 @@ def test_all_that_is_sent_faster_than_it_is_read_comes_in_order_and_memory_is_ke
 
 
 @SMALL
-def test_the_status_says_who_has_what_is_on_disk(own_broker: BrokerProcess) -> None:
+def test_the_status_names_the_subscriptions_with_messages_on_disk(own_broker: BrokerProcess) -> None:
     reader = follow(own_broker)
     publish(own_broker.connect(), 0, MANY)
     (largest,) = own_broker.status()["temporary"]["largest"]
@@ -124,9 +124,7 @@ def test_two_large_bodies_come_to_two_subscribers(own_broker: BrokerProcess) -> 
 
 @SMALL
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
-def test_what_is_on_disk_of_a_subscription_is_gone_after_any_end_of_the_broker(
-    own_broker: BrokerProcess, is_clean: bool
-) -> None:
+def test_spilled_messages_of_a_subscription_are_gone_after_a_restart(own_broker: BrokerProcess, is_clean: bool) -> None:
     durable = own_broker.connect(sends_connect=False)
     durable.send_connect("1.2", "0,0", client_id="me")
     durable.send_frame("SUBSCRIBE", {"id": "d", "destination": "/topic/kept", "durable": "true"}, confirmed=True)
@@ -148,7 +146,7 @@ def test_what_is_on_disk_of_a_subscription_is_gone_after_any_end_of_the_broker(
 
 
 @SMALL
-def test_what_is_left_of_a_subscription_that_ends_is_removed_in_the_background(own_broker: BrokerProcess) -> None:
+def test_spilled_messages_of_an_ended_subscription_are_removed_in_the_background(own_broker: BrokerProcess) -> None:
     readers = [follow(own_broker), follow(own_broker)]
     publish(own_broker.connect(), 0, MANY)
     readers[0].unsubscribe()
@@ -175,7 +173,7 @@ def test_what_is_left_of_a_subscription_that_ends_is_removed_in_the_background(o
 
 
 @pytest.mark.parametrize("options", [("--memory-limit", "128MiB")], ids=["128 MiB"])
-def test_only_who_stands_still_is_ended_when_room_is_short_and_is_told_why(
+def test_a_subscriber_that_does_not_read_is_ended_with_the_reason_when_space_is_short(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     broker = BrokerProcess(tmp_path, options, can_hold_disk=True, policy={"stalled_subscriber_ms": 3000})
@@ -206,7 +204,7 @@ def test_only_who_stands_still_is_ended_when_room_is_short_and_is_told_why(
 
 
 @SMALL
-def test_who_sends_to_a_topic_waits_while_room_is_short(held_broker: BrokerProcess) -> None:
+def test_a_producer_of_a_topic_waits_while_space_is_short(held_broker: BrokerProcess) -> None:
     reader = follow(held_broker)
     sender = held_broker.connect()
     publish(sender, 0, 1)
@@ -222,7 +220,7 @@ def test_who_sends_to_a_topic_waits_while_room_is_short(held_broker: BrokerProce
 
 
 @SMALL
-def test_who_sends_to_a_topic_waits_for_a_disk_that_is_slower(held_broker: BrokerProcess) -> None:
+def test_a_producer_of_a_topic_waits_for_a_slower_disk(held_broker: BrokerProcess) -> None:
     reader = follow(held_broker)
     sender = held_broker.connect()
     held_broker.hold_disk()

@@ -37,7 +37,9 @@ def again(broker: BrokerProcess, queue: str, count: int) -> list[Frame]:
 
 
 @pytest.mark.parametrize("ends", ["crashes", "hangs up", "is refused"])
-def test_what_was_begun_is_charged_and_nothing_else(broker: BrokerProcess, queue: str, ends: str) -> None:
+def test_only_started_messages_count_an_attempt_when_the_connection_is_lost(
+    broker: BrokerProcess, queue: str, ends: str
+) -> None:
     fill(broker, queue, 5)
     reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
@@ -60,7 +62,9 @@ def test_what_was_begun_is_charged_and_nothing_else(broker: BrokerProcess, queue
     assert were_lost(back) == [False, True, False, False]
 
 
-def test_if_nothing_was_begun_nothing_is_charged(broker: BrokerProcess, queue: str) -> None:
+def test_messages_that_were_not_started_count_no_attempt_when_the_connection_is_lost(
+    broker: BrokerProcess, queue: str
+) -> None:
     fill(broker, queue, 2)
     reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
@@ -69,7 +73,7 @@ def test_if_nothing_was_begun_nothing_is_charged(broker: BrokerProcess, queue: s
     assert attempts(again(broker, queue, 2)) == [0, 0]
 
 
-def test_what_was_acknowledged_in_a_transaction_was_begun(broker: BrokerProcess, queue: str) -> None:
+def test_a_message_acknowledged_in_a_transaction_counts_as_started(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 3)
     reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
@@ -82,7 +86,7 @@ def test_what_was_acknowledged_in_a_transaction_was_begun(broker: BrokerProcess,
     assert attempts(back) == [0, 0, 1] and were_lost(back) == [False, False, True]
 
 
-def test_begun_ends_with_its_dispatch(broker: BrokerProcess, queue: str) -> None:
+def test_started_ends_with_the_dispatch(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 2)
     reader = broker.connect(headers=STARTED | {"truenext-rounds": "true"})
     reader.subscribe(queue)
@@ -96,7 +100,7 @@ def test_begun_ends_with_its_dispatch(broker: BrokerProcess, queue: str) -> None
 
 
 @pytest.mark.parametrize("unclean", [False, True])
-def test_that_the_last_attempt_was_a_lost_connection_is_said_over_restarts(
+def test_header_of_a_last_attempt_by_lost_connection_survives_restarts(
     own_broker: BrokerProcess, queue: str, unclean: bool
 ) -> None:
     broker = own_broker
@@ -136,7 +140,9 @@ def test_a_later_failure_of_another_kind_is_no_lost_connection(broker: BrokerPro
     assert attempts([message]) == [2] and were_lost([message]) == [False]
 
 
-def test_whoever_does_not_ask_for_it_is_charged_and_told_as_ever(broker: BrokerProcess, queue: str) -> None:
+def test_a_connection_without_truenext_started_counts_the_first_message_and_gets_no_header(
+    broker: BrokerProcess, queue: str
+) -> None:
     fill(broker, queue, 2)
     reader = broker.connect()
     reader.subscribe(queue)
@@ -148,7 +154,7 @@ def test_whoever_does_not_ask_for_it_is_charged_and_told_as_ever(broker: BrokerP
     assert attempts(back) == [1, 0] and were_lost(back) == [False, False]
 
 
-def test_an_ack_may_name_what_is_begun_next(broker: BrokerProcess, queue: str) -> None:
+def test_an_ack_may_name_the_message_that_is_started_next(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 3)
     reader = broker.connect(headers=STARTED)
     reader.subscribe(queue)
@@ -160,7 +166,7 @@ def test_an_ack_may_name_what_is_begun_next(broker: BrokerProcess, queue: str) -
     assert bodies(back) == ["1", "2"] and attempts(back) == [0, 1]
 
 
-def test_an_ack_that_names_a_wrong_one_as_begun_does_nothing(broker: BrokerProcess, queue: str) -> None:
+def test_an_ack_that_names_a_wrong_message_as_started_does_nothing(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 1)
     reader = broker.connect(headers=STARTED | {"truenext-keep-open": "true"})
     reader.subscribe(queue)
@@ -173,7 +179,9 @@ def test_an_ack_that_names_a_wrong_one_as_begun_does_nothing(broker: BrokerProce
     reader.ack(message, confirmed=True)
 
 
-def test_begun_is_refused_where_it_means_nothing(broker: BrokerProcess, queue: str) -> None:
+def test_started_is_refused_without_the_option_and_for_a_message_that_is_not_held(
+    broker: BrokerProcess, queue: str
+) -> None:
     fill(broker, queue, 1)
     reader = broker.connect()
     reader.subscribe(queue)

@@ -71,7 +71,7 @@ def test_the_status_counts_all_scheduled_sends_and_says_which_are_for_topics(own
     assert wait_reasons() == ("3 sends, 1 of them for topics or several destinations", 3, 1)
 
 
-def test_the_status_says_for_whom_so_much_waits_that_no_queue_has(own_broker: BrokerProcess) -> None:
+def test_the_status_names_connections_whose_waiting_bytes_no_queue_has(own_broker: BrokerProcess) -> None:
     reader, sender = own_broker.connect(sends_connect=False), own_broker.connect()
     reader.send_connect("1.2", "0,0", client_id="billing")
     topic = {"destination": "/topic/news"}

@@ -169,14 +169,14 @@ def fill(client: Client, queue: str, count: int) -> None:
 
 
 @VERSIONS
-def test_it_connects_in_the_version_it_speaks(connect: Connect, version: str) -> None:
+def test_stomp_py_connects_in_its_version(connect: Connect, version: str) -> None:
     connected = connect(version).connected.get(timeout=PATIENCE_SECONDS)
     assert connected.headers["version"] == version
     assert connected.headers["server"].startswith("truenext/")
 
 
 @VERSIONS
-def test_it_receives_in_true_order(connect: Connect, queue: str, version: str) -> None:
+def test_stomp_py_receives_in_true_order(connect: Connect, queue: str, version: str) -> None:
     sender, reader = connect(version), connect(version)
     for body, priority, persistent in (
         ("3", "4", "true"),
@@ -205,7 +205,7 @@ def test_receipts_come_in_the_order_they_were_asked_for(connect: Connect, queue:
 
 
 @VERSIONS
-def test_an_error_reaches_it_and_ends_the_connection(connect: Connect, version: str) -> None:
+def test_an_error_reaches_stomp_py_and_ends_the_connection(connect: Connect, version: str) -> None:
     client = connect(version)
     client.connection.subscribe("/exchange/news", id="1", receipt="in question")
     error = client.errors.get(timeout=PATIENCE_SECONDS)
@@ -220,7 +220,7 @@ def test_an_error_reaches_it_and_ends_the_connection(connect: Connect, version: 
 
 @VERSIONS
 @pytest.mark.parametrize(("ack", "remaining"), [("auto", []), ("client", ["4", "5"]), ("client-individual", "01245")])
-def test_it_acknowledges_in_each_mode(
+def test_stomp_py_acknowledges_in_each_mode(
     broker: BrokerProcess, connect: Connect, queue: str, version: str, ack: str, remaining: list[str] | str
 ) -> None:
     sender, reader = connect(version), connect(version)
@@ -236,7 +236,7 @@ def test_it_acknowledges_in_each_mode(
 
 
 @VERSIONS
-def test_an_acknowledgement_gives_it_the_next_message(connect: Connect, queue: str, version: str) -> None:
+def test_an_acknowledgement_brings_stomp_py_the_next_message(connect: Connect, queue: str, version: str) -> None:
     client = connect(version)
     client.subscribe(queue, prefetch=1)
     fill(client, queue, 4)
@@ -249,7 +249,7 @@ def test_an_acknowledgement_gives_it_the_next_message(connect: Connect, queue: s
 
 
 @NACKING_VERSIONS
-def test_what_it_refuses_comes_again_at_its_place(connect: Connect, queue: str, version: str) -> None:
+def test_messages_that_stomp_py_nacks_come_again_at_their_place(connect: Connect, queue: str, version: str) -> None:
     client = connect(version)
     fill(client, queue, 5)
     client.subscribe(queue, prefetch=3)
@@ -268,7 +268,7 @@ def test_what_it_refuses_comes_again_at_its_place(connect: Connect, queue: str, 
 
 
 @VERSIONS
-def test_what_it_commits_is_done_as_a_whole(
+def test_transaction_that_stomp_py_commits_is_done_as_a_whole(
     broker: BrokerProcess, connect: Connect, new_queue: Callable[[], str], version: str
 ) -> None:
     source, target = new_queue(), new_queue()
@@ -289,7 +289,7 @@ def test_what_it_commits_is_done_as_a_whole(
 
 
 @VERSIONS
-def test_what_it_aborts_never_happened(
+def test_transaction_that_stomp_py_aborts_never_happened(
     broker: BrokerProcess, connect: Connect, new_queue: Callable[[], str], version: str
 ) -> None:
     source, target = new_queue(), new_queue()
@@ -311,7 +311,9 @@ def test_what_it_aborts_never_happened(
 
 
 @NACKING_VERSIONS
-def test_what_it_refuses_in_a_transaction_comes_again_at_the_commit(connect: Connect, queue: str, version: str) -> None:
+def test_messages_that_stomp_py_nacks_in_a_transaction_come_again_at_the_commit(
+    connect: Connect, queue: str, version: str
+) -> None:
     client = connect(version)
     fill(client, queue, 2)
     client.subscribe(queue)
@@ -399,7 +401,7 @@ def test_header_values_survive_the_way_from_any_version_to_any_other(
 
 
 @VERSIONS
-def test_a_forged_length_does_not_make_it_see_a_second_frame(
+def test_a_forged_length_does_not_make_stomp_py_see_a_second_frame(
     broker: BrokerProcess, connect: Connect, queue: str, version: str
 ) -> None:
     reader = connect(version)

@@ -151,7 +151,7 @@ def test_fast_producers_and_fast_transacted_consumers_pass_every_message_on_once
 
 
 @EITHER
-def test_messages_leave_memory_in_such_a_race(own_broker: BrokerProcess, queue: str) -> None:
+def test_messages_leave_memory_in_the_race(own_broker: BrokerProcess, queue: str) -> None:
     race = Race(own_broker, queue, 0)
     race.run(race.produce(0))
     own_broker.await_facts(queue, waiting=BURSTS * BURST)
@@ -216,7 +216,7 @@ def test_without_a_receipt_an_early_message_may_be_lost_although_it_was_seen(
 
 @ONLY_CONCURRENT
 @pytest.mark.parametrize("follows_another", [True, False], ids=["not handed over", "handed over"])
-def test_what_is_acknowledged_before_it_is_written_is_confirmed_and_never_comes_again(
+def test_messages_acknowledged_before_they_are_written_are_confirmed_and_do_not_come_again(
     held_broker: BrokerProcess, queue: str, follows_another: bool
 ) -> None:
     """A message that only gathers is taken out of its batch; one that the store has already is removed by the next."""

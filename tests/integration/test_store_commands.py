@@ -175,7 +175,7 @@ def test_a_journal_that_lost_its_end_after_a_kill_is_damaged_if_the_history_tell
     expect_missed(own_broker.data, "frames are missing at its end", tmp_path)
 
 
-def test_where_the_history_is_silent_it_accuses_nobody(own_broker: BrokerProcess) -> None:
+def test_check_of_a_store_with_gaps_in_its_history_reports_no_damage(own_broker: BrokerProcess) -> None:
     """Deleted, switched off for a run, and on again; each run ended by a kill."""
     own_broker.options = ("--no-history",)
     for number in range(5):
@@ -204,7 +204,7 @@ def test_a_journal_that_lost_all_of_the_last_run_is_damaged(own_broker: BrokerPr
     assert " is missing at its end; the checkpoint says " in serve(own_broker.data).stderr
 
 
-def test_what_still_looks_like_a_torn_tail_is_taken_for_one(tmp_path: Path) -> None:
+def test_check_takes_a_zeroed_end_after_a_kill_without_history_for_a_torn_tail(tmp_path: Path) -> None:
     """A kill, and no history: the first batch of the run must be there, and how many came behind it nobody knows."""
     broker = BrokerProcess(tmp_path, ("--no-history",))
     broker.start()

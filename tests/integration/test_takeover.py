@@ -28,7 +28,7 @@ def is_taken_over(client: RawClient) -> str | None:
     return client.connected.headers.get("truenext-taken-over")
 
 
-def test_a_secret_is_handed_out_to_whoever_numbers_its_connections(broker: BrokerProcess) -> None:
+def test_a_secret_is_handed_out_to_clients_that_number_their_connections(broker: BrokerProcess) -> None:
     clients = [broker.connect(headers=numbered(number)) for number in (1, 1, 7)]
     secrets = {secret_of(client) for client in clients}
     assert len(secrets) == 3 and all(re.fullmatch("[0-9a-f]{32}", secret) for secret in secrets)
@@ -38,7 +38,7 @@ def test_a_secret_is_handed_out_to_whoever_numbers_its_connections(broker: Broke
     assert len({client.connected.headers["truenext-store"] for client in clients}) == 1
 
 
-def test_what_the_old_connection_held_comes_to_the_new_one(broker: BrokerProcess, queue: str) -> None:
+def test_messages_held_by_the_old_connection_come_to_the_new_one(broker: BrokerProcess, queue: str) -> None:
     old = broker.connect(headers=numbered(1))
     old.subscribe(queue, headers={"activemq.exclusive": "true"})
     for number in range(2):
@@ -54,7 +54,7 @@ def test_what_the_old_connection_held_comes_to_the_new_one(broker: BrokerProcess
     old.await_silent_end()
 
 
-def test_whose_handlers_go_on_is_not_charged(broker: BrokerProcess, queue: str) -> None:
+def test_a_takeover_whose_handlers_go_on_counts_no_attempt(broker: BrokerProcess, queue: str) -> None:
     old = broker.connect(headers=numbered(1))
     old.subscribe(queue)
     old.send(queue, b"0")
@@ -104,7 +104,7 @@ def test_a_connect_that_comes_late_is_refused_and_does_nothing(broker: BrokerPro
     assert late.error().headers["truenext-code"] == "stale"
 
 
-def test_what_the_old_connection_says_afterwards_is_not_read(broker: BrokerProcess, queue: str) -> None:
+def test_frames_of_the_old_connection_after_a_takeover_are_not_read(broker: BrokerProcess, queue: str) -> None:
     old = broker.connect(headers=numbered(1))
     with broker.asleep():
         new = broker.connect(sends_connect=False)
@@ -118,7 +118,9 @@ def test_what_the_old_connection_says_afterwards_is_not_read(broker: BrokerProce
     assert bodies(broker.remaining_messages(queue)) == []
 
 
-def test_what_waits_for_room_on_the_disk_is_dropped(held_broker: BrokerProcess, queue: str) -> None:
+def test_sends_of_the_old_connection_that_wait_for_disk_space_are_dropped(
+    held_broker: BrokerProcess, queue: str
+) -> None:
     broker = held_broker
     old = broker.connect(headers=numbered(1))
     old.send(queue, b"before", persistent=True, confirmed=True)
@@ -156,7 +158,7 @@ def test_the_secret_is_in_no_log_and_no_answer(own_broker: BrokerProcess, queue:
         {"truenext-anything": "hush"},
     ],
 )
-def test_a_login_that_asks_for_nonsense_is_refused_and_nothing_of_it_repeated(
+def test_a_login_with_invalid_takeover_headers_is_refused_without_repeating_them(
     broker: BrokerProcess, headers: dict[str, str]
 ) -> None:
     client = broker.connect(sends_connect=False)
@@ -166,15 +168,13 @@ def test_a_login_that_asks_for_nonsense_is_refused_and_nothing_of_it_repeated(
     assert b"hush" not in error.body and b"GGG" not in error.body
 
 
-def test_what_is_ours_on_connect_needs_stomp_1_2(broker: BrokerProcess) -> None:
+def test_truenext_headers_on_connect_need_stomp_1_2(broker: BrokerProcess) -> None:
     client = broker.connect(sends_connect=False)
     client.send_frame("CONNECT", {"accept-version": "1.1", "host": "h", "truenext-rounds": "true"})
     assert "1.2" in client.error().body.decode()
 
 
-def test_what_had_not_left_the_broker_in_auto_mode_comes_to_the_new_connection(
-    broker: BrokerProcess, queue: str
-) -> None:
+def test_unsent_messages_of_an_auto_subscription_come_to_the_new_connection(broker: BrokerProcess, queue: str) -> None:
     """The old one has read nothing; what its socket has taken counts as acknowledged."""
     count = 5000
     old = broker.connect(headers=numbered(1), receive_buffer=4096)

@@ -83,7 +83,7 @@ def lost(client: RawClient) -> bool:
 # ---- What it is ----
 
 
-def test_it_hands_out_the_true_next_message(broker: BlockingBroker, clients: Clients) -> None:
+def test_broker_hands_out_the_true_next_message(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.send("orders", b"low", persistent=True)
     client.send("orders", b"high", priority=9, confirmed=True)
@@ -91,7 +91,7 @@ def test_it_hands_out_the_true_next_message(broker: BlockingBroker, clients: Cli
     assert bodies(client.only(2)) == ["high", "low"]
 
 
-def test_a_look_at_a_queue_shows_what_waits_in_order_and_counts_the_rest(
+def test_queue_has_waiting_bodies_in_order_and_counts_of_the_other_messages(
     broker: BlockingBroker, clients: Clients
 ) -> None:
     client = clients.connect(broker.url)
@@ -107,7 +107,7 @@ def test_a_look_at_a_queue_shows_what_waits_in_order_and_counts_the_rest(
     assert (contents.unacknowledged, contents.scheduled) == (1, 1)
 
 
-def test_a_look_at_a_queue_is_behind_all_that_was_sent_before(broker: BlockingBroker, clients: Clients) -> None:
+def test_queue_includes_all_that_was_sent_before(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     broker.freeze()
     client.write(b"SEND\ndestination:/queue/orders\n\n\0" * 5_000)
@@ -152,7 +152,7 @@ def test_a_commit_that_is_lost_before_has_not_happened(
     assert broker.queue("orders").bodies == [b"in it"]
 
 
-def test_a_commit_that_is_lost_after_is_durable_and_nobody_was_told(broker: BlockingBroker, clients: Clients) -> None:
+def test_a_commit_that_is_lost_after_is_durable_and_unanswered(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     broker.lose_commit("after")
     broker.freeze()
@@ -279,7 +279,7 @@ def test_a_commit_that_need_not_be_lost_may_never_come() -> None:
     asyncio.run(main())
 
 
-def test_an_error_of_the_test_is_raised_and_not_what_it_did_not_reach() -> None:
+def test_an_error_of_the_test_is_raised_instead_of_an_unreached_fault() -> None:
     with pytest.raises(BodyFailed), testing.blocking_broker() as broker:
         broker.lose_commit("before")
         raise BodyFailed
@@ -320,7 +320,7 @@ def test_a_connection_that_is_dropped_is_reset_and_no_other(broker: BlockingBrok
     assert broker.queue("orders").messages[0].headers["truenext-attempts"] == "1"
 
 
-def test_all_connections_are_dropped_if_none_is_named(broker: BlockingBroker, clients: Clients) -> None:
+def test_drop_without_a_connection_drops_all(broker: BlockingBroker, clients: Clients) -> None:
     both = [clients.connect(broker.url) for _ in range(2)]
     broker.drop()
     assert all(map(lost, both))
@@ -335,7 +335,7 @@ def test_a_connection_that_is_not_there_is_an_error(broker: BlockingBroker, clie
 
 
 @pytest.mark.parametrize("fault", ["drop", "freeze", "thaw"])
-def test_what_is_no_connection_is_refused(broker: BlockingBroker, fault: str) -> None:
+def test_faults_refuse_an_argument_that_is_no_connection(broker: BlockingBroker, fault: str) -> None:
     for wrong in (7, SimpleNamespace(), SimpleNamespace(session_id=None)):
         with pytest.raises(ValueError, match="a connection is one of truenext's client, or its session"):
             getattr(broker, fault)(wrong)
@@ -349,12 +349,12 @@ def test_a_queue_is_named_without_its_kind(broker: BlockingBroker) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/temp-queue/orders", "orders.*", "a,b", b"orders", None])
-def test_what_no_queue_can_be_called_is_refused(broker: BlockingBroker, name: str) -> None:
+def test_queue_refuses_an_invalid_name(broker: BlockingBroker, name: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(name))):
         broker.queue(name)
 
 
-def test_what_a_frozen_connection_says_is_carried_out_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
+def test_frames_of_a_frozen_connection_are_carried_out_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
     frozen, other = clients.connect(broker.url), clients.connect(broker.url)
     broker.freeze(session_of(frozen))
     frozen.send("orders", b"1", headers={"receipt": "r"})
@@ -365,7 +365,7 @@ def test_what_a_frozen_connection_says_is_carried_out_when_it_thaws(broker: Bloc
     assert broker.queue("orders").bodies == [b"1"]
 
 
-def test_what_is_for_a_frozen_connection_comes_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
+def test_frames_for_a_frozen_connection_come_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
     frozen, other = clients.connect(broker.url), clients.connect(broker.url)
     frozen.subscribe("orders", ack="auto")
     broker.freeze()
@@ -436,7 +436,7 @@ def test_a_frozen_connection_can_be_dropped(broker: BlockingBroker, clients: Cli
 # ---- The disk ----
 
 
-def test_on_a_full_disk_whoever_only_sends_waits_until_there_is_room(broker: BlockingBroker, clients: Clients) -> None:
+def test_a_producer_waits_on_a_full_disk_until_there_is_space(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.send("orders", b"0", persistent=True, confirmed=True)
     broker.fill_disk()
@@ -447,7 +447,7 @@ def test_on_a_full_disk_whoever_only_sends_waits_until_there_is_room(broker: Blo
     client.await_receipt("r")
 
 
-def test_on_a_full_disk_whoever_does_not_wait_is_refused(broker: BlockingBroker, clients: Clients) -> None:
+def test_a_producer_that_does_not_wait_is_refused_on_a_full_disk(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url, headers=KEEP_OPEN)
     broker.fill_disk()
     client.send("orders", b"1", persistent=True)
@@ -457,7 +457,7 @@ def test_on_a_full_disk_whoever_does_not_wait_is_refused(broker: BlockingBroker,
     assert broker.queue("orders").bodies == [b"2"]
 
 
-def test_on_a_full_disk_consumers_go_on(broker: BlockingBroker, clients: Clients) -> None:
+def test_consumers_go_on_on_a_full_disk(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.send("orders", b"1", persistent=True, confirmed=True)
     broker.fill_disk()
@@ -478,9 +478,7 @@ def test_a_slow_disk_takes_its_time_by_the_brokers_clock(broker: BlockingBroker,
     assert bodies(other.only(1)) == ["1"]
 
 
-def test_a_slow_disk_takes_its_time_also_if_nobody_puts_the_clock_forward(
-    broker: BlockingBroker, clients: Clients
-) -> None:
+def test_a_slow_disk_takes_its_time_without_an_advance_of_the_clock(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     broker.slow_disk(0.2)
     started = time.monotonic()
@@ -488,7 +486,7 @@ def test_a_slow_disk_takes_its_time_also_if_nobody_puts_the_clock_forward(
     assert time.monotonic() - started >= 0.19
 
 
-def test_a_disk_that_is_not_slow_any_more_lets_go_what_it_was_writing(broker: BlockingBroker, clients: Clients) -> None:
+def test_a_disk_that_is_no_longer_slow_finishes_its_write_at_once(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     broker.slow_disk(600)
     client.send("orders", b"1", persistent=True, headers={"receipt": "r"})
@@ -498,7 +496,9 @@ def test_a_disk_that_is_not_slow_any_more_lets_go_what_it_was_writing(broker: Bl
     client.send("orders", b"2", persistent=True, confirmed=True)
 
 
-def test_what_a_slow_disk_has_not_written_is_lost_by_a_crash(broker: BlockingBroker, clients: Clients) -> None:
+def test_messages_that_a_slow_disk_has_not_written_are_lost_by_a_crash(
+    broker: BlockingBroker, clients: Clients
+) -> None:
     client = clients.connect(broker.url)
     client.send("orders", b"1", persistent=True, confirmed=True)
     broker.slow_disk(600)
@@ -511,7 +511,7 @@ def test_what_a_slow_disk_has_not_written_is_lost_by_a_crash(broker: BlockingBro
 # ---- Time ----
 
 
-def test_what_is_scheduled_comes_when_the_clock_was_put_forward(broker: BlockingBroker, clients: Clients) -> None:
+def test_scheduled_sends_come_when_the_clock_was_advanced(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.subscribe("orders")
     client.send("orders", b"1", headers={"AMQ_SCHEDULED_DELAY": "3600000"})
@@ -521,7 +521,7 @@ def test_what_is_scheduled_comes_when_the_clock_was_put_forward(broker: Blocking
     assert bodies(client.only(1)) == ["1"]
 
 
-def test_what_repeats_comes_each_time(broker: BlockingBroker, clients: Clients) -> None:
+def test_repeating_scheduled_sends_come_each_time(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.subscribe("orders")
     repeats = {"AMQ_SCHEDULED_DELAY": "10000", "AMQ_SCHEDULED_PERIOD": "10000", "AMQ_SCHEDULED_REPEAT": "-1"}
@@ -530,7 +530,7 @@ def test_what_repeats_comes_each_time(broker: BlockingBroker, clients: Clients) 
     assert len(client.arrived()) == 6
 
 
-def test_what_expires_has_gone(broker: BlockingBroker, clients: Clients) -> None:
+def test_messages_expire_when_the_clock_was_advanced(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.send("orders", b"1", headers={"truenext-ttl": "60000"})
     broker.advance(seconds=55)
@@ -539,7 +539,7 @@ def test_what_expires_has_gone(broker: BlockingBroker, clients: Clients) -> None
     assert broker.queue("orders").bodies == []
 
 
-def test_what_waits_for_its_next_try_is_tried(broker: BlockingBroker, clients: Clients) -> None:
+def test_delayed_retries_come_when_the_clock_was_advanced(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.subscribe("orders")
     client.send("orders", b"1")
@@ -601,7 +601,7 @@ def test_time_does_not_go_back(broker: BlockingBroker) -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "1", None, True])
-def test_what_is_no_time_is_refused(broker: BlockingBroker, wrong: float) -> None:
+def test_advance_and_slow_disk_refuse_invalid_times(broker: BlockingBroker, wrong: float) -> None:
     with pytest.raises(ValueError, match=f"put forward by is seconds, 0 or more, not {wrong!r}"):
         broker.advance(seconds=wrong)
     with pytest.raises(ValueError, match=f"a disk takes is seconds, 0 or more, not {wrong!r}"):
@@ -688,7 +688,7 @@ def test_a_restart_on_a_slow_and_full_disk_with_frozen_connections_takes_no_time
 
 
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_it_runs_in_the_running_loop(clients: Clients, factory: type[asyncio.AbstractEventLoop]) -> None:
+def test_async_broker_runs_in_the_running_loop(clients: Clients, factory: type[asyncio.AbstractEventLoop]) -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             client = await asyncio.to_thread(clients.connect, broker.url)
@@ -743,7 +743,7 @@ def test_two_puts_forward_at_once_add_up(clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("first", ["advance", "queue"])
-def test_a_crash_waits_until_what_was_begun_before_is_done(clients: Clients, first: str) -> None:
+def test_a_crash_waits_for_calls_that_were_started_before(clients: Clients, first: str) -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             client = await asyncio.to_thread(clients.connect, broker.url)
@@ -778,7 +778,7 @@ def wreck(broker: BlockingBroker, clients: Clients) -> None:
 
 
 @pytest.mark.parametrize("raises", [False, True])
-def test_nothing_is_left_at_the_end(
+def test_broker_leaves_no_thread_file_or_log_at_its_end(
     clients: Clients, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder, raises: bool
 ) -> None:
     threads, files = set(threading.enumerate()), open_files()
@@ -801,13 +801,13 @@ def test_nothing_is_left_at_the_end(
     assert not caplog.records
 
 
-def test_what_the_body_raises_comes_out(clients: Clients) -> None:
+def test_exception_of_the_body_comes_out(clients: Clients) -> None:
     with pytest.raises(BodyFailed), testing.blocking_broker() as broker:
         wreck(broker, clients)
         raise BodyFailed
 
 
-def test_nothing_is_left_in_the_running_loop(clients: Clients) -> None:
+def test_async_broker_leaves_no_thread_or_task_in_the_running_loop(clients: Clients) -> None:
     async def main() -> None:
         threads, tasks = set(threading.enumerate()), asyncio.all_tasks()
         with pytest.raises(BodyFailed):
@@ -874,7 +874,7 @@ def test_the_fixture_imports_nothing_before_it_is_used(tmp_path: Path) -> None:
     assert "2 passed" in pytest_output(tmp_path)
 
 
-def test_the_fixture_fails_a_test_that_does_not_reach_what_it_ordered(tmp_path: Path) -> None:
+def test_the_fixture_fails_a_test_that_does_not_reach_its_ordered_fault(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("""
 def test_it(truenext_broker):
     truenext_broker.lose_commit("before")
@@ -884,7 +884,7 @@ def test_it(truenext_broker):
     assert re.search(r'NeverReached: .*\n.*lose_commit\("before"\), ordered at .*test_it.py:3', output)
 
 
-def test_the_fixture_says_nothing_of_what_was_not_reached_if_the_test_has_raised(tmp_path: Path) -> None:
+def test_the_fixture_reports_no_unreached_fault_if_the_test_has_raised(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("""
 import pytest
 
@@ -905,7 +905,7 @@ def test_need_not(truenext_broker):
     assert "NeverReached" not in output
 
 
-def test_what_the_page_shows_runs(tmp_path: Path) -> None:
+def test_examples_of_the_page_run(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "testing.md").read_text()
     (tmp_path / "test_it.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
     assert "3 passed" in pytest_output(tmp_path)

@@ -18,7 +18,7 @@ def publish(client: RawClient, address: str, body: str, headers: dict[str, str] 
     client.send_frame("SEND", {"destination": address} | (headers or {}), body.encode(), confirmed=True)
 
 
-def test_every_subscription_gets_a_copy_in_the_order_of_priority(broker: BrokerProcess, queue: str) -> None:
+def test_subscriptions_each_get_a_copy_in_the_order_of_priority(broker: BrokerProcess, queue: str) -> None:
     first, second, sender = broker.connect(), broker.connect(), broker.connect()
     publish(sender, f"/topic/{queue}", "too early")
     for client in (first, second):
@@ -37,7 +37,7 @@ def test_every_subscription_gets_a_copy_in_the_order_of_priority(broker: BrokerP
         assert not client.arrived()
 
 
-def test_nothing_comes_behind_the_receipt_of_an_unsubscribe(broker: BrokerProcess, queue: str) -> None:
+def test_no_message_comes_after_the_receipt_of_an_unsubscribe(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     follow(client, f"/topic/{queue}")
     publish(client, f"/topic/{queue}", "held")
@@ -258,7 +258,7 @@ def test_a_subscribe_that_discards_what_waits_is_warned_of_and_another_spelling_
         assert field in line
 
 
-def test_what_fails_in_a_durable_subscription_is_dead_lettered_and_can_be_moved_back(
+def test_a_rejected_message_of_a_durable_subscription_is_dead_lettered_and_can_be_redriven(
     broker: BrokerProcess, queue: str
 ) -> None:
     reader = known(broker, queue)
@@ -361,7 +361,7 @@ def test_a_durable_subscription_that_cannot_be_is_refused_and_says_why(
     assert why in client.error().headers["message"]
 
 
-def test_there_is_nothing_to_end_where_no_durable_subscription_is(broker: BrokerProcess, queue: str) -> None:
+def test_ending_a_durable_subscription_that_does_not_exist_is_refused(broker: BrokerProcess, queue: str) -> None:
     client = known(broker, queue)
     client.send_frame("UNSUBSCRIBE", {"id": "1", "durable": "true"})
     assert "there is no durable subscription" in client.error().headers["message"]
@@ -398,7 +398,7 @@ def test_a_subscription_with_a_selector_collects_only_what_that_wants_through_a_
     assert not reader.arrived()
 
 
-def test_what_is_scheduled_for_a_topic_and_a_queue_comes_to_both_once_over_a_kill(own_broker: BrokerProcess) -> None:
+def test_a_scheduled_send_to_a_topic_and_a_queue_comes_to_both_once_over_a_kill(own_broker: BrokerProcess) -> None:
     reader = known(own_broker)
     follow(reader, "/topic/news", headers={"durable": "true"})
     follow(reader, "/topic/>", name="2")
@@ -420,7 +420,7 @@ def test_what_is_scheduled_for_a_topic_and_a_queue_comes_to_both_once_over_a_kil
 
 
 @pytest.mark.parametrize("address", ["/temp-topic/t", "/temp-queue/q", "/queue/a,/temp-topic/t"])
-def test_nothing_is_scheduled_for_what_may_be_gone(broker: BrokerProcess, address: str) -> None:
+def test_scheduled_sends_to_temporary_destinations_are_refused(broker: BrokerProcess, address: str) -> None:
     client = broker.connect()
     client.send_frame("SEND", {"destination": address, "AMQ_SCHEDULED_DELAY": "1"}, b"m")
     assert "may be gone when a scheduled send is due" in client.error().headers["message"]

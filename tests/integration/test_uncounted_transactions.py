@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.broker_process import LIMITS, BrokerProcess
 from tests.integration.raw_client import RawClient, bodies, numbered
-from tests.integration.test_taking_over import numbered as numbered_connection
-from tests.integration.test_taking_over import secret_of
+from tests.integration.test_takeover import numbered as numbered_connection
+from tests.integration.test_takeover import secret_of
 from truenext.server.connection import TAKEOVER_GRACE_S
 from truenext.wire.stomp.frame import Frame
 
@@ -161,7 +161,7 @@ def release(reader: RawClient) -> None:
 
 
 @pytest.mark.parametrize("end", [abort, repeat_commit, release, crash, hang_up], ids=lambda end: end.__name__)
-def test_what_such_a_transaction_nacked_counts_however_it_ends(
+def test_messages_nacked_in_an_uncounted_transaction_count_however_it_ends(
     broker: BrokerProcess, queue: str, end: Callable[[RawClient], None]
 ) -> None:
     fill(broker, queue, 3)
@@ -210,7 +210,7 @@ def test_take_over_that_is_not_blameless_counts_nothing_for_what_was_acknowledge
 
 
 @pytest.mark.parametrize(("begin", "waits"), [(COUNTS_NACKS, False), ({}, True)])
-def test_what_a_cut_connection_acknowledged_goes_to_others_at_once_if_it_counts_nothing(
+def test_messages_acknowledged_by_a_cut_connection_go_to_others_at_once_if_they_count_nothing(
     broker: BrokerProcess, queue: str, begin: dict[str, str], waits: bool
 ) -> None:
     fill(broker, queue, 1)

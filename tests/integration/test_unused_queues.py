@@ -101,7 +101,7 @@ def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_histor
 
 
 @pytest.mark.timeout(120)
-def test_who_takes_from_a_pattern_gets_what_comes_after_its_queues_have_gone() -> None:
+def test_a_pattern_subscription_gets_messages_of_queues_that_were_removed_and_made_again() -> None:
     async def run() -> None:
         with clock() as ahead:
             async with broker_here() as listener:

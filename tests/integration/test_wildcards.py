@@ -48,9 +48,7 @@ def test_a_pattern_takes_from_all_queues_that_match_in_one_order(broker: BrokerP
 
 
 @EVICTED
-def test_what_comes_later_overtakes_what_waits_in_another_queue_by_priority_alone(
-    broker: BrokerProcess, queue: str
-) -> None:
+def test_later_messages_overtake_those_of_another_queue_by_priority_alone(broker: BrokerProcess, queue: str) -> None:
     sender, receiver = broker.connect(), broker.connect()
     keys = fill(sender, queue, 100)
     follow(receiver, f"/queue/{queue}.>", headers={"activemq.prefetchSize": "1"})
@@ -69,7 +67,7 @@ def test_what_comes_later_overtakes_what_waits_in_another_queue_by_priority_alon
     assert seen[-1] == "low"
 
 
-def test_one_window_is_for_all_its_queues_and_what_it_held_goes_back_to_each(broker: BrokerProcess, queue: str) -> None:
+def test_a_pattern_has_one_window_and_releases_its_messages_to_their_queues(broker: BrokerProcess, queue: str) -> None:
     sender, receiver = broker.connect(), broker.connect()
     follow(receiver, f"/queue/{queue}.*", headers={"activemq.prefetchSize": "3"})
     for number in range(6):
@@ -104,7 +102,7 @@ def test_the_real_queue_is_named_whatever_a_message_was_sent_to(broker: BrokerPr
     assert {each.headers["destination"] for each in client.only(2)} == {f"/queue/{queue}.{name}" for name in "ab"}
 
 
-def test_dead_letters_are_for_those_who_name_them(own_broker: BrokerProcess) -> None:
+def test_dead_letter_queues_match_only_patterns_that_name_them(own_broker: BrokerProcess) -> None:
     all_queues, dead = own_broker.connect(), own_broker.connect()
     follow(all_queues, "/queue/>")
     publish(all_queues, "/queue/orders", "bad")
@@ -114,7 +112,7 @@ def test_dead_letters_are_for_those_who_name_them(own_broker: BrokerProcess) -> 
     assert all_queues.arrived() == []
 
 
-def test_what_spark_keeps_is_for_those_who_name_it_after_a_restart_as_well(own_broker: BrokerProcess) -> None:
+def test_queues_of_spark_match_only_patterns_that_name_them_after_a_restart_too(own_broker: BrokerProcess) -> None:
     queue = "Spark.source.s.1.0"
     client = own_broker.connect()
     for pattern in (">", "*.source.>", "*.*.*.*.*"):
@@ -132,7 +130,7 @@ def test_what_spark_keeps_is_for_those_who_name_it_after_a_restart_as_well(own_b
     assert all_queues.arrived() == []
 
 
-def test_queues_of_an_earlier_run_are_among_them(own_broker: BrokerProcess) -> None:
+def test_a_pattern_matches_queues_of_an_earlier_run(own_broker: BrokerProcess) -> None:
     client = own_broker.connect()
     keys = fill(client, "q", 60)
     own_broker.kill()
@@ -151,7 +149,7 @@ def test_queues_of_an_earlier_run_are_among_them(own_broker: BrokerProcess) -> N
         ({"activemq.subscriptionName": "n"}, "durable subscriptions are to topics"),
     ],
 )
-def test_what_a_pattern_of_queues_cannot_be_is_refused(
+def test_options_that_a_pattern_of_queues_cannot_have_are_refused(
     broker: BrokerProcess, headers: dict[str, str], reason: str
 ) -> None:
     client = broker.connect(sends_connect=False)
@@ -160,7 +158,7 @@ def test_what_a_pattern_of_queues_cannot_be_is_refused(
     assert reason in client.error().headers["message"]
 
 
-def test_nothing_is_sent_to_a_pattern(broker: BrokerProcess) -> None:
+def test_a_send_to_a_pattern_is_refused(broker: BrokerProcess) -> None:
     client = broker.connect()
     client.send_frame("SEND", {"destination": "/queue/a.*"})
     assert "only be subscribed to" in client.error().headers["message"]

@@ -17,7 +17,9 @@ def fill(broker: BrokerProcess, queue: str, count: int, *, priority: int = 4) ->
     return sender
 
 
-def test_one_that_acknowledges_every_500_cumulatively_gets_its_500_each_time(broker: BrokerProcess, queue: str) -> None:
+def test_a_consumer_that_acknowledges_every_500_cumulatively_gets_500_each_time(
+    broker: BrokerProcess, queue: str
+) -> None:
     fill(broker, queue, 1499)
     receiver = broker.connect()
     receiver.subscribe(queue, ack="client", prefetch=None)
@@ -26,7 +28,7 @@ def test_one_that_acknowledges_every_500_cumulatively_gets_its_500_each_time(bro
     assert receiver.arrived() == []
 
 
-def test_one_that_commits_every_100_gets_its_100_each_time(broker: BrokerProcess, queue: str) -> None:
+def test_a_consumer_that_commits_every_100_gets_100_each_time(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 499)
     receiver = broker.connect()
     receiver.subscribe(queue, prefetch=None)
@@ -39,7 +41,7 @@ def test_one_that_commits_every_100_gets_its_100_each_time(broker: BrokerProcess
     assert receiver.arrived() == []
 
 
-def test_one_that_never_acknowledges_before_it_has_200_gets_them(broker: BrokerProcess, queue: str) -> None:
+def test_a_consumer_that_acknowledges_only_after_200_gets_200(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 399)
     receiver = broker.connect()
     receiver.subscribe(queue, prefetch=None)
@@ -49,7 +51,7 @@ def test_one_that_never_acknowledges_before_it_has_200_gets_them(broker: BrokerP
     assert receiver.arrived() == []
 
 
-def test_of_three_consumers_one_of_which_has_stalled_another_gets_what_is_urgent(
+def test_an_urgent_message_goes_to_a_working_consumer_and_not_to_a_stalled_one(
     broker: BrokerProcess, queue: str
 ) -> None:
     sender = fill(broker, queue, 2999)

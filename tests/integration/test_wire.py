@@ -313,7 +313,7 @@ SECRET = "hidden-7351"
         f"SEND\ndestination:/queue/q\nreceipt:{SECRET}\npasscode:{SECRET}\n\n\0".encode(),
     ],
 )
-def test_what_was_wrong_with_a_login_stands_neither_in_the_error_nor_in_the_log(
+def test_values_of_a_faulty_login_are_neither_in_the_error_nor_in_the_log(
     broker: BrokerProcess, sent_data: bytes
 ) -> None:
     client = broker.connect(sends_connect=False)
@@ -366,7 +366,7 @@ def test_without_a_connect_in_five_seconds_a_connection_ends_whatever_trickles_i
 @VERSIONS
 @pytest.mark.parametrize("command", ["ACK", "NACK"])
 @pytest.mark.parametrize("named", ["nobody's", "another connection's", "one's own in auto mode", "another broker's"])
-def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
+def test_a_connection_cannot_acknowledge_a_message_that_it_does_not_hold(
     broker: BrokerProcess, new_queue: Callable[[], str], version: str, command: str, named: str
 ) -> None:
     queue, other_queue = new_queue(), new_queue()
@@ -419,7 +419,7 @@ def test_what_a_connection_does_not_hold_it_cannot_acknowledge(
         ("SUBSCRIBE", {"destination": "/topic/a", "activemq.retroactive": "true"}, "retroactive consumers"),
     ],
 )
-def test_what_is_not_there_yet_is_refused_by_name(
+def test_unsupported_features_are_refused_by_name(
     broker: BrokerProcess, command: str, headers: dict[str, str], feature: str
 ) -> None:
     client = broker.connect()
@@ -451,7 +451,7 @@ def test_what_is_not_there_yet_is_refused_by_name(
         ("SEND", {"destination": "/queue/q", "truenext-number": "1"}, "truenext-producer and truenext-number go"),
     ],
 )
-def test_what_means_nothing_is_refused_and_says_what_would(
+def test_meaningless_headers_are_refused_with_a_hint(
     broker: BrokerProcess, command: str, headers: dict[str, str], fault: str
 ) -> None:
     client = broker.connect()
@@ -464,7 +464,7 @@ def test_what_means_nothing_is_refused_and_says_what_would(
 
 @pytest.mark.parametrize("sender_version", ["1.1", "1.2"])
 @pytest.mark.parametrize("reader_version", ["1.0", "1.1", "1.2"])
-def test_what_a_producer_escapes_cannot_become_a_header_or_a_frame_of_its_own(
+def test_escapes_of_a_producer_cannot_forge_a_header_or_a_frame(
     broker: BrokerProcess, queue: str, sender_version: str, reader_version: str
 ) -> None:
     sender, reader = broker.connect(version=sender_version), broker.connect(version=reader_version)
@@ -491,7 +491,7 @@ def test_what_a_producer_escapes_cannot_become_a_header_or_a_frame_of_its_own(
 
 
 @VERSIONS
-def test_what_the_broker_repeats_of_a_client_cannot_become_a_header_of_its_answers(
+def test_values_of_a_client_cannot_forge_a_header_in_the_brokers_answers(
     broker: BrokerProcess, queue: str, version: str
 ) -> None:
     client = broker.connect(version=version)
@@ -508,9 +508,7 @@ def test_what_the_broker_repeats_of_a_client_cannot_become_a_header_of_its_answe
     assert error.headers.keys() == {"message", "truenext-code", "content-type", "receipt-id", "content-length"}
 
 
-def test_a_reader_that_believes_the_last_of_repeated_headers_is_not_fooled_either(
-    broker: BrokerProcess, queue: str
-) -> None:
+def test_a_reader_that_believes_the_last_of_repeated_headers_is_not_fooled(broker: BrokerProcess, queue: str) -> None:
     """STOMP 1.0 has no escapes, no rule for repeated headers, and readers that trim."""
     sender, reader = broker.connect(), broker.connect(version="1.0")
     reader.subscribe(queue)
@@ -592,7 +590,7 @@ def test_line_ends_for_a_body_and_nuls_between_frames_are_taken_as_real_clients_
 
 @pytest.mark.parametrize(("sent_data", "counted"), [(None, "4"), (0, "0"), (12, "9"), (-1, "0")])
 @VERSIONS
-def test_every_message_says_its_priority_as_it_is_counted(
+def test_messages_carry_the_priority_that_counts(
     broker: BrokerProcess, queue: str, version: str, sent_data: int | None, counted: str
 ) -> None:
     producer, consumer = broker.connect(), broker.connect(version=version)
@@ -707,7 +705,7 @@ def garbage(rng: random.Random, queue: str) -> bytes:
     return start + bytes(data)
 
 
-def test_garbage_harms_nobody_but_the_connection_it_comes_on(own_broker: BrokerProcess) -> None:
+def test_garbage_harms_only_its_own_connection(own_broker: BrokerProcess) -> None:
     print(f"TRUENEXT_SEED={SEED}")
     rng = random.Random(SEED)
     keeper = own_broker.connect()
@@ -764,7 +762,7 @@ def test_the_broker_beats_at_the_agreed_rate_and_never_faster_than_it_offers(
     client.disconnect()
 
 
-def test_without_an_agreement_nobody_beats(broker: BrokerProcess) -> None:
+def test_no_heart_beats_are_sent_without_an_agreement(broker: BrokerProcess) -> None:
     client = broker.connect(heart_beat="0,0")
     with pytest.raises(TimeoutError):
         client.read(0.6)
@@ -812,7 +810,7 @@ def test_a_client_that_misses_its_heart_beats_loses_what_it_held_to_one_that_kee
     assert broker.queues()[queue].waiting == 0
 
 
-def test_a_broker_that_was_away_does_not_blame_the_clients_that_were_there(own_broker: BrokerProcess) -> None:
+def test_a_broker_that_was_suspended_does_not_end_clients_for_missing_heart_beats(own_broker: BrokerProcess) -> None:
     client = own_broker.connect(heart_beat="250,0")
     for _ in range(2):
         client.write(b"\n")
@@ -859,7 +857,7 @@ def test_receipts_come_in_order_and_only_once_what_was_sent_is_durable(held_brok
     assert bodies(held_broker.remaining_messages("q")) == ["0", "1", "2"]
 
 
-def test_what_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerProcess) -> None:
+def test_a_send_that_was_not_durable_at_a_kill_was_not_confirmed(held_broker: BrokerProcess) -> None:
     sender = held_broker.connect()
     sender.send("q", b"durable", persistent=True, confirmed=True)
     held_broker.hold_disk()
@@ -990,7 +988,7 @@ def test_frames_behind_connect_are_read_by_the_version_that_it_agrees_on(
         assert message.headers["note"] == r"a\b"
 
 
-def test_what_is_said_behind_disconnect_is_not_done(broker: BrokerProcess, queue: str) -> None:
+def test_frames_after_disconnect_are_not_carried_out(broker: BrokerProcess, queue: str) -> None:
     sender, client = broker.connect(), broker.connect()
     sender.send(queue, b"held", persistent=True, confirmed=True)
     client.subscribe(queue)
@@ -1040,7 +1038,7 @@ def test_a_request_finds_its_way_back_through_a_temporary_queue(
 
 
 @AMID_TRAFFIC
-def test_a_temporary_queue_is_nobody_elses_and_goes_with_its_connection(broker: BrokerProcess, queue: str) -> None:
+def test_a_temporary_queue_belongs_to_its_connection_and_ends_with_it(broker: BrokerProcess, queue: str) -> None:
     service, requester = broker.connect(), broker.connect()
     service.subscribe(queue)
     requester.send_frame("SUBSCRIBE", {"id": "1", "destination": "/temp-queue/replies"}, confirmed=True)
@@ -1332,14 +1330,14 @@ def test_an_ipv6_client_has_its_brackets_in_the_log() -> None:
         "stomp://[::1",
     ],
 )
-def test_a_url_that_is_none_is_refused_before_anything_is_made(tmp_path: Path, url: str) -> None:
+def test_serve_refuses_an_invalid_url_before_it_makes_anything(tmp_path: Path, url: str) -> None:
     data = tmp_path / "data"
     complaint = failed("serve", "--data", str(data), "--listen", "stomp://127.0.0.1:0", "--listen", url, status=2)
     assert repr(url) in complaint
     assert not data.exists()
 
 
-def test_a_host_that_cannot_be_is_refused() -> None:
+def test_serve_refuses_an_invalid_host() -> None:
     for host in ("nosuch.invalid", "a..b"):
         arguments = ("--memory", "--allow-anonymous", "--listen", f"stomp://{host}:0")
         assert f"cannot listen on {host}:0" in failed("serve", *arguments, status=2)
@@ -1391,7 +1389,7 @@ def test_a_broker_in_memory_serves_on_every_address_it_was_told() -> None:
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_either_signal_stops_the_broker_cleanly(own_broker: BrokerProcess, by: signal.Signals) -> None:
+def test_sigint_and_sigterm_stop_the_broker_cleanly(own_broker: BrokerProcess, by: signal.Signals) -> None:
     client = own_broker.connect()
     client.send("q", b"transient")
     client.send("q", b"persistent", persistent=True, confirmed=True)
@@ -1415,7 +1413,7 @@ def url(broker: BrokerProcess) -> str:
     return f"stomp://127.0.0.1:{broker.port}"
 
 
-def test_what_the_command_sends_it_receives_in_true_order(url: str, queue: str) -> None:
+def test_send_and_receive_commands_keep_the_true_order(url: str, queue: str) -> None:
     for priority, body in (("1", "last"), ("9", "first"), ("4", "between: \u00e4\n")):
         ended = truenext("send", queue, body, "--priority", priority, "--url", url)
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
@@ -1460,14 +1458,16 @@ def test_the_command_lists_the_queues(url: str, queue: str) -> None:
     assert {"name": queue, "waiting": 3, "unacknowledged": 0, "consumers": 0, "scheduled": 0, "paused": False} in facts
 
 
-def test_fewer_messages_than_asked_for_are_printed_and_the_command_fails(url: str, queue: str) -> None:
+def test_receive_prints_fewer_messages_than_requested_and_fails(url: str, queue: str) -> None:
     assert truenext("send", queue, "only one", "--url", url).returncode == 0
     ended = truenext("receive", queue, "--count", "2", "--timeout", "0.1", "--url", url)
     assert (ended.returncode, ended.stdout) == (1, b"only one\n")
     assert ended.stderr == b"truenext: 1 of 2 messages came within 0.1 seconds\n"
 
 
-def test_what_could_not_be_printed_is_not_acknowledged(broker: BrokerProcess, url: str, queue: str) -> None:
+def test_receive_does_not_acknowledge_a_message_that_it_could_not_print(
+    broker: BrokerProcess, url: str, queue: str
+) -> None:
     assert truenext("send", queue, "kept", "--url", url).returncode == 0
     with Path("/dev/full").open("wb") as full:
         command = dying_with_us([TRUENEXT, "receive", queue, "--url", url])
@@ -1549,7 +1549,7 @@ def answering(first: bytes) -> Iterator[str]:
 
 @pytest.mark.parametrize("command", CONTROL_REQUESTS, ids=" ".join)
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"CONNECTED\nversion:1.2\n\n\0"])
-def test_who_hangs_up_or_is_no_broker_has_not_answered(command: list[str], answer: bytes) -> None:
+def test_commands_that_get_no_stomp_answer_exit_with_status_2(command: list[str], answer: bytes) -> None:
     def hang_up(listener: socket.socket) -> None:
         accepted, _ = listener.accept()
         with accepted:
@@ -1571,12 +1571,12 @@ def test_who_hangs_up_or_is_no_broker_has_not_answered(command: list[str], answe
     ],
     ids=" ".join,
 )
-def test_what_the_broker_refuses_is_an_answer(url: str, command: list[str]) -> None:
+def test_commands_that_the_broker_refuses_exit_with_status_1(url: str, command: list[str]) -> None:
     failed(*command, "--url", url, status=1)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:61613", "stomp://127.0.0.1:99999", "stomp://[::1"])
-def test_a_url_that_is_none_is_refused_in_one_line(url: str) -> None:
+def test_commands_refuse_an_invalid_url_in_one_line(url: str) -> None:
     assert url in failed("send", "q", "body", "--url", url, status=2)
 
 
@@ -1584,7 +1584,7 @@ def test_a_url_that_leads_nowhere_is_refused_in_one_line() -> None:
     assert "stomp://a..b:1" in failed("send", "q", "body", "--url", "stomp://a..b:1", status=2)
 
 
-def test_what_the_broker_refuses_the_command_reports_in_one_line(url: str, queue: str) -> None:
+def test_send_and_receive_report_a_refusal_in_one_line(url: str, queue: str) -> None:
     reason = "unknown destination '/exchange/x': there are no exchanges here"
     assert reason in failed("send", "/exchange/x", "body", "--url", url, status=2)
     assert reason in failed("receive", "/exchange/x", "--url", url, status=2)

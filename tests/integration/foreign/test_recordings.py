@@ -11,7 +11,5 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_foreign_client_said_once_is_still_answered_as_it_was(
-    broker: BrokerProcess, queue: str, name: str
-) -> None:
+def test_broker_answers_a_replayed_foreign_client_as_recorded(broker: BrokerProcess, queue: str, name: str) -> None:
     Player(broker.port, queue, PATIENCE_SECONDS).play((FOLDER / f"{name}.txt").read_text())
