@@ -104,7 +104,7 @@ def subscribe(subscription: str) -> str:
 # ---- What must hold ----
 
 
-async def a_receipt_comes_behind_the_sync(port: int, on_batch: list[OnBatch]) -> None:
+async def receipt_comes_after_the_sync(port: int, on_batch: list[OnBatch]) -> None:
     client = await Client.connect(port)
 
     written: list[Batch] = []
@@ -123,20 +123,20 @@ async def a_receipt_comes_behind_the_sync(port: int, on_batch: list[OnBatch]) ->
     assert written, "nobody has begun to write it"
 
 
-async def receipts_come_in_the_order_of_what_they_confirm(port: int, _: list[OnBatch]) -> None:
+async def receipts_come_in_the_order_of_their_frames(port: int, _: list[OnBatch]) -> None:
     client = await Client.connect(port)
     begin = "BEGIN\ntransaction:t\nreceipt:r3\n\n\0"
     await client.send(send(receipt="r1"), send(persistent=False, receipt="r2"), begin, send(receipt="r4"))
     assert await client.receive_until("RECEIPT r4") == [f"RECEIPT r{number}" for number in (1, 2, 3, 4)]
 
 
-async def an_error_comes_behind_the_receipts_that_are_due(port: int, _: list[OnBatch]) -> None:
+async def error_comes_after_the_receipts_that_are_due(port: int, _: list[OnBatch]) -> None:
     client = await Client.connect(port)
     await client.send(send(receipt="r1"), "NONSENSE\n\n\0")
     assert await client.receive_until("ERROR") == ["RECEIPT r1", "ERROR"]
 
 
-async def a_receipt_does_not_come_between_the_bytes_of_a_message(port: int, _: list[OnBatch]) -> None:
+async def receipt_does_not_split_a_message(port: int, _: list[OnBatch]) -> None:
     client, other = await Client.connect(port), await Client.connect(port)
     await client.send(subscribe("s"))
     await other.send(*[send("x" * LARGE)] * 2, send(receipt="there"))
@@ -146,7 +146,7 @@ async def a_receipt_does_not_come_between_the_bytes_of_a_message(port: int, _: l
     assert before and set(before) == {"MESSAGE s"}
 
 
-async def the_receipt_of_an_end_comes_behind_the_messages_of_what_ends(port: int, _: list[OnBatch]) -> None:
+async def receipt_of_an_unsubscribe_comes_after_the_messages_of_its_subscription(port: int, _: list[OnBatch]) -> None:
     client, other = await Client.connect(port), await Client.connect(port)
     await client.send(subscribe("s"))
     await other.send(*[send("x" * LARGE)] * 2, send(receipt="there"))
@@ -157,7 +157,7 @@ async def the_receipt_of_an_end_comes_behind_the_messages_of_what_ends(port: int
     assert received in (["MESSAGE s"] * sent + ["RECEIPT r1", "RECEIPT r2"] for sent in (0, 1, 2))
 
 
-async def after_the_receipt_of_a_disconnect_nothing_comes(port: int, _: list[OnBatch]) -> None:
+async def receipt_of_a_disconnect_is_the_last_frame(port: int, _: list[OnBatch]) -> None:
     client, other = await Client.connect(port), await Client.connect(port)
     await client.send(subscribe("s"))
     await other.send(*[send("x" * LARGE)] * 2, send(receipt="there"))
@@ -169,7 +169,7 @@ async def after_the_receipt_of_a_disconnect_nothing_comes(port: int, _: list[OnB
         await client.frame()
 
 
-async def receipt_and_message_reach_one_that_does_both(port: int, _: list[OnBatch]) -> None:
+async def receipt_and_message_reach_a_client_that_sends_and_consumes(port: int, _: list[OnBatch]) -> None:
     client = await Client.connect(port)
     await client.send(subscribe("s"), send(receipt="r1"))
     received = [str(await client.frame()) for _ in range(2)]
@@ -178,13 +178,13 @@ async def receipt_and_message_reach_one_that_does_both(port: int, _: list[OnBatc
 
 Rule = Callable[[int, list[OnBatch]], Awaitable[None]]
 RULES: list[Rule] = [
-    a_receipt_comes_behind_the_sync,
-    receipts_come_in_the_order_of_what_they_confirm,
-    an_error_comes_behind_the_receipts_that_are_due,
-    a_receipt_does_not_come_between_the_bytes_of_a_message,
-    the_receipt_of_an_end_comes_behind_the_messages_of_what_ends,
-    after_the_receipt_of_a_disconnect_nothing_comes,
-    receipt_and_message_reach_one_that_does_both,
+    receipt_comes_after_the_sync,
+    receipts_come_in_the_order_of_their_frames,
+    error_comes_after_the_receipts_that_are_due,
+    receipt_does_not_split_a_message,
+    receipt_of_an_unsubscribe_comes_after_the_messages_of_its_subscription,
+    receipt_of_a_disconnect_is_the_last_frame,
+    receipt_and_message_reach_a_client_that_sends_and_consumes,
 ]
 
 
@@ -228,8 +228,8 @@ def test_receipt_follows_rule(rule: Rule, is_at_once: bool, tmp_path: Path, monk
 # ---- Faults ----
 
 FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
-    "a receipt is said before the sync": (
-        a_receipt_comes_behind_the_sync,
+    "a receipt is sent before the sync": (
+        receipt_comes_after_the_sync,
         *(
             CommitState,
             "answer",
@@ -237,24 +237,24 @@ FAULTS: dict[str, tuple[Rule, type, str, str, str]] = {
             "if session.last_batch <= self.batch.number:",
         ),
     ),
-    "a receipt that need not wait overtakes one that has to": (
-        receipts_come_in_the_order_of_what_they_confirm,
+    "a receipt that need not wait overtakes one that must": (
+        receipts_come_in_the_order_of_their_frames,
         *(ServerConnection, "_add_frame", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
     ),
     "an ERROR overtakes a receipt": (
-        an_error_comes_behind_the_receipts_that_are_due,
+        error_comes_after_the_receipts_that_are_due,
         *(ServerConnection, "_add_frame", "self._parts.append(frame)", "self._parts.insert(0, frame)"),
     ),
-    "a receipt is written though something is unsent": (
-        a_receipt_does_not_come_between_the_bytes_of_a_message,
+    "a receipt is written into an unsent message": (
+        receipt_does_not_split_a_message,
         *(ServerConnection, "flush", "if self._unsent:", "if False:"),
     ),
-    "the receipt of an UNSUBSCRIBE is written though something is unsent": (
-        the_receipt_of_an_end_comes_behind_the_messages_of_what_ends,
+    "the receipt of an UNSUBSCRIBE is written into an unsent message": (
+        receipt_of_an_unsubscribe_comes_after_the_messages_of_its_subscription,
         *(ServerConnection, "flush", "if self._unsent:", "if False:"),
     ),
-    "the connection is closed before the receipt of its DISCONNECT is out": (
-        after_the_receipt_of_a_disconnect_nothing_comes,
+    "the connection is closed before the receipt of its DISCONNECT was sent": (
+        receipt_of_a_disconnect_is_the_last_frame,
         *(ServerConnection, "flush", "if self._is_closing and not self._unsent and", "if self._is_closing and"),
     ),
 }
