@@ -1,4 +1,4 @@
-"""What a machine has done is shown if it fails."""
+"""Fixture that prints the steps of a machine if its test fails."""
 
 from collections.abc import Iterator
 

@@ -1,8 +1,7 @@
-"""Does the client ever differ from the oracle, whatever programs, wires and time do?
+"""Machine that draws events at random and compares the client with the oracle after each.
 
-A machine that draws what happens, plainly at random, and asks the oracle after each step. A program is several tasks
-that wait, each at a place of its own, until the machine says that one goes on: so every interleaving of tasks may be
-drawn, those included in which something happens between the waking of a task and its going on.
+A program is several tasks, each of which waits at a place of its own until the machine lets it go on. So every
+interleaving of tasks may be drawn, also those with an event between the waking of a task and its going on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a client may hand out, written from docs/client.md and docs/contract.md, and not from the client.
+"""Oracle: the messages that a client may hand out, derived from docs/client.md and docs/contract.md, not from the
+client.
 
-It believes the program (what was asked, what was said of a message) and what the wire shows (which message the broker
-dispatched when, which frames the socket of the client has taken, which have come). From these it knows of each message
-who has it, how often it has failed, and whether it must still be there. How the client works is not known here.
+The oracle believes the program (its requests and settlements) and the wire (which message the broker dispatched when,
+which frames the socket of the client has taken, which have come). From these it knows of each message which program has
+it, how often it has failed, and whether it must still be there. It does not know how the client works.
 
 Time is the number of the event: dispatches, requests of the program and frames are events.
 """

@@ -1,5 +1,8 @@
-"""A client's core whose broker is a script: what it says is looked at frame by frame, and what it hears is up to the
-test. For faults that take a certain order of frames."""
+"""Client's core with a scripted broker: a test checks each frame that the core writes and chooses each frame that it
+gets.
+
+For faults that need a certain order of frames.
+"""
 
 from asyncio import CancelledError
 from collections import deque

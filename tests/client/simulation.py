@@ -1,8 +1,8 @@
-"""A broker, clients and what is between them, without a socket, a thread or a clock: one step at a time.
+"""Simulation of a broker, clients and the wires between them, without sockets, threads or a clock: one step at a time.
 
-The broker is the real one behind the real connections of its server; what it stands on is played: the event loop, the
-disk, the sockets. A wire between a client and the broker is two queues of bytes. Bytes arrive when somebody says so, as
-many as he says; a wire that is cut loses what is on its way.
+The broker is the real one behind the real connections of its server; the event loop, the disk and the sockets are
+simulated. A wire between a client and the broker is two queues of bytes. The test says when bytes arrive, and how many;
+a wire that is cut loses the bytes on their way.
 
     client --outgoing--> wire.up   --deliver_up-->   broker
     client <--received-- wire.down <--deliver_down-- broker

@@ -1,4 +1,4 @@
-"""Does the client do what docs/client.md says, whatever programs, wires and time do?
+"""Test that the client does what docs/client.md says, whatever programs, wires and time do.
 
 TRUENEXT_EXAMPLES=5000 pytest tests/client/test_against_oracle.py       longer
 TRUENEXT_SEED=7 pytest tests/client/test_against_oracle.py              the same run again

@@ -1,5 +1,7 @@
-"""What a client says of why a message has failed, and what it says to its program of that. Source: docs/client.md, "Who
-is charged with an attempt". What the broker makes of it is tried with the broker."""
+"""Tests of the causes of failures that a client sends, and of those that it shows to its program.
+
+Source: docs/client.md, "What counts as a delivery attempt". Tests of the broker cover what it does with a cause.
+"""
 
 import pytest
 

@@ -1,5 +1,7 @@
-"""In which order a program is handed messages, and what the broker is told of that before. Each of these was once a
-fault."""
+"""Tests of the order in which a program is handed messages, and of the frames that the broker gets before.
+
+Each test was once a fault.
+"""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""What a flush of a transaction says to the broker, and when it returns. Source: docs/client.md, "Transactions"."""
+"""Tests of the frames that a flush of a transaction sends, and of its return. Source: docs/client.md,
+"Transactions"."""
 
 import pytest
 

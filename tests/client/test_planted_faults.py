@@ -1,6 +1,6 @@
-"""Would the machine notice if the client were wrong?
+"""Tests that the machine finds planted faults of the client.
 
-Each fault is a few characters of the client changed, as somebody might write them. All must be found.
+A fault changes a few characters of the client, as a programmer might write them. All must be found.
 
     TRUENEXT_SEED=7 pytest tests/client/test_planted_faults.py      other examples than usual
 """

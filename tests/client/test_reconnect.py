@@ -1,5 +1,7 @@
-"""What the core of a client does when connections are lost at an unlucky moment. Source: docs/client.md, "Lost
-connections". Each of these was once a fault."""
+"""Tests of a client's core whose connections are lost at an unlucky moment. Source: docs/client.md, "Lost connections".
+
+Each test was once a fault.
+"""
 
 from asyncio import CancelledError
 

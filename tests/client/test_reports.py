@@ -1,4 +1,4 @@
-"""What the log says of a connection. Source: docs/client.md, "Lost connections"."""
+"""Tests of the log messages about a connection. Source: docs/client.md, "Lost connections"."""
 
 import logging
 from collections.abc import Iterator

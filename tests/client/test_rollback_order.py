@@ -1,8 +1,8 @@
-"""Document 004: a dispatcher holds one message while a rollback runs, and hands it out after that, ahead of the others.
+"""Test that a message which a dispatcher holds during a rollback is not handed out ahead of the others (document 004).
 
-Interleavings of what takes part, up to a depth, all of them in `make simulate`: messages that arrive, a listener that
-takes, bytes that its socket takes or does not, what the broker does, and what gives messages back. Whatever was handed
-out last, after a rollback the listener is handed all messages again, in their order, none twice.
+Interleavings of all parties, up to a depth, all of them in `make simulate`: messages that arrive, a listener that
+takes, bytes that its socket takes or not, steps of the broker, and releases. After a rollback the listener gets all
+messages again, in their order, none twice.
 """
 
 from __future__ import annotations

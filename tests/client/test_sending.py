@@ -1,4 +1,4 @@
-"""When a client writes what it is to send. Source: docs/client.md, "Sends"."""
+"""Tests of the moments at which a client writes its sends. Source: docs/client.md, "Sends"."""
 
 import pytest
 

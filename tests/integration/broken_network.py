@@ -1,5 +1,8 @@
-"""A network between asyncio clients and a broker that breaks: it cuts connections at any byte or between any two
-frames, and freezes them, so that what was on its way arrives when nobody waits for it any more."""
+"""Network between asyncio clients and a broker that cuts and freezes connections.
+
+A connection is cut at any byte or between any two frames. The bytes of a frozen connection arrive after the client has
+stopped waiting for them.
+"""
 
 import asyncio
 import random

@@ -1,6 +1,6 @@
-"""How the tests run a real broker: the `truenext` command in a process of its own, on a data folder, and its end.
+"""Broker for tests: the `truenext` command in a process of its own, on a data folder.
 
-A broker dies with the process that started it, whatever becomes of the test. Every end is looked at: a clean stop must
+The broker dies with the process that started it, whatever becomes of the test. Each end is checked: a clean stop must
 exit 0, and no end may leave an error in the log.
 """
 

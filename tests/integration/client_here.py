@@ -1,4 +1,4 @@
-"""A client of truenext and a broker in one process, for as long as a test takes."""
+"""Client and broker of truenext in the process of a test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

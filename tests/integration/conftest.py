@@ -1,4 +1,4 @@
-"""What the integration tests share: brokers that never outlive them, and names that no other test uses."""
+"""Fixtures of the integration tests: brokers that end with the tests, and unique names of queues."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence

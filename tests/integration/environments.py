@@ -1,6 +1,6 @@
-"""Environments of Python in which nothing is installed but what a test names, and what that requires.
+"""Python environments that contain only what a test names, and its requirements.
 
-Each is made of links to the distributions that the tests' own environment has: nothing is downloaded or built.
+An environment consists of links to the distributions of the tests' own environment: nothing is downloaded or built.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Commands of `truenext` in processes that are forked off one that has loaded what they need.
+"""Commands of `truenext` in processes that are forked from a process that has loaded their modules.
 
-To start Python and to load a broker takes longer than most tests, and a thousand tests do so. All else is as of a
-process that was started by its command line: its number, its files, its signals, its end.
+Starting Python and loading a broker takes longer than most tests, and a thousand tests do so. In all else a forked
+command is like a process that was started by its command line: process number, files, signals, end.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""Brokers that are there at once: for each data folder that a line names, a process that has all loaded forks one.
+"""Server that forks a broker, with all modules loaded, for each data folder that a line of its input names.
 
-It says the number of the process and the port; when that process has ended, how it has. A broker that is killed a
-thousand times is tried in a minute so, and not in a quarter of an hour.
+It prints the process number and the port of the broker, and its exit status when it has ended. So a test of a thousand
+kills takes a minute instead of a quarter of an hour.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A network between clients and a broker that can stand still at any byte, in either direction, and go on later."""
+"""Proxy between clients and a broker that freezes at any byte, in either direction, and goes on later."""
 
 import contextlib
 import queue

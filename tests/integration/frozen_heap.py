@@ -1,5 +1,7 @@
-"""What was loaded before stays for good: a process that is forked off need not look at it for garbage, which would copy
-all of it. The last that is loaded."""
+"""Exclusion of all loaded objects from garbage collection: a collection in a forked process would copy their pages.
+
+This module is loaded last.
+"""
 
 import gc
 

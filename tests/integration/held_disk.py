@@ -1,13 +1,12 @@
-"""A broker whose disk can be held and broken from outside: what is seen while a commit is in flight?
+"""Broker whose disk a test can hold and break, to see what happens while a commit is in flight.
 
-It is `truenext serve`, but no batch is written while the file FOLDER/hold exists, and writing fails while FOLDER/break
-exists, and what was read from the store does not reach the broker while FOLDER/hold-pages exists. FOLDER/room says how
-much room is left, if it exists. The history finds no space while FOLDER/full exists, which is deleted once the ballast
-is given up. The journal's segments are small, so that whatever a test does, messages move into the checkpoint
-meanwhile.
+It is `truenext serve`, controlled by files. No batch is written while FOLDER/hold exists, and writing fails while
+FOLDER/break exists. Pages read from the store do not reach the broker while FOLDER/hold-pages exists. FOLDER/room says
+how much space is left, if it exists. The history finds no space while FOLDER/full exists, which is deleted once the
+ballast is given up. The journal's segments are small, so that messages move into the checkpoint during each test.
 
-If FOLDER/limit exists when the broker starts, messages may take so many bytes on disk; if FOLDER/size exists, the disk
-seems to have so many bytes, and nothing but the data folder on it. Then segments have 1 MiB.
+If FOLDER/limit exists when the broker starts, it is the limit of messages on disk in bytes; if FOLDER/size exists, the
+disk seems to have that many bytes, and nothing but the data folder on it. Then segments have 1 MiB.
 """
 
 import errno

@@ -1,10 +1,11 @@
-"""Does what a page of docs/ says: its commands in a terminal, its programs in a folder, one after the other.
+"""Reader of a page of docs/: executes its commands in a terminal and its programs in a folder, one after the other.
 
     ```console    commands behind `$ `, and what they print; `^C` is Ctrl-C, once what stands before it has come
     ```python     a program; if the text before it names its file, as `take.py`, it is saved there, else it runs at once
     ```text       behind a program that runs at once: what it prints
 
-Port 61613 is another one here. Of what is printed numbers of processes, times and what a broker makes up may differ.
+Port 61613 is replaced by the port of the test's broker. Process numbers, times and values that a broker makes up may
+differ in the output.
 """
 
 import difflib

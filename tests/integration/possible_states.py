@@ -1,9 +1,9 @@
-"""What a broker may have in its queues, for all that a client can know whose connections freeze.
+"""Possible contents of a broker's queues, as far as a client can know them whose connections freeze.
 
-Written from docs/contract.md alone ("Return", "Deliveries and attempts", "Giving back", "Taking over", L1 to L5). Of
-what a connection has sent a beginning was carried out, and nothing else ever will be. Nobody knows how long that
-beginning is, so each is a world of its own. What the broker says later rules worlds out; when none is left the broker
-has broken its contract.
+Written from docs/contract.md alone ("Return", "Deliveries and attempts", "Releasing", "Taking over", L1 to L5). The
+broker has carried out a first part of what a connection has sent, and never carries out the rest. The client does not
+know how long that part is, so each length is a world of its own. Later answers of the broker rule worlds out; when none
+is left the broker has broken its contract.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""A STOMP client that does what it is told and nothing else, so that a test knows exactly what was said and when."""
+"""STOMP client that sends only what its test says, so that the test knows exactly what was sent, and when."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Is a message gone exactly when it was acknowledged, and back at its place, with the right count, when it was not?
+"""Tests of acknowledgement: acknowledged messages are gone, and all others return to their place with the right count.
 
 Source of what is expected: docs/contract.md, "Return" and "Deliveries and attempts".
 """

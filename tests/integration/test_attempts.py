@@ -1,4 +1,5 @@
-"""Is an attempt durable when docs/contract.md says so ("Deliveries and attempts")? With kill -9, over a real broker."""
+"""Tests that attempts are durable when docs/contract.md says so ("Deliveries and attempts"), with a real broker and
+kill -9."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
-"""Short runs of the benchmarks: they come to their end, and say what they found.
+"""Short runs of the benchmarks, which must end and report their results.
 
-What they say of so little is no figure. The smallest belongs to each run of the tests, the others, a minute each, to
-`make faults`. bench.backlog has a test of its own.
+The results of so short runs are no figures. The smallest benchmark is part of each run of the tests, the others, a
+minute each, of `make faults`. bench.backlog has a test of its own.
 """
 
 import os

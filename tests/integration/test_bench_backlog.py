@@ -1,4 +1,4 @@
-"""Does the measurement of a backlog run through, and does it leave nothing behind?"""
+"""Tests that the benchmark of a backlog goes through all phases and leaves no broker and no file behind."""
 
 import os
 import re

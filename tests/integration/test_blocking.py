@@ -1,4 +1,4 @@
-"""Does the client keep its promise to programs with threads?
+"""Tests of the client for programs with threads.
 
 Source of what is expected: docs/client.md.
 """

@@ -1,4 +1,5 @@
-"""Is a browser shown the whole queue, wherever it is, and does nobody notice? Over real sockets and a real store."""
+"""Tests that browsers are shown the whole queue, in memory and on disk, and do not change it; over real sockets, with a
+real store."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Are messages moved and removed once, and queues paused, whatever becomes of the broker? Over a real broker."""
+"""Tests that messages are moved and removed once, and queues stay paused, also when the broker is killed."""
 
 import json
 import re

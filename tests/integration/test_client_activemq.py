@@ -1,4 +1,4 @@
-"""What is the client's promise worth with another broker?
+"""Tests of truenext's client with ActiveMQ.
 
 Source of what is expected: docs/client.md, "Other brokers".
 """

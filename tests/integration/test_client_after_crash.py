@@ -1,4 +1,5 @@
-"""Does a session go on after its broker has crashed, and forgotten the numbers of commits without anything persistent?
+"""Tests that sessions go on after a crash of the broker, which forgets the numbers of commits without persistent
+messages.
 
 Source of what is expected: docs/contract.md, "Did it happen?"; docs/client.md, "Transactions".
 """

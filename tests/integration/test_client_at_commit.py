@@ -1,7 +1,7 @@
-"""What a program may do with the messages of a transaction that acknowledges them at its commit.
+"""Tests of sessions that acknowledge their messages at the commit.
 
-Source of what is expected: docs/client.md, "Sessions" and "Transactions". Who is charged when its code raises:
-test_client_attempts.py; what breaks meanwhile: test_client_breaks.py.
+Source of what is expected: docs/client.md, "Sessions" and "Transactions". test_client_attempts.py tests the attempts
+when code raises, test_client_breaks.py lost connections.
 """
 
 import asyncio

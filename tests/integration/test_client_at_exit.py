@@ -1,4 +1,4 @@
-"""What becomes of a connection that a program does not close before it ends?
+"""Tests of connections that a program does not close before it ends.
 
 Source of what is expected: docs/shutdown.md, "The end of the program".
 """

@@ -1,4 +1,4 @@
-"""What counts as a delivery attempt?
+"""Tests of what counts as a delivery attempt.
 
 Source of what is expected: docs/client.md, "What counts as a delivery attempt".
 """

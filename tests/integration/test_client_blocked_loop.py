@@ -1,7 +1,7 @@
-"""What becomes of a connection whose event loop is blocked for longer than its broker waits for a heart-beat?
+"""Tests of connections whose event loop is blocked for longer than the broker waits for a heart-beat.
 
-Source of what is expected: docs/client.md, "Lost connections". A loop that is blocked without `heartbeat_thread`:
-test_client_handlers.py.
+Source of what is expected: docs/client.md, "Lost connections". test_client_handlers.py tests a blocked loop without
+`heartbeat_thread`.
 """
 
 import asyncio

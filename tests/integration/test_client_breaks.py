@@ -1,8 +1,8 @@
-"""Does truenext's own client lose, double or reorder nothing when its connections break, brokers are killed, and its
-process is?
+"""Tests that truenext's client loses, doubles and reorders nothing when connections break, or the broker or the
+client's process is killed.
 
-Messages are copied from queue to queue in transactions, sent and taken, while the network cuts and freezes connections
-at any byte (broken_network.py). In the end every message is where it belongs, once.
+Messages are copied from queue to queue in transactions, and sent, while the network cuts and freezes connections at any
+byte (broken_network.py). In the end every message is where it belongs, once.
 
     TRUENEXT_CLIENT_MESSAGES=3000 TRUENEXT_SEED=7 pytest -s tests/integration/test_client_breaks.py
 """

@@ -1,7 +1,6 @@
-"""Is it known after a flush what the broker refuses of a transaction, and does nothing of it happen before the commit?
+"""Tests of the flush of a transaction: it reports refusals of the broker, and makes nothing visible before the commit.
 
-Source of what is expected: docs/client.md, "Transactions". What a flush says to the broker is tried in
-tests/client/test_flushing.py.
+Source of what is expected: docs/client.md, "Transactions". tests/client/test_flushing.py tests the frames of a flush.
 """
 
 import asyncio

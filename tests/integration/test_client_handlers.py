@@ -1,4 +1,4 @@
-"""What may a handler do, and what becomes of its message and of the others?
+"""Tests of handlers: their rights, and the fate of their message and of the others.
 
 Source of what is expected: docs/client.md, "Handlers", "What is next".
 """

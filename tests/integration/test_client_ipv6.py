@@ -1,4 +1,4 @@
-"""Are IPv6 addresses as good as others for a client, and do they keep their brackets?"""
+"""Tests that clients connect to IPv6 addresses, and show them in brackets."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What may a program do with a session, message or transaction that has ended?
+"""Tests of calls on a session, message or transaction that has ended.
 
 Source of what is expected: docs/client.md, "Handlers" and "Transactions".
 """

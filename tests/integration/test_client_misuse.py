@@ -1,4 +1,5 @@
-"""What somebody found who used the client from its docs alone: is it refused, or said, and never silent?"""
+"""Tests of mistakes that a program makes which knows the client from its docs alone: they are refused or reported,
+never silent."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Does a COMMIT under a number of the program's own happen once, whoever says it and however often?
+"""Tests that a COMMIT under the program's own number takes effect once, however often and from wherever it is sent.
 
 Source of what is expected: docs/client.md, "Transactions"; docs/contract.md, L5.
 """

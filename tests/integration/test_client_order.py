@@ -1,4 +1,4 @@
-"""Is what a session hands out always the true next message, whatever is rolled back or closed, and at any prefetch?
+"""Tests that sessions always hand out the true next message, after rollbacks and closes, at any prefetch.
 
 Document 004: five messages, the third of which is rolled back; 650 with random rollbacks; 20, 10 and 5 whose consumers
 and sessions are closed instead. Source of what is expected: docs/client.md, "What is next".

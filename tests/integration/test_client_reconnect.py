@@ -1,4 +1,4 @@
-"""What does truenext's own client tell its program when its connection is lost, and what not?
+"""Tests of what the client reports to its program when its connection is lost.
 
 Source of what is expected: docs/client.md, "Lost connections" and "Transactions".
 """

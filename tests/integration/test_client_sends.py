@@ -1,4 +1,4 @@
-"""What becomes of what a client sends: refused, behind a refused one, on a full disk, too late, too much at once?
+"""Tests of sends of a client: refused, after a refused one, on a full disk, too late, too many at once.
 
 Source of what is expected: docs/client.md, "Sends".
 """

@@ -1,4 +1,5 @@
-"""What becomes of a connection in another event loop, in a forked process, when closed, and after an error of its own?
+"""Tests of connections that cannot be used any more: closed, in another event loop, in a forked process, after an error
+of their own.
 
 Source of what is expected: docs/client.md, "Cancellation and the end".
 """

@@ -1,4 +1,4 @@
-"""Does each refusal say its code, and is each code said by something?"""
+"""Tests that each refusal carries its code, and that each code is tested."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""Numbers without gaps, and the question what became of a COMMIT, over real sockets. Source: docs/contract.md, "Did it
-happen?"; docs/stomp.md
+"""Tests of gapless numbers and of requests for the outcome of a COMMIT, over real sockets.
+
+Source of what is expected: docs/contract.md, "Did it happen?"; docs/stomp.md.
 """
 
 import json

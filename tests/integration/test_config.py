@@ -1,4 +1,4 @@
-"""Does a real broker do what its configuration file says, and what it says later?"""
+"""Tests that a real broker does what its configuration file says, at its start and after a reload."""
 
 import os
 import re

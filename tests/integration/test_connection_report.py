@@ -1,4 +1,4 @@
-"""What does a client hear of its own connection: round, transactions, subscriptions, and why nothing comes to one?
+"""Tests of a connection's report on itself: round, transactions, subscriptions, and why a subscription is idle.
 
 Source of what is expected: docs/stomp.md, "What a connection may ask".
 """

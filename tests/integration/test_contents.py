@@ -1,4 +1,4 @@
-"""Is what a hundred durable subscriptions get on the disk once? With a real broker, its ends and its starts."""
+"""Test that messages for a hundred durable subscriptions are on disk once, with a real broker and its restarts."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""Can whoever runs a broker ask it when there are as many connections, or queues, as there may be?"""
+"""Tests that control requests work in a broker with as many connections, or queues, as there may be."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Is an install without extras whole: does it have all that its modules import, and say what brings the rest?"""
+"""Tests of an install without extras: its modules can be imported, and commands say which extra they need."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Is a client whose connection was cut charged with nothing if it comes back at once, and is nobody else kept waiting?
+"""Tests of cut connections: a client that comes back at once counts no attempt, and no other client waits for nothing.
 
 Source of what is expected: docs/contract.md, "Taking over".
 """

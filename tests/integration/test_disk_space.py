@@ -1,7 +1,6 @@
-"""Who has to wait, who is refused and who goes on when the room for messages on disk gets short?
+"""Tests of clients while disk space for messages is short: which wait, which are refused, and which go on.
 
-How full the disk is, is said by the test (held_disk.py). Source of what is expected: docs/contract.md, "Memory and
-disk".
+The test sets how full the disk is (held_disk.py). Source of what is expected: docs/contract.md, "Memory and disk".
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What may a transaction send while there is no room on the disk?
+"""Tests of the sends that a transaction may make without disk space.
 
-How full the disk is, is said by the test (held_disk.py), or is so. Source of what is expected: docs/contract.md,
-"Memory and disk".
+The test sets how full the disk is (held_disk.py), or fills it. Source of what is expected: docs/contract.md, "Memory
+and disk".
 """
 
 from collections.abc import Iterator

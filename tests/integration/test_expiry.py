@@ -1,4 +1,4 @@
-"""Do expired messages go by themselves, wherever they are, and nothing else with them?"""
+"""Tests that expired messages, and no others, are removed, in memory and on disk."""
 
 import asyncio
 import time

@@ -1,9 +1,9 @@
-"""Is nothing lost, doubled or done late if connections freeze at any byte, are taken over, and are let go later?
+"""Test that nothing is lost, doubled or done late when connections freeze at any byte, are taken over, and thaw later.
 
-A client sends, acknowledges, commits, gives back and pulls through a network that stands still at a random byte. It
-takes its connection over, sometimes several times as CONNECT or CONNECTED freeze as well, repeats what was not
-confirmed, and goes on. Sooner or later the old connection is let go. All that comes is held against what may be in the
-broker (possible_worlds.py). Source of what is expected: docs/contract.md, docs/stomp.md.
+A client sends, acknowledges, commits, releases and pulls through a network that freezes at a random byte. It takes its
+connection over, sometimes several times as CONNECT or CONNECTED freeze as well, repeats unconfirmed frames, and goes
+on. Sooner or later the old connection thaws. All frames that come are compared with the possible contents of the broker
+(possible_states.py). Source of what is expected: docs/contract.md, docs/stomp.md.
 
     TRUENEXT_FREEZES=1000 TRUENEXT_SEED=7 pytest -s tests/integration/test_frozen_connections.py
 """

@@ -1,4 +1,4 @@
-"""Does a program that a test has stopped the time of reach its broker all the same? Source: docs/testing.md, "Time" """
+"""Tests that a program whose time a test has stopped still reaches its broker. Source: docs/testing.md, "Time"."""
 
 from __future__ import annotations
 

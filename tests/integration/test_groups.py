@@ -1,6 +1,6 @@
-"""Is every group one consumer's, in order, also when consumers are lost? Over real sockets, with a real store.
+"""Tests that each group has one consumer, in order, also when consumers are lost; over real sockets, with a real store.
 
-By stomp.py where a client that is not ours matters; the queue's pages are of one message in some.
+Some tests use stomp.py, a foreign client; some have pages of one message.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Does what clients of other brokers say do what they mean? Over real sockets and a real store."""
+"""Tests that headers of other brokers' clients do what they mean; over real sockets, with a real store."""
 
 from pathlib import Path
 

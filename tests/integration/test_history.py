@@ -1,4 +1,4 @@
-"""Does the history of a real broker tell what its clients saw, also when it is killed?"""
+"""Tests that the history of a real broker has what its clients saw, also when the broker is killed."""
 
 import random
 from collections import Counter

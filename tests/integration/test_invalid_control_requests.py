@@ -1,4 +1,4 @@
-"""Does the broker outlive whatever stands in a body that should be JSON?"""
+"""Tests that the broker survives control requests with invalid bodies."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""Does the broker keep its promises when it is killed in the middle of everything, again and again?
+"""Test that the broker keeps its contract when it is killed under load, again and again.
 
 Producers and consumers of several kinds work at full speed, each on a connection and thread of its own; at a random
-moment the broker gets a kill -9 and is started again on the same folder. What was said and what came is written into a
-ledger, and held against docs/contract.md: as it comes, after every restart, and at the end when all is drained.
+moment the broker gets a kill -9 and is started again on the same folder. All sends and deliveries are written into a
+ledger and compared with docs/contract.md: as they come, after every restart, and at the end when all is drained.
 
     TRUENEXT_KILL_CYCLES=20 TRUENEXT_SEED=7 pytest -s tests/integration/test_kill.py
 """

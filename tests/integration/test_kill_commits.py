@@ -1,8 +1,9 @@
-"""Is what a client is told of its COMMITs what happened, if the broker is killed at any moment, again and again?
+"""Test that the outcomes of COMMITs that a client is told are true, if the broker is killed at any moment, again and
+again.
 
-A client commits transactions and sends, all with numbers that have no gaps. At a random moment the broker gets a
-kill -9. The client connects to the next one and asks what became of what it is in doubt about; half of the time that
-is to settle it. What it is told it believes. Now and then the queue is emptied, and held against that.
+A client commits transactions and sends, all with numbers that have no gaps. At a random moment the broker gets a kill
+-9. The client connects to the next one and asks for the outcome of what is in doubt; half of the time it asks to
+resolve it. The client believes the answers. Now and then the queue is emptied and compared with them.
 
     TRUENEXT_COMMIT_CYCLES=1000 TRUENEXT_SEED=7 pytest -s tests/integration/test_kill_commits.py
 """

@@ -1,4 +1,4 @@
-"""Do large frames that are not complete stay within their share of the memory, and do honest senders get their turn?"""
+"""Tests that incomplete large frames stay within their share of the memory, and other senders are served."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Does the broker's log say each thing once, and name the object of it?"""
+"""Tests that the broker's log reports each event once, and names its object."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What do `truenext send`, `receive` and `browse` do with files, lines and JSON, and when the broker goes away?
+"""Tests of `truenext send`, `receive` and `browse` with files, lines and JSON, and when the broker goes away.
 
 Source of what is expected: docs/commands.md.
 """

@@ -1,4 +1,4 @@
-"""Does every receiver get the true next message, over real sockets, whatever is mixed, restarted or rolled back?
+"""Tests that every receiver gets the true next message, over real sockets, with mixed messages, restarts and rollbacks.
 
 The first tests are the cases of the ActiveMQ ordering report of 2023: persistent messages in one of its buckets and
 transient ones in the other made it forget both order and priority, visibly so at prefetch 1. Source of what is

@@ -1,4 +1,4 @@
-"""Does what the pages for users say happen, when it is done as they say it?"""
+"""Tests that the commands and programs on the pages for users do what the pages say."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Is everything as it was when memory is short: order, places, windows, and what a client may expect?
+"""Tests that order, positions, windows and promises to clients hold when memory is short.
 
 The workloads of the first part are those under which ActiveMQ's cursors are known to lose the order: more messages than
 fit, in several priorities, persistent and transient mixed. Source of what is expected: docs/contract.md.

@@ -1,4 +1,4 @@
-"""What do the commands print on a terminal, into a pipe, onto a full disk, and to nobody?"""
+"""Tests of the output of the commands on a terminal, into a pipe, onto a full disk, and to closed files."""
 
 import base64
 import json

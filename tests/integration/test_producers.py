@@ -1,4 +1,4 @@
-"""Do producers that sent one message, and are most likely gone, make place for new ones, over sockets and restarts?"""
+"""Tests that producers that sent one message are forgotten for new ones, over sockets and restarts."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Does a subscription that pulls get what it asks for, no more, and is it told when there is nothing?
+"""Tests of pulling subscriptions: they get as many messages as they request, and learn that none is ready.
 
 Source of what is expected: docs/contract.md, "Pulling"; docs/stomp.md.
 """

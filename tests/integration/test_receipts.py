@@ -1,6 +1,7 @@
-"""When does a RECEIPT leave, and behind what? Each rule with the faults that would break it.
+"""Tests of the order of RECEIPT frames: each rule, and faults that would break it.
 
-In the test's own process, so that it can look at a client's socket while the broker is about to write to the disk.
+The broker runs in the test's process, so that the test can look at a client's socket while the broker is about to write
+to the disk.
 """
 
 import asyncio

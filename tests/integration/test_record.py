@@ -1,4 +1,4 @@
-"""Is what `truenext record` writes down what happened?"""
+"""Tests that `truenext record` writes down what happened."""
 
 import random
 from collections import Counter

@@ -1,4 +1,5 @@
-"""Is what fails tried again at its time, given up at the right one, and moved back once? Over a real broker."""
+"""Tests that failed messages are tried again in time, dead-lettered after the last attempt, and re-driven once; over a
+real broker."""
 
 import json
 import time

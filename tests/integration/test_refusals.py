@@ -1,4 +1,4 @@
-"""Does a connection go on behind a frame that is refused, and has that frame done nothing?
+"""Tests that a connection goes on after a refused frame, and that the frame has no effect.
 
 Source of what is expected: docs/contract.md, "Refusals"; docs/stomp.md.
 """

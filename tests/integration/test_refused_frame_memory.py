@@ -1,4 +1,4 @@
-"""Is everything of a refused frame gone with its ERROR?"""
+"""Test that a refused frame leaves nothing in memory once its ERROR was sent."""
 
 import asyncio
 import gc

@@ -1,4 +1,5 @@
-"""Is what a client gives back at its exact place, without an attempt, and does the client know what came before?
+"""Tests of releases: messages return to their exact place without an attempt, and the client can tell earlier
+dispatches.
 
 Source of what is expected: docs/contract.md, "Releasing"; docs/stomp.md.
 """

@@ -1,9 +1,10 @@
-"""Is what comes after a rollback always the true next message, whatever streams in and whoever else reads?
+"""Test that a client gets the true next message after each rollback, whatever arrives and whichever other clients read.
 
 Document 004: a dispatcher that still held one message when a rollback was complete handed it out before those that had
 been rolled back. Here a client has a buffer, from which it hands out by (9 - priority, sequence). It acknowledges in
-transactions and rolls back by one request, or ends its connection. Every MESSAGE of a new round is compared with what
-the test knows to wait. Source of what is expected: docs/contract.md, "Releasing", "Deliveries and attempts".
+transactions and rolls back by one request, or ends its connection. Every MESSAGE of a new round is compared with the
+messages that the test knows to wait. Source of what is expected: docs/contract.md, "Releasing", "Deliveries and
+attempts".
 
     TRUENEXT_ROLLBACKS=1000 TRUENEXT_SEED=7 pytest -s tests/integration/test_rollback_order.py
 """

@@ -1,4 +1,4 @@
-"""Are scheduled sends sent once, and not before their time, whatever becomes of the broker? Over a real broker."""
+"""Tests that scheduled sends are sent once, and not before their time, also when the broker is killed."""
 
 import json
 import time

@@ -1,4 +1,5 @@
-"""Does every consumer get what its selector wants, in order, wherever that is? Over real sockets and a real store."""
+"""Tests that consumers get the messages of their selectors, in order, in memory and on disk; over real sockets, with a
+real store."""
 
 import time
 

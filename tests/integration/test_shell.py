@@ -1,4 +1,4 @@
-"""Does what stands between the sockets and the engine keep its word: time, ends of connections, and clean stops?"""
+"""Tests of the code between the sockets and the engine: time, ends of connections, and clean stops."""
 
 import asyncio
 import gc

@@ -1,6 +1,7 @@
-"""Does whoever reads what its topic brings get all of it, in order, however much faster it is sent, and does the broker
-keep to its memory? Over real sockets and a real store. Source of what is expected: docs/contract.md, "Topics" and
-"Memory and disk".
+"""Tests that subscribers of a topic get all messages in order, however much faster they are sent, within the memory of
+the broker.
+
+Over real sockets, with a real store. Source of what is expected: docs/contract.md, "Topics" and "Memory and disk".
 """
 
 import threading

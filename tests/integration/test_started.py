@@ -1,4 +1,4 @@
-"""Is only what a client has begun charged when its connection is lost, and is the next reader told so?
+"""Tests that only started messages count an attempt when a connection is lost, and that the next reader is told of it.
 
 Source of what is expected: docs/contract.md, "Deliveries and attempts"; docs/stomp.md.
 """

@@ -1,4 +1,4 @@
-"""Does the broker say how it is, and that a queue is stuck if one should ever be?"""
+"""Tests of the status of the broker, and of its report of a stuck queue."""
 
 import asyncio
 import logging

@@ -1,7 +1,7 @@
-"""Does a broker say what docs/stomp.md shows?
+"""Test that a broker sends the frames that docs/stomp.md shows.
 
-The page says how its exchanges are to be read. What stands behind `C:` is sent as it stands there, and each frame of
-the broker is compared, header by header.
+The page says how its exchanges are to be read. The text behind `C:` is sent as it is, and each frame of the broker is
+compared, header by header.
 """
 
 import json

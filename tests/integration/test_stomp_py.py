@@ -1,7 +1,6 @@
-"""Does a client that is not ours find in the broker what STOMP promises it? stomp.py, a package from PyPI, in all three
-versions.
+"""Tests that stomp.py, a foreign client from PyPI, finds what STOMP promises, in all three versions.
 
-Where a second opinion is needed of what is left in a queue, a RawClient looks.
+A RawClient looks where the content of a queue needs a second opinion.
 """
 
 import queue as queues

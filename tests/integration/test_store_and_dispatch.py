@@ -1,7 +1,7 @@
-"""Does the broker lose, double, reorder or forget a message while messages leave memory, come back, are dispatched
-before they are written and acknowledged before they are written, all at the same time?
+"""Tests that the broker keeps every message, once and in order, in races of eviction, reading, early dispatch and early
+acknowledgement.
 
-Source of what is expected: docs/contract.md, "Ready" and "Memory and disk".
+*Early* is before the message is written. Source of what is expected: docs/contract.md, "Ready" and "Memory and disk".
 """
 
 import os

@@ -1,4 +1,5 @@
-"""What `truenext store` saves of a damaged folder: does a real broker start on it, and hand out all of it in order?"""
+"""Tests of `truenext store` on damaged folders: a real broker starts on what was salvaged, and hands it out in
+order."""
 
 import subprocess
 import time

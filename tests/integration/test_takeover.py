@@ -1,4 +1,4 @@
-"""Does a client that comes back find its own place, and does nothing that the old connection has sent act any more?
+"""Tests of takeovers: a client gets its own messages back, and nothing that its old connection sent takes effect later.
 
 Source of what is expected: docs/contract.md, "Taking over"; docs/stomp.md.
 """

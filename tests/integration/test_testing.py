@@ -1,4 +1,4 @@
-"""Does the broker for other people's tests keep the contract, and does each fault do what docs/testing.md says?"""
+"""Tests of truenext.testing: its broker keeps the contract, and each fault does what docs/testing.md says."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Does everybody who has subscribed get a copy? Over real sockets and a real store."""
+"""Tests that each subscription to a topic gets a copy of its messages; over real sockets, with a real store."""
 
 import json
 

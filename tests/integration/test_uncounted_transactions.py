@@ -1,4 +1,4 @@
-"""Does a transaction that counts its NACKs alone count nothing else, however it ends?
+"""Tests that transactions that count their NACKs alone count nothing else, however they end.
 
 Source of what is expected: docs/contract.md, "Deliveries and attempts"; docs/stomp.md.
 """

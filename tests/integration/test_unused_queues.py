@@ -1,4 +1,4 @@
-"""Do queues come and go in a real broker, on its disk and in its history, without anybody losing anything?"""
+"""Tests that unused queues are removed from a real broker, its disk and its memory, and lose no message."""
 
 import asyncio
 import time

@@ -1,4 +1,5 @@
-"""Does a subscription to a pattern of queues get the true next over all of them? Over real sockets and a real store."""
+"""Tests that a subscription to a pattern gets the true next message of all its queues; over real sockets, with a real
+store."""
 
 import threading
 

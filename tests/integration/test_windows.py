@@ -1,4 +1,5 @@
-"""Does everybody make progress without saying how much he wants, and does what is urgent not wait for it?"""
+"""Tests of windows: consumers make progress without a prefetch of their own, and urgent messages do not wait for full
+windows."""
 
 import time
 

@@ -1,8 +1,8 @@
-"""Does the broker stay whole, and polite, whatever a client says or leaves unsaid, over real sockets?
+"""Tests that the broker stays intact whatever a client sends or omits, over real sockets.
 
-What is refused, what is agreed (versions, heart-beats, receipts, temporary queues, numbered sends), and how the
-`truenext` command begins, ends and talks to a broker. Source of what is expected: docs/contract.md, docs/decisions/0009
-and src/truenext/model/limits.py.
+Refusals, agreements (versions, heart-beats, receipts, temporary queues, numbered sends), and how the `truenext` command
+starts, ends and talks to a broker. Source of what is expected: docs/contract.md, docs/decisions/0009 and
+src/truenext/model/limits.py.
 
     TRUENEXT_SEED=7 pytest -s tests/integration/test_wire.py -k garbage
 """

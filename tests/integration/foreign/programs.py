@@ -1,9 +1,9 @@
-"""Which clients that are not ours are tried, and what each of their programs must say and leave behind.
+"""Foreign clients under test, and the output and the messages that each of their programs must leave.
 
 A program in `clients/` runs as `PROGRAM PORT QUEUE BEAT_MS` and goes through the cases below, each on queues of its own
-(`QUEUE.auto`, `QUEUE.commit.from`, ...). It prints a line per case: the case, and what its library gave it. What it
-sends is persistent, if its library can wait for receipts. The line `heart-beat` comes over a connection with
-heart-beats, which the program keeps until its input ends.
+(`QUEUE.auto`, `QUEUE.commit.from`, ...). It prints a line per case: the case, and the answers of its library. Sends are
+persistent, if the library can wait for receipts. The line `heart-beat` comes over a connection with heart-beats, which
+the program keeps until its input ends.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
-"""Record anew what a foreign client says: `python -m tests.integration.foreign.record NAME...`, as in programs.py.
+"""Recorder of foreign clients: `python -m tests.integration.foreign.record NAME...`, with the names of programs.py.
 
-The client's library must be on this machine. Its program talks to a broker through us, and we write down what both say.
-The files go to `recordings/`; `test_recordings.py` plays them.
+The library of the client must be installed on this machine. Its program talks to a broker through the recorder, which
+writes down what both send. The files go to `recordings/`; `test_recordings.py` plays them.
 """
 
 import asyncio

@@ -1,17 +1,17 @@
-r"""How what a client and the broker said to one another stands in a file, and how a client's part is said again.
+r"""Format of a recorded dialogue of a client and a broker, and a player of the client's part.
 
 A line of a recording is one of
 
     # anything
-    = connection 2                      what follows is said on this connection
-    > SEND\n                            what the client says, byte for byte, as in Python's b"..."; one line of its own
+    = connection 2                      the lines that follow belong to this connection
+    > SEND\n                            bytes that the client sends, as in Python's b"..."; one line of its own
     > destination:/queue/{queue}.a\n    each, and all lines up to another kind of line in one write
-    < CONNECTED 1.2                     what the client has got before it says what follows: a version,
+    < CONNECTED 1.2                     what the client has got before it sends the next bytes: a version,
     < RECEIPT 77                        a receipt's id,
     < MESSAGE 1 2 body                  the second message of subscription 1, and its body, escaped too
     = closed                            the client closes the connection
 
-What differs from time to time stands in braces: `{queue}`; `{ack 1 2}` and `{message-id 1 2}`, headers of the second
+Parts that vary are in braces: `{queue}`; `{ack 1 2}` and `{message-id 1 2}`, headers of the second
 message of subscription 1; `{now+15000}`, a time in milliseconds. Heart-beats of the broker are left out.
 """
 

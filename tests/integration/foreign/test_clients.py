@@ -1,5 +1,7 @@
-"""Do clients in other languages find in the broker what STOMP promises them? Their own libraries, where this machine
-has them; what they send is also played everywhere (`test_recordings.py`).
+"""Tests of the broker with foreign clients: their own libraries, where this machine has them, must find what STOMP
+promises.
+
+`test_recordings.py` plays their frames on every machine.
 """
 
 import signal

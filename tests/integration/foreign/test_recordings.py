@@ -1,5 +1,6 @@
-"""Does the broker still understand, byte for byte, what foreign clients say unasked? What they said once is said again,
-on every machine. How a recording is made anew: `record.py`; how it is written: `recording.py`.
+"""Tests of the broker with recorded frames of foreign clients: it must answer them as it did when they were recorded.
+
+`record.py` makes the recordings; `recording.py` describes their format.
 """
 
 import pytest

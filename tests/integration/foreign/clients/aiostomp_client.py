@@ -1,7 +1,7 @@
-"""What aiostomp, from PyPI, does and finds: `python aiostomp_client.py PORT QUEUE BEAT_MS` prints one line per case of
+"""Program with aiostomp, from PyPI: `python aiostomp_client.py PORT QUEUE BEAT_MS` prints one line per case of
 programs.py.
 
-It has neither receipts nor transactions. What it sends is transient, as it could not wait until that is durable.
+aiostomp has neither receipts nor transactions. Its sends are transient, as it could not wait until they are durable.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""What FastStream with its STOMP broker (faststream-stomp, from PyPI) does and finds: `python faststream_client.py PORT
-QUEUE BEAT_MS` prints one line per case of programs.py.
+"""Program with FastStream and its STOMP broker (faststream-stomp, from PyPI): `python faststream_client.py PORT QUEUE
+BEAT_MS` prints one line per case of programs.py.
 
-A handler acknowledges what it returns from. A batch is a transaction; FastStream has no other, and aborts none.
+A message is acknowledged when its handler returns. A batch is a transaction; FastStream has no other, and aborts none.
 """
 
 import asyncio

@@ -1,6 +1,5 @@
-"""What stompest, from PyPI, does and finds: `python stompest_client.py PORT QUEUE BEAT_MS` prints one line per case of
-programs.py.
-"""
+"""Program with stompest, from PyPI: `python stompest_client.py PORT QUEUE BEAT_MS` prints one line per case of
+programs.py."""
 
 import itertools
 import select

@@ -1,7 +1,7 @@
-"""What stompman, from PyPI, does and finds: `python stompman_client.py PORT QUEUE BEAT_MS` prints one line per case of
+"""Program with stompman, from PyPI: `python stompman_client.py PORT QUEUE BEAT_MS` prints one line per case of
 programs.py.
 
-It acknowledges nothing in a transaction; what is taken in `commit` is acknowledged beside it.
+stompman acknowledges no message in a transaction; the case `commit` acknowledges after it.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
-"""What workflows, from PyPI, does and finds: `python workflows_client.py PORT QUEUE` prints one line per case of
-programs.py.
+"""Program with workflows, from PyPI: `python workflows_client.py PORT QUEUE` prints one line per case of programs.py.
 
-It speaks through stomp.py, and asks for neither receipts nor heart-beats. Its namespace makes the beginning of all
-names. What else its services send by themselves is sent, too: a broadcast of their status.
+workflows speaks through stomp.py, and asks for neither receipts nor heart-beats. All names begin with its namespace. A
+status broadcast, which its services send by themselves, is sent too.
 """
 
 import queue
