@@ -20,15 +20,15 @@ class Break(Enum):
 
 
 class Network:
-    """One listener before one broker, wherever that is at the moment."""
+    """Listener before one broker, whose port may change."""
 
     def __init__(self, broker_port: Callable[[], int], chance: random.Random) -> None:
         self._broker_port = broker_port
         self._chance = chance
         self.breaks: tuple[Break, ...] = ()
-        """How its connections end; none of them does if this is empty."""
+        """Ways in which connections break; none breaks if this is empty."""
         self.breaks_max = ENDLESS
-        """Then it is whole."""
+        """Number of breaks after which no connection breaks by itself."""
         self.breaks_count = 0
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -43,7 +43,7 @@ class Network:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Nobody gets through any more."""
+        """Refuse new connections and cut all others."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -52,13 +52,16 @@ class Network:
             await asyncio.sleep(0.001)
 
     def cut(self) -> None:
-        """All connections that are there."""
+        """Cut all connections."""
         for connection in self._connections:
             connection.cut()
 
     def freeze(self, *, delivers: bool = True) -> None:
-        """All connections that are there. What the client has said and says is delivered to the broker once the client
-        has hung up, unless it is to be lost."""
+        """Freeze all connections.
+
+        Bytes of a client that are not passed on yet, and all that it sends later, reach the broker once the client has
+        hung up, unless `delivers` is false.
+        """
         for connection in self._connections:
             connection.freeze(delivers=delivers)
 
@@ -90,7 +93,7 @@ class _Connection:
         self._client = client
         self._broker = broker
         self._bytes = self._frames = ENDLESS
-        """What still passes, in both directions together."""
+        """Bytes and frames that may still pass, in both directions together."""
         self._then_freezes = False
         self._is_frozen = False
         self._delivers = True
@@ -132,7 +135,7 @@ class _Connection:
             await asyncio.gather(up, down, return_exceptions=True)
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, chance: random.Random) -> bytes:
-        """Returns what of the client stood still until it hung up."""
+        """Pass bytes on. Return the client's bytes that were frozen when it hung up."""
         is_up = target is self._broker[1]
         with suppress(OSError):
             while data := await source.read(chance.choice([20, 1000, 65536])):
@@ -153,7 +156,7 @@ class _Connection:
         return b""
 
     def _passing(self, data: bytes) -> bytes:
-        """As much of it as still passes."""
+        """Return the part of `data` that may still pass."""
         data = data[: self._bytes]
         at = -1
         for _ in range(self._frames):

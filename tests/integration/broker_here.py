@@ -26,8 +26,10 @@ async def broker_here(
     memory_limit: int = maxsize,
     url: str = "stomp://127.0.0.1:0",
 ) -> AsyncIterator[Listener]:
-    """A running broker, which is stopped in the end; without a data folder it keeps nothing on disk. Clients that block
-    need threads of their own."""
+    """Run a broker in this process. Without a data folder it stores nothing on disk.
+
+    Clients that block need threads of their own.
+    """
     loop = asyncio.get_running_loop()
     history: HistoryWriter | None = None
     store: Store = MemoryStore()

@@ -24,12 +24,12 @@ from truenext.model.limits import UNSENT_BYTES_MAX
 from truenext.wire.stomp.frame import Frame
 
 TINY_LIMITS = ("--page-size", "1", "--queue-memory-limit", "1KB")
-"""One message is read at a time, and most leave memory at once."""
+"""Pages of one message, and most messages leave memory at once."""
 LIMITS = one_of("options", [(), TINY_LIMITS], ids=["default limits", "tiny limits"])
-"""What is said of order and return must hold however little of a queue is in memory."""
+"""Order and return must not depend on how much of a queue is in memory."""
 
 PATIENCE_SECONDS = 60.0
-"""Longest time that anything that must happen may take: a loaded machine is slow, not broken."""
+"""Longest time that a test waits for an expected event: a loaded machine is slow, not broken."""
 
 TRUENEXT = str(Path(sys.executable).parent / "truenext")
 
@@ -43,12 +43,12 @@ _DIE_WITH_US = (
 
 
 def dying_with_us(command: Sequence[str]) -> list[str]:
-    """The command, so started that it is killed when this process ends."""
+    """Return a command that is killed when this process ends."""
     return [sys.executable, "-ISc", _DIE_WITH_US, *command]
 
 
 QUIET_SECONDS = 0.3
-"""Nothing comes for so long: nothing will."""
+"""Time without a message after which none is expected."""
 
 
 class QueueFacts(NamedTuple):
@@ -58,7 +58,7 @@ class QueueFacts(NamedTuple):
 
 
 class BrokerProcess:
-    """One data folder, and the broker that runs on it now."""
+    """Data folder, and the broker that runs on it."""
 
     def __init__(
         self,
@@ -69,8 +69,10 @@ class BrokerProcess:
         policy: dict[str, Any] | None = None,
         files_max: str = "",
     ) -> None:
-        """With `options` of `truenext serve`. With `can_hold_disk`, `hold_disk` and the like work. `policy` has
-        fields of the policy of all queues. `files_max` are arguments of `ulimit` that say how many files it may open.
+        """Prepare a broker with `options` of `truenext serve`.
+
+        `can_hold_disk` is needed by `hold_disk` and the other methods of the disk. `policy` has settings for all
+        queues. `files_max` are arguments of `ulimit` for the number of open files.
         """
         self.data = folder / "data"
         self.options = options
@@ -112,7 +114,7 @@ class BrokerProcess:
     # ---- Life ----
 
     def start(self, port: int = 0) -> None:
-        """Port 0 is a free one."""
+        """Start the broker, with port 0 at a free port."""
         assert self._process is None, "it runs already"
         self._out.unlink(missing_ok=True)
         self._log.unlink(missing_ok=True)
@@ -134,7 +136,7 @@ class BrokerProcess:
             return subprocess.Popen(dying_with_us(limited), stdin=subprocess.DEVNULL, stdout=out, stderr=log)
 
     def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
-        """A clean stop, which must succeed."""
+        """Stop the broker cleanly, which must succeed."""
         self._running().send_signal(by)
         self._wait_for_clean_end()
 
@@ -145,7 +147,7 @@ class BrokerProcess:
         self.check_log()
 
     def kill(self) -> None:
-        """kill -9. The clients find out by themselves."""
+        """Kill the broker with SIGKILL. Clients are not closed."""
         process = self._running()
         process.kill()
         status = process.wait(PATIENCE_SECONDS)
@@ -166,26 +168,26 @@ class BrokerProcess:
         self.start()
 
     def start_on_same_port(self) -> None:
-        """Somebody else has killed it; its clients find it at the same port."""
+        """Start a broker that the test has killed by other means, at the port that its clients know."""
         status = self.wait_for_end()
         assert status == -signal.SIGKILL, f"broker had ended by itself, with {status}, log:\n{self.log}"
         self.start(self.port)
 
     def wait_for_end(self) -> int:
-        """The exit status of a broker that ends by itself."""
+        """Return the exit status of a broker that ends by itself."""
         status = self._running().wait(PATIENCE_SECONDS)
         self._forget()
         return status
 
     def check_log(self) -> None:
-        """No error since it was last asked for."""
+        """Check that the log has no error since the last check."""
         log = self.log
         news, self._log_checked = log[self._log_checked :], len(log)
         for line in news.splitlines():
             assert not {"ERROR", "CRITICAL", "Traceback"} & set(line.split()), f"log of the broker:\n{news}"
 
     def clean_up(self) -> None:
-        """Leave nothing behind, whatever happened."""
+        """Close all clients and kill the broker."""
         self.close_clients()
         if self._process is not None:
             self._process.kill()
@@ -194,7 +196,7 @@ class BrokerProcess:
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
-        """It does nothing meanwhile, and then finds all that has happened at once."""
+        """Suspend the process of the broker for the duration of the block."""
         self._running().send_signal(signal.SIGSTOP)
         try:
             yield
@@ -212,7 +214,7 @@ class BrokerProcess:
         sends_connect: bool = True,
         headers: dict[str, str] | None = None,
     ) -> RawClient:
-        """A client that is closed with the test, if not before; `headers` are said on CONNECT."""
+        """Return a client that is closed with the test; `headers` are added to CONNECT."""
         client = RawClient(self.port, receive_buffer=receive_buffer)
         self._clients.append(client)
         if sends_connect:
@@ -225,17 +227,17 @@ class BrokerProcess:
         self._clients.clear()
 
     def truenext(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """A command that talks to it."""
+        """Run a command with the URL of the broker."""
         return completed_text(*arguments, "--url", f"stomp://127.0.0.1:{self.port}")
 
     def output_of(self, *arguments: str) -> str:
-        """By a command that succeeds."""
+        """Return the output of a command, which must succeed."""
         done = self.truenext(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def control_request(self, verb: str) -> Any:
-        """What the broker says about itself."""
+        """Return the broker's answer to a control request."""
         client = RawClient(self.port)
         try:
             client.send_connect("1.2", "0,0")
@@ -248,19 +250,17 @@ class BrokerProcess:
         return json.loads(answer.body)
 
     def status(self) -> dict[str, Any]:
-        """What the broker says of its memory and disk, and of queues that are stuck."""
         status: dict[str, Any] = self.control_request("status")
         return status
 
     def queues(self) -> dict[str, QueueFacts]:
-        """What the broker says of its queues."""
         return {
             facts["name"]: QueueFacts(facts["waiting"], facts["unacknowledged"], facts["consumers"])
             for facts in self.control_request("queues")
         }
 
     def await_facts(self, queue: str, **expected: int) -> None:
-        """Wait until the broker says `expected` of a queue; for what no receipt can tell."""
+        """Wait until the broker's facts of a queue include `expected`; for changes without a receipt."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             facts = self.queues().get(queue, QueueFacts(0, 0, 0))
@@ -270,16 +270,16 @@ class BrokerProcess:
             time.sleep(0.002)
 
     def await_full_sockets(self, count: int = 1) -> None:
-        """Wait until so many connections have no room for more messages, as nobody reads them."""
+        """Wait until `count` connections have unsent messages up to their limit, as their clients do not read."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while (memory := self.status()["memory"])["unsent"] < count * UNSENT_BYTES_MAX:
             assert time.monotonic() < deadline, f"the sockets still take messages: {memory}"
             time.sleep(0.002)
 
     def remaining_messages(self, queue: str, *, once_durable: bool = False) -> list[Frame]:
-        """Everything that waits in a queue; it stays there.
+        """Return the messages that wait in a queue, and leave them there.
 
-        `once_durable` waits for what other connections sent before without asking for a receipt.
+        `once_durable` waits first for the earlier unconfirmed sends of other connections.
         """
         reader = self.connect()
         if once_durable:
@@ -300,14 +300,14 @@ class BrokerProcess:
     # ---- The disk ----
 
     def hold_disk(self) -> None:
-        """From here on no batch becomes durable."""
+        """Let no batch become durable until `resume_disk`."""
         self._hold.touch()
 
     def resume_disk(self) -> None:
         self._hold.unlink()
 
     def hold_pages(self) -> None:
-        """From here on what is read from the store does not arrive."""
+        """Hold back pages read from the store until `resume_pages`."""
         self._hold_pages.touch()
 
     def resume_pages(self) -> None:
@@ -321,18 +321,17 @@ class BrokerProcess:
             time.sleep(0.002)
 
     def break_disk(self) -> None:
-        """The next batch fails, as a full disk would make it."""
+        """Let writing of batches fail until `mend_disk`."""
         self._break.touch()
 
     def mend_disk(self) -> None:
         self._break.unlink()
 
     def fill_disk(self) -> None:
-        """The history finds no space from here on, but what the ballast has."""
+        """Let the history find no space until the ballast is deleted."""
         self._full.touch()
 
     def set_disk_level(self, level: DiskLevel) -> None:
-        """So much room is left on the disk from here on."""
         new = self._disk_level.with_suffix(".new")
         new.write_text(level.name)
         new.rename(self._disk_level)
@@ -341,7 +340,7 @@ class BrokerProcess:
 
     @contextmanager
     def watched_memory(self) -> Iterator[list[int]]:
-        """Bytes of private memory, looked at all the time; the last is the broker's at the end."""
+        """Sample the broker's private bytes of memory; the last sample is taken at the end of the block."""
         samples = [self._private_bytes()]
         is_over = threading.Event()
 

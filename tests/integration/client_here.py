@@ -11,7 +11,7 @@ Work = Callable[[LocalBroker, Connection], Awaitable[None]]
 
 
 def on_a_connection(work: Work, *, heart_beat: float = 10.0, waiting: Sequence[str] = ()) -> None:
-    """`waiting` are the bodies that the queue "q" has at first."""
+    """Run `work` with a broker and a connection; `waiting` are the bodies that the queue "q" has at first."""
 
     async def main() -> None:
         async with testing.broker() as broker, connect(broker.url, heart_beat=heart_beat) as connection:
@@ -23,7 +23,7 @@ def on_a_connection(work: Work, *, heart_beat: float = 10.0, waiting: Sequence[s
 
 
 async def remaining(broker: LocalBroker, queue: str = "q") -> list[tuple[str, int]]:
-    """Bodies and attempts of what waits, when nobody has anything."""
+    """Return bodies and attempts of the waiting messages; no consumer may hold one."""
     contents = await broker.queue(queue)
     assert contents.unacknowledged == 0
     return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]

@@ -13,13 +13,13 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture
 def options() -> Sequence[str]:
-    """What the test's brokers are started with; tests and modules say something else as a parameter of this name."""
+    """Options of the test's brokers; tests and modules override them by a parameter of this name."""
     return ()
 
 
 @pytest.fixture(scope="session")
 def _shared_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Sequence[str], BrokerProcess]]:
-    """By their options."""
+    """Running brokers by their options."""
     brokers: dict[Sequence[str], BrokerProcess] = {}
     try:
         yield brokers
@@ -37,7 +37,7 @@ def broker(
     options: Sequence[str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[BrokerProcess]:
-    """A running broker that other tests use too: not to be stopped, and its queues are to be named by `queue`."""
+    """Running broker that tests share: it is not stopped, and its queues are named by `queue`."""
     shared = _shared_brokers.get(options)
     if shared is None:
         shared = _shared_brokers[options] = BrokerProcess(tmp_path_factory.mktemp("shared-broker"), options)
@@ -52,13 +52,13 @@ def broker(
 
 @pytest.fixture
 def own_broker(tmp_path: Path, options: Sequence[str]) -> Iterator[BrokerProcess]:
-    """A running broker of the test's own, which it may stop, kill and start again."""
+    """Running broker of this test alone, which may stop, kill and start it."""
     yield from _own(BrokerProcess(tmp_path, options))
 
 
 @pytest.fixture
 def held_broker(tmp_path: Path, options: Sequence[str]) -> Iterator[BrokerProcess]:
-    """As `own_broker`, with a disk that can be held and broken."""
+    """Broker like `own_broker`, whose disk can be held and broken."""
     yield from _own(BrokerProcess(tmp_path, options, can_hold_disk=True))
 
 
@@ -69,7 +69,7 @@ def new_queue() -> Callable[[], str]:
 
 @pytest.fixture
 def queue(new_queue: Callable[[], str]) -> str:
-    """The name of a queue that nobody else uses."""
+    """Name of a queue that no other test uses."""
     return new_queue()
 
 

@@ -27,7 +27,7 @@ def make_environment(folder: Path, requirements: Iterable[str]) -> str:
 
 
 def requirements_of_page(page: str) -> list[str]:
-    """Return what the commands of a page install."""
+    """Return the requirements that the commands of a page install."""
     text = (ROOT / page).read_text()
     assert "\nmake setup\n" in text
     words = shlex.split(" ".join(re.findall(r"^\.venv/bin/pip install (.+)$", text, re.MULTILINE)))

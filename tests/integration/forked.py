@@ -29,7 +29,7 @@ LOADED = [
     "truenext.stage.sql",
     "tests.integration.frozen_heap",
 ]
-"""Once for each process of tests."""
+"""Modules that are loaded once for each process of tests."""
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(LOADED)
@@ -40,7 +40,8 @@ def truenext(command: Sequence[str]) -> None:
 
 
 class Forked:
-    """One command; it is killed when the process of the test ends. The methods are those of `subprocess.Popen`."""
+    """Command in a forked process, which is killed when the process of the test ends. Methods as in
+    `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Forked:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`run` is what a command line is handed to; `stdout` and `stderr` are written anew, and may be the same."""
+        """Start a command by calling `run` with it; `stdout` and `stderr` are truncated, and may be the same file."""
         settings = dict(os.environ) | dict(environment or {})
         self._process: ForkServerProcess = _server.Process(
             target=_run, args=(run, list(command), stdin, stdout, stderr, folder or Path.cwd(), settings), daemon=True
@@ -119,7 +120,7 @@ def completed(
     run: Callable[[Sequence[str]], object] = truenext,
     seconds: float = 60.0,
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command and its end, with `stdin_bytes` on its standard input. Raises: subprocess.TimeoutExpired"""
+    """Run a command to its end, with `stdin_bytes` on its standard input. Raises: subprocess.TimeoutExpired"""
     with tempfile.TemporaryDirectory() as own:
         stdin, out, err = (Path(own) / name for name in ("in", "out", "err"))
         stdin.write_bytes(stdin_bytes)
@@ -132,6 +133,6 @@ def completed(
 
 
 def completed_text(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """As `completed`, of a command that is told nothing."""
+    """Run a command without input to its end, and return its output as text."""
     done = completed(*map(str, command))
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

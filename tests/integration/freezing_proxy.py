@@ -10,7 +10,7 @@ ENDLESS = 1 << 60
 
 
 class Way:
-    """One direction of a connection: so many more bytes pass, and then none until it is let go."""
+    """Direction of a connection: a number of bytes pass, and then none until it is unfrozen."""
 
     def __init__(self, source: socket.socket, target: socket.socket, passed_bytes: int) -> None:
         self._source = source
@@ -57,7 +57,7 @@ class Way:
 
 
 class Link:
-    """One connection through the proxy."""
+    """Connection through the proxy."""
 
     def __init__(self, client: socket.socket, broker: socket.socket, up: int, down: int) -> None:
         self._sockets = (client, broker)
@@ -78,7 +78,7 @@ class Link:
         self.down.unfreeze()
 
     def close(self) -> None:
-        """Both sides are hung up, and what stood still is lost."""
+        """Close both sides; frozen bytes are lost."""
         for end in self._sockets:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -90,7 +90,7 @@ class Link:
 
 
 class FreezingProxy:
-    """Listens on `port`, for one broker."""
+    """Proxy that listens on `port`, for one broker."""
 
     def __init__(self, broker_port: int) -> None:
         self._broker_port = broker_port
@@ -118,11 +118,11 @@ class FreezingProxy:
         self.close_links()
 
     def expect(self, up: int = ENDLESS, down: int = ENDLESS) -> None:
-        """The next connection stands still after so many bytes."""
+        """Let the next connection freeze after these numbers of bytes."""
         self._next = (up, down)
 
     def newest(self) -> Link:
-        """That of the client that has connected just now."""
+        """Return the link of the client that connected last."""
         link = self._links.get(timeout=20)
         self._all.append(link)
         return link

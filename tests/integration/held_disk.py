@@ -34,7 +34,7 @@ SEGMENTS_MAX = 2
 
 class HeldStore(EmbeddedStore):
     folder: Path
-    """From where it is held."""
+    """Folder of the files that control the store."""
 
     def __init__(self, path: Path, *, disk_limit: int | None) -> None:
         limit = self.folder / "limit"
@@ -70,7 +70,7 @@ class HeldStore(EmbeddedStore):
 
 
 def _write(file: int, content: bytes) -> int:
-    """The broker writes nothing but its history with `os.write`."""
+    """Write to the history; the broker uses `os.write` for nothing else."""
     if (HeldStore.folder / "full").exists():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return _system_write(file, content)
@@ -90,7 +90,7 @@ _system_free_bytes = store_folder.free_bytes
 
 
 def used_bytes(data: Path) -> int:
-    """What a data folder takes on its disk; files may go meanwhile."""
+    """Return the bytes that a data folder takes on disk; files may be deleted meanwhile."""
     used = 0
     for path in data.rglob("*"):
         with suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ def used_bytes(data: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The folder, and a command line of `truenext`."""
+    """Run `truenext` with a held store. The arguments are the folder of its files and a command line."""
     folder, *command = arguments
     HeldStore.folder = Path(folder)
     # Nothing is written by the event loop: it has to go on while the disk is held.

@@ -35,7 +35,7 @@ class Block(NamedTuple):
     language: str
     text: str
     file: str
-    """That the paragraph before it names; empty if it names none."""
+    """File that the paragraph before names; empty if it names none."""
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -44,7 +44,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def comparable(text: str) -> str:
-    """Without what differs from run to run."""
+    """Replace the parts of a text that differ from run to run."""
     for pattern, instead in (
         (r"^(\[\d+\]) \d+$", r"\1 PROCESS"),
         (r"\d\d:\d\d:\d\d", "TIME"),
@@ -61,7 +61,7 @@ def comparable(text: str) -> str:
 
 
 class Folder:
-    """Where a reader is: a folder, an interpreter, and a broker whose URL is not the one that the page says."""
+    """Environment of a reader: a folder, an interpreter, and a broker with another URL than the page's."""
 
     def __init__(
         self, path: Path, url: str, python: str = sys.executable, *, patience_s: float = PATIENCE_SECONDS
@@ -110,7 +110,7 @@ class Folder:
         (self.path / name).write_text(self.here(program))
 
     def run(self, program: str) -> str:
-        """What it prints. It fails if the program does."""
+        """Run a program, which must succeed, and return its output."""
         done = subprocess.run(
             [self._python, "-c", self.here(program)],
             cwd=self.path,
@@ -125,7 +125,7 @@ class Folder:
 
 
 class Terminal:
-    """A shell as a person has it: Ctrl-C reaches the program in front."""
+    """Interactive shell: Ctrl-C reaches the program in the foreground."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -148,7 +148,7 @@ class Terminal:
         self._read()
 
     def do(self, text: str) -> str:
-        """All that a block shows, as it comes out here."""
+        """Execute the commands of a block, and return the block with their actual output."""
         shown = ""
         commands = re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
         for command, expected in (each.split("\n", 1) for each in commands):
@@ -165,7 +165,7 @@ class Terminal:
         return shown
 
     def _wait_for_file_of(self, command: str) -> None:
-        """The shell makes it a moment after its prompt; nobody types so fast."""
+        """Wait for the output file of a background command, which the shell makes a moment after its prompt."""
         _, redirected, file = command.removesuffix("&").rpartition(" >")
         deadline = time.monotonic() + self._folder.patience_s
         while redirected and command.endswith("&") and not (self._folder.path / file.strip()).exists():
@@ -173,9 +173,9 @@ class Terminal:
             time.sleep(0.001)
 
     def _read(self, expected: str | None = None, *, has_prompt: bool = True) -> str:
-        """What comes, until the prompt has come or what is expected.
+        """Read until the prompt has come, and `expected` if given.
 
-        Raises: AssertionError if nothing comes any more
+        Raises: AssertionError if they do not come in time
         """
         read = ""
         deadline = time.monotonic() + self._folder.patience_s
@@ -193,7 +193,7 @@ class Terminal:
         )
 
     def close(self) -> None:
-        """What still runs in it is killed with it."""
+        """Kill the shell and the programs that run in it."""
         self._shell.send_signal(signal.SIGKILL)
         self._shell.wait()
         os.close(self._master)
@@ -205,7 +205,7 @@ def compare(shown: str, block: Block) -> None:
 
 
 def follow(page: str, folder: Folder) -> None:
-    """Do all that a page says. It fails where something else comes out than it shows."""
+    """Execute a page, and fail where the output differs from it."""
     terminal = Terminal(folder)
     try:
         printed: str | None = None

@@ -14,15 +14,15 @@ from truenext.wire.stomp.frame import Frame, Version, encode
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 RECEIVE_SECONDS = 20.0
-"""Longest wait for what must come: a loaded machine is slow, not broken."""
+"""Longest wait for an expected frame: a loaded machine is slow, not broken."""
 
 
 class UnexpectedError(AssertionError):
-    """The broker answered with an ERROR that the test did not ask for."""
+    """ERROR frame that the test did not expect."""
 
 
 class RawClient:
-    """One connection, blocking. Frames are kept in the order they came in until they are asked for."""
+    """Blocking STOMP connection. Frames are kept in their order until a test asks for them."""
 
     def __init__(self, port: int, *, receive_buffer: int = 0) -> None:
         self._sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -40,19 +40,19 @@ class RawClient:
         self._version = Version.V1_2
         self._frames: deque[Frame] = deque()
         self._messages: deque[Frame] = deque()
-        """Passed over by a wait for something else."""
+        """Messages that came while the test waited for another frame."""
         self._errors: deque[Frame] = deque()
-        """The same of those that do not end the connection."""
+        """Errors that do not end the connection, kept in the same way."""
         self._receipts = 0
         self.connected = Frame("", {})
-        """What the broker answered to the login."""
+        """CONNECTED frame of the broker."""
         self.local_port = self._sock.getsockname()[1]
-        """By which the broker names this client in its log."""
+        """Port by which the broker names this client in its log."""
 
     # ---- Bytes and frames ----
 
     def reset(self) -> None:
-        """Close it so that the other side sees a broken connection."""
+        """Close the connection with a reset."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 
@@ -61,12 +61,12 @@ class RawClient:
         self._sock.sendall(data)
 
     def stop_writing(self) -> None:
-        """Also for a thread that waits to write more."""
+        """Close the sending half, also for a thread that waits to write."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
     def read(self, seconds: float = RECEIVE_SECONDS) -> bytes:
-        """Bytes as they come; empty at the end of the connection. Raises TimeoutError."""
+        """Return the next bytes; empty at the end of the connection. Raises TimeoutError."""
         self._sock.settimeout(max(seconds, 0.0001))
         try:
             return self._sock.recv(256 * 1024)
@@ -74,7 +74,7 @@ class RawClient:
             return b""
 
     def next_frame(self, seconds: float = RECEIVE_SECONDS) -> Frame:
-        """The next frame, whatever it is. Raises TimeoutError, or EOFError at the end of the connection."""
+        """Return the next frame of any kind. Raises TimeoutError, or EOFError at the end of the connection."""
         deadline = time.monotonic() + seconds
         while not self._frames:
             data = self.read(deadline - time.monotonic())
@@ -120,7 +120,7 @@ class RawClient:
         return frame
 
     def message(self, seconds: float = RECEIVE_SECONDS) -> Frame:
-        """The next MESSAGE."""
+        """Return the next MESSAGE."""
         while not self._messages:
             self._keep(self.next_frame(seconds))
         return self._messages.popleft()
@@ -129,14 +129,14 @@ class RawClient:
         return [self.message() for _ in range(count)]
 
     def only(self, count: int) -> list[Frame]:
-        """The next `count` messages, and whatever has arrived behind them: nothing should have."""
+        """Return the next `count` messages and all that arrived after them, which a test expects to be none."""
         return self.messages(count) + self.arrived()
 
     def arrived(self) -> list[Frame]:
-        """All messages that were ready for this connection up to now, and nothing later than that.
+        """Return all messages that were ready for this connection up to now.
 
-        Those apart that have left the broker's memory: they come once they were read from the store. The second
-        question is answered behind what the turn of the first one dispatched.
+        Messages that have left the broker's memory are missing: they come once they were read from the store. The
+        second round of requests is answered after the dispatches of the turn of the first.
         """
         for _ in range(2):
             self.send_frame("BEGIN", {"transaction": "are we there"}, confirmed=True)
@@ -146,7 +146,7 @@ class RawClient:
         return messages
 
     def error(self) -> Frame:
-        """The ERROR that ends the connection; messages and receipts before it are passed over."""
+        """Return the ERROR that ends the connection, and drop the frames before it."""
         while (frame := self.next_frame()).command != "ERROR":
             pass
         assert not self._frames, f"after the ERROR came {self._frames}"
@@ -154,14 +154,14 @@ class RawClient:
         return frame
 
     def await_end(self) -> None:
-        """The broker closes, and says nothing more."""
+        """Wait until the broker closes; it may send nothing before."""
         while data := self.read():
             # The line feed behind the last frame may come by itself.
             assert not data.strip(b"\n"), f"instead of the end came {data[:200]!r}"
         self.close()
 
     def await_silent_end(self) -> None:
-        """The broker closes; what it says before is passed over."""
+        """Wait until the broker closes, and drop what it sends before."""
         while self.read():
             pass
         self.close()
@@ -197,7 +197,7 @@ class RawClient:
         subscription: str = "1",
         headers: dict[str, str] | None = None,
     ) -> None:
-        """`prefetch` None leaves the window to the broker."""
+        """Subscribe to a queue; with `prefetch` None the broker chooses the window."""
         headers = {"id": subscription, "destination": f"/queue/{queue}", "ack": ack} | (headers or {})
         if prefetch is not None:
             headers["activemq.prefetchSize"] = str(prefetch)
@@ -234,7 +234,7 @@ class RawClient:
         self.send_frame("SEND", {"destination": "/control/started", "id": message.headers["ack"]})
 
     def pull(self, messages: int, *, subscription: str = "1", waits: bool = True, name: str = "") -> None:
-        """Of a subscription that pulls."""
+        """Request messages for a pulling subscription."""
         headers = {"destination": "/control/credit", "id": subscription, "messages": str(messages)}
         headers |= {} if waits else {"wait": "false"}
         self.send_frame("SEND", headers | ({"correlation-id": name} if name else {}))
@@ -247,7 +247,7 @@ class RawClient:
         self.send_frame("SEND", {"destination": "/control/release"}, json.dumps(request).encode(), confirmed=confirmed)
 
     def next_error(self) -> Frame:
-        """The next ERROR that does not end the connection."""
+        """Return the next ERROR that does not end the connection."""
         while not self._errors:
             self._keep(self.next_frame())
         return self._errors.popleft()
@@ -255,7 +255,7 @@ class RawClient:
     # ---- The end ----
 
     def disconnect(self) -> None:
-        """Say DISCONNECT, and wait until the broker has done its part."""
+        """Send DISCONNECT, and wait until the broker has closed."""
         self.send_frame("DISCONNECT", {}, confirmed=True)
         self.await_end()
 
@@ -264,7 +264,7 @@ class RawClient:
         self._sock.shutdown(socket.SHUT_WR)
 
     def crash(self) -> None:
-        """Be gone at once, as a client that was killed: what it has not read is lost."""
+        """Reset the connection at once, as a killed client does: unread frames are lost."""
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
@@ -273,7 +273,7 @@ class RawClient:
         self._sock.close()
 
     def close_at_end(self) -> None:
-        """Hang up once the broker has; what it still says is lost. A closed client stays closed."""
+        """Close after the broker has closed; its last frames are lost. A closed client stays closed."""
         with contextlib.suppress(OSError):
             while self.read():
                 pass
@@ -302,7 +302,7 @@ class RawClient:
 
 
 def numbered(producer: str, number: int) -> dict[str, str]:
-    """Headers of a SEND or COMMIT that may be repeated."""
+    """Return the headers of a SEND or COMMIT that may be repeated."""
     return {"truenext-producer": producer, "truenext-number": str(number)}
 
 

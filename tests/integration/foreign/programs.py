@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent / "clients"
 class Case(NamedTuple):
     output: str
     remaining: dict[str, list[str]]
-    """What waits afterwards, by the end of the queue's name."""
+    """Bodies that wait afterwards, by the suffix of the queue's name."""
 
 
 CASES = {
@@ -39,22 +39,22 @@ WITHOUT_HEART_BEATS = tuple(case for case in CASES if case != "heart-beat")
 
 
 class Program(NamedTuple):
-    """A client's program."""
+    """Program of a foreign client."""
 
     command: tuple[str, ...]
     version_command: tuple[str, ...]
-    """Says the version of its library, and exits 0 only if that is there."""
+    """Command that prints the version of the library, and exits 0 only if that is installed."""
     needs: str
     cases: tuple[str, ...] = tuple(CASES)
-    """Those that its library can do."""
+    """Cases that the library supports."""
 
     @property
     def beats(self) -> bool:
-        """It stays connected, with heart-beats, until its input ends."""
+        """Whether the program stays connected, with heart-beats, until its input ends."""
         return "heart-beat" in self.cases
 
     def version(self) -> str | None:
-        """Of the library; None if this machine does not have it, or not its language."""
+        """Return the version of the library, or None if this machine lacks the library or its language."""
         try:
             done = subprocess.run(self.version_command, cwd=FOLDER, capture_output=True, text=True, check=False)
         except FileNotFoundError:
@@ -62,7 +62,7 @@ class Program(NamedTuple):
         return None if done.returncode else done.stdout.strip()
 
     def run(self, port: int, queue: str, beat_ms: int, output: Path) -> subprocess.Popen[bytes]:
-        """Start it; what it says goes to `output`, errors too. It ends when its input does, and with us."""
+        """Start the program with `output` for its output and errors. It ends with its input, and with this process."""
         with output.open("wb") as file:
             return subprocess.Popen(
                 dying_with_us(["/usr/bin/env", *self.command, str(port), queue, str(beat_ms)]),
@@ -74,7 +74,7 @@ class Program(NamedTuple):
 
 
 def _npm(file: str, *packages: str) -> Program:
-    """Of several packages the first is the client."""
+    """Return a Node.js program; the first package is the client."""
     found = " ".join(f"require('{package}');" for package in packages)
     folder = f"require.resolve('{packages[0]}').split('{packages[0]}')[0]"
     version = f"{found} console.log(require({folder} + '{packages[0]}/package.json').version)"

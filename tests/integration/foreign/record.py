@@ -17,20 +17,20 @@ from tests.integration.foreign.programs import PROGRAMS
 from tests.integration.foreign.recording import FOLDER, Listener, escaped
 
 BEAT_MS = 1000
-"""Long enough that whoever plays the recording need not hurry."""
+"""Heart-beat interval, long enough for a player that does not hurry."""
 PATIENCE_SECONDS = 60.0
 _EXPIRES = re.compile(rb"(?<=\nexpires:)\d+")
 
 
 class Recorder:
-    """Stands between clients and a broker."""
+    """Proxy between clients and a broker that writes down both sides."""
 
     def __init__(self, broker_port: int) -> None:
         self._broker_port = broker_port
         self.lines: list[str] = []
         self._connections = 0
         self._last = 0
-        """The connection of the last line."""
+        """Connection of the last line."""
 
     async def accept(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self._connections += 1
@@ -69,7 +69,7 @@ def _lines(data: bytes) -> list[str]:
 
 
 def _general(data: bytes, listener: Listener) -> bytes:
-    """With braces for what is different each time."""
+    """Replace parts that vary by braces."""
     for (header, subscription, number), value in listener.names.items():
         # The whole of a header's value: one id may be the beginning of another.
         data = re.sub(

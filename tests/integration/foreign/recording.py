@@ -28,27 +28,27 @@ _NOW = re.compile(rb"\{now\+(\d+)\}")
 
 
 class ReceivedFrame(NamedTuple):
-    """Something that the broker says."""
+    """Frame of the broker."""
 
     command: str
     headers: dict[bytes, bytes]
-    """As they came: nothing is unescaped."""
+    """Headers with their escapes."""
     body: bytes
 
 
 class Listener:
-    """What the broker has said on one connection, read without any code of the broker's."""
+    """Frames that the broker has sent on one connection, read without code of the broker."""
 
     def __init__(self) -> None:
         self._data = b""
         self.lines: list[str] = []
-        """As in a recording."""
+        """Lines as in a recording."""
         self.names: dict[tuple[bytes, bytes, bytes], bytes] = {}
-        """By `ack` or `message-id`, subscription, and number of the message."""
+        """Header values by `ack` or `message-id`, subscription, and number of the message."""
         self._counts: dict[bytes, int] = {}
 
     def hear(self, data: bytes) -> list[str]:
-        """The lines that `data` adds."""
+        """Return the lines that `data` adds."""
         self._data += data
         before = len(self.lines)
         while (frame := self._next()) is not None:
@@ -86,7 +86,7 @@ class Listener:
 
 
 class Step(NamedTuple):
-    """One thing that happens on a connection: something is said, or to be heard, or it is closed."""
+    """One step on a connection: bytes to send, a line to receive, or its end."""
 
     connection: int
     data: bytes = b""
@@ -117,17 +117,20 @@ def escaped(data: bytes) -> str:
 
 
 class Player:
-    """Says what a client said to a broker, as soon as it has heard what the client had heard."""
+    """Player of a recorded client: sends each part as soon as the broker's frames before it have come."""
 
     def __init__(self, port: int, queue: str, patience_seconds: float) -> None:
         self._port = port
         self._queue = queue.encode()
         self._patience_seconds = patience_seconds
         self._connections: dict[int, tuple[socket.socket, Listener, list[str]]] = {}
-        """Socket, what was heard, and what was to be heard up to now."""
+        """Socket, received frames, and lines that were due up to now."""
 
     def play(self, text: str) -> None:
-        """Raises: AssertionError if the broker says something else than in the recording, or more."""
+        """Play a recording.
+
+        Raises: AssertionError if the broker sends other frames than in the recording, or more
+        """
         try:
             for step in read(text):
                 self._play(step)
@@ -159,8 +162,9 @@ class Player:
             del self._connections[step.connection]
 
     def _hear(self, connection: int, is_enough: Callable[[], bool]) -> None:
-        """Until that, or the broker closes. It must have been what was to be heard: from each subscription in order,
-        and receipts whenever they come.
+        """Read until `is_enough`, or until the broker closes, and check that exactly the due frames have come.
+
+        The frames are compared without their order.
         """
         sock, listener, expected = self._connections[connection]
         deadline = time.monotonic() + self._patience_seconds

@@ -42,7 +42,8 @@ def test_a_foreign_client_finds_what_stomp_promises(
 
 
 def _await_last_line(process: subprocess.Popen[bytes], output: Path, program: Program) -> dict[str, str]:
-    """What the program says of each case. If its connection does not stay, it has ended."""
+    """Return the program's output by case, once the last case is printed. A program without heart-beats has ended
+    then."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         has_ended = process.poll() is not None

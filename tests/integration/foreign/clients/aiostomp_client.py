@@ -14,7 +14,7 @@ PORT, QUEUE, BEAT_MS = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
 
 class Reader:
-    """A subscription, and what has come from it."""
+    """Subscription, and the messages that it has received."""
 
     def __init__(self, client: Any, name: str, ack: str) -> None:
         self._messages: asyncio.Queue[Any] = asyncio.Queue()

@@ -22,7 +22,7 @@ def connect(**options: Any) -> Any:
 
 
 def send(client: Any, name: str, body: str, **headers: str) -> None:
-    """Returns once it is confirmed; nothing else may come meanwhile."""
+    """Send a message and wait for its receipt; no other frame may come before."""
     receipt = f"receipt-{next(RECEIPTS)}"
     client.send(f"/queue/{QUEUE}.{name}", body.encode(), {"persistent": "true"} | headers, receipt=receipt)
     frame = client.receiveFrame()

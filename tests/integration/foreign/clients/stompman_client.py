@@ -15,7 +15,7 @@ RECEIPT_SECONDS = 20.0
 
 
 class AbortedByUs(Exception):
-    """How a transaction of stompman's is told to end."""
+    """Exception that makes stompman abort a transaction."""
 
 
 def client(beat_ms: int) -> stompman.Client:
@@ -33,7 +33,7 @@ async def send(connection: stompman.Client, name: str, body: str, **headers: str
 
 
 class Reader:
-    """A subscription, and what has come from it."""
+    """Subscription, and the messages that it has received."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[stompman.AckableMessageFrame] = asyncio.Queue()

@@ -14,7 +14,7 @@ PORT, QUEUE = sys.argv[1], sys.argv[2]
 
 
 class Reader:
-    """A subscription, and what has come from it."""
+    """Subscription, and the messages that it has received."""
 
     def __init__(self, transport: StompTransport, name: str, *, acknowledges: bool) -> None:
         self._messages: queue.Queue[tuple[dict[str, str], Any]] = queue.Queue()
