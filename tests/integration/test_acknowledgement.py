@@ -17,13 +17,13 @@ pytestmark = LIMITS
 
 ATTEMPTS_MAX = 7
 AT_ONCE = {"truenext-delay": "0"}
-"""The next try does not wait, as it would from the second failure on."""
+"""Headers of a NACK without a delay, which would begin with the second failure."""
 VERSIONS = pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
 MODES = pytest.mark.parametrize("ack", ["client", "client-individual"])
 
 
 def fill(broker: BrokerProcess, queue: str, count: int) -> None:
-    """Messages 0 to `count` - 1, persistent and transient in turn."""
+    """Send messages 0 to `count` - 1, persistent and transient in turn."""
     sender = broker.connect()
     for number in range(count):
         sender.send(queue, b"%d" % number, persistent=number % 2 == 0)
@@ -311,7 +311,7 @@ def test_a_receipt_for_an_acknowledgement_is_followed_by_no_redelivery_after_a_c
 
 
 def expect_error(client: RawClient, pattern: str) -> None:
-    """The client's connection ends with an ERROR that says what `pattern` says."""
+    """Check that the client's connection ends with an ERROR that matches `pattern`."""
     error = client.error()
     assert re.search(pattern, error.body.decode()), error.body
     assert error.headers["message"] in error.body.decode()

@@ -42,7 +42,7 @@ def release_with_a_transaction(client: RawClient, message: Frame, headers: dict[
 
 
 def holding(broker: BrokerProcess, queue: str) -> tuple[RawClient, Frame]:
-    """A client that holds the one persistent message of a queue, the broker's disk being held from then on."""
+    """Return a client that holds the only message of a queue, a persistent one, and hold the broker's disk."""
     client = broker.connect(headers={"truenext-rounds": "true"})
     client.begin("first")
     client.commit("first", headers=numbered("p", 1))

@@ -32,7 +32,7 @@ def run_backlog(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def what_works_on(folder: Path) -> list[bytes]:
-    """Command lines of all processes that name the folder."""
+    """Return the command lines of all processes that name the folder."""
     found = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
         try:

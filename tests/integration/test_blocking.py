@@ -53,7 +53,7 @@ def no_thread_remains() -> Iterator[None]:
 
 @contextmanager
 def in_thread(work: Callable[[], object]) -> Iterator[threading.Thread]:
-    """Meanwhile it runs in a thread, which ends by itself; what it raises is raised here."""
+    """Run `work` in a thread during the block, and raise its error after the block."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -88,7 +88,7 @@ def fill(connection: blocking.Connection, destination: str, count: int) -> None:
 
 
 def to_main_thread(number: signal.Signals) -> None:
-    """As the system does with a signal for the process."""
+    """Send a signal to the main thread, as the system does with a signal for the process."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, number)
@@ -96,7 +96,7 @@ def to_main_thread(number: signal.Signals) -> None:
 
 @contextmanager
 def interrupted(after: Callable[[], bool] = lambda: True, *, delay: float = 0.1) -> Iterator[None]:
-    """Ctrl-C, once something is so."""
+    """Press Ctrl-C during the block, `delay` seconds after `after` has become true."""
 
     def press() -> None:
         await_true(after)
@@ -398,7 +398,7 @@ def test_a_forked_child_touches_nothing(connection: blocking.Connection, destina
 
 
 def _use_in_child(connection: blocking.Connection, consumer: blocking.Consumer, destination: str) -> int:
-    """How many uses were not refused."""
+    """Return the number of calls that were not refused."""
     uses: list[Callable[[], object]] = [
         lambda: connection.send(destination, b""),
         lambda: connection.send_many(destination, [b""]),
@@ -482,7 +482,7 @@ def test_ctrl_c_while_a_commit_is_in_doubt_waits_for_it_and_a_second_one_leaves_
 
 
 class Storm:
-    """Ctrl-C a hundred times, wherever the main thread is, once for each time that the test is ready for it."""
+    """Presses of Ctrl-C, a hundred at most, each at any place of the main thread once the test is ready."""
 
     MOST = 100
 
@@ -505,7 +505,7 @@ class Storm:
             to_main_thread(signal.SIGINT)
 
     def through(self, work: Callable[[], bool]) -> None:
-        """Do it again, until it says that it is done."""
+        """Repeat `work` until it returns true."""
         before = signal.signal(signal.SIGINT, self._on_signal)
         try:
             with in_thread(self._press):
@@ -526,7 +526,7 @@ class Storm:
 def test_ctrl_c_at_any_moment_loses_no_message_and_counts_no_attempt(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
-    """What was received and not handled goes back, wherever in the client the signal comes."""
+    """Messages that were received and not handled are released, wherever in the client the signal comes."""
     count = 3000
     fill(connection, destination, count)
     got: list[int] = []
@@ -555,7 +555,7 @@ def test_ctrl_c_at_any_moment_loses_no_message_and_counts_no_attempt(
 def test_ctrl_c_at_any_moment_leaves_each_transaction_done_once(
     connection: blocking.Connection, destination: str, new_queue: Callable[[], str]
 ) -> None:
-    """Also in a program that goes on in the same session."""
+    """This holds also in a program that goes on in the same session."""
     done = f"/queue/{new_queue()}"
     count = 500
     fill(connection, destination, count)
@@ -582,7 +582,7 @@ def test_ctrl_c_at_any_moment_leaves_each_transaction_done_once(
 
 
 def test_a_handler_of_another_signal_may_use_the_connection(connection: blocking.Connection, destination: str) -> None:
-    """Whatever the main thread is doing with it."""
+    """The main thread may be at any place of a call."""
     count = 0
 
     def on_signal(number: int, frame: object) -> None:
@@ -714,7 +714,7 @@ def test_an_async_handler_is_refused(connection: blocking.Connection, destinatio
 def test_ctrl_c_in_consume_waits_for_the_handlers_that_run(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str, transacted: bool
 ) -> None:
-    """Also if others have nothing to do, and end before."""
+    """Idle workers may end before."""
     fill(connection, destination, 1)
     started = threading.Event()
     ended: list[str] = []
@@ -783,7 +783,7 @@ def test_a_program_that_is_interrupted_ends_cleanly(
 
 @pytest.mark.parametrize("after", [0.0, 0.002, 0.005, 0.01])
 def test_ctrl_c_while_consume_begins_ends_it(connection: blocking.Connection, destination: str, after: float) -> None:
-    """Also between one of its threads and the next."""
+    """Ctrl-C may come between the starts of two threads."""
 
     def handle(message: blocking.Message, session: blocking.Session) -> None: ...
 
@@ -860,7 +860,7 @@ def test_a_long_handler_costs_no_heart_beat(broker: BrokerProcess, destination: 
 def test_iteration_over_a_consumer_ends_when_the_program_closes_what_it_is_part_of(
     broker: BrokerProcess, destination: str, closed: str
 ) -> None:
-    """Closing a consumer or a session raised ClosedError in the loop."""
+    """Regression: closing a consumer or a session raised ClosedError in the loop."""
     connection = blocking.connect(url(broker))
     session = connection.session()
     consumer = session.consumer(destination)

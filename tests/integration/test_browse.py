@@ -23,7 +23,7 @@ def browse(client: RawClient, queue: str, *, name: str = "b", selector: str | No
 
 
 def shown(client: RawClient) -> list[Frame]:
-    """What comes until the broker says that this was all."""
+    """Return the messages up to the broker's mark of the end."""
     messages = []
     while (message := client.message()).headers.get("browser") != "end":
         messages.append(message)
@@ -35,7 +35,7 @@ def truenext(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def fill(client: RawClient, queue: str, count: int) -> list[str]:
-    """Messages of all kinds; returns their bodies in the order of K."""
+    """Send messages of all kinds, and return their bodies in the order of their keys."""
     for number in range(count):
         headers = {"weight": str(number % 7)}
         is_last = number == count - 1

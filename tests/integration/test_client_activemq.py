@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(no_activemq_reason() is not None, reason=no_acti
 
 PATIENCE_S = 60.0
 QUIET_S = 0.2
-"""Nothing comes for so long: nothing will."""
+"""Time without a message after which none is expected."""
 _NUMBERS = itertools.count(1)
 
 USERS = """\
@@ -39,7 +39,7 @@ USERS = """\
 
 
 class ActiveMQOfTests(ActiveMQ):
-    """With a scheduler, and with a user who has a password."""
+    """ActiveMQ with a scheduler, and with a user who has a password."""
 
     def prepare(self, folder: Path) -> list[str]:
         command = super().prepare(folder)
@@ -69,14 +69,14 @@ def connection(url: str) -> Iterator[blocking.Connection]:
 
 @pytest.fixture
 def proxy(activemq: ActiveMQ) -> Iterator[FreezingProxy]:
-    """A network that can be cut between the client and ActiveMQ."""
+    """Network between the client and ActiveMQ that can be cut."""
     with FreezingProxy(activemq.port) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def destination() -> str:
-    """A queue that nobody else uses."""
+    """Queue that no other test uses."""
     return f"/queue/of.tests.{next(_NUMBERS)}"
 
 
@@ -92,7 +92,7 @@ def text(message: blocking.Content | None) -> str:
 
 
 def receive_all(connection: blocking.Connection, destination: str) -> list[str]:
-    """All that waits, which is then gone."""
+    """Receive and acknowledge all waiting messages."""
     with connection.consumer(destination) as consumer:
         return [message.text for message in iter(lambda: consumer.receive(QUIET_S), None)]
 

@@ -15,7 +15,7 @@ from tests.integration.broker_process import PATIENCE_SECONDS, BrokerProcess, dy
 
 
 def run(broker: BrokerProcess, script: str, *options: str) -> str:
-    """Run a program to its end, which must be soon and no failure. Returns what it has said on standard error."""
+    """Run a program to its end, which must be soon and without failure. Return its standard error."""
     head = f"""
 import asyncio, os, signal, sys
 import truenext
@@ -38,7 +38,7 @@ def freeze():
 
 @pytest.fixture
 def freezing_broker(own_broker: BrokerProcess) -> Iterator[BrokerProcess]:
-    """A broker that programs stop with `freeze()`, and which goes on after the test."""
+    """Broker that programs suspend with `freeze()`, and that is resumed after the test."""
     yield own_broker
     own_broker.send_signal(signal.SIGCONT)
 
@@ -185,7 +185,7 @@ def test_event_loop_that_ends_with_unconfirmed_messages_warns_of_them(
 def test_connection_that_is_collected_with_unconfirmed_messages_warns_before_the_program_ends(
     freezing_broker: BrokerProcess,
 ) -> None:
-    """Fixed: the collected driver asked for an attribute by an old name, and the warning waited for the exit."""
+    """Regression: the collected driver asked for an attribute by an old name, and the warning waited for the exit."""
     stderr = run(
         freezing_broker,
         """

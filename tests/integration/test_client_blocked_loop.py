@@ -26,12 +26,12 @@ from truenext.testing.blocking import BlockingBroker
 
 HEART_BEAT_S = 0.2
 BLOCKED_S = 1.6
-"""Many times as long as a broker waits for something from a client that has agreed to this."""
+"""Duration of a blocked loop: many times as long as a broker waits for a client's heart-beat."""
 PATIENCE_S = 60.0
 
 
 class TimersFirst(asyncio.SelectorEventLoop):
-    """Runs what is due before it looks at sockets, as libuv did before 1.45, and with it uvloop."""
+    """Event loop that runs due timers before it reads sockets, as libuv did before 1.45, and with it uvloop."""
 
     def _run_once(self) -> None:
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def test_a_handler_that_blocks_its_loop_is_run_once_and_its_transaction_goes_on(
 
 @LOOPS
 def test_a_loop_that_goes_on_reads_the_socket_before_it_takes_the_broker_for_silent(loop: Loop) -> None:
-    """The heart-beats of the broker have come meanwhile."""
+    """The heart-beats of the broker have come while the loop was blocked."""
 
     async def work(broker: BlockingBroker, connection: Connection) -> None:
         for _ in range(3):
@@ -137,7 +137,7 @@ def test_a_loop_that_goes_on_reads_the_socket_before_it_takes_the_broker_for_sil
 
 @LOOPS
 def test_an_answer_that_waits_in_the_socket_has_come_in_time(loop: Loop) -> None:
-    """The answer was there long before the timeout, and nobody has read it."""
+    """The answer was in the socket long before the timeout."""
 
     async def work(broker: BlockingBroker, connection: Connection) -> None:
         request = asyncio.create_task(connection.control_request("queues", timeout=0.5))
@@ -171,7 +171,7 @@ def test_a_frame_that_was_half_written_when_the_loop_was_blocked_is_written_on(l
 
 @LOOPS
 def test_no_heart_beat_ever_stands_in_a_frame(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there can be, beside frames that no socket takes at once."""
+    """As many heart-beats as possible are sent during frames that no socket takes at once."""
     monkeypatch.setattr(heartbeat_thread, "CHECKS_PER_INTERVAL", 10_000)
     bodies = [str(number).encode() * 3_000_000 for number in range(10, 20)]
 

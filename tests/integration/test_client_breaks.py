@@ -32,7 +32,7 @@ PATIENCE_S = 60.0 + MESSAGES / 10
 BREAKS = {Break.AT_BYTES: MESSAGES // 5, Break.AT_FRAMES: MESSAGES // 5, Break.FREEZES: MESSAGES // 25}
 KILLS = MESSAGES // 50
 HEART_BEAT_S = 0.5
-"""A frozen connection is seen after half a second: that is the shortest there is."""
+"""Shortest heart-beat interval: a frozen connection is noticed after half a second."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client waits less before it tries again."""
+    """Shorten the delays of the client before it connects again."""
     monkeypatch.setattr("truenext.client.core.link.DELAY_FIRST_S", 0.01)
     monkeypatch.setattr("truenext.client.core.client.LOGIN_TIMEOUT_S", 1.0)
 
@@ -61,7 +61,7 @@ async def what_is_in(connection: Connection, queue: str) -> list[str]:
 
 
 async def await_copied(broker: BrokerProcess) -> None:
-    """Wait until all is there; what is in open transactions no count shows."""
+    """Wait until all copies are in `out`. Counts do not include messages of open transactions."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ async def await_copied(broker: BrokerProcess) -> None:
 
 
 class Copying:
-    """From `in` to `out`, all of a batch or nothing."""
+    """Program that copies batches from `in` to `out` in transactions."""
 
     def __init__(self, connection: Connection, chance: random.Random) -> None:
         self._connection = connection
@@ -145,7 +145,8 @@ async def copying_until_all_is_copied(
 
 
 def check_history(broker: BrokerProcess) -> None:
-    """Nobody got anything twice at a time, and what was acknowledged was held, and never comes back."""
+    """Check that no message was held twice at a time, and that each acknowledged message was held and never came
+    back."""
     held: dict[tuple[str, int], int] = {}
     done: set[tuple[str, int]] = set()
     for event in sorted(read_folder(broker.data / "history"), key=lambda event: event["event"]):
@@ -320,7 +321,7 @@ def test_sends_that_raised_timeout_error_do_not_arrive_later(own_broker: BrokerP
 def test_a_handler_that_outlives_ten_connections_has_its_message_alone(
     own_broker: BrokerProcess, chance: random.Random, way: str, is_frozen: bool, is_done: bool
 ) -> None:
-    """More than the attempts that a message has."""
+    """These are more losses than a message has attempts."""
     got: list[str] = []
 
     async def outlive(network: Network, connection: Connection) -> None:

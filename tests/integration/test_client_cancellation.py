@@ -21,11 +21,11 @@ from truenext.testing.local import LocalBroker
 
 PATIENCE_S = 60.0
 STEPS_MAX = 60
-"""Suspensions that no call has."""
+"""Number of suspensions that no call reaches."""
 
 
 class Cancels:
-    """Cancels a call at one of its suspensions."""
+    """Cancellation of a call at one of its suspensions."""
 
     def __init__(self, at: int, *, late: bool) -> None:
         self._at = at
@@ -64,7 +64,7 @@ class Cancels:
 
 
 class CaseSetup:
-    """A broker, a connection to it, and a queue of the case's own in which 0 to 4 wait."""
+    """Broker, a connection to it, and the case's own queue in which messages 0 to 4 wait."""
 
     def __init__(self, broker: LocalBroker, connection: Connection, queue: str) -> None:
         self.broker = broker
@@ -77,13 +77,13 @@ class CaseSetup:
         return [(each.body.decode(), int(each.headers["truenext-attempts"])) for each in contents.messages]
 
     async def all_are_there(self, numbers: str = "01234", attempts: dict[str, int] | None = None) -> None:
-        """What the case's consumers have not settled, each once, in order, without an attempt."""
+        """Check that the unsettled messages are in the queue, each once, in order, with their attempts."""
         expected = [(each, (attempts or {}).get(each, 0)) for each in numbers]
         assert await self.remaining() == expected
         assert (await self.broker.queue(self.name)).unacknowledged == 0
 
     async def is_usable(self) -> None:
-        """The connection is the first one, and works."""
+        """Check that the first connection still works."""
         await self.connection.send("/queue/usable", "x", timeout=PATIENCE_S)
         assert self.connection.health().reconnects == 0
 
@@ -166,7 +166,7 @@ def test_a_cancelled_receive_has_taken_nothing(prefetch: int | None, ack: str, h
 
 
 async def nothing_is_here(setup: CaseSetup, consumer: Consumer) -> None:
-    """So that who receives has to wait."""
+    """Release the buffer of a consumer, so that its next receive has to wait."""
     await consumer.pause()
     await setup.all_are_there()
     await consumer.resume()
@@ -278,7 +278,7 @@ def _restore(connection: Connection, flush: Callable[[], bool]) -> None:
 
 
 async def _at_the_first(case: Case) -> None:
-    """Most of these calls wait only while the socket takes nothing."""
+    """Cancel calls at their first suspension. Most wait only while the socket takes nothing."""
     for late in (False, True):
         async with new_setup("q") as setup:
             await case(setup, Cancels(0, late=late))
@@ -335,7 +335,7 @@ def committing_on_a_slow_disk(setup: CaseSetup, session: Session) -> tuple[Trans
 
 
 def test_the_outcome_of_a_commit_that_was_not_waited_for_is_known_as_soon_as_the_broker_has_said_it() -> None:
-    """A second cancellation ends the waiting at once, and the outcome was "committing" for ever."""
+    """Regression: a second cancellation ends the waiting at once, and the outcome stayed "committing"."""
 
     async def main() -> None:
         async with new_setup("q") as setup, setup.connection.session(transacted=True) as session:

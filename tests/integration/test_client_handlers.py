@@ -268,7 +268,7 @@ def test_never_two_messages_of_a_group_run_at_once() -> None:
 
 
 def test_a_message_whose_last_attempt_was_a_lost_connection_is_handled_alone_in_its_process() -> None:
-    """Not of another queue, and not of another connection: what ends a process takes none of them along."""
+    """This includes handlers of other queues and connections: a message that ends its process takes no other along."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send("/queue/q", "ends processes")

@@ -29,7 +29,7 @@ def run(test: Callable[[LocalBroker, Connection], Any]) -> None:
 
 
 def test_close_confirms_messages_of_send_nowait_over_a_reconnect() -> None:
-    """It was dropped without a word if the connection had gone for a moment."""
+    """Regression: the messages were dropped silently if the connection was lost for a moment."""
 
     async def main() -> None:
         async with testing.broker() as broker:
@@ -70,7 +70,7 @@ def test_an_exception_in_the_block_of_a_connection_is_not_hidden_by_unconfirmed_
 
 
 def test_a_block_of_a_transaction_stands_in_no_other_and_is_used_once() -> None:
-    """The inner one committed what the outer one had sent."""
+    """Regression: the inner block committed the sends of the outer one."""
 
     async def test(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True) as session:
@@ -93,7 +93,7 @@ def test_a_block_of_a_transaction_stands_in_no_other_and_is_used_once() -> None:
 
 @pytest.mark.parametrize("delay", [-1.0, -0.5, 1e300, math.nan, math.inf])
 def test_an_invalid_delay_is_refused_and_ends_nothing(delay: float) -> None:
-    """The broker refused the NACK, and the whole connection ended with it."""
+    """Regression: the broker refused the NACK, which ended the whole connection."""
     with pytest.raises(ValueError, match="delay is 0 to"):
         flows.failed_disposition(delay)
 
@@ -107,7 +107,7 @@ def test_an_invalid_delay_is_refused_and_ends_nothing(delay: float) -> None:
     ],
 )
 def test_an_option_of_a_wrong_type_is_refused_by_name_and_spoils_no_later_send(options: dict[str, Any]) -> None:
-    """A priority of 7.0 made a later one of 7 wrong: both were one key of what is kept."""
+    """Regression: a priority of 7.0 made a later one of 7 wrong, as both were the same key of a cache."""
 
     async def test(broker: LocalBroker, connection: Connection) -> None:
         with pytest.raises((TypeError, ValueError), match=next(iter(options)) + "|number"):
@@ -138,7 +138,7 @@ def test_an_invalid_timeout_is_refused(timeout: Any) -> None:
 
 
 def test_sends_that_were_given_up_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They kept the outbox full for as long as there was no connection, though they are never sent."""
+    """Regression: they filled the send buffer as long as there was no connection, though they are never sent."""
     monkeypatch.setattr(send_buffer, "UNCONFIRMED_MESSAGES_MAX", 10)
 
     async def test(broker: LocalBroker, connection: Connection) -> None:
@@ -221,7 +221,7 @@ def test_warnings_are_printed_where_logging_is_not_configured(
 
 
 def test_a_browser_that_looks_slowly_is_shown_everything() -> None:
-    """For as long as more is here than it may hold, its connection is not read."""
+    """The client does not read the browser's connection while it has more messages than it may hold."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
         bodies = [str(number) for number in range(3000)]

@@ -24,7 +24,7 @@ PREFETCHES = pytest.mark.parametrize("prefetch", [0, 1, 10, 1000, None])
 
 @pytest.fixture(scope="module")
 def patient_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Whoever fails is tried again at once, for ever."""
+    """Broker that dispatches failed messages again at once, without a limit of attempts."""
     broker = BrokerProcess(tmp_path_factory.mktemp("patient"), policy={"delay_ms": 0, "attempts_max": 1_000_000})
     try:
         broker.start()
@@ -48,11 +48,11 @@ def on_a_connection(
 
 
 class Waiting:
-    """What waits, by its place: of one queue or several, of which the session is to have one order."""
+    """Waiting messages by their keys, of one or several queues that the session reads in one order."""
 
     def __init__(self) -> None:
         self.keys: dict[str, tuple[int, int]] = {}
-        """Rank and sequence, by body."""
+        """Rank and number by body."""
         self.attempts: dict[str, int] = {}
 
     async def fill(self, connection: Connection, chance: random.Random, count: int, *queues: str) -> None:
@@ -68,7 +68,7 @@ class Waiting:
         return min(self.keys, key=self.keys.__getitem__)
 
     def check(self, message: Message | None) -> Message:
-        """It is the true next."""
+        """Check that `message` is the true next message."""
         assert message is not None, f"nothing comes, and {len(self.keys)} wait"
         body = message.text
         assert body == self.next(), f"{body} {self.keys[body]} before {self.next()} {self.keys[self.next()]}"
@@ -250,7 +250,7 @@ def test_two_sessions_roll_back_beside_one_another_and_nothing_is_lost_or_counte
 def test_a_rollback_from_another_task_finds_the_true_next_again(
     patient_broker: BrokerProcess, queue: str, prefetch: int | None, waits: bool
 ) -> None:
-    """While the first waits for more, or works."""
+    """The first task waits for more messages, or works."""
 
     async def work(connection: Connection, chance: random.Random) -> None:
         await connection.send_many(f"/queue/{queue}", list("123") if waits else list("12345"))
@@ -299,7 +299,7 @@ def test_messages_released_by_a_close_come_again_in_order(
         url = f"stomp://127.0.0.1:{patient_broker.port}"
 
         async def some(consumer: Consumer, session: Session | None) -> None:
-            """Handle a few, and leave the last of them."""
+            """Handle a few messages, and leave the last of them unsettled."""
             for number in range(chance.randrange(1, 4)):
                 if not waiting.keys:
                     return

@@ -31,7 +31,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def before(port: int) -> AsyncIterator[tuple[Network, Connection]]:
-    """A client before a network before a broker."""
+    """Connect a client to a broker through a network that can break."""
     async with (
         broken_network(lambda: port, random.Random(0)) as network,
         connect(network.url, heart_beat=0) as connection,
@@ -122,8 +122,10 @@ def test_the_outcome_of_a_commit_in_doubt_can_be_asked_from_any_connection(when:
 
 
 def test_session_goes_on_when_another_connection_has_settled_its_commit() -> None:
-    """The broker has not got the COMMIT when it is asked. Every transaction after it was committed under its number,
-    and refused."""
+    """The broker has not got the COMMIT when it is asked.
+
+    Regression: every later transaction was committed under its number, and refused.
+    """
 
     async def test() -> None:
         async with (
@@ -344,7 +346,7 @@ def test_a_request_and_a_browse_that_are_under_way_are_told_that_the_connection_
 
 
 def test_a_store_that_was_exported_is_another(tmp_path: Path) -> None:
-    """Two data folders: what one has been told the other does not know."""
+    """The two data folders do not know each other's commits."""
 
     async def test() -> None:
         async with broker_here(tmp_path / "one") as one, connect(one.url) as connection:

@@ -25,7 +25,7 @@ from truenext.testing.local import LocalBroker
 
 PATIENCE_S = 60.0
 NOWHERE = "/queue/"
-"""A destination that no broker takes."""
+"""Destination that each broker refuses."""
 
 
 async def bodies(broker: LocalBroker, queue: str) -> list[str]:
@@ -224,8 +224,8 @@ def test_a_transaction_on_a_full_disk_is_rolled_back_and_counts_no_attempt() -> 
 
 @pytest.mark.parametrize("messages, size", [(2, 1 << 20), (2000, 1000)])
 def test_a_client_that_only_sends_keeps_its_connection_while_the_disk_is_full(messages: int, size: int) -> None:
-    """To ask for a receipt of what it had sent it said BEGIN, which was refused for want of room, and nobody waited for
-    that: the connection ended, three times a second."""
+    """Regression: the client sent an empty transaction for its receipt; the refusal of BEGIN for lack of space ended
+    the connection, three times a second."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
         broker.fill_disk()
@@ -243,7 +243,7 @@ def test_a_client_that_only_sends_keeps_its_connection_while_the_disk_is_full(me
 
 @pytest.mark.parametrize("how", ["commits", "raises at once", "raises"])
 def test_transactions_that_only_send_keep_their_connection_while_the_disk_is_full(how: str) -> None:
-    """BEGIN was refused, and so was the ABORT of what had not begun."""
+    """Regression: BEGIN was refused, and so was the ABORT of the transaction that had not begun."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
         broker.fill_disk()
@@ -271,7 +271,7 @@ def test_transactions_that_only_send_keep_their_connection_while_the_disk_is_ful
 
 
 def test_a_send_before_a_refused_one_is_confirmed_though_the_disk_is_full_meanwhile() -> None:
-    """Its receipt is asked for with an empty transaction, which is refused for want of room."""
+    """The client asks for its receipt with an empty transaction, which is refused for lack of space."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send("/queue/q", "x")
@@ -290,7 +290,7 @@ def test_a_send_before_a_refused_one_is_confirmed_though_the_disk_is_full_meanwh
 
 
 def test_a_client_that_begins_too_many_transactions_keeps_its_connection() -> None:
-    """BEGIN was refused, and the message of what had not begun was to go back with its ABORT."""
+    """Regression: BEGIN was refused, and then the ABORT that was to release its message."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send("/queue/q", "x")
@@ -314,7 +314,8 @@ def test_a_client_that_begins_too_many_transactions_keeps_its_connection() -> No
 
 
 def test_a_handler_is_not_called_again_and_again_while_the_disk_is_full() -> None:
-    """The answer to the COMMIT said only that something had been refused before: 3,000 calls a second."""
+    """Regression: the answer to the COMMIT said only that a frame had been refused before, and the handler ran 3,000
+    times a second."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
         calls = 0
@@ -457,7 +458,7 @@ def test_close_ends_waiting_sends_and_flushes_and_refuses_new_ones() -> None:
 
 
 def test_the_time_to_live_of_a_send_in_a_transaction_and_of_a_request_counts_from_the_call() -> None:
-    """While there is no connection it is used up; it was counted from when the connection came."""
+    """Regression: it counted from the moment of the connection instead."""
 
     async def test() -> None:
         async with (

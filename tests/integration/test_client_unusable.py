@@ -30,7 +30,7 @@ async def handle(message: Message, session: Session) -> None:
 
 
 async def everything(connection: Connection) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
-    """Each call that a program can make, ready to be made."""
+    """Return all calls that a program can make, by their names."""
     consumer = await connection.consumer("/queue/none", ack="individual")
     other = await connection.consumer("/queue/q", ack="individual", prefetch=1)
     session = await connection.session(transacted=True)

@@ -16,7 +16,7 @@ TESTED_ELSEWHERE = {Code.TOO_SLOW: "test_pressure.py"}
 
 
 def lines(*of: str) -> bytes:
-    """A frame without a body."""
+    """Encode a frame without a body."""
     return "\n".join([*of, "", ""]).encode() + b"\0"
 
 
@@ -189,7 +189,7 @@ def test_connections_beyond_the_limit_are_told_its_code(monkeypatch: pytest.Monk
 
 
 def connected(port: int, *codes: str) -> RawClient:
-    """A connection that asks for more; its CONNECTED is still to be read."""
+    """Send a CONNECT with further headers, and leave its CONNECTED unread."""
     client = RawClient(port)
     client.write(lines("CONNECT", "accept-version:1.2", "host:h", *codes))
     return client

@@ -137,7 +137,7 @@ def test_the_first_commit_of_an_unknown_producer_may_still_come(broker: BrokerPr
 
 
 def test_an_answer_comes_once_it_is_durable(held_broker: BrokerProcess) -> None:
-    """What was settled, what was committed before, and that a producer was forgotten."""
+    """Answers: the outcome of a resolved COMMIT, the numbers of a producer, and that a producer was forgotten."""
     client, sender = held_broker.connect(), held_broker.connect()
     commit(sender, "q", "p", 1)
     commit(sender, "q", "forgotten", 1)

@@ -42,7 +42,7 @@ def reload(broker: BrokerProcess) -> subprocess.CompletedProcess[str]:
 
 
 def hang_up_on(broker: BrokerProcess, log_text: str) -> None:
-    """SIGHUP, and wait until the log says what came of it."""
+    """Send SIGHUP, and wait until the log has `log_text` once more."""
     before = broker.log.count(log_text)
     broker.send_signal(signal.SIGHUP)
     deadline = time.monotonic() + PATIENCE_SECONDS
@@ -68,7 +68,7 @@ def fail(client: RawClient, times: int) -> None:
 
 
 def tries(broker: BrokerProcess, queue: str) -> int:
-    """How often a new message of the queue may fail until it is dead-lettered."""
+    """Return the number of failures after which a new message of the queue is dead-lettered."""
     client = broker.connect()
     client.send(queue, b"", persistent=True, confirmed=True)
     client.subscribe(queue)
@@ -85,7 +85,7 @@ def tries(broker: BrokerProcess, queue: str) -> int:
 
 
 def test_a_file_is_all_that_a_broker_needs(tmp_path: Path, file: Path) -> None:
-    """The folder is relative to the file, wherever the broker is started."""
+    """The data folder is relative to the file, wherever the broker is started."""
     file.write_text('[broker]\ndata = "kept/here"\nlisten = ["stomp://127.0.0.1:0"]\nlog_level = "info"\n')
     (tmp_path / "kept").mkdir()
     (tmp_path / "elsewhere").mkdir()

@@ -51,7 +51,7 @@ def idle(client: RawClient, subscription: str = "1") -> str:
 
 
 def await_empty(client: RawClient, subscription: str) -> None:
-    """What was taken by others is read and compared all the same."""
+    """Wait until the subscription is idle with "empty"; until then messages that others took are read and compared."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (why := idle(client, subscription)) != "empty":
         assert why in ("scanning", "reading") and time.monotonic() < deadline

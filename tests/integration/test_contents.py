@@ -15,11 +15,11 @@ SUBSCRIPTIONS = 100
 BODY = "b" * (1 << 20)
 SENDS = 2
 GROWTH_MAX = 40 << 20
-"""A segment of the journal, and a little more; the copies would take two hundred MiB."""
+"""Largest growth: a segment of the journal, and a little more. Copies would take two hundred MiB."""
 
 
 def used(data: Path) -> int:
-    """Bytes on the disk."""
+    """Return the bytes that a folder takes on disk."""
     return sum(path.stat().st_blocks * 512 for path in data.rglob("*") if path.is_file())
 
 
@@ -29,7 +29,7 @@ def subscribe(client: RawClient, names: range) -> None:
 
 
 def receive(broker: BrokerProcess, names: range, each: int) -> None:
-    """Let these have `each` messages, and acknowledge them."""
+    """Receive and acknowledge `each` messages for each subscription."""
     client = known(broker)
     subscribe(client, names)
     for _ in range(each * len(names)):
@@ -41,7 +41,7 @@ def receive(broker: BrokerProcess, names: range, each: int) -> None:
 
 @pytest.mark.timeout(180)
 def settled(folder: Path) -> int:
-    """Bytes that the store has from its first message on: spare segments are made in the background."""
+    """Return the size of the store once it is stable: spare segments are made in the background."""
     size = -1
     while size != (now := used(folder)):
         size = now

@@ -24,7 +24,7 @@ ANSWERS = "/temp-queue/answers"
 
 @pytest.fixture(scope="module")
 def full_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """All its connections but those that may only ask are in use; 20 messages wait in `q`."""
+    """Broker whose unrestricted connections are all in use; 20 messages wait in `q`."""
     broker = BrokerProcess(tmp_path_factory.mktemp("full"), files_max=f"-n {FILES_FOR_FEW}")
     broker.start()
     try:
@@ -274,7 +274,7 @@ def test_answers_to_control_requests_have_a_queue_though_the_limit_of_queues_is_
 
 
 def files_of(broker: BrokerProcess) -> list[str]:
-    """Soft and hard limit."""
+    """Return the soft and the hard limit of open files."""
     (line,) = (line for line in Path(f"/proc/{broker.pid}/limits").read_text().splitlines() if "open files" in line)
     return line.split()[3:5]
 

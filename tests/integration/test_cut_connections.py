@@ -25,7 +25,7 @@ def cut(client: RawClient, *, is_reset: bool = False) -> None:
 
 
 def client_with_one_started(broker: BrokerProcess, queue: str, number: int = 1, **others: str) -> RawClient:
-    """A client that has begun one message, and holds another that it has not."""
+    """Return a client that has started one message, and holds another that it has not started."""
     client = broker.connect(headers=numbered(number, **{"started": "true", "rounds": "true", **others}))
     client.subscribe(queue, prefetch=2)
     for body in (b"begun", b"buffered"):

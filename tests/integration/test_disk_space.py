@@ -27,21 +27,21 @@ FULL = "disk is as full as it may be"
 
 
 def producer(broker: BrokerProcess, queue: str, *, heart_beat: str = "0,0") -> RawClient:
-    """A connection that only sends, and has done so."""
+    """Return a client that only sends, and has sent one message."""
     client = broker.connect(heart_beat=heart_beat)
     client.send(queue, b"first", persistent=True, confirmed=True)
     return client
 
 
 def send_unconfirmed(client: RawClient, queue: str, body: bytes) -> str:
-    """The receipt that is asked for."""
+    """Send a persistent message with a receipt, and return the receipt's name."""
     receipt = client.new_receipt()
     client.send(queue, body, persistent=True, headers={"receipt": receipt})
     return receipt
 
 
 def assert_waits(client: RawClient, seconds: float = 0.3) -> None:
-    """It is told nothing, and is not cut."""
+    """Check that the client gets no frame, and is not disconnected."""
     with pytest.raises(TimeoutError):
         client.next_frame(seconds)
 
@@ -71,7 +71,7 @@ def test_a_producer_is_not_read_while_space_is_short_and_then_goes_on(
 def test_a_producer_that_waits_for_space_is_not_ended_for_missing_heart_beats(
     held_broker: BrokerProcess, queue: str
 ) -> None:
-    """Its heart-beats lie in the socket unread, behind what it sent."""
+    """Its heart-beats are unread in the socket, after its sends."""
     client = producer(held_broker, queue, heart_beat="300,300")
     held_broker.set_disk_level(DiskLevel.LITTLE)
     receipt = send_unconfirmed(client, queue, b"second")
@@ -92,7 +92,7 @@ def test_a_producer_that_waits_for_space_is_not_ended_for_missing_heart_beats(
 
 
 def test_a_producer_may_subscribe_and_disconnect_while_space_is_short(held_broker: BrokerProcess, queue: str) -> None:
-    """Only what fills the disk waits; else consumers that said something first would never come to make room."""
+    """Only sends wait: otherwise consumers that sent something first could never make space."""
     greeter, leaver, disconnected = (producer(held_broker, queue) for _ in range(3))
     held_broker.set_disk_level(DiskLevel.LITTLE)
     leaver.subscribe("other")
@@ -168,7 +168,7 @@ def test_a_producer_is_refused_while_space_is_short_with_when_full_refuse(
 
 
 def test_a_transient_send_needs_space_too(held_broker: BrokerProcess, queue: str) -> None:
-    """It may have to leave memory."""
+    """A transient message may have to leave memory."""
     client = held_broker.connect()
     client.subscribe("other")
     held_broker.set_disk_level(DiskLevel.NONE)
@@ -186,7 +186,7 @@ SPACE_AGAIN_LOG = "there is room for messages again"
 
 
 def await_log_lines(broker: BrokerProcess, count: int, *texts: str) -> list[str]:
-    """The lines of the log about room, or with one of `texts`, once there are so many."""
+    """Return the log lines about disk space, or with one of `texts`, once there are `count`."""
     expected = texts or (LITTLE_SPACE_LOG, NO_SPACE_LOG, SPACE_AGAIN_LOG)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -413,7 +413,7 @@ def test_replies_and_control_requests_need_no_space(held_broker: BrokerProcess) 
 
 
 def test_a_copier_on_one_connection_finishes_while_producers_wait_for_space(held_broker: BrokerProcess) -> None:
-    """Else nobody would ever make room."""
+    """Otherwise no client would ever make space."""
     fill(held_broker, "a", 300)
     producers = [producer(held_broker, "input") for _ in range(3)]
     held_broker.set_disk_level(DiskLevel.LITTLE)
@@ -454,7 +454,7 @@ def test_a_copier_on_one_connection_finishes_while_producers_wait_for_space(held
 
 
 def test_a_producer_that_is_slowed_again_and_again_loses_nothing(held_broker: BrokerProcess, queue: str) -> None:
-    """Consumers go on meanwhile; everything comes once, in order."""
+    """Consumers go on meanwhile, and get each message once, in order."""
     count = 2000
     client, receiver = producer(held_broker, queue), held_broker.connect()
     receiver.subscribe(queue, prefetch=50)

@@ -38,7 +38,7 @@ def sent(broker: BrokerProcess, to: str, *texts: bytes, persistent: bool = True)
 
 
 def consumer(broker: BrokerProcess, queue: str, count: int) -> tuple[RawClient, list[Frame]]:
-    """With so many messages, and no room on the disk from here on."""
+    """Return a client that holds `count` messages, and use up the disk space."""
     client = broker.connect(headers=KEEP_OPEN)
     client.subscribe(queue, prefetch=count)
     held = client.messages(count)
@@ -163,12 +163,12 @@ MIB = 1024 * 1024
 BODY = 8 * 1024
 PER_BUNDLE = 128
 OVERSHOOT = (SEGMENTS_MAX + LAG_SEGMENTS_MAX + SPARES_MAX + 1) * SEGMENT_BYTES_OF_SMALL_DISK
-"""By so much the longest journal, of segments that are as large as a transaction, may pass a limit (run.md)."""
+"""Bytes by which the longest journal, of segments that are as large as a transaction, may pass a limit (run.md)."""
 
 
 @pytest.fixture(params=["limit", "size"])
 def small_broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
-    """With a limit of 24 MiB, or on a disk that seems to have so many and what a broker needs beside messages."""
+    """Broker with a disk limit of 24 MiB, or on a disk that seems to have as much, and the broker's own needs."""
     size = 24 * MIB if request.param == "limit" else 40 * MIB
     (tmp_path / request.param).write_text(str(size))
     broker = BrokerProcess(tmp_path, ("--no-history",), can_hold_disk=True)
@@ -180,7 +180,7 @@ def small_broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bro
 
 
 def fill(broker: BrokerProcess, queue: str) -> int:
-    """Messages that are in the queue when there is no room for another."""
+    """Fill a queue until the disk has no space, and return the number of its messages."""
     client = broker.connect(headers=KEEP_OPEN)
     # It does not only send.
     client.subscribe("other")

@@ -22,8 +22,11 @@ def expiring_in(milliseconds: int) -> dict[str, str]:
 
 
 def send_expiring(sender: RawClient, count: int, milliseconds: int) -> None:
-    """Of both kinds and several priorities, with one that never expires among every thousand. Returns when all are
-    accepted."""
+    """Send expiring messages, persistent and transient, of several priorities, with one in a thousand that never
+    expires.
+
+    Returns when all are accepted.
+    """
     for number in range(count):
         headers = {} if number % 1000 == 500 else expiring_in(milliseconds)
         sender.send("q", b"%d" % number, persistent=number % 2 == 0, priority=3 + number % 3, headers=headers)

@@ -244,7 +244,7 @@ def write(engine: Engine, store: Store) -> None:
 
 
 def fill_as_before(data: Path, *fields: str) -> None:
-    """A data folder as a broker has left it when every name could have a ? in it."""
+    """Make the data folder of an old broker, which allowed `?` in all names."""
     store = EmbeddedStore(data)
     engine, _ = recover(store, Policies())
     engine.commit_state.now_ms = 1_000_000

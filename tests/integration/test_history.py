@@ -12,7 +12,7 @@ from truenext.model.events import GAP_EVENTS
 
 
 def history(broker: BrokerProcess) -> list[dict[str, Any]]:
-    """All of it, whatever is Parquet by now and what is not."""
+    """Return all events of the history, exported to Parquet or not."""
     # In this order: what a killed broker's exporter, which lives on a little, exports between the two is then in both.
     own = read_folder(broker.data / "history")
     exported = read_parquet(broker.data / "history/events")

@@ -31,7 +31,7 @@ WRONG = {
 def test_a_control_request_with_an_invalid_body_is_refused_and_ends_nothing_else(
     broker: BrokerProcess, queue: str, verb: str, body: bytes
 ) -> None:
-    """A text that was no UTF-8 ended the broker."""
+    """Regression: a text that was no UTF-8 ended the broker."""
     other = broker.connect()
     other.send(queue, b"still there", confirmed=True)
     client = broker.connect(headers={"truenext-rounds": "true"})

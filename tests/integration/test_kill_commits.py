@@ -29,17 +29,17 @@ from tests.integration.raw_client import RECEIVE_SECONDS, RawClient, numbered
 CYCLES = int(os.environ.get("TRUENEXT_COMMIT_CYCLES", "20"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 CYCLES_PER_CHECK = 25
-"""Cycles after which the queue is emptied."""
+"""Cycles between two checks, which empty the queue."""
 KILLED_WITHIN_SECONDS = 0.04
-"""Of the start: a client has connected, asked, and committed some transactions by then."""
+"""Longest time from the start of a broker to its kill: enough to connect, ask, and commit some transactions."""
 
 CONNECTION_LOST = (OSError, EOFError)
-"""How a client notices that the broker was killed."""
+"""Errors by which a client notices that the broker was killed."""
 GAPLESS = {"truenext-gapless": "true"}
 
 
 class ForkedBrokers:
-    """One after the other, on one folder."""
+    """Brokers, one after the other, on one data folder."""
 
     def __init__(self, data: Path) -> None:
         self._data = data
@@ -55,7 +55,7 @@ class ForkedBrokers:
         self._pid = 0
 
     def start(self) -> int:
-        """Returns the port."""
+        """Start a broker, and return its port."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{self._data}\n")
         self._process.stdin.flush()
@@ -67,7 +67,7 @@ class ForkedBrokers:
         os.kill(self._pid, signal.SIGKILL)
 
     def await_end(self) -> None:
-        """After `kill`."""
+        """Wait for the end of a killed broker."""
         assert self._read_line() == str(-signal.SIGKILL), "it had ended by itself"
 
     def close(self) -> None:
@@ -91,23 +91,23 @@ def brokers(tmp_path: Path) -> Iterator[ForkedBrokers]:
 
 
 class Client:
-    """What it has done, and what it believes of it."""
+    """Client that commits and sends, and remembers the outcomes that it was told."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._commit = 0
         self._send = 0
-        """The highest numbers of which it knows what became of them."""
+        """Highest numbers of a COMMIT and a SEND with a known outcome."""
         self._is_too_late = False
-        """The COMMIT of the highest number, as it was settled just now."""
+        """Whether the COMMIT of the highest number was resolved just now."""
         self._letters: dict[int, list[str]] = {}
-        """Of the transaction that is in doubt, by its number."""
+        """Letters of the transaction in doubt, by its number."""
         self.expected: Counter[str] = Counter()
-        """What is in the queue."""
+        """Letters that must be in the queue."""
         self.outcomes: Counter[str] = Counter()
 
     def work(self, port: int) -> None:
-        """Until the connection ends. Raises: OSError, EOFError if it does by itself"""
+        """Commit and send until the connection ends. Raises: OSError, EOFError if it ends by itself"""
         client = _connected(port)
         try:
             self._resolve_doubts(client)
@@ -122,7 +122,7 @@ class Client:
             client.close()
 
     def finish(self, port: int) -> None:
-        """Leave no doubt."""
+        """Resolve all doubts."""
         client = _connected(port)
         self._resolve_doubts(client)
         client.close()
@@ -196,7 +196,7 @@ def _query_producer(client: RawClient, number: int, *, resolves: bool) -> Any:
 
 
 def _emptied(port: int, count: int) -> Counter[str]:
-    """What was in the queue, `count` messages if all is right. They are read from the disk."""
+    """Empty the queue and return its letters, `count` if all is right. They are read from the disk."""
     client = _connected(port)
     client.subscribe("q")
     found: Counter[str] = Counter()

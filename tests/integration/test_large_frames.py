@@ -32,15 +32,14 @@ def await_true(condition: Callable[[], bool], what: str) -> None:
 
 
 def send_beginning(client: RawClient, body: bytes, size: int) -> None:
-    """Send the beginning of a SEND to the queue `q`, whose body is to have `size` bytes, as far as the broker reads."""
+    """Send the beginning of a SEND to the queue `q`, with a content-length of `size`, as far as the broker reads."""
     with suppress(OSError):
         client.write(b"SEND\ndestination:/queue/q\ncontent-length:%d\n\n" % size + body)
 
 
 @contextmanager
 def stalled(*clients: RawClient, body: bytes = BODY, size: int = BODY_BYTES_MAX) -> Iterator[None]:
-    """Each client has sent the beginning of a frame, and nothing comes behind that; meanwhile they are not to be used
-    but to read."""
+    """Let each client send the beginning of a frame and nothing more. During the block they may only read."""
     threads = [threading.Thread(target=send_beginning, args=(client, body, size)) for client in clients]
     for thread in threads:
         thread.start()

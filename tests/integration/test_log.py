@@ -13,7 +13,7 @@ from truenext.model.limits import UNSENT_ANSWER_BYTES_MAX
 
 @pytest.fixture
 def logging_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker that logs what happens to clients as well."""
+    """Broker that logs events of clients too."""
     broker = BrokerProcess(tmp_path, ("--log-level", "info"))
     broker.start()
     try:
@@ -24,7 +24,7 @@ def logging_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def about_clients(broker: BrokerProcess) -> list[str]:
-    """The lines of the log on clients that were lost or refused, without time and level."""
+    """Return the log lines about lost or refused clients, without time and level."""
     lines = [line.partition(" client ")[2] for line in broker.log.splitlines()]
     return [line for line in lines if line.startswith(("lost", "refused"))]
 

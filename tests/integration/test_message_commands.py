@@ -34,7 +34,7 @@ def url(broker: BrokerProcess) -> str:
 def run(
     broker: BrokerProcess, *words: str, stdin: bytes = b"", cwd: Path | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """A command with `stdin` on its standard input."""
+    """Run a command with `stdin` on its standard input."""
     return completed(*words, "--url", url(broker), stdin_bytes=stdin, folder=cwd)
 
 
@@ -155,13 +155,13 @@ def test_json_has_headers_and_a_body_or_one_in_base64(broker: BrokerProcess, que
 
 
 class Following:
-    """A command that runs until Ctrl-C."""
+    """Command that runs until Ctrl-C."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self.output_lines: queues.SimpleQueue[bytes] = queues.SimpleQueue()
         self.stderr: queues.SimpleQueue[bytes] = queues.SimpleQueue()
-        """On standard error."""
+        """Lines of standard error."""
         pipes = ((process.stdout, self.output_lines), (process.stderr, self.stderr))
         self._threads = [threading.Thread(target=self._read, args=pipe) for pipe in pipes]
         for thread in self._threads:

@@ -25,7 +25,7 @@ SET_SIZE = 4
 PREFETCHES = pytest.mark.parametrize("prefetch", [1, None], ids=["prefetch 1", "default prefetch"])
 SAME_CONNECTION = pytest.mark.parametrize("is_same", [True, False], ids=["same connection", "another connection"])
 SEED = int(os.environ.get("TRUENEXT_SEED", 0)) or random.SystemRandom().randrange(10**9)
-"""Printed where it is used; pytest shows it when the test fails."""
+"""Seed, printed where it is used; pytest shows it when the test fails."""
 
 
 def expected(case: str) -> list[str]:
@@ -35,7 +35,7 @@ def expected(case: str) -> list[str]:
 
 
 def send_case(sender: RawClient, queue: str, case: str, *, each: Callable[[], object] = lambda: None) -> None:
-    """Calls `each` behind each message."""
+    """Send the messages of a case, and call `each` after each of them."""
     number = 0
     for kind in case.split("/"):
         for _ in range(SET_SIZE):
@@ -45,7 +45,7 @@ def send_case(sender: RawClient, queue: str, case: str, *, each: Callable[[], ob
 
 
 def receive(receiver: RawClient, count: int) -> list[Frame]:
-    """The next `count` messages, each acknowledged before the next is asked for; there must be no more."""
+    """Receive `count` messages, each of which is acknowledged before the next. There must be no more."""
     messages = []
     for _ in range(count):
         messages.append(receiver.message())
@@ -312,7 +312,7 @@ def test_a_transaction_becomes_visible_in_one_step(held_broker: BrokerProcess, n
 
 
 class Stream:
-    """A producer that never rests: persistent messages, `ahead` of them at most neither confirmed nor taken."""
+    """Producer that sends persistent messages all the time, with at most `ahead` of them unconfirmed or not taken."""
 
     def __init__(self, broker: BrokerProcess, queue: str, priority: int, *, ahead: int) -> None:
         self._client = broker.connect()
@@ -393,7 +393,8 @@ def test_a_transient_of_priority_9_is_the_very_next_under_a_sustained_persistent
 def test_a_sustained_persistent_stream_of_priority_9_does_not_hold_back_ready_messages_of_priority_4(
     broker: BrokerProcess, queue: str
 ) -> None:
-    """Some 9s are always in flight. A consumer that keeps up with those that are ready gets the 4s in between."""
+    """Some messages of priority 9 are always in flight. A consumer that keeps up with the ready ones gets the 4s in
+    between."""
     if broker.options:
         pytest.skip("9s that have left memory are ready all the time, and no consumer keeps up with them")
     receiver, sender = broker.connect(), broker.connect()
@@ -423,7 +424,7 @@ def test_a_sustained_persistent_stream_of_priority_9_does_not_hold_back_ready_me
 
 
 def send_mix(sender: RawClient, queue: str, count: int) -> list[tuple[int, int, bool]]:
-    """Sorted by key: rank, number, whether it is persistent."""
+    """Send messages of three priorities. Return rank, number and persistence of each, sorted by key."""
     mix = []
     for number in range(count):
         priority, persistent = (0, 4, 9)[number % 3], number % 2 == 0
@@ -553,7 +554,8 @@ def test_the_third_of_five_rolled_back_at_prefetch_1_is_next_behind_the_one_that
 def roll_back_the_third(
     broker: BrokerProcess, queue: str, mix: str, *, prefetch: int | None
 ) -> tuple[RawClient, list[Frame]]:
-    """The receiver, and what it has got: each in a transaction of its own, of which the third is aborted."""
+    """Acknowledge three messages, each in a transaction of its own, and abort the third. Return the receiver and its
+    messages."""
     sender, receiver = broker.connect(), broker.connect()
     for number, letter in enumerate(mix):
         sender.send(queue, b"%d" % number, persistent=letter == "P", confirmed=True)

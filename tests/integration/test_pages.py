@@ -12,13 +12,13 @@ from truenext.testing import QueueContents, blocking_broker
 
 @pytest.mark.parametrize("page", ["docs/tutorial.md", "docs/tutorial-stages.md"])
 def test_tutorial_in_the_environment_that_it_makes(page: str, tmp_path: Path) -> None:
-    """No broker runs yet, and nothing is installed that the page does not install."""
+    """No broker runs before, and only the requirements of the page are installed."""
     python = make_environment(tmp_path / "environment", requirements_of_page(page))
     follow(page, Folder(tmp_path / "folder", f"stomp://127.0.0.1:{free_port()}", python))
 
 
 def test_moving_from_stomp_py(tmp_path: Path) -> None:
-    """Both sides print the same."""
+    """The programs with stomp.py and with truenext print the same."""
     blocks = [block.text for block in blocks_of("docs/moving-from-stomp-py.md")]
     printed = []
     for side in ("# stomp.py\n", "# truenext\n"):

@@ -21,7 +21,7 @@ LIMITS = pytest.mark.parametrize(
 )
 TINY = pytest.mark.parametrize("options", [TINY_LIMITS], ids=["tiny limits"])
 KINDS = pytest.mark.parametrize("kind", ["persistent", "transient", "mixed"])
-"""Of messages."""
+"""Kinds of messages."""
 
 
 def is_persistent(kind: str, number: int) -> bool:
@@ -29,7 +29,7 @@ def is_persistent(kind: str, number: int) -> bool:
 
 
 def send_all(sender: RawClient, queue: str, kind: str, names: list[str], priority: int, *, size: int = 0) -> None:
-    """All at once; returns when all are ready."""
+    """Send messages without waiting for each, and return when all are ready."""
     for number, name in enumerate(names):
         body = name.encode().ljust(size, b".")
         sender.send(queue, body, persistent=is_persistent(kind, number), priority=priority)
@@ -38,7 +38,7 @@ def send_all(sender: RawClient, queue: str, kind: str, names: list[str], priorit
 
 
 def receive(receiver: RawClient, count: int) -> list[str]:
-    """The next `count` messages, each acknowledged as it comes; there must be no more."""
+    """Receive `count` messages, and acknowledge each as it comes. There must be no more."""
     messages = []
     for _ in range(count):
         messages.append(receiver.message())
@@ -136,7 +136,7 @@ def test_500_kilobytes_of_mixed_priorities_come_in_true_order(
 @TINY
 @KINDS
 def test_a_queue_beyond_its_limit_is_hardly_in_memory(own_broker: BrokerProcess, queue: str, kind: str) -> None:
-    """The limits of the tests above do what they say."""
+    """This proves that the limits of the tests above have an effect."""
     sender = own_broker.connect()
     send_all(sender, queue, kind, named("low", 200), 4, size=1000)
     own_broker.await_facts(queue, waiting=200)
@@ -153,7 +153,8 @@ LITTLE_MEMORY = pytest.mark.parametrize(
 
 
 def spill(broker: BrokerProcess, queue: str, *, first: int = 0) -> list[tuple[int, str, bool]]:
-    """300 messages of both kinds in three priorities, of which few fit; sorted by key, and whether it is persistent."""
+    """Send 300 messages of both kinds in three priorities, of which few fit into memory. Return rank, name and
+    persistence of each, sorted by key."""
     sender = broker.connect()
     sent = []
     for number in range(first, first + 300):
@@ -275,7 +276,7 @@ def test_a_message_given_back_that_has_to_be_read_first_is_not_overtaken(
 def test_messages_sent_while_the_last_page_is_being_read_come_after_it(
     held_broker: BrokerProcess, queue: str, kind: str
 ) -> None:
-    """It is durable before the page arrives, and the page does not have it."""
+    """The messages are durable before the page arrives, which does not contain them."""
     sender, receiver = held_broker.connect(), held_broker.connect()
     send_all(sender, queue, kind, ["0"], 4, size=2000)
     sender.send("barrier", b"", persistent=True, confirmed=True)
@@ -295,7 +296,7 @@ def test_messages_sent_while_the_last_page_is_being_read_come_after_it(
 def test_a_dead_letter_that_has_to_be_read_first_is_moved_once_by_this_run_or_by_the_next(
     held_broker: BrokerProcess, queue: str, end: str
 ) -> None:
-    """From its last attempt on nobody gets it from its old queue."""
+    """After its last attempt no consumer of its old queue gets it."""
     sender, reader = held_broker.connect(), held_broker.connect()
     send_all(sender, queue, "persistent", ["poison", "good"], 4, size=2000)
     reader.subscribe(queue, prefetch=1)
@@ -351,11 +352,11 @@ def test_a_consumer_that_leaves_while_its_page_is_being_read_takes_nothing_with_
 
 LEAST_MEMORY = pytest.mark.parametrize("options", [("--memory-limit", "128MiB")], ids=["128 MiB"])
 PRIVATE_BYTES_MAX = MEMORY_LIMIT_MIN + 32 * 1024 * 1024
-"""The limit, and what an allocator may keep of what was given back."""
+"""Memory limit, and the share of freed memory that an allocator may keep."""
 
 
 def large(number: int, size: int) -> bytes:
-    """A body that says which it is, and is not what another one is."""
+    """Return a body that differs from all others."""
     return f"{number} ".encode() + number.to_bytes(4) * (size // 4)
 
 

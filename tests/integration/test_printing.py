@@ -21,7 +21,7 @@ SHOWN = r"\x1b]0;title\x07 \x1b[2J \x9b31m \u202eneddih\u202c \x9b\xff tab"
 
 
 def on_a_terminal(broker: BrokerProcess, *arguments: str) -> str:
-    """What a person sees who runs the command."""
+    """Run a command on a terminal, and return its output."""
     master, its = pty.openpty()
     command = dying_with_us([TRUENEXT, *arguments, "--url", f"stomp://127.0.0.1:{broker.port}"])
     environment = {**os.environ, "TERM": "dumb"}
@@ -165,7 +165,7 @@ OF_NO_MESSAGE = [
 
 
 def redirected(broker: BrokerProcess, redirection: str, *words: str, stdout: int | None = None) -> tuple[int, str]:
-    """The status of a command that a shell starts, and what it says on standard error."""
+    """Run a command by a shell with a redirection. Return its exit status and its standard error."""
     to_broker = (
         []
         if list(words) in OF_NO_MESSAGE or words[0] in ("store", "history")

@@ -30,7 +30,7 @@ def _few_producers_are_remembered_for_a_short_time() -> Iterator[None]:
 
 
 def run(data: Path, use: Callable[[RawClient], None]) -> None:
-    """A broker from its start to its clean stop."""
+    """Run a broker from its start to its clean stop, with one client."""
 
     def connect_and_use(port: int) -> None:
         client = RawClient(port)

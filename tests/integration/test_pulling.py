@@ -33,7 +33,7 @@ def fill(sender: RawClient, queue: str, count: int, *, first: int = 0) -> None:
 
 
 def unused(message: Frame) -> int:
-    """That it is no message, but the end of a wish."""
+    """Check that `message` ends a pull request, and return the number of unused requests."""
     assert "ack" not in message.headers and message.body == b""
     return int(message.headers["truenext-unused"])
 

@@ -25,18 +25,18 @@ from truenext.wire.stomp.frame import Frame, Version
 from truenext.wire.stomp.shapes import FRAME_SHAPES
 
 SECONDS = 20.0
-"""Longest wait for what must come."""
+"""Longest wait for an expected frame."""
 LARGE = 8_000_000
-"""Bytes of a body of which a socket takes a part at most."""
+"""Bytes of a body that no socket takes as a whole."""
 
 OnBatch = Callable[[Batch], None]
 
 CLIENTS: list["Client"] = []
-"""Those of the rule that is being checked."""
+"""Clients of the rule that is being checked."""
 
 
 class Client:
-    """A socket that says what is written here, and reads only when it is asked to."""
+    """Client that sends frames as text, and reads only when a rule asks for it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -44,7 +44,7 @@ class Client:
         self._decoder = Decoder(FRAME_SHAPES)
         self._frames: list[Frame] = []
         self._read = b""
-        """The last of what was read."""
+        """Last bytes that were read."""
 
     @classmethod
     async def connect(cls, port: int) -> "Client":
@@ -60,11 +60,11 @@ class Client:
         return client
 
     async def send(self, *frames: str) -> None:
-        """All of them in one write."""
+        """Send frames in one write."""
         await self._loop.sock_sendall(self.sock, "".join(frames).encode())
 
     async def frame(self) -> Frame:
-        """Raises: EOFError at the end of the connection"""
+        """Return the next frame. Raises: EOFError at the end of the connection"""
         while not self._frames:
             data = await asyncio.wait_for(self._loop.sock_recv(self.sock, 65536), SECONDS)
             if not data:
@@ -74,7 +74,7 @@ class Client:
         return self._frames.pop(0)
 
     async def receive_until(self, last: str) -> list[str]:
-        """What is told until this: commands, each with the receipt or the subscription that it names."""
+        """Return the frames up to `last`: each command with its receipt or subscription."""
         received: list[str] = []
         while not received or received[-1] != last:
             frame = await self.frame()

@@ -14,7 +14,7 @@ from truenext.spark.recorder import HistoryRow, Recorder, WorkloadMessage, make_
 
 
 def silent(done: str, count: int) -> None:
-    """Nobody watches."""
+    """Report no progress."""
 
 
 def recorder(broker: BrokerProcess) -> Recorder:
@@ -75,7 +75,7 @@ def activemq() -> Iterator[ActiveMQ]:
 
 
 class ActiveMQWithAnUnorderedQueue(ActiveMQ):
-    """One of its queues hands out what came first, whatever its priority."""
+    """ActiveMQ with a queue that ignores priorities."""
 
     def prepare(self, folder: Path) -> list[str]:
         command = super().prepare(folder)
@@ -86,7 +86,7 @@ class ActiveMQWithAnUnorderedQueue(ActiveMQ):
 
 
 def recorded(activemq: ActiveMQ, messages: list[WorkloadMessage], *, queue: str, window: int) -> list[int | None]:
-    """What came, in its order."""
+    """Record a workload, and return the sequences in the order of dispatch."""
     url = f"stomp://127.0.0.1:{activemq.port}"
     return sequences(Recorder(url).record(messages, queue=queue, window=window, report=silent), "dispatched")
 

@@ -19,12 +19,12 @@ from truenext.wire.stomp.frame import Frame
 
 POISON, HEALTHY = 200, 2000
 LATE_SECONDS = 15.0
-"""A try may be so late: a loaded machine is slow, not broken."""
+"""Largest delay of a retry: a loaded machine is slow, not broken."""
 
 
 @contextmanager
 def running(folder: Path, **policy: Any) -> Iterator[BrokerProcess]:
-    """A broker whose queues have this policy, and from the defaults what it does not say."""
+    """Run a broker with this policy for all queues."""
     broker = BrokerProcess(folder, policy=policy)
     try:
         broker.start()
@@ -34,7 +34,7 @@ def running(folder: Path, **policy: Any) -> Iterator[BrokerProcess]:
 
 
 def redrive_piece(client: RawClient, queue: str, **rest: Any) -> dict[str, Any]:
-    """Of a client that has subscribed to its /temp-queue/answers."""
+    """Re-drive one piece, by a client that has subscribed to its /temp-queue/answers, and return the answer."""
     request_piece(client, queue, **rest)
     answer = client.message()
     assert answer.headers["content-type"] == "application/json"
@@ -54,7 +54,7 @@ def requester(broker: BrokerProcess) -> RawClient:
 
 
 def fail(broker: BrokerProcess, queue: str, count: int, **headers: str) -> None:
-    """The true next messages fail once, one after the other."""
+    """Let the next `count` messages fail once, one after the other."""
     client = broker.connect()
     client.subscribe(queue, prefetch=1)
     for _ in range(count):
@@ -67,7 +67,7 @@ def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand
 ) -> None:
     attempts_max = 4
     delays = [0.0, 0.4, 0.8]
-    """Seconds from the first failure, the second and the third to the next try."""
+    """Seconds from the first failure, the second and the third to the next attempt."""
     with running(tmp_path, attempts_max=attempts_max, delay_ms=400, backoff=2.0) as broker:
         producer = broker.connect()
         consumer = broker.connect()
@@ -105,7 +105,8 @@ def test_two_hundred_poison_messages_are_tried_at_their_times_while_two_thousand
 
 
 def moved_back_once_over_kills(broker: BrokerProcess) -> None:
-    """All dead letters, with kill -9 while pieces are moved; a kill may lose what was transient once it has moved."""
+    """Re-drive all dead letters, with kill -9 while pieces are moved. A kill may lose transient messages that were
+    moved."""
     for pieces in (1, 2, 3):
         client = requester(broker)
         after = [0, 0]
@@ -326,7 +327,7 @@ def test_a_lost_connection_returns_its_messages_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["SEND", "in a transaction", "scheduled", "1.0, padded", "numbered"])
 def test_a_client_cannot_forge_the_headers_of_a_dead_letter(broker: BrokerProcess, queue: str, way: str) -> None:
-    """Or an operator's re-drive would bring it where a client wants."""
+    """Otherwise an operator's re-drive would move it where a client wants."""
     client = broker.connect(version="1.0" if way == "1.0, padded" else "1.2")
     forged = dict.fromkeys(DEAD_LETTER_HEADERS, "7") | {"truenext-original-destination": "/queue/target"}
     if way == "1.0, padded":
@@ -367,7 +368,7 @@ def test_queues_can_share_a_dead_letter_queue_in_which_failures_stay(tmp_path: P
 
 
 def dead_letters(broker: BrokerProcess, queue: str, count: int, **headers: str) -> list[Frame]:
-    """So many, each of which was sent with these headers."""
+    """Make `count` dead letters of messages with these headers, and return them."""
     client = broker.connect()
     for number in range(count):
         client.send(queue, b"%d" % number, headers=headers, confirmed=number == count - 1)

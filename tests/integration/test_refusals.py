@@ -151,7 +151,7 @@ def test_a_send_is_refused_where_it_would_wait_for_room_and_the_rest_is_read(
 
 
 def test_a_frame_is_counted_whatever_way_it_was_read(client: RawClient, queue: str) -> None:
-    """Frames of a shape that came before are read in another way, and heart-beats are none."""
+    """Frames of a known shape are read in another way, and heart-beats are not counted."""
     position = 1
     chunk = b""
     wrong = []
@@ -235,7 +235,7 @@ def test_a_release_with_too_many_or_too_long_names_is_refused(
 def test_a_connection_with_very_many_refusals_lets_others_be_served(
     client: RawClient, broker: BrokerProcess, queue: str
 ) -> None:
-    """A frame of four bytes is refused, and answered, in as long as it takes to carry out a SEND."""
+    """Refusing a frame of four bytes takes as long as a SEND."""
     other = broker.connect()
     other.subscribe(queue)
     client.write(b"X\n\n\0" * 3000 + b"SEND\ndestination:/queue/%b\n\nlast\0" % queue.encode())

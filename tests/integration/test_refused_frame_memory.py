@@ -18,7 +18,8 @@ REFUSED = [
 
 
 def test_refused_frames_are_freed_without_garbage_collection() -> None:
-    """It did, with its body: one client could make the broker take any amount of memory."""
+    """Regression: frames stayed with their bodies, so that one client could make the broker take any amount of
+    memory."""
 
     def use(port: int) -> None:
         client = RawClient(port)

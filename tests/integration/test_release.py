@@ -25,7 +25,7 @@ def reader(broker: BrokerProcess) -> RawClient:
 
 
 def fill(broker: BrokerProcess, queue: str, count: int, *, first: int = 0) -> None:
-    """Persistent and transient in turn."""
+    """Send messages, persistent and transient in turn."""
     sender = broker.connect()
     for number in range(first, first + count):
         sender.send(queue, b"%d" % number, persistent=number % 2 == 0)
@@ -42,7 +42,7 @@ def header_values(messages: list[Frame], name: str) -> list[int]:
 
 
 def of_round(reader: RawClient, number: int, count: int) -> list[Frame]:
-    """Passes over what was dispatched in earlier rounds."""
+    """Return `count` messages of round `number` or later, and drop earlier ones."""
     found: list[Frame] = []
     while len(found) < count:
         message = reader.message()

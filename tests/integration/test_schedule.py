@@ -98,7 +98,7 @@ HOUR_MS = 3_600_000
 
 
 def fill(broker: BrokerProcess, count: int) -> None:
-    """Due one second after the other, from an hour on, the last one first."""
+    """Schedule messages that are due one second after the other, from an hour on, the last one first."""
     client = broker.connect()
     for number in range(count):
         headers = {"AMQ_SCHEDULED_DELAY": str(HOUR_MS + (count - number) * 1000), "even": str(number % 2 == 0)}

@@ -13,7 +13,7 @@ EVICTED = one_of(
     ids=["in memory", "pages of 1", "pages of 50"],
 )
 HAYSTACK = 3_000
-"""Pages of 1 take a millisecond each, and ten where all processors are taken."""
+"""Number of messages that do not match. Pages of one message take a millisecond each, or ten on a busy machine."""
 
 
 def fill(client: RawClient, queue: str, count: int, *, colour: str = "blue", persistent: bool = True) -> None:

@@ -24,7 +24,7 @@ from truenext.store.memory import MemoryStore
 from truenext.wire.stomp.frame import Frame
 
 LARGE = bytes(50_000)
-"""A few dozens of these fill what the sockets hold between two processes."""
+"""Body; a few dozens of these fill the sockets between two processes."""
 
 
 def numbers(messages: list[Frame]) -> list[int]:
@@ -35,7 +35,7 @@ def numbers(messages: list[Frame]) -> list[int]:
 
 
 def test_a_message_that_expired_while_its_reader_was_slow_is_not_dispatched(own_broker: BrokerProcess) -> None:
-    """What wakes the broker is the socket that can be written to again: no frame tells it how late it is."""
+    """The broker is woken by the socket that can be written to again: no frame tells it the time."""
     slow, sender = own_broker.connect(receive_buffer=4096), own_broker.connect()
     slow.subscribe("q", ack="auto")
     for number in range(150):
@@ -128,7 +128,7 @@ ENDS = [
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_connection_that_is_closed_leaves_nothing_in_memory(end: Callable[[RawClient], None]) -> None:
-    """No timer, nor anything else, keeps it."""
+    """Neither a timer nor any other object keeps it."""
 
     def use(port: int) -> None:
         for _ in range(3):
@@ -162,7 +162,7 @@ def connections_and_sessions() -> list[object]:
 
 
 async def what_is_kept_after(use: Callable[[int], None]) -> list[object]:
-    """The connections and sessions that a broker still has when the clients that `use` made are gone."""
+    """Return the connections and sessions that a broker still has after the clients of `use` have gone."""
     # Those of tests that ran in this process before.
     others = set(map(id, connections_and_sessions()))
     async with broker_here() as listener:
@@ -210,7 +210,7 @@ def test_a_clean_stop_keeps_all_that_the_socket_of_a_slow_auto_reader_has_not_ta
 
 
 class StoreThatSeesItsEnd(MemoryStore):
-    """The broker finds a bug of its own while the first batch is being written."""
+    """Store during whose first batch the event loop of the broker raises an error."""
 
     is_applying = False
     loop: ClassVar[asyncio.AbstractEventLoop]

@@ -18,10 +18,10 @@ from truenext.model.limits import BODY_BYTES_MAX, MEMORY_LIMIT_MIN
 from truenext.wire.stomp.frame import Frame
 
 SMALL = pytest.mark.parametrize("options", [("--memory-limit", "128MiB")], ids=["128 MiB"])
-"""A quarter of that is for messages."""
+"""Memory limit, a quarter of which is for messages."""
 BODY_BYTES = 48 * 1024
 MANY = 1500
-"""With such bodies more than twice as much as there is memory for."""
+"""Number of messages that takes more than twice the memory for messages."""
 
 
 def follow(
@@ -36,7 +36,7 @@ def follow(
 
 
 def publish(client: RawClient, first: int, count: int, *, size: int = BODY_BYTES, persistent: bool = False) -> None:
-    """As fast as the broker takes it; returns once it has taken all."""
+    """Send messages to a topic as fast as the broker takes them, and return when it has taken all."""
     for number in range(first, first + count):
         headers = {"destination": "/topic/news", "number": str(number)}
         client.send_frame("SEND", headers | ({"persistent": "true"} if persistent else {}), b"x" * size)
@@ -48,7 +48,7 @@ def numbers_of(messages: list[Frame]) -> list[int]:
 
 
 def receive_numbers(client: RawClient, count: int) -> list[int]:
-    """Numbers of the next messages, each acknowledged as it comes."""
+    """Receive and acknowledge `count` messages, and return their numbers."""
     messages = []
     for _ in range(count):
         messages.append(client.message())
@@ -57,12 +57,12 @@ def receive_numbers(client: RawClient, count: int) -> list[int]:
 
 
 def bytes_on_disk(data: Path) -> int:
-    """Blocks of store and journal that were ever written to, the ballast apart."""
+    """Return the bytes of store and journal on disk, without the ballast."""
     return sum(file.stat().st_blocks * 512 for name in ("lmdb", "journal") for file in (data / name).iterdir())
 
 
 def check_store(broker: BrokerProcess) -> str:
-    """What `truenext store check` says of a sound folder."""
+    """Run `truenext store check`, which must succeed, and return its output."""
     done = completed_text("store", "check", broker.data)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

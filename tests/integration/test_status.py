@@ -22,7 +22,7 @@ from truenext.engine.state.queue import Lane, Queue
 
 
 def status(port: int) -> "subprocess.CompletedProcess[str]":
-    """What the command prints, and its exit status."""
+    """Run `truenext status`."""
     return completed_text("status", "--url", f"stomp://127.0.0.1:{port}")
 
 
@@ -101,7 +101,7 @@ def test_a_broker_that_cannot_be_asked_is_told_from_one_that_is_stuck() -> None:
 
 
 class StuckDispatcher(Dispatcher):
-    """It forgets a queue."""
+    """Dispatcher that forgets a queue."""
 
     def dispatch(self, queue: Queue, deliveries: Deliveries) -> Lane | None:
         return None if queue.name == "forgotten" else super().dispatch(queue, deliveries)

@@ -18,18 +18,18 @@ PAGE = (Path(__file__).parents[2] / "docs" / "stomp.md").read_text()
 END = "^@"
 ELLIPSIS = "..."
 CHOSEN = re.compile(r"\b[A-Z]{2,}\b")
-"""What stands for a value that the broker has chosen."""
+"""Words for values that the broker chooses."""
 
 
 class Shown(NamedTuple):
-    """One frame, as it stands on the page."""
+    """Frame as shown on the page."""
 
     by: str
     lines: list[str]
 
     @property
     def is_cut(self) -> bool:
-        """Its body is left out, too."""
+        """Whether the end of its headers and its body are left out."""
         return self.lines[-1] == ELLIPSIS
 
     @property
@@ -56,7 +56,7 @@ def shown() -> Iterator[Shown]:
 
 
 class Chosen:
-    """What the broker has chosen so far, by the words of the page."""
+    """Values that the broker has chosen so far, by their words on the page."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
@@ -65,7 +65,7 @@ class Chosen:
         return CHOSEN.sub(lambda word: self._values.get(word[0], word[0]), text)
 
     def check(self, text: str, actual: str) -> None:
-        """That this is what the page shows; a word that stands there for the first time is what is said here."""
+        """Check that `actual` matches the page. A word that is new there gets its value from `actual`."""
         text = self.filled_in(text)
         pattern, at = "", 0
         for word in CHOSEN.finditer(text):

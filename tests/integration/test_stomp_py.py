@@ -25,7 +25,7 @@ NACKING_VERSIONS = pytest.mark.parametrize("version", ["1.1", "1.2"])
 
 
 class Client(stomp.ConnectionListener):
-    """A connection made by stomp.py, and what has come over it."""
+    """Connection of stomp.py, and the frames that it has received."""
 
     def __init__(self, port: int, version: str, **options: Any) -> None:
         self.version = version
@@ -73,11 +73,11 @@ class Client(stomp.ConnectionListener):
         return f"receipt-{self._numbers}"
 
     def await_receipt(self, receipt: str) -> None:
-        """It must be the next one."""
+        """Wait for a receipt, which must be the next one."""
         assert self._receipts.get(timeout=PATIENCE_SECONDS) == receipt
 
     def send(self, queue: str, body: str | bytes, **headers: str) -> None:
-        """Returns once the broker has confirmed it."""
+        """Send a message, and return once the broker has confirmed it."""
         receipt = self.new_receipt()
         self.connection.send(f"/queue/{queue}", body, headers=headers | {"receipt": receipt})
         self.await_receipt(receipt)
@@ -95,7 +95,7 @@ class Client(stomp.ConnectionListener):
         return [self.message() for _ in range(count)]
 
     def has_more(self) -> bool:
-        """Whether anything came up to now; what was sent before an answer is there with it."""
+        """Return whether a message has come; messages that were sent before an answer come before it."""
         for _ in range(2):
             self.connection.begin("are we there")
             receipt = self.new_receipt()
@@ -104,7 +104,7 @@ class Client(stomp.ConnectionListener):
         return not self._messages.empty()
 
     def acknowledge(self, message: stomp.utils.Frame, transaction: str | None = None) -> None:
-        """Returns once the broker has confirmed it."""
+        """Send a message, and return once the broker has confirmed it."""
         self._settle(self.connection.ack, message, transaction)
 
     def nack(self, message: stomp.utils.Frame, transaction: str | None = None) -> None:
@@ -116,7 +116,7 @@ class Client(stomp.ConnectionListener):
         self.await_receipt(receipt)
 
     def close(self) -> None:
-        """Say DISCONNECT and wait until stomp.py's threads have ended; otherwise they would connect again."""
+        """Send DISCONNECT and wait until stomp.py's threads have ended; otherwise they would connect again."""
         self.connection.disconnect()
         self.await_end()
 
@@ -142,7 +142,7 @@ Connect = Callable[..., Client]
 
 @pytest.fixture
 def connect(broker: BrokerProcess) -> Iterator[Connect]:
-    """Make a Client that is closed with the test, if not before."""
+    """Function that makes a client, which is closed with the test."""
     clients: list[Client] = []
 
     def new_client(version: str, **options: Any) -> Client:

@@ -20,7 +20,7 @@ from truenext.wire.stomp.frame import Frame
 
 CONCURRENT = ("--store-and-dispatch", "concurrent")
 SMALL = ("--queue-memory-limit", "6KB", "--page-size", "5")
-"""A dozen messages of the race: whether one is in memory changes all the time."""
+"""Memory for a dozen messages of the race: whether one is in memory changes all the time."""
 EITHER = one_of("options", [SMALL, CONCURRENT + SMALL], ids=["durable", "concurrent"])
 ONLY_CONCURRENT = pytest.mark.parametrize("options", [CONCURRENT], ids=["concurrent"])
 
@@ -28,19 +28,19 @@ PRODUCERS = 6
 CONSUMERS = 4
 BURSTS = 25
 BURST = 60
-"""Messages in a row, of one producer."""
+"""Number of messages that a producer sends in a row."""
 SEED = int(os.environ.get("TRUENEXT_SEED", 0)) or random.SystemRandom().randrange(10**9)
 
 
 class Race:
-    """What the threads of a race share."""
+    """Shared state of the threads of a race."""
 
     def __init__(self, broker: BrokerProcess, queue: str, expected: int) -> None:
         self.broker = broker
         self.queue = queue
         self.expected = expected
         self.seen: Counter[str] = Counter()
-        """Identities by how often their acknowledgement was committed."""
+        """Number of committed acknowledgements of each identity."""
         self.failures: list[BaseException] = []
         self.lock = threading.Lock()
 
@@ -84,7 +84,7 @@ class Race:
         return work
 
     def consume(self, name: int) -> Callable[[], None]:
-        """Takes up to ten in one transaction, and commits what it has when nothing comes."""
+        """Return a worker that takes up to ten messages in each transaction, and commits early when none comes."""
         chance = random.Random(SEED - name - 1)
         client = self.broker.connect()
         client.subscribe(self.queue, prefetch=chance.choice([1, 3, 20]))
@@ -132,7 +132,7 @@ def identity(message: Frame) -> str:
 def test_fast_producers_and_fast_transacted_consumers_pass_every_message_on_once(
     own_broker: BrokerProcess, queue: str
 ) -> None:
-    """Memory is so little that every burst leaves it, and every lull brings it back."""
+    """Every burst leaves the small memory, and every lull brings it back."""
     print(f"seed {SEED}")
     names = range(PRODUCERS)
     race = Race(own_broker, queue, PRODUCERS * BURSTS * BURST)
@@ -164,7 +164,7 @@ def test_messages_leave_memory_in_the_race(own_broker: BrokerProcess, queue: str
 
 
 def persistent_in_flight(broker: BrokerProcess, queue: str, body: bytes) -> tuple[RawClient, str]:
-    """Who has sent a persistent message that is not durable, and its receipt."""
+    """Send a persistent message with a receipt while the disk is held. Return the client and the receipt's name."""
     sender = broker.connect()
     receipt = sender.new_receipt()
     sender.send(queue, body, persistent=True, headers={"receipt": receipt})
@@ -219,7 +219,7 @@ def test_without_a_receipt_an_early_message_may_be_lost_although_it_was_seen(
 def test_messages_acknowledged_before_they_are_written_are_confirmed_and_do_not_come_again(
     held_broker: BrokerProcess, queue: str, follows_another: bool
 ) -> None:
-    """A message that only gathers is taken out of its batch; one that the store has already is removed by the next."""
+    """A message of the gathering batch is taken out of it; a message in the store is removed by the next batch."""
     receiver = held_broker.connect()
     receiver.subscribe(queue)
     held_broker.hold_disk()

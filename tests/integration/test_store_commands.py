@@ -19,7 +19,7 @@ def store(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def serve(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A start that does not succeed."""
+    """Run `truenext serve`, which must fail."""
     return completed_text("serve", "--data", data, "--listen", "stomp://127.0.0.1:0", *options)
 
 
@@ -59,7 +59,7 @@ def test_a_broker_hands_out_what_was_saved_of_another_in_its_order(own_broker: B
 
 
 def test_a_broker_that_damage_stops_says_how_to_save_the_rest(own_broker: BrokerProcess, tmp_path: Path) -> None:
-    """Whatever may have been acknowledged comes as redelivered."""
+    """Messages that may have been acknowledged come as redelivered."""
     client = own_broker.connect()
     for number in range(20):
         client.send("orders", b"%d" % number, persistent=True, confirmed=True)
@@ -105,7 +105,7 @@ def send_200(broker: BrokerProcess) -> None:
 
 
 def lose_half(data: Path, *, by: str) -> None:
-    """Half of what was written to the journal."""
+    """Remove the second half of the journal's content."""
     (segment,) = (data / "journal").glob("*.journal")
     content = segment.read_bytes()
     half = content[: len(content.rstrip(b"\0")) // 2]
@@ -113,7 +113,7 @@ def lose_half(data: Path, *, by: str) -> None:
 
 
 def expect_missed(data: Path, what: str, tmp_path: Path) -> None:
-    """Both commands say what is missing and what to do; what is left is saved, and a broker starts on it."""
+    """Check that both commands report the damage and the remedy, and that a broker starts on what was saved."""
     checked = store("check", data)
     assert checked.returncode == 1, checked.stdout
     assert "damaged: journal: " in checked.stdout
@@ -177,7 +177,7 @@ def test_a_journal_that_lost_its_end_after_a_kill_is_damaged_if_the_history_tell
 
 
 def test_check_of_a_store_with_gaps_in_its_history_reports_no_damage(own_broker: BrokerProcess) -> None:
-    """Deleted, switched off for a run, and on again; each run ended by a kill."""
+    """The history is deleted, switched off for a run, and on again; each run ends by a kill."""
     own_broker.options = ("--no-history",)
     for number in range(5):
         send_200(own_broker)
@@ -192,7 +192,7 @@ def test_check_of_a_store_with_gaps_in_its_history_reports_no_damage(own_broker:
 
 
 def test_a_journal_that_lost_all_of_the_last_run_is_damaged(own_broker: BrokerProcess) -> None:
-    """It ends with the clean stop of the run before, as if nothing had come behind it."""
+    """The journal ends with the clean stop of the run before."""
     own_broker.stop()
     (segment,) = (own_broker.data / "journal").glob("*.journal")
     before = segment.read_bytes()
@@ -206,7 +206,8 @@ def test_a_journal_that_lost_all_of_the_last_run_is_damaged(own_broker: BrokerPr
 
 
 def test_check_takes_a_zeroed_end_after_a_kill_without_history_for_a_torn_tail(tmp_path: Path) -> None:
-    """A kill, and no history: the first batch of the run must be there, and how many came behind it nobody knows."""
+    """After a kill without history only the first batch of the run must be there; the number of later ones is
+    unknown."""
     broker = BrokerProcess(tmp_path, ("--no-history",))
     broker.start()
     try:

@@ -175,7 +175,7 @@ def test_truenext_headers_on_connect_need_stomp_1_2(broker: BrokerProcess) -> No
 
 
 def test_unsent_messages_of_an_auto_subscription_come_to_the_new_connection(broker: BrokerProcess, queue: str) -> None:
-    """The old one has read nothing; what its socket has taken counts as acknowledged."""
+    """The old client has read nothing; messages that its socket has taken count as acknowledged."""
     count = 5000
     old = broker.connect(headers=numbered(1), receive_buffer=4096)
     old.subscribe(queue, ack="auto", prefetch=None)

@@ -26,7 +26,7 @@ KEEP_OPEN = {"truenext-keep-open": "true"}
 
 
 class Clients:
-    """Of one broker; closed at the end."""
+    """Clients of a test, closed at its end."""
 
     def __init__(self) -> None:
         self._all: list[RawClient] = []
@@ -59,7 +59,7 @@ def session_of(client: RawClient) -> str:
 
 
 def is_silent(client: RawClient, seconds: float = 0.1) -> bool:
-    """Nothing comes for so long, not even the end."""
+    """Return whether neither bytes nor the end of the connection come within `seconds`."""
     try:
         client.read(seconds)
     except TimeoutError:
@@ -72,7 +72,7 @@ def open_files() -> set[str]:
 
 
 def lost(client: RawClient) -> bool:
-    """The connection ends, and nothing is said before."""
+    """Return whether the connection ends without another frame."""
     try:
         client.next_frame(5)
     except (EOFError, ConnectionError):
@@ -342,7 +342,7 @@ def test_faults_refuse_an_argument_that_is_no_connection(broker: BlockingBroker,
 
 
 def test_a_queue_is_named_without_its_kind(broker: BlockingBroker) -> None:
-    """What was asked for was the queue "/queue/orders", which is always empty."""
+    """Regression: the contents were those of a queue named "/queue/orders", which is always empty."""
     for name in ("/queue/orders", "/topic/orders", "queue/orders", "queue://orders"):
         with pytest.raises(ValueError, match="name the queue alone, 'orders'"):
             broker.queue(name)
@@ -765,7 +765,7 @@ class BodyFailed(Exception):
 
 
 def wreck(broker: BlockingBroker, clients: Clients) -> None:
-    """Leave as much as possible to be tidied up."""
+    """Leave clients, faults and transactions for the broker to clean up."""
     broker.slow_disk(600)
     client, frozen = clients.connect(broker.url, "10000,10000"), clients.connect(broker.url)
     frozen.subscribe("orders")
@@ -857,7 +857,7 @@ def test_with_a_broker(truenext_broker):
 
 
 def pytest_output(folder: Path) -> str:
-    """Of test_it.py there."""
+    """Run pytest on test_it.py of a folder, and return its output."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "pytest_truenext", "-p", "no:cacheprovider", "test_it.py"],
         cwd=folder,

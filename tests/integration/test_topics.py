@@ -198,7 +198,7 @@ def test_an_ended_subscription_leaves_nothing_on_disk_whatever_it_held(own_broke
 
 
 def test_a_durable_subscription_may_end_in_one_breath_with_what_is_sent_to_it(own_broker: BrokerProcess) -> None:
-    """Its history was not written down yet: a broker that had one ended."""
+    """Regression: the broker, if it had a history, ended as the event was not written yet."""
     reader = known(own_broker)
     follow(reader, "/topic/news", headers={"durable": "true"})
     reader.unsubscribe("1")

@@ -22,7 +22,7 @@ ATTEMPTS_MAX = 7
 
 
 def fill(broker: BrokerProcess, queue: str, count: int) -> None:
-    """Persistent and transient in turn."""
+    """Send messages, persistent and transient in turn."""
     sender = broker.connect()
     for number in range(count):
         sender.send(queue, b"%d" % number, persistent=number % 2 == 0)
@@ -75,7 +75,7 @@ def acknowledging(
     login: dict[str, str] | None = None,
     heart_beat: str = "0,0",
 ) -> RawClient:
-    """A client that has acknowledged so many messages in a transaction."""
+    """Return a client that has acknowledged `count` messages in a transaction."""
     reader = broker.connect(headers=login, heart_beat=heart_beat)
     reader.subscribe(queue, prefetch=count)
     messages = reader.messages(count)

@@ -22,7 +22,7 @@ NAMES = 200
 
 
 class Clock:
-    """Of a broker that runs in the test's process."""
+    """Clock of a broker that runs in the test's process."""
 
     def __init__(self) -> None:
         self.ahead_us = 0
@@ -30,7 +30,7 @@ class Clock:
 
 @contextmanager
 def clock() -> Iterator[Clock]:
-    """It goes ahead as a test says."""
+    """Let the test put the broker's clock forward during the block."""
     ahead = Clock()
     tick = CommitState.tick
 
@@ -49,7 +49,7 @@ def known(port: int) -> RawClient:
 
 
 def use(port: int, names: range) -> None:
-    """Each once: something is sent to it, taken and acknowledged."""
+    """Send to each queue once, and receive and acknowledge the message."""
     client = known(port)
     for number in names:
         client.send(f"name.{number}", b"%d" % number, persistent=number % 2 == 0, confirmed=True)
@@ -123,7 +123,7 @@ def test_a_pattern_subscription_gets_messages_of_queues_that_were_removed_and_ma
 
 
 def test_a_queue_that_has_gone_is_there_again_after_a_kill_and_nothing_is_damaged(own_broker: BrokerProcess) -> None:
-    """What is made and is empty goes in a minute; a broker that is killed before finds it, as it was, and starts."""
+    """An empty queue is removed after a minute; a broker that was killed before finds it as it was."""
     client = own_broker.connect()
     for number in range(50):
         client.send(f"name.{number}", b"m", persistent=True, confirmed=True)

@@ -19,7 +19,7 @@ EVICTED = one_of(
 
 
 def fill(client: RawClient, queue: str, count: int) -> list[tuple[int, int, str]]:
-    """Messages in three queues, of all priorities: the negative priority, number and address of each."""
+    """Send messages of all priorities to three queues. Return the negative priority, number and address of each."""
     keys = []
     for number in range(count):
         address, priority = f"/queue/{queue}.{'abc'[number * 7 % 3]}", number * 3 % 10

@@ -55,7 +55,7 @@ AMID_TRAFFIC = pytest.mark.usefixtures("traffic")
 
 @contextmanager
 def traffic_on(broker: BrokerProcess, queue: str) -> Iterator[None]:
-    """Others send, receive and hold messages meanwhile; nothing that happens may be noticed by them."""
+    """Let other clients send, receive and hold messages during the block; they must not be disturbed."""
     sender, receiver, holder = broker.connect(), broker.connect(), broker.connect()
     held_queue = f"{queue}.held"
     for number in range(4):
@@ -112,7 +112,8 @@ def traffic(broker: BrokerProcess, new_queue: Callable[[], str]) -> Iterator[Non
 
 
 def expect_error(client: RawClient, fault: str) -> Frame:
-    """The connection ends with an ERROR whose `message` header names the fault, and whose body says no less."""
+    """Check that the connection ends with an ERROR whose `message` header contains `fault`, and whose body contains
+    that header."""
     error = client.error()
     summary = error.headers["message"]
     assert fault in summary
@@ -127,7 +128,7 @@ def connect_frame(version: str = "1.2", **headers: str) -> bytes:
 
 
 def by_fault(value: object) -> str:
-    """Names a case by what is wrong with it, not by its bytes."""
+    """Name a case by its fault, not by its bytes."""
     return value if isinstance(value, str) else ""
 
 
@@ -545,7 +546,7 @@ def test_a_destination_may_not_hold_what_breaks_lines(broker: BrokerProcess) -> 
 def test_a_client_that_takes_no_frame_before_the_line_feed_behind_its_nul_gets_everything(
     broker: BrokerProcess, queue: str
 ) -> None:
-    """As PHP's stomp extension does it."""
+    """PHP's stomp extension reads so."""
     client = broker.connect(sends_connect=False)
 
     def frame(command: bytes) -> bytes:
@@ -656,7 +657,7 @@ def test_a_client_that_reads_its_receipts_late_gets_them_all_in_order(broker: Br
 
 
 def frames_of_everything(rng: random.Random, queue: str) -> list[bytes]:
-    """One frame of each kind, all of them right."""
+    """Return one valid frame of each kind."""
     to, temporary = {"destination": f"/queue/{queue}"}, "/temp-queue/t"
     frames = [
         Frame("SUBSCRIBE", to | {"id": "1", "ack": rng.choice(["auto", "client", "client-individual"])}),
@@ -678,7 +679,7 @@ def frames_of_everything(rng: random.Random, queue: str) -> list[bytes]:
 
 
 def garbage(rng: random.Random, queue: str) -> bytes:
-    """What might come from a client: anything from noise to a conversation that is almost right."""
+    """Return bytes of a broken client: noise, or a dialogue that is almost right."""
     if rng.random() < 0.15:
         return rng.randbytes(rng.randrange(1, 3000))
     start = connect_frame(rng.choice(["1.0", "1.1", "1.2", "1.2", "1.2"]), heart_beat=rng.choice(["0,0", "250,250"]))
@@ -826,7 +827,7 @@ def test_a_broker_that_was_suspended_does_not_end_clients_for_missing_heart_beat
 
 
 def assert_nothing_received(broker: BrokerProcess, client: RawClient) -> None:
-    """The broker has done all it can, and has said nothing to this client."""
+    """Check that the client gets no frame once the broker has handled all it can."""
     assert broker.connect().arrived() == []
     with pytest.raises(TimeoutError):
         client.next_frame(0.05)
@@ -951,7 +952,7 @@ def test_a_version_that_is_not_known_is_refused_with_those_that_are(broker: Brok
 def test_frames_behind_connect_are_read_by_the_version_that_it_agrees_on(
     broker: BrokerProcess, queue: str, version: str, piece: int
 ) -> None:
-    """In one packet, or byte by byte."""
+    """The frames come in one packet, or byte by byte."""
     note = r"a\\b" if version != "1.0" else r"a\b"
     line_end = "\r\n" if version == "1.2" else "\n"
     sent_data = [
@@ -1208,12 +1209,12 @@ def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker:
 
 
 def truenext(*arguments: str, sent_data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the command to its end."""
+    """Run a command to its end."""
     return completed(*arguments, stdin_bytes=sent_data)
 
 
 def failed(*arguments: str, status: int = 1, sent_data: bytes = b"") -> str:
-    """What the command says when it fails, which is one line."""
+    """Run a command that must fail with `status`, and return its message of one line."""
     ended = truenext(*arguments, sent_data=sent_data)
     assert ended.returncode == status, ended
     complaint = ended.stderr.decode()
@@ -1224,7 +1225,7 @@ def failed(*arguments: str, status: int = 1, sent_data: bytes = b"") -> str:
 
 @contextmanager
 def serving(*arguments: str, listeners: int = 1) -> Iterator[list[str]]:
-    """A broker that says where it listens; must stop cleanly."""
+    """Run `truenext serve`, which must stop cleanly, and return the URLs of its listeners."""
     command = dying_with_us([TRUENEXT, "serve", *arguments])
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
@@ -1374,7 +1375,7 @@ def test_a_disk_that_is_broken_at_the_start_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["ActiveMQ/5.18.3", "our broker: \u20ac\\c"])
 @pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
 def test_a_broker_says_the_name_it_was_given(name: str, version: str) -> None:
-    """The headers of CONNECTED are escaped in no version."""
+    """The headers of CONNECTED are not escaped in any version."""
     with serving("--memory", "--listen", "stomp://127.0.0.1:0", "--server-name", name) as (url,):
         client = RawClient(int(url.rpartition(":")[2]))
         assert client.send_connect(version, "0,0").headers["server"] == name
@@ -1526,7 +1527,7 @@ async def connect_once(url: str) -> None:
 
 @contextmanager
 def answering(first: bytes) -> Iterator[str]:
-    """A server that says these bytes, and nothing else."""
+    """Run a server that sends these bytes to each client, and nothing else."""
     accepted: list[socket.socket] = []
 
     def answer() -> None:
