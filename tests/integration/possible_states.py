@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Seen:
-    """One dispatch that the client knows of."""
+    """Dispatch that the client knows of."""
 
     ack: str
-    """Names the dispatch."""
+    """Name of the dispatch."""
     letter: str
     subscription: str
     round: int
@@ -23,17 +23,17 @@ class Seen:
 
 @dataclass
 class PossibleState:
-    """What is in the broker while nobody holds anything."""
+    """Contents of the broker while no client holds a message."""
 
     waiting: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    """By letter, its attempts, and whether the last one was a lost connection."""
+    """Attempts by letter, and whether the last one was a lost connection."""
     out: frozenset[str] = frozenset()
-    """What is in the other queue."""
+    """Letters in the other queue."""
     sends: int = 0
-    """The highest number of a SEND, and of a COMMIT."""
+    """Highest number of a SEND, and in `commits` of a COMMIT."""
     commits: int = 0
     unseen_attempts: int = 0
-    """So many letters that the client never saw have one attempt more than is written here, at most."""
+    """Largest number of letters that the client never saw and that have one attempt more than `waiting` says."""
 
     def copy(self) -> "PossibleState":
         return PossibleState(dict(self.waiting), self.out, self.sends, self.commits, self.unseen_attempts)
@@ -45,7 +45,8 @@ class PossibleState:
         self.waiting[letter] = (self.waiting[letter][0] + 1, lost)
 
     def expects(self, letter: str, attempts: int, *, lost: bool | None, others: int = 0) -> bool:
-        """Could the letter have come with so many attempts, `others` of which were added on this connection?"""
+        """Return whether the letter may have come with so many attempts, `others` of which were added on this
+        connection."""
         if letter not in self.waiting:
             return False
         known, known_lost = self.waiting[letter]
@@ -59,26 +60,27 @@ class PossibleState:
 @dataclass
 class Transaction:
     counts_all: bool = True
-    """Its BEGIN has not said that it counts what it NACKs and nothing else."""
+    """Whether its end counts all its letters, not its NACKs alone."""
     acknowledged: list[str] = field(default_factory=list)
     nacked: list[str] = field(default_factory=list)
     sent: list[tuple[str, bool]] = field(default_factory=list)
     """Letters, and whether they go to the other queue."""
 
     def failed(self) -> list[str]:
-        """What its end counts an attempt for, if that is no COMMIT and asks for no less."""
+        """Return the letters that count an attempt when the transaction ends without COMMIT, and without a request to
+        count less."""
         return self.nacked + (self.acknowledged if self.counts_all else [])
 
 
 @dataclass
 class Life:
-    """A world, and one connection in it."""
+    """State of one world, and one connection in it."""
 
     state: PossibleState
     seen: list[Seen]
-    """In the order of dispatch, of each subscription."""
+    """Dispatches, in order for each subscription."""
     ended: set[str] = field(default_factory=set)
-    """Dispatches, by their names."""
+    """Names of dispatches that the client no longer holds."""
     started: list[str] = field(default_factory=list)
     transactions: dict[str, Transaction] = field(default_factory=dict)
 
@@ -94,7 +96,7 @@ class Life:
             self.state.fail(letter)
 
     def lose(self, subscriptions: Iterable[str], *, names_begun: bool, is_exempt: bool) -> PossibleState:
-        """The connection is lost."""
+        """Return the state after the loss of the connection."""
         state = self.state
         if is_exempt:
             return state
@@ -118,7 +120,7 @@ class Life:
 
 
 class Operation:
-    """What a client has asked for, outside of questions."""
+    """Operation of a client, without control requests that only ask."""
 
     def do(self, life: Life) -> None:
         raise NotImplementedError
@@ -152,7 +154,7 @@ class Acknowledge(Operation):
     is_nack: bool = False
     transaction: str | None = None
     started: str | None = None
-    """The dispatch that the program has next."""
+    """Dispatch that the program starts next."""
 
     def do(self, life: Life) -> None:
         letters = [life.letter(ack) for ack in self.acks]
@@ -172,7 +174,7 @@ class Acknowledge(Operation):
 
 @dataclass
 class NackAfterAll(Operation):
-    """A NACK of what its transaction has acknowledged."""
+    """NACK of a message that its transaction has acknowledged."""
 
     letter: str
     transaction: str
@@ -230,7 +232,7 @@ class Started(Operation):
 @dataclass
 class Release(Operation):
     round: int
-    """The round that begins with it."""
+    """Round that begins with the release."""
     subscriptions: list[str]
     keep: list[str]
     abort: str | None
@@ -246,7 +248,7 @@ class Release(Operation):
 
 @dataclass
 class NoOp(Operation):
-    """Anything that changes no message."""
+    """Operation that changes no message."""
 
     def do(self, life: Life) -> None:
         pass

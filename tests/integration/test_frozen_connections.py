@@ -45,7 +45,7 @@ FREEZES = int(os.environ.get("TRUENEXT_FREEZES", "40"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 
 PATIENCE = 0.01
-"""Seconds for which the client waits for a network that stands still."""
+"""Seconds that the client waits for a frozen network."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Letter:
     priority: int
     persistent: bool
     written: int
-    """When, on the test's clock of events; for what is sent in a transaction its COMMIT."""
+    """Time of its SEND, or of the COMMIT of its transaction, on the test's clock of events."""
     confirmed: int | None = None
     number: int | None = None
     sequence: int | None = None
@@ -67,16 +67,16 @@ class Letter:
 
 @dataclass
 class OrderCheck:
-    """The first messages that a subscription got while nobody else did anything."""
+    """First messages that a subscription got while no other client acted."""
 
     subscription: str
     states: list[tuple[PossibleState, frozenset[str]]]
-    """What waited in each."""
+    """Possible states, with the letters that waited in each."""
     got: list[str] = field(default_factory=list)
 
 
 class Case:
-    """One client through all its connections, and what may be in the broker because of it."""
+    """Client with all its connections, and the possible states of the broker after its actions."""
 
     def __init__(self, seed: str, queue: str, proxy: FreezingProxy, other: "Other") -> None:
         self.chance = random.Random(seed)
@@ -208,7 +208,7 @@ class Case:
         return self.connection
 
     def freezing(self) -> tuple[int, int]:
-        """How many bytes pass each way."""
+        """Return the numbers of bytes that pass in each direction before it freezes."""
         chance = self.chance
 
         def some() -> int:
@@ -260,7 +260,7 @@ class Case:
         self.states = list({state.identity(): state for state in self.states}.values())
 
     def note(self, frame: Frame) -> str:
-        """Whatever a message says that does not depend on worlds."""
+        """Check the parts of a message that do not depend on the possible states, and return its letter."""
         name = frame.body.split(b" ", 1)[0].decode()
         letter = self.letters[name]
         sequence = int(frame.headers["truenext-sequence"])
@@ -313,7 +313,7 @@ class Case:
 
 
 class Connection:
-    """One connection of the client."""
+    """Connection of the client."""
 
     def __init__(self, case: Case, raw: RawClient, link: Link, *, names_begun: bool) -> None:
         self.case = case
@@ -324,32 +324,32 @@ class Connection:
         self.frames = 1
         self.operations: list[Operation] = []
         self.carried_out = 0
-        """So many of the operations were, at least."""
+        """Smallest number of operations that the broker has carried out."""
         self.receipts: dict[str, tuple[int, Callable[[bool], None] | None]] = {}
         self.refusals: dict[int, Callable[[], None]] = {}
-        """By the place of their frames: those that may be refused."""
+        """Handlers of possible refusals, by the number of the refused frame."""
         self.seen: list[Seen] = []
         self.available: list[Seen] = []
-        """What the client holds, by what it knows."""
+        """Dispatches that the client holds, as far as it knows."""
         self.subscriptions: dict[str, str] = {}
-        """With their modes."""
+        """Acknowledgement modes by subscription."""
         self.pulls = False
         self.round = 0
         self.rounds: dict[str, int] = {}
-        """The last one that began for a subscription."""
+        """Last round of each subscription."""
         self.transactions: dict[str, list[str]] = {}
-        """What was acknowledged in each."""
+        """Dispatches that were acknowledged or nacked in each transaction."""
         self.uncommitted: dict[str, list[str]] = {}
-        """What was sent in each."""
+        """Letters that were sent in each transaction."""
         self.counting_nacks: set[str] = set()
-        """Those of which an end counts what they NACKed and nothing else."""
+        """Transactions that count their NACKs alone."""
         self.names = 0
         self.sent: dict[str, tuple[int, int | None]] = {}
-        """Letters that were sent here, with operation and number."""
+        """Letters that were sent on this connection, with operation and number."""
         self.failures: dict[str, int] = {}
-        """Attempts that were added here."""
+        """Attempts that were added on this connection, by letter."""
         self.requeued: dict[str, int] = {}
-        """The operation that gave it back last."""
+        """Number of operations when a letter was requeued last."""
         self.check: OrderCheck | None = None
         self.quiet_since: float | None = None
 
@@ -407,7 +407,7 @@ class Connection:
             self.handle(frame)
 
     def seems_frozen(self) -> bool:
-        """Nothing has come for a while, and the network stands still."""
+        """Return whether the network is frozen and no frame has come for a while."""
         if not self.link.is_frozen:
             self.quiet_since = None
             return False
@@ -494,7 +494,7 @@ class Connection:
     # ---- Looks ----
 
     def start_check(self, subscription: str, missing: set[str]) -> None:
-        """From here on the subscription gets what is next of all but `missing`."""
+        """Start to check the order of a subscription, which gets the true next of all letters but `missing`."""
         states = []
         for state in self.case.states:
             repeated = {letter for letter, (_, number) in self.sent.items() if number is None or number > state.sends}
@@ -511,7 +511,7 @@ class Connection:
     # ---- The beginning ----
 
     def resume(self) -> bool:
-        """Repeat what was not confirmed, and subscribe again; False if the network stands still."""
+        """Repeat unconfirmed frames, and subscribe again. Return False if the network is frozen."""
         case = self.case
         resolves = self.chance.random() < 0.5
         for send in list(case.to_repeat):
@@ -563,7 +563,7 @@ class Connection:
         )
 
     def settle(self, commit: Commit) -> None:
-        """Ask what became of it; if nothing so far, nothing ever will."""
+        """Resolve a COMMIT in doubt."""
         case, number = self.case, commit.number
         assert number is not None
         answer = case.other.control_request({"producer": case.producer, "commit": number, "resolve": True})
@@ -684,7 +684,7 @@ class Connection:
             self.fails(covered)
 
     def change_mind(self) -> None:
-        """It refuses what its transaction has acknowledged; in `client` mode a NACK would cover others."""
+        """NACK a message that its transaction has acknowledged. In `client` mode the NACK would cover others."""
         name = self.any_transaction()
         acks = [
             ack[1:]
@@ -730,7 +730,7 @@ class Connection:
         self.fails([self.of(ack[1:]) for ack in self.transactions.pop(name) if ack[0] == "-"])
 
     def forget(self, name: str, counted: str) -> None:
-        """The transaction was aborted."""
+        """Record that a transaction was aborted."""
         for ack in self.transactions.pop(name):
             seen = self.of(ack[1:])
             if (counted == "all" and name not in self.counting_nacks) or ack[0] == "-":
@@ -779,7 +779,7 @@ class Connection:
             self.check_after_release(missing)
 
     def operations_that_send(self) -> bool:
-        """Then what waits is more than what did when the connection began."""
+        """Return whether operations may have added letters since the connection began."""
         return any(isinstance(each, (Send, Acknowledge, Commit)) for each in self.operations)
 
     def check_after_release(self, missing: set[str]) -> None:
@@ -798,7 +798,8 @@ class Connection:
         self.case.connection = None
 
     def is_over(self, exempt: set[bool]) -> None:
-        """A beginning of what was said was carried out, and then the connection was lost."""
+        """Compute the possible states after the loss of the connection: the broker has carried out a first part of the
+        operations."""
         self.end_check()
         states: dict[object, PossibleState] = {}
         for state in self.case.states:
@@ -812,7 +813,7 @@ class Connection:
         self.case.states = list(states.values())
 
     def speak_too_late(self) -> None:
-        """Nobody may hear any of this."""
+        """Send frames that the broker must not carry out."""
         case, chance, raw = self.case, self.chance, self.raw
         destination = f"/queue/{case.queue}"
         with contextlib.suppress(OSError):
@@ -828,7 +829,7 @@ class Connection:
 
 
 class Other:
-    """Connections that never freeze, for all cases: sends from outside, asks, and takes what is left."""
+    """Client that never freezes, for all cases: it sends from outside, asks, and takes the remaining messages."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
@@ -842,7 +843,7 @@ class Other:
         )
 
     def flush(self) -> None:
-        """Whatever anybody has sent before is durable, and visible."""
+        """Wait until all earlier sends of all clients are durable and visible."""
         self.client.send("barrier", b"", persistent=True, confirmed=True, headers={"truenext-ttl": "1"})
 
     def control_request(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -863,7 +864,7 @@ class Other:
 
 @pytest.fixture
 def patient_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """Whoever fails is tried again at once, for ever."""
+    """Broker that dispatches failed messages again at once, up to 1000 attempts."""
     broker = BrokerProcess(tmp_path, policy={"delay_ms": 0, "attempts_max": 1000})
     try:
         broker.start()

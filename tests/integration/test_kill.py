@@ -29,19 +29,19 @@ SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randra
 
 QUEUES = ["a", "b"]
 OUT = "out"
-"""Where what was worked on in a transaction goes."""
+"""Queue for the results of transactions."""
 ALL_QUEUES = [*QUEUES, OUT, "DLQ.a", "DLQ.b"]
 BACKLOG_MAX = 3000
-"""Producers slow down while about so many messages wait."""
+"""Number of waiting messages, roughly, from which on producers slow down."""
 CRASHES = 0.002
-"""How often a consumer crashes, by message."""
+"""Share of the messages at which a consumer crashes."""
 CONNECTION_LOST = (OSError, EOFError)
-"""How a client notices that the broker was killed."""
+"""Errors by which a client notices that the broker was killed."""
 
 
 @dataclass
 class Letter:
-    """One message, as its producer knows it."""
+    """Message as its producer knows it."""
 
     identity: str
     queue: str
@@ -49,15 +49,15 @@ class Letter:
     persistent: bool
     cycle: int
     source: str
-    """Who sent it; the order of one source's letters of one queue and priority is that of their numbers."""
+    """Its sender. Letters of one source, queue and priority come in the order of their numbers."""
     number: int
     confirmed: bool = False
     forbidden: bool = False
-    """Its transaction was rolled back: nobody may ever see it."""
+    """Whether its transaction was rolled back, so that no client may see it."""
     acknowledgement_tried: bool = False
-    """Somebody has asked the broker to forget it, with or without an answer."""
+    """Whether a client has sent an acknowledgement, answered or not."""
     done: bool = False
-    """The broker has confirmed that it will not come again."""
+    """Whether the broker has confirmed its acknowledgement."""
     cycles_seen: list[int] = field(default_factory=list)
 
 
@@ -70,7 +70,7 @@ class Transaction:
 
 @dataclass
 class Work:
-    """Messages taken and others sent on in one transaction, of whose COMMIT nothing was heard."""
+    """Received and sent messages of one transaction whose COMMIT was not answered."""
 
     cycle: int
     received: list[Letter]
@@ -78,22 +78,22 @@ class Work:
 
 
 class Ledger:
-    """Everything that was said and seen. Guarded by `lock`, as all threads write into it."""
+    """Record of all sends and deliveries. Guarded by `lock`, as all threads write into it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.cycle = 0
         self.letters: dict[str, Letter] = {}
         self.sequence_of: dict[tuple[str, str], int] = {}
-        """Sequence of a letter in a queue; a dead letter has another one there."""
+        """Sequence of a letter by queue; in the dead-letter queue it has another."""
         self.sequences: dict[int, tuple[str, str]] = {}
         self.blocks: list[list[Letter]] = []
-        """Transactions that were committed."""
+        """Letters of each committed transaction."""
         self.unresolved: list[Transaction] = []
         self.unknown_work: list[Work] = []
         self.failures: list[BaseException] = []
         self.waiting = 0
-        """Roughly."""
+        """Number of waiting messages, roughly."""
         self._numbers: dict[str, int] = defaultdict(int)
 
     def write(self, source: str, queue: str, priority: int, *, persistent: bool) -> Letter:
@@ -105,7 +105,7 @@ class Ledger:
         return letter
 
     def seen(self, message: Frame) -> Letter:
-        """Take note of a delivery; whatever is wrong with it by itself is found here."""
+        """Record a delivery, and check what can be checked of it alone."""
         letter = self.letters[identity_of(message.body)]
         queue = message.headers["destination"].removeprefix("/queue/")
         sequence = int(message.headers["truenext-sequence"])
@@ -143,7 +143,7 @@ def identity_of(body: bytes) -> str:
 
 
 class Worker:
-    """One connection and thread, until the broker is gone."""
+    """Thread with one connection, which ends with the broker."""
 
     def __init__(self, ledger: Ledger, connect: Callable[[], RawClient], seed: str) -> None:
         self.ledger = ledger
@@ -187,7 +187,7 @@ class Worker:
 
 
 class Producer(Worker):
-    """Sends plain messages of both kinds, some with receipts, several of them outstanding."""
+    """Producer of plain messages of both kinds, some with receipts, several of them outstanding."""
 
     def work(self) -> None:
         outstanding: list[tuple[str, list[Letter]]] = []
@@ -212,7 +212,7 @@ class Producer(Worker):
 
 
 class NumberedProducer(Worker):
-    """Sends numbered messages, and after a crash once more all that were not confirmed."""
+    """Producer of numbered messages that repeats the unconfirmed ones after a crash."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class NumberedProducer(Worker):
                 self._confirm(outstanding.pop(0))
 
     def finish(self) -> None:
-        """What is not confirmed yet, without anything new."""
+        """Repeat the unconfirmed messages and wait for their receipts."""
         for receipt in [self._send(letter, body) for letter, body in self.unconfirmed]:
             self._confirm(receipt)
 
@@ -252,7 +252,7 @@ class NumberedProducer(Worker):
 
 
 class TransactionalProducer(Worker):
-    """Sends transactions over two queues, with a numbered COMMIT, and aborts some."""
+    """Producer of transactions over two queues, with a numbered COMMIT, some of which are aborted."""
 
     def work(self) -> None:
         client = self.client
@@ -281,7 +281,7 @@ class TransactionalProducer(Worker):
 
 
 class Consumer(Worker):
-    """Acknowledges one by one, some with receipts, and NACKs a few. Crashes and comes back."""
+    """Consumer that acknowledges one by one, some with receipts, and NACKs a few. It crashes and comes back."""
 
     def work(self) -> None:
         while True:
@@ -292,7 +292,7 @@ class Consumer(Worker):
             self.client = self.connect()
 
     def _serve(self) -> None:
-        """Until it crashes."""
+        """Consume until the crash."""
         unanswered: dict[str, Letter] = {}
         newest: dict[tuple[str, int], int] = defaultdict(int)
         while self.chance.random() > CRASHES:
@@ -320,7 +320,8 @@ class Consumer(Worker):
 
 
 class TransactionalConsumer(Worker):
-    """Takes some messages and sends others on, in one transaction; aborts some. Crashes in others and comes back."""
+    """Consumer that receives and sends messages in one transaction. It aborts some transactions, and crashes in
+    others."""
 
     def work(self) -> None:
         while True:
@@ -333,7 +334,7 @@ class TransactionalConsumer(Worker):
             self.client = self.connect()
 
     def _serve(self, name: str) -> bool:
-        """One transaction; False if it crashes."""
+        """Run one transaction. Return False if the consumer is to crash in it."""
         client = self.client
         client.begin(name)
         work = Work(self.ledger.cycle, [], [])
@@ -369,7 +370,7 @@ class TransactionalConsumer(Worker):
 
 
 def settle(ledger: Ledger, transaction: Transaction, *, is_committed: bool) -> None:
-    """It is known now what became of a transaction."""
+    """Record the outcome of a transaction."""
     with ledger.lock:
         ledger.unresolved.remove(transaction)
         if is_committed:
@@ -384,7 +385,7 @@ def settle(ledger: Ledger, transaction: Transaction, *, is_committed: bool) -> N
 
 
 def resolve(broker: BrokerProcess, ledger: Ledger) -> None:
-    """Ask again for every COMMIT that was not answered: it is confirmed, or refused as rolled back."""
+    """Repeat every COMMIT without an answer: it is confirmed, or refused as rolled back."""
     for transaction in list(ledger.unresolved):
         client = broker.connect()
         try:
@@ -398,7 +399,8 @@ def resolve(broker: BrokerProcess, ledger: Ledger) -> None:
 
 
 def browse_all(broker: BrokerProcess, ledger: Ledger, *, consumes: bool) -> int:
-    """Read all queues with one consumer each, in order, and leave or take everything."""
+    """Read all queues with one consumer each, check their order, and leave or take all messages. Return their
+    number."""
     count = 0
     facts = broker.queues()
     for queue in ALL_QUEUES:
@@ -428,7 +430,7 @@ def browse_all(broker: BrokerProcess, ledger: Ledger, *, consumes: bool) -> int:
 
 
 def check_that_nothing_is_missing(ledger: Ledger) -> None:
-    """After all queues were looked through: what was confirmed, or seen before, and that nobody took, was there."""
+    """Check that all messages that were confirmed or seen, and not acknowledged, are in the queues just read."""
     for letter in ledger.letters.values():
         if not letter.persistent or letter.acknowledgement_tried:
             continue
@@ -437,7 +439,8 @@ def check_that_nothing_is_missing(ledger: Ledger) -> None:
 
 
 def check_work(ledger: Ledger) -> None:
-    """Of work whose COMMIT was not answered, either all has happened or nothing. To be asked when all was seen."""
+    """Check that transactions without an answer happened as a whole or not at all. To be called when all queues were
+    read."""
     for work in ledger.unknown_work:
         outcomes = {bool(letter.cycles_seen) for letter in work.sent_on}
         # A transient message went with the kill, in either case.
@@ -446,7 +449,8 @@ def check_work(ledger: Ledger) -> None:
 
 
 def check_sequences(ledger: Ledger) -> None:
-    """What one producer sent stands in the order in which it was sent, transactions without gaps."""
+    """Check that the sequences of each producer's letters are in the order of its sends, and that transactions have no
+    gaps."""
     last: dict[tuple[str, str, int, int], tuple[int, Letter]] = {}
     for letter in sorted(ledger.letters.values(), key=lambda letter: letter.number):
         sequence = ledger.sequence_of.get((letter.queue, letter.identity))

@@ -27,12 +27,12 @@ ROLLBACKS = int(os.environ.get("TRUENEXT_ROLLBACKS", "40"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 
 PULLS = 0
-"""As a window."""
+"""Window that stands for a pulling subscription."""
 BACKLOG_MAX = 100
 
 
 class Stream:
-    """One connection that sends all the time. What it sends is numbered in the order of its sequences."""
+    """Connection that sends all the time, and numbers its messages in the order of their sequences."""
 
     def __init__(self, broker: BrokerProcess, queue: str, chance: random.Random) -> None:
         self._client = broker.connect()
@@ -43,9 +43,9 @@ class Stream:
         self.error: BaseException | None = None
         self.priorities: list[int] = []
         self.confirmed = 0
-        """So many are durable, if they have to be, and visible."""
+        """Number of messages that are visible, and durable if they are persistent."""
         self.done = 0
-        """So many have been taken for good."""
+        """Number of messages that were taken for good."""
 
     def start(self) -> None:
         self._thread.start()
@@ -87,7 +87,7 @@ class Stream:
 
 
 class Session:
-    """One connection that reads, with the buffer of a client."""
+    """Connection that reads, with the buffer of a client."""
 
     def __init__(self, case: "Case", name: str) -> None:
         self.case = case
@@ -96,14 +96,14 @@ class Session:
         self.secret = ""
         self.arrived: deque[Frame] = deque()
         self.buffer: dict[int, Frame] = {}
-        """In the order of dispatch: what was not handed out."""
+        """Messages that were not handed out, in the order of dispatch."""
         self.started: set[int] = set()
-        """Of these."""
+        """Messages of the buffer that are started."""
         self.transaction: dict[int, Frame] = {}
         self.nacked: set[int] = set()
         self.round = 0
         self.sure: set[int] = set()
-        """What waited for certain when the round began, and has not come since."""
+        """Messages that certainly waited when the round began, and have not come since."""
         self.is_suspended = False
         self.requested = 0
         self.connect({})
@@ -143,7 +143,7 @@ class Session:
         self.requested = 0
 
     def start_round(self) -> None:
-        """All that is confirmed comes now in order, but for what others hold."""
+        """Begin a round, in which all confirmed messages come in order, without those that other sessions hold."""
         case = self.case
         # What others have given back is back once their connections answer something.
         held = case.held_by_others(self)
@@ -179,7 +179,7 @@ class Session:
         self.buffer[number] = frame
 
     def collect(self) -> set[int]:
-        """All that the session holds, looked at in detail or not."""
+        """Return the numbers of all messages that the session holds."""
         self.arrived.extend(self.client.arrived())
         new = {int(frame.body) for frame in self.arrived if self.is_held(frame)}
         return new | self.buffer.keys() | self.transaction.keys()
@@ -193,7 +193,7 @@ class Session:
         return "truenext-unused" not in frame.headers and int(frame.headers["truenext-round"]) >= self.round
 
     def await_something(self) -> None:
-        """The true next message comes, if there is one for certain that nobody else holds."""
+        """Wait for the true next message, if one certainly waits that no other session holds."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not self.buffer:
             self.pull()
@@ -205,7 +205,7 @@ class Session:
     # ---- What it does ----
 
     def deliver(self) -> None:
-        """The first of the buffer, to a program that acknowledges it, or says that it failed."""
+        """Hand out the first message of the buffer; the program acknowledges or nacks it."""
         case, chance = self.case, self.case.chance
         number = min(self.buffer, key=case.stream.key)
         frame = self.buffer[number]
@@ -242,7 +242,7 @@ class Session:
         self.client.begin("t")
 
     def roll_back(self) -> None:
-        """In one request, some of the buffer kept at times."""
+        """Roll back in one request, which keeps some of the buffer at times."""
         case, chance = self.case, self.case.chance
         case.returns(self)
         counted = chance.choice(["all", "nacked"])
@@ -273,7 +273,7 @@ class Session:
         self.pull()
 
     def close(self) -> None:
-        """The connection ends instead, in one of the ways that a client knows to be over."""
+        """End the connection instead, in one of the ways that a client knows to be over."""
         case, chance = self.case, self.case.chance
         self.read()
         case.returns(self)
@@ -299,7 +299,7 @@ class Session:
 
 
 class Case:
-    """Sessions on one queue, into which something is sent all the time."""
+    """Sessions on one queue, to which a stream sends all the time."""
 
     def __init__(self, broker: BrokerProcess, queue: str, window: int, sessions: int, seed: str) -> None:
         self.chance = random.Random(seed)
@@ -324,7 +324,7 @@ class Case:
         return held
 
     def returns(self, session: Session) -> None:
-        """What the session had comes back, and some of that it has not read yet: the others are sure of nothing."""
+        """Record that the messages of a session are requeued, among them unread ones: the others are sure of none."""
         for other in self.sessions:
             if other is not session:
                 other.read()
@@ -361,7 +361,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=each_one_of([(), TINY_LIMITS], ["default limits", "tiny limits"]))
 def patient_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Whoever fails is tried again at once, for ever."""
+    """Broker that dispatches failed messages again at once, without a limit of attempts."""
     options: Sequence[str] = request.param
     broker = BrokerProcess(
         Path(tmp_path_factory.mktemp("patient")), options, policy={"delay_ms": 0, "attempts_max": 1_000_000}
