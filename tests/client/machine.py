@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from truenext.client.core.waiting import Flow, Wait
 
 STEPS = 60
-"""Of one example."""
+"""Number of steps of an example."""
 TIMEOUT_S = 60.0
 IDLE_MAX_S = 11.0
-"""Until a buffer that nobody asks for has gone back."""
+"""Time after which a buffer without a receive has been released."""
 REST_S = 65.0
-"""After which what nobody has asked for is back, though it went from one idle consumer to the next."""
+"""Time after which messages without a receive are back, though they went from one idle consumer to the next."""
 PREFETCHES = [0, 0, 1, 2, 3, 10, 1000, None]
 QUEUES = ["a", "a", "a", "b"]
 PRIORITIES = [4, 4, 4, 9, 1]
@@ -53,12 +53,12 @@ ALL = 1 << 30
 
 
 class Failed(Exception):
-    """An exception of the program's code."""
+    """Exception of the program's code."""
 
 
 @dataclass(eq=False)
 class Task:
-    """A request of a program that may wait."""
+    """Request of a program that may wait."""
 
     what: str
     peer: Peer
@@ -81,7 +81,7 @@ class Task:
 
 class Machine:
     def __init__(self, random: Random, patch: pytest.MonkeyPatch, steps: list[str], often: Sequence[str] = ()) -> None:
-        """`often` names actions that are to happen more than usual."""
+        """Prepare an example, in which the actions of `often` happen more than usual."""
         self.random = random
         self._steps = steps
         attempts_max = random.choice([2, 3, 7, 7])
@@ -98,7 +98,7 @@ class Machine:
         self.sender = self.simulation.peer(0.0)
         self.is_lossy = random.random() < 0.6
         self.is_calm = random.random() < 0.3
-        """Bytes are there soon after they were written."""
+        """Whether bytes arrive soon after they were written."""
         self.weights = self._weights()
         for name in often:
             self.weights[name] = 12
@@ -394,7 +394,7 @@ class Machine:
         )
 
     def answer(self) -> None:
-        """The program says something of a message that it has, or code that handles it ends."""
+        """Let the program settle a message, or end the code that handles it."""
         delivered = [each for session in self.sessions(Ack.INDIVIDUAL) for each in session.delivered]
         delivered += [
             each for session in self.sessions(Ack.AUTO) for each in session.delivered if self.random.random() < 0.2
@@ -509,7 +509,7 @@ class Machine:
             session.unit.failed.append(delivered)
 
     def flush_unit(self) -> None:
-        """The program wants to know that the broker has taken what it has sent in a transaction."""
+        """Let the program flush a transaction."""
         session = self._of_unit()
         if session is None:
             return
@@ -540,7 +540,7 @@ class Machine:
         self.start("flush", session.peer, "main", flow, done, failed, session=session)
 
     def answer_in_unit(self) -> None:
-        """The program says of a message of a transaction that it has failed, or that it did not get to it."""
+        """Let the program nack, reject or release a message of a transaction."""
         sessions = [each for each in self.sessions(Ack.AT_COMMIT) if each.unit is not None and each.unit.delivered]
         if not sessions:
             return
@@ -642,7 +642,7 @@ class Machine:
         self.start("commit", session.peer, "main", flow, done, failed, session=session)
 
     def _request_outcome(self, session: Session, doubt: InDoubt, unit: Unit) -> None:
-        """What became of it, some time."""
+        """Request the outcome of a transaction in doubt."""
         peer = session.peer
         flow = flows.resolve_outcome(peer.client, doubt.token, self.now + TIMEOUT_S)
 
@@ -816,7 +816,7 @@ class Machine:
                 peer.connect(succeeds=succeeds)
 
     def narrow(self) -> None:
-        """A socket takes little from now on."""
+        """Change the number of bytes that a socket takes."""
         for peer in self._wires():
             wire = peer.wire
             assert wire is not None
@@ -827,7 +827,7 @@ class Machine:
                 wire.capacity_down = capacity
 
     def lose(self) -> None:
-        """A connection breaks; who sees it first?"""
+        """Break a connection, which either the client or the broker notices first."""
         peers = self._wires()
         if not peers:
             return
@@ -853,7 +853,7 @@ class Machine:
             self.simulation.broker_loses(self.random.choice(self.simulation.half_open))
 
     def late_bytes(self) -> None:
-        """What was on its way when the client let go."""
+        """Deliver bytes that were on their way when the client closed the connection."""
         if self.simulation.half_open:
             self.random.choice(self.simulation.half_open).deliver_up(self._size())
 
@@ -894,7 +894,7 @@ class Machine:
                     self.oracle.confirm(peer)
 
     def run_all(self) -> None:
-        """Everything that is under way arrives, and everything that can go on goes on."""
+        """Deliver all bytes and resume all tasks until nothing changes."""
         simulation = self.simulation
         for _ in range(2000):
             is_quiet = True
@@ -944,7 +944,7 @@ class Machine:
         raise NeverIdle(f"tasks: {[task.what for task in self.tasks]}")
 
     def settle(self, seconds: float = REST_S) -> None:
-        """All arrives, what is lost is seen, and time passes."""
+        """Deliver all bytes, let lost connections be noticed, and let time pass."""
         simulation = self.simulation
         self.note("settle")
         was_instant, simulation.committer.is_instant = simulation.committer.is_instant, True
@@ -1032,7 +1032,7 @@ class Machine:
                 raise Disagreement(f"{task.what} waits, and {sorted(ready)} are ready in {consumer.queue}")
 
     def finish(self) -> None:
-        """The programs end: they close, or are killed."""
+        """End the programs: they close, or are killed."""
         random = self.random
         for peer in self.simulation.peers:
             for task in [each for each in self.tasks if each.peer is peer]:

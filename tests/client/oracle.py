@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Disagreement(AssertionError):
-    """The client does not do what docs/client.md says."""
+    """Difference between the client and docs/client.md."""
 
 
 class Sent(Enum):
@@ -49,29 +49,32 @@ class Ack(Enum):
 
 @dataclass(eq=False)
 class Letter:
-    """A message, known by its body."""
+    """Message, identified by its body."""
 
     token: str
     queue: str
     priority: int
     sent: Sent = Sent.PENDING
     held_by: dict[Peer, Delivered] = field(default_factory=dict)
-    """Programs that have it; several only if the broker has lost sight of the others."""
+    """Programs that have it; several only if the broker has lost the connections of the others."""
     handled_by: dict[Peer, Handled] = field(default_factory=dict)
     """Programs that have handled it, or will never have it again."""
     was_handled: bool = False
-    """Some program has handled it: wherever it comes again, that may be said of it."""
+    """Whether a program has handled it: that program may acknowledge it at any redelivery."""
     was_rejected: bool = False
     attempts_min: int = 0
-    """Attempts, if all of `unsure` have come to nothing: less than these."""
+    """Smallest number of attempts, provided that the broker knows of all in `unsure`."""
     attempts_max: int = 0
     unsure: list[tuple[Peer, Wire | None]] = field(default_factory=list)
-    """Attempts of `fewest` of which the broker may not know yet: who has failed, and the wire on which that was said.
-    If it is None, the broker will know when the message comes to that program again."""
+    """Attempts in `attempts_min` of which the broker may not know yet: the program that failed, and the wire of its
+    NACK.
+
+    If the wire is None, the broker will know when the message comes to that program again.
+    """
     rolled_back: list[Wire] = field(default_factory=list)
-    """Those of its attempts that are a rollback of which the broker may not know yet."""
+    """Wires of attempts by rollback of which the broker may not know yet."""
     sequences: dict[str, set[int]] = field(default_factory=dict)
-    """That it was seen to have, by queue."""
+    """Sequences that it was seen with, by queue."""
 
     def count_attempt(self, peer: Peer, wire: Wire | None) -> None:
         self.attempts_min += 1
@@ -81,18 +84,18 @@ class Letter:
 
 @dataclass(eq=False)
 class Handled:
-    """That a message was handled, and whether the broker knows."""
+    """Record that a message was handled, and whether the broker knows."""
 
     wire: Wire | None
-    """On which that was said; None if it is gone, or never was."""
+    """Wire of its acknowledgement; None if that is gone, or never was."""
     is_sure: bool = False
     is_in_doubt: bool = False
-    """In a transaction of which the program does not know; the client may."""
+    """Whether it belongs to a transaction in doubt, whose outcome the client may know."""
 
 
 @dataclass(eq=False)
 class Delivered:
-    """A message that a program has."""
+    """Message that a program has."""
 
     letter: Letter
     received: ReceivedMessage
@@ -103,7 +106,7 @@ class Delivered:
 
 @dataclass(eq=False)
 class Unit:
-    """A transaction."""
+    """Transaction."""
 
     owner: object
     core: CoreUnit | None = None
@@ -112,16 +115,16 @@ class Unit:
     sent: list[Letter] = field(default_factory=list)
     maybe_sent: list[Letter] = field(default_factory=list)
     letters: set[Letter] = field(default_factory=set)
-    """Of `given`."""
+    """Letters of `delivered`, without those that were settled alone."""
     is_rollback_only: bool = False
     is_returned: bool = False
-    """What it was given went back when it was doomed."""
+    """Whether its messages were released when it became rollback-only."""
     is_committing: bool = False
 
 
 @dataclass(eq=False)
 class Arrived:
-    """What has come to a consumer."""
+    """Message that has come to a consumer."""
 
     key: tuple[int, int]
     letter: Letter
@@ -134,15 +137,15 @@ class Arrived:
 
 @dataclass(eq=False)
 class Incoming:
-    """What has come to a subscription."""
+    """Messages that have come to a subscription."""
 
     mark: int = 0
-    """Nothing that was dispatched before is handed out any more."""
+    """Event before which dispatches are not handed out any more."""
     why: str = ""
     round_min: int = 0
-    """Nothing of an earlier round, on the wire that was there last."""
+    """Smallest round that is handed out, on the last wire."""
     arrived: dict[tuple[int, int], Arrived] = field(default_factory=dict)
-    """By sequence and deliveries."""
+    """Messages by sequence and deliveries."""
 
 
 @dataclass(eq=False)
@@ -170,24 +173,24 @@ class Session:
     delivered: list[Delivered] = field(default_factory=list)
     unit: Unit | None = None
     in_doubt: Unit | None = None
-    """The last of which the program was told that nobody knows."""
+    """Last transaction that raised InDoubt."""
     rolled_back: int = 0
-    """When, last."""
+    """Event of the last rollback."""
     is_closed: bool = False
 
 
 class Oracle:
     def __init__(self, simulation: Simulation, attempts_max: int) -> None:
         self.arrived_at = 0.0
-        """When a message came to a client last."""
+        """Time at which a message came to a client last."""
         self._simulation = simulation
         self.attempts_max = attempts_max
         self.letters: dict[str, Letter] = {}
         self.sessions: list[Session] = []
         self._incoming: dict[tuple[Peer, str], Incoming] = {}
-        """By the name of the subscription, which is the same on each connection."""
+        """Messages by client and name of the subscription, which is the same on each connection."""
         self._started: dict[tuple[int, str], int] = {}
-        """By wire and `ack`: when the socket took the frame that says that the program has it."""
+        """Events by wire and `ack` at which the socket took the frame that says that the message is started."""
         simulation.on_client_frame = self._on_client_frame
         simulation.on_broker_frame = self._on_broker_frame
         simulation.dispatched = self._on_dispatched
@@ -278,7 +281,7 @@ class Oracle:
                 self.mark_rollback_only(session.unit)
 
     def _on_lost_by_broker(self, wire: Wire) -> None:
-        """What was begun is charged."""
+        """Count a possible attempt of each started message."""
         started: dict[str, None] = {}
         for frame in wire.carried:
             headers = frame.headers
@@ -298,7 +301,7 @@ class Oracle:
                     letter.attempts_max += 1
 
     def confirm(self, peer: Peer) -> None:
-        """All that the client has said has come to the broker."""
+        """Record that the broker has all frames of the client."""
         for letter in self.letters.values():
             handled = letter.handled_by.get(peer)
             if handled is not None and handled.wire is peer.wire:
@@ -315,7 +318,7 @@ class Oracle:
             incoming.mark, incoming.why = event, why
 
     def releases(self, consumers: Iterable[Consumer], why: str) -> None:
-        """All that was dispatched to them before is not to be handed out any more."""
+        """Forbid handing out what was dispatched to these consumers before."""
         self._mark(consumers, why)
 
     def deliver(
@@ -326,7 +329,7 @@ class Oracle:
         owner: object,
         max_count: int,
     ) -> list[Delivered]:
-        """The program gets these messages."""
+        """Check messages that the client hands out, and record that the program has them."""
         if len(messages) > max_count:
             raise Disagreement(f"{len(messages)} messages were handed out, of {max_count} asked for")
         delivered = [self._deliver(session, receiver, received, owner) for received in messages]
@@ -408,7 +411,7 @@ class Oracle:
                     raise Disagreement(f"{name} was handed out before {live.letter.token} ({live.ack}), which was here")
 
     def _is_receivable(self, consumer: Consumer, live: Arrived) -> bool:
-        """It is here, and the program could get it."""
+        """Return whether a message has come that the program could get."""
         peer = consumer.session.peer
         return (
             peer.wire is not None
@@ -422,29 +425,31 @@ class Oracle:
         )
 
     def _is_in_rollback_only(self, letter: Letter) -> bool:
-        """A doomed transaction was given it, and its code has not ended."""
+        """Return whether a rollback-only transaction has the letter, whose code has not ended."""
         units = (session.unit for session in self.sessions)
         return any(unit is not None and unit.is_rollback_only and letter in unit.letters for unit in units)
 
     def count_redelivered(self, consumer: Consumer) -> int:
-        """Messages that have come to it, and that the code of its program still has from elsewhere: how long is not
-        said, so the client is asked."""
+        """Return the number of redelivered messages that the code of the program still has.
+
+        The docs do not say how long it has them, so the client is asked.
+        """
         orphaned = consumer.session.peer.client.subscriptions.orphaned_messages
         redeliveries = [received.redelivery for received in orphaned.values()]
         return sum(received in redeliveries for received in consumer.subscription.held_by_ack_id.values())
 
     def is_current(self, delivered: Delivered) -> bool:
-        """The dispatch is of the connection that is there."""
+        """Return whether the dispatch belongs to the current connection."""
         wire = delivered.consumer.session.peer.wire
         dispatch = self._simulation.dispatches[delivered.received.sequence, delivered.received.deliveries]
         return wire is not None and dispatch[1] == wire.number
 
     def _is_held(self, delivered: Delivered) -> bool:
-        """The broker knows that it is the program's."""
+        """Return whether the broker knows that the program has the message."""
         return self.is_current(delivered) and not (delivered.unit is not None and delivered.unit.is_rollback_only)
 
     def is_over(self, delivered: Delivered) -> None:
-        """The program does not have it any more."""
+        """Record that the program does not have the message any more."""
         session = delivered.consumer.session
         if delivered.letter.held_by.get(session.peer) is delivered:
             del delivered.letter.held_by[session.peer]
@@ -452,7 +457,7 @@ class Oracle:
             session.delivered.remove(delivered)
 
     def is_done(self, delivered: Delivered) -> None:
-        """The program has handled it."""
+        """Record that the program has handled the message."""
         peer = delivered.consumer.session.peer
         self.is_over(delivered)
         delivered.letter.was_handled = True
@@ -475,7 +480,7 @@ class Oracle:
             self._mark([delivered.consumer], "a message was given back")
 
     def is_closed(self, consumer: Consumer) -> None:
-        """What the program has of it goes back."""
+        """Record that a consumer was closed, which releases its messages."""
         consumer.is_closed = True
         unit = consumer.session.unit
         if consumer.session.ack is Ack.AT_COMMIT and unit is not None and not unit.is_committing:
@@ -511,7 +516,7 @@ class Oracle:
         self._ended(session, unit)
 
     def is_rolled_back(self, session: Session, unit: Unit) -> None:
-        """And its code has ended."""
+        """Record that a transaction was rolled back and its code has ended."""
         for delivered in unit.delivered:
             self.is_over(delivered)
         for letter in [*unit.sent, *unit.maybe_sent]:
@@ -529,7 +534,7 @@ class Oracle:
         session.in_doubt = unit
 
     def is_known(self, session: Session, unit: Unit, *, is_committed: bool) -> None:
-        """What became of one that was in doubt."""
+        """Record the outcome of a transaction that was in doubt."""
         if session.in_doubt is unit:
             session.in_doubt = None
         for letter in unit.sent:
@@ -551,7 +556,7 @@ class Oracle:
             session.unit = None
 
     def is_settled(self, session: Session, delivered: Delivered, owner: object, *, is_rejected: bool) -> None:
-        """Of a message of the open transaction is said that it has failed: the others return without an attempt."""
+        """Record a nack or a reject of a message of the open transaction, whose others return without an attempt."""
         unit = delivered.unit
         assert unit is not None, "it is a transaction's"
         unit.delivered.remove(delivered)
@@ -566,7 +571,7 @@ class Oracle:
             self.has_failed(delivered)
 
     def rolls_back(self, session: Session, owner: object, *, counts_attempts: bool, returns: bool = True) -> None:
-        """By its code, or by another task."""
+        """Record a rollback by the code of the transaction, or by another task."""
         unit = session.unit
         if unit is None:
             # It is empty, and nothing is said of it: nothing returns, so nothing is ahead of its place.
@@ -601,7 +606,7 @@ class Oracle:
     # ---- What is left ----
 
     def check_waiting(self, queue: str, shown: Iterable[Frame], dead: Iterable[Frame], *, is_end: bool) -> None:
-        """Nobody asks for anything, and nothing is on its way: what waits in a queue, and what is dead."""
+        """Check a queue and its dead letters while no receive waits and nothing is on its way."""
         waits: dict[str, Frame] = {}
         for frame in shown:
             token = frame.body.decode()

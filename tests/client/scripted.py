@@ -28,7 +28,7 @@ class ClientFrame(NamedTuple):
 
 
 class RunningFlow:
-    """A flow that somebody waits for."""
+    """Flow that a caller waits for."""
 
     def __init__(self, flow: Flow[Any]) -> None:
         self._flow = flow
@@ -38,23 +38,23 @@ class RunningFlow:
         self._step(None)
 
     def resume(self) -> "RunningFlow":
-        """Go on if its signal has come."""
+        """Resume the flow while its signal is set."""
         while not self.is_done and self._wait is not None and self._wait.signal.is_set:
             self._step(True)
         return self
 
     def time_out(self) -> None:
-        """Its deadline comes."""
+        """Resume the flow as its deadline has passed."""
         self._step(False)
 
     @property
     def deadline(self) -> float | None:
-        """Of what it waits for."""
+        """Deadline of its current wait."""
         assert self._wait is not None, "it waits"
         return self._wait.deadline
 
     def cancel(self) -> None:
-        """A cancellation ends its waiting."""
+        """Cancel the flow in its wait."""
         self._wait = self._flow.throw(CancelledError())
 
     def _step(self, in_time: bool | None) -> None:
@@ -70,11 +70,11 @@ class Script:
     def __init__(self) -> None:
         self.now = 0.0
         self.frames: deque[ClientFrame] = deque()
-        """What the client has written, and nobody has looked at."""
+        """Frames of the client that the test has not taken yet."""
         self.reports: list[str] = []
-        """What the log of the program says."""
+        """Log messages of the client."""
         self.is_blocked = False
-        """The socket takes nothing."""
+        """Whether the socket takes no bytes."""
         context = ClientContext(
             clock=lambda: self.now,
             random=lambda: 0.5,
@@ -97,7 +97,7 @@ class Script:
         return True
 
     def take_frames(self) -> list[ClientFrame]:
-        """Everything since the last look."""
+        """Return the frames since the last call."""
         self.flush()
         frames = list(self.frames)
         self.frames.clear()
@@ -121,7 +121,7 @@ class Script:
         self.client.receive_data(f"{command}\n{lines}\n{body}\0".encode())
 
     def message(self, subscription: Subscription, sequence: int, deliveries: int = 1, **headers: str) -> None:
-        """A MESSAGE comes."""
+        """Send a MESSAGE to the client."""
         self.receive(
             "MESSAGE",
             body=str(sequence),
@@ -138,7 +138,7 @@ class Script:
         )
 
     def confirm(self) -> list[ClientFrame]:
-        """Every receipt that was asked for comes; what was said."""
+        """Send all receipts that the client has requested, and return its frames."""
         frames = self.take_frames()
         for frame in frames:
             if "receipt" in frame.headers:
@@ -146,7 +146,7 @@ class Script:
         return frames
 
     def reply(self, request: ClientFrame, body: object) -> None:
-        """The broker answers a question."""
+        """Send the answer to a control request."""
         self.receive(
             "MESSAGE",
             msgspec.json.encode(body).decode(),
@@ -173,7 +173,7 @@ def receive(session: SessionCore, count: int = 1) -> RunningFlow:
 
 
 def one(running: RunningFlow) -> ReceivedMessage:
-    """What was received."""
+    """Return the only message that was received."""
     (received,) = running.resume().result
     assert isinstance(received, ReceivedMessage)
     return received

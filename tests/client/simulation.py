@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 ADDRESS = Address(host="broker", port=1)
 START_S = 1000.0
 ROUNDS_MAX = 20_000
-"""Steps until what is left alone must have come to rest."""
+"""Number of steps after which a simulation without input must have come to rest."""
 
 
 class NeverIdle(Exception):
-    """It never comes to rest."""
+    """Error of a simulation that never comes to rest."""
 
 
 class Handle:
@@ -74,7 +74,7 @@ class Handle:
 
 
 class Future:
-    """That of a broker that never fails and never waits for its disk when it starts."""
+    """Future for a broker that never fails and never waits for its disk when it starts."""
 
     def set_exception(self, error: BaseException) -> None:
         raise error
@@ -87,7 +87,7 @@ class Future:
 
 
 class Loop:
-    """What the broker knows of an event loop."""
+    """Event loop with the methods that the broker uses."""
 
     def __init__(self) -> None:
         self.now = START_S
@@ -136,7 +136,7 @@ class Loop:
         return timers[0][0] if timers else None
 
     def ring(self) -> None:
-        """What is due becomes ready."""
+        """Make due timers ready."""
         while (due := self.next_at) is not None and due <= self.now:
             self.ready.append(heapq.heappop(self._timers)[2])
 
@@ -145,7 +145,7 @@ class Loop:
 
 
 class Committer:
-    """Batches become durable at once, or when the world says so."""
+    """Committer whose batches become durable at once, or when the test says so."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Pager:
 
 
 class Tap:
-    """Reads what passes, and knows nothing else."""
+    """Decoder of the frames that pass a wire."""
 
     def __init__(self) -> None:
         self._decoder: Decoder[Frame] = Decoder(FRAME_SHAPES)
@@ -229,24 +229,24 @@ class Tap:
 
 
 class Wire:
-    """One connection, seen from the sockets at its ends."""
+    """Connection between the sockets of a client and the broker."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.number = next(simulation.wires)
         self._simulation = simulation
         self.owner: Peer | None = None
         self.up = bytearray()
-        """On its way to the broker."""
+        """Bytes on their way to the broker."""
         self.down = bytearray()
         self.capacity_up = self.capacity_down = 1 << 30
-        """Bytes that may be on their way."""
+        """Largest numbers of bytes on their way."""
         self._inbox = bytearray()
         self.is_cut = False
-        """Nothing passes any more, and nobody has noticed by that alone."""
+        """Whether no byte passes any more, which neither side has noticed by that alone."""
         self._is_up_over = False
-        """The client has closed it, and the broker is to see that."""
+        """Whether the client has closed it, and the broker is to notice."""
         self.is_closed = False
-        """By the broker."""
+        """Whether the broker has closed it."""
         self._seen_up, self._seen_down, self._carried_up = Tap(), Tap(), Tap()
         self.sent: list[Frame] = []
         """Frames that the client's socket has taken, in order."""
@@ -255,13 +255,14 @@ class Wire:
         self.carried: list[Frame] = []
         """Frames that have come to the broker."""
         self.rounds = 0
-        """Requests to give back that were said."""
+        """Number of releases that the client has sent."""
         self.is_over = False
-        """The broker has seen it end."""
+        """Whether the broker has noticed its end."""
 
     @property
     def is_listened_to(self) -> bool:
-        """What is said comes to the broker. One that has seen it end may wait before it counts it as lost."""
+        """Whether frames come to the broker. A broker that has noticed the end may wait before it counts the connection
+        as lost."""
         return not (self.is_over or self._is_up_over)
 
     # ---- The broker's end: a socket ----
@@ -317,7 +318,7 @@ class Wire:
         self.read_up()
 
     def pop_down(self, size: int) -> bytes:
-        """What comes to the client."""
+        """Return up to `size` bytes for the client."""
         if self.is_cut:
             return b""
         data = bytes(self.down[:size])
@@ -331,7 +332,7 @@ class Wire:
         return data
 
     def put_up(self, data: bytes) -> int:
-        """Bytes that the client's socket takes."""
+        """Accept bytes of the client, and return their number."""
         accepted = data[: max(0, self.capacity_up - len(self.up))]
         self.up += accepted
         frames = self._seen_up.frames(accepted)
@@ -341,7 +342,7 @@ class Wire:
         return len(accepted)
 
     def break_up(self) -> None:
-        """The broker sees that the client is gone; what was on its way is lost."""
+        """Let the broker notice that the client is gone; bytes on their way are lost."""
         self.up.clear()
         if not self._is_up_over:
             self._is_up_over = True
@@ -349,7 +350,7 @@ class Wire:
 
 
 class TappedConnection(ServerConnection):
-    """That of the server; it notes what is dispatched, and how it ends."""
+    """Connection of the server that records dispatches and takeovers."""
 
     simulation: Simulation
     wire: Wire
@@ -365,7 +366,7 @@ class TappedConnection(ServerConnection):
 
 
 class Peer:
-    """A client of the core, and what drives it: like truenext.client.tasks.driver, step by step."""
+    """Client of the core with its driver, which works like truenext.client.tasks.driver, step by step."""
 
     def __init__(self, simulation: Simulation, name: str, heart_beat_s: float) -> None:
         self.simulation = simulation
@@ -384,18 +385,18 @@ class Peer:
             has_owner_ended=lambda owner: False,
         )
         self.reports: list[str] = []
-        """What it has told whoever runs the program."""
+        """Log messages of the client."""
         self.client = Client(login, name, context)
         self._link: object = None
         self.connects_at: float | None = simulation.loop.now
 
     @property
     def is_up(self) -> bool:
-        """Logged in, as far as bytes have told."""
+        """Whether the client has received CONNECTED."""
         return self.wire is not None and any(frame.command == "CONNECTED" for frame in self.wire.received)
 
     def connect(self, *, succeeds: bool = True) -> None:
-        """The delay is over."""
+        """Connect after the delay, or fail to."""
         assert self.wire is None and self.connects_at is not None
         if not succeeds:
             self.client.on_connect_failed(OSError("nobody is there"))
@@ -419,7 +420,7 @@ class Peer:
             self.end()
 
     def end(self) -> None:
-        """The socket is of no further use."""
+        """Close the socket."""
         wire, self.wire = self.wire, None
         if wire is not None:
             self._unwritten = b""
@@ -427,7 +428,7 @@ class Peer:
             self._plan()
 
     def lose(self) -> None:
-        """The client sees that the connection has gone."""
+        """Let the client notice that its connection is lost."""
         if self.client.link is self._link:
             self.client.on_connection_lost(ConnectionLost("cut"))
         self.after()
@@ -520,18 +521,18 @@ class Simulation:
             raise AssertionError("the disk is instant")
         self.peers: list[Peer] = []
         self.half_open: list[Wire] = []
-        """Of which the broker does not know yet that the client has gone."""
+        """Wires that a client has closed, which the broker does not know yet."""
         self.events = itertools.count(1)
         self.now_event = 0
         self.dispatches: dict[tuple[int, int], tuple[int, int, str]] = {}
-        """By sequence and deliveries, of each dispatch: its event, its wire, its subscription."""
+        """Event, wire and subscription of each dispatch, by sequence and deliveries."""
         self.taken_over: dict[int, bool] = {}
-        """Wires; whether nobody is charged."""
+        """Wires that were taken over, and whether they were exempt."""
         self.on_client_frame: Callable[[Wire, Frame], None] = lambda wire, frame: None
         self.on_broker_frame: Callable[[Wire, Frame], None] = lambda wire, frame: None
         self.dispatched: Callable[[str, int, str], None] = lambda token, sequence, address: None
         self.lost_by_broker: Callable[[Wire], None] = lambda wire: None
-        """The broker counts it as lost, and somebody may be charged."""
+        """Callback for a connection that the broker counts as lost, not exempt."""
         self.client_closed: Callable[[Peer, Wire], None] = lambda peer, wire: None
         self.run_broker()
 
@@ -555,13 +556,13 @@ class Simulation:
         self.on_client_frame(wire, frame)
 
     def on_client_closed(self, peer: Peer, wire: Wire) -> None:
-        """The client has let go of a wire; the broker sees that later."""
+        """Record that the client has closed a wire, which the broker notices later."""
         if not wire.is_closed:
             self.half_open.append(wire)
         self.client_closed(peer, wire)
 
     def broker_loses(self, wire: Wire) -> None:
-        """The broker sees that a wire has ended."""
+        """Let the broker notice that a wire has ended."""
         if wire in self.half_open:
             self.half_open.remove(wire)
         wire.break_up()
@@ -600,7 +601,7 @@ class Simulation:
         self.loop.ring()
 
     def next_after_now(self) -> float | None:
-        """When something is due next, but for what is due already."""
+        """Return the time of the next timer or connection attempt after now."""
         times = [self.loop.next_at]
         for peer in self.peers:
             if peer.client.error is None and not peer.is_dead:
@@ -614,7 +615,7 @@ class Simulation:
 
 
 class Raw:
-    """A client that says frames, to look at what is left."""
+    """Client that sends single frames, to look at the remaining messages."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -638,7 +639,7 @@ class Raw:
                 return wire.received[before:]
 
     def waiting(self, queue: str) -> list[Frame]:
-        """What waits in a queue, in order; it stays."""
+        """Return the messages that wait in a queue, in order, and leave them there."""
         shown = self.send("SUBSCRIBE", "id:look", f"destination:/queue/{queue}", "browser:true")
         messages = [frame for frame in shown if frame.command == "MESSAGE"]
         assert messages and messages[-1].headers.get("browser") == "end", f"a browser was shown {shown}"
@@ -652,6 +653,6 @@ class Raw:
 
 
 def subscriptions_of(frame: Frame) -> list[str]:
-    """Those that a `release` names."""
+    """Return the subscriptions that a release names."""
     body = json.loads(frame.body)
     return [str(each) for each in body["subscriptions"]]

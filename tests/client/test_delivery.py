@@ -70,7 +70,7 @@ def test_messages_held_by_a_full_socket_go_to_the_receives_that_took_them() -> N
 
 
 def test_a_message_held_by_a_full_socket_is_released_when_a_more_urgent_one_comes() -> None:
-    """One was taken; the other came while the broker could not be told of that."""
+    """The first message was taken; the other came while the broker could not be told of it."""
     script = Script()
     script.connect()
     session = script.session()
@@ -89,7 +89,7 @@ def test_a_message_held_by_a_full_socket_is_released_when_a_more_urgent_one_come
 
 
 def test_a_message_of_another_broker_held_by_a_full_socket_is_handed_out_before_later_ones() -> None:
-    """To take it anew is to begin the subscription anew, and a topic keeps nothing."""
+    """Taking it anew would renew the subscription, and a topic keeps no messages."""
     script = Script()
     script.connect(store="")
     session = script.session()
@@ -105,7 +105,7 @@ def test_a_message_of_another_broker_held_by_a_full_socket_is_handed_out_before_
 
 
 def delivered_and_not_seen() -> tuple[Script, SessionCore, Subscription]:
-    """A transaction has a message that its code does not know of yet."""
+    """Return a session whose transaction has a message that its code has not seen yet."""
     script = Script()
     script.connect()
     session = script.session(SessionMode.TRANSACTED)
@@ -133,7 +133,7 @@ def test_a_transaction_with_a_message_that_its_code_has_not_seen_is_not_committe
 
 
 def test_a_single_send_or_request_is_written_at_once() -> None:
-    """What is written at the end of a pass of the loop is written later by a pass of the loop."""
+    """Writing at the end of a pass of the loop would delay it by a pass."""
     script = Script()
     script.connect()
     script.frames.clear()

@@ -104,7 +104,7 @@ def test_flush_raises_the_first_refusal_as_cause(refused: int) -> None:
 
 
 def test_a_refused_begin_of_the_empty_transaction_ends_the_flush() -> None:
-    """As many are open as there may be."""
+    """BEGIN is refused as the limit of open transactions is reached."""
     script = Script()
     session = a_session(script)
     send(session)

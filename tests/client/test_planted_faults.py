@@ -29,7 +29,7 @@ from truenext.errors import TruenextError
 
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
 EXAMPLES = 4000
-"""At most; most faults show in a hundred."""
+"""Largest number of examples for each fault; most show in a hundred."""
 
 
 class Fault(NamedTuple):
@@ -39,7 +39,7 @@ class Fault(NamedTuple):
     old: str
     new: str
     often: tuple[str, ...] = ()
-    """Actions without which it shows rarely."""
+    """Actions without which the fault shows rarely."""
 
 
 FAULTS = [
@@ -363,7 +363,7 @@ def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_planted_faults_can_be_planted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of those that are not drawn."""
+    """This includes the faults that are not drawn."""
     for fault in FAULTS:
         with monkeypatch.context() as patch:
             plant(fault, patch)

@@ -18,7 +18,7 @@ from truenext.errors import ClosedError, Code, InDoubt, LocalProtocolError, Refu
 
 
 def test_pull_request_is_repeated_when_the_message_that_came_was_acknowledged_before() -> None:
-    """The wish was spent on it, and nothing else would ever have come."""
+    """Regression: the request was used up by it, and no other message ever came."""
     script = Script()
     script.connect()
     session = script.session()
@@ -59,7 +59,8 @@ def test_pull_request_is_repeated_when_the_program_still_has_the_message_that_ca
 
 
 def nacked(script: Script, attempts: int) -> list[str]:
-    """A message was refused, the connection lost before that was confirmed, and it comes again: what is said of it."""
+    """Nack a message, lose the connection before the receipt, and redeliver the message. Return the ids of the NACKs
+    that follow."""
     session = script.session()
     subscription = script.consumer(session, prefetch=1)
     waiting = receive(session)
@@ -75,7 +76,7 @@ def nacked(script: Script, attempts: int) -> list[str]:
 
 
 def test_a_nack_that_the_broker_has_carried_out_is_not_repeated() -> None:
-    """It came again because it was refused: to refuse it once more would count twice."""
+    """The message came again because of the nack, which would count twice."""
     script = Script()
     script.connect()
     assert nacked(script, attempts=1) == []
@@ -89,7 +90,7 @@ def test_a_nack_that_the_broker_has_not_carried_out_is_repeated() -> None:
 
 @pytest.mark.parametrize("waits", ["another transaction", "nobody"])
 def test_messages_of_a_transaction_in_doubt_are_handed_out_when_it_was_rolled_back(waits: str) -> None:
-    """Its code was told InDoubt and has ended. What came again was kept for that code, for ever."""
+    """Regression: the redelivered message was kept for ever for the code, which had ended with InDoubt."""
     script = Script()
     script.connect()
     session = script.session(SessionMode.TRANSACTED)
@@ -124,7 +125,7 @@ def commit_of(script: Script) -> ClientFrame:
 
 
 def settled_elsewhere(script: Script, *, is_in_time: bool) -> SessionCore:
-    """A session whose transaction was given message 1, and another connection has asked for its outcome before the
+    """Return a session whose transaction has message 1, and whose outcome another connection has requested before the
     broker had its COMMIT."""
     script.connect()
     session = script.session(SessionMode.TRANSACTED)
@@ -155,7 +156,7 @@ def commits_as_number_2(script: Script, session: SessionCore) -> None:
 
 @pytest.mark.parametrize("is_in_time", [False, True])
 def test_commit_settled_as_rolled_back_by_another_connection_is_followed_by_the_next_number(is_in_time: bool) -> None:
-    """All that followed was committed under the settled number, and refused."""
+    """Regression: all later transactions were committed under the resolved number, and refused."""
     script = Script()
     session = settled_elsewhere(script, is_in_time=is_in_time)
     receiving = receive(session)
@@ -179,7 +180,7 @@ def test_session_made_after_a_commit_was_settled_by_another_connection_commits_u
 
 
 def test_commit_whose_begin_was_refused_does_not_use_its_number() -> None:
-    """The broker answers such a COMMIT with the same code as one whose number was settled."""
+    """The broker answers such a COMMIT with the same code as one whose number was resolved."""
     script = Script()
     script.connect()
     session = script.session(SessionMode.TRANSACTED)
@@ -197,7 +198,7 @@ def test_commit_whose_begin_was_refused_does_not_use_its_number() -> None:
 
 
 def committing_and_lost(script: Script) -> tuple[SessionCore, Subscription, TransactionBlock, RunningFlow]:
-    """A transaction that was given message 1, and whose connection was lost while it was committed."""
+    """Return a transaction that has message 1, and whose connection was lost during its commit."""
     script.connect()
     session = script.session(SessionMode.TRANSACTED)
     subscription = script.consumer(session, prefetch=1)
@@ -251,7 +252,7 @@ def test_commit_left_undecided_by_a_cancellation_has_a_token_until_the_outcome_i
 
 
 def decided_late(outcome: str) -> SessionCore:
-    """A session whose cancelled commit was left undecided, and is known since."""
+    """Return a session whose cancelled commit was left undecided, and whose outcome is known since."""
     script = Script()
     session, _, _, exiting = committing_and_lost(script)
     exiting.cancel()
@@ -281,7 +282,7 @@ def test_block_without_anything_keeps_its_own_outcome_after_a_commit_that_was_de
 
 
 def test_a_message_of_a_closed_consumer_is_handed_out_by_another() -> None:
-    """The program has it no more: nobody was to get it as long as its first consumer was thought to have it."""
+    """Regression: the message was kept for the closed consumer, although the program had released it."""
     script = Script()
     script.connect()
     closing, other = script.session(), script.session()
@@ -318,8 +319,8 @@ def test_a_message_redelivered_to_another_consumer_is_handed_out_when_the_first_
 
 
 def test_a_redelivered_message_that_the_program_releases_goes_back_to_the_broker() -> None:
-    """It was handed out from here, before something more urgent that the broker had by then; and whoever was killed in
-    the meantime was charged with it, for the broker had been told that the program has it."""
+    """Regression: the client handed it out itself, before a more urgent message of the broker. A killed client counted
+    an attempt of it, as the broker took it for started."""
     script = Script()
     script.connect()
     session = script.session()
@@ -341,7 +342,8 @@ def test_a_redelivered_message_that_the_program_releases_goes_back_to_the_broker
 
 
 def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_else() -> None:
-    """It was asked for messages before its refusal came; that was refused, too, and ended the whole connection."""
+    """Regression: the client requested messages before the refusal came; that request was refused too, and ended the
+    connection."""
     script = Script()
     script.connect()
     session = script.session()
@@ -372,7 +374,7 @@ def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() ->
 
 
 def test_a_subscription_not_confirmed_at_a_rollback_is_released_when_it_is_confirmed() -> None:
-    """It was named in the release of a rollback, and then refused: the connection ended with that."""
+    """Regression: it was named in the release of a rollback, which was refused and ended the connection."""
     script = Script()
     script.connect()
     session = script.session(SessionMode.TRANSACTED)
@@ -393,7 +395,7 @@ def test_a_subscription_not_confirmed_at_a_rollback_is_released_when_it_is_confi
 
 
 def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() -> None:
-    """Ctrl-C came in the first or the last step of `with`: the session was in that block for ever."""
+    """Regression: Ctrl-C came in the first or the last step of `with`, and the session was in that block for ever."""
     script = Script()
     script.connect()
     session = script.session(SessionMode.TRANSACTED)
@@ -415,7 +417,7 @@ def test_a_block_that_was_interrupted_before_it_could_end_holds_up_no_other() ->
 
 @pytest.mark.parametrize("mode", [SessionMode.INDIVIDUAL, SessionMode.TRANSACTED])
 def test_client_that_only_rejects_or_rolls_back_does_not_keep_all_frames_in_memory(mode: SessionMode) -> None:
-    """Receipts were asked for with acknowledgements and commits alone: all that was refused since stayed in memory."""
+    """Regression: only acknowledgements and commits requested receipts, and all nacks since stayed in memory."""
     script = Script()
     script.connect()
     session = script.session(mode)
@@ -433,7 +435,7 @@ def test_client_that_only_rejects_or_rolls_back_does_not_keep_all_frames_in_memo
 
 
 def test_the_first_message_of_a_topic_after_a_reconnect_may_have_missed_others() -> None:
-    """Not the first that came: a cancelled receive gives that back, and nobody would have been told."""
+    """The first message that came is not enough: a cancelled receive releases it."""
     script = Script()
     script.connect()
     session = script.session()
@@ -463,7 +465,7 @@ def test_messages_of_a_queue_or_durable_subscription_never_may_have_missed_other
 
 
 def test_send_that_waits_for_capacity_raises_when_the_connection_is_closed() -> None:
-    """Its message stood in a row that nobody served any more, until its time was over."""
+    """Regression: its message waited in a queue that was not served any more, until the timeout."""
     script = Script()
     client = script.client
     sent = [prepare_send(client, "/queue/a", b"x", {}) for _ in range(UNCONFIRMED_MESSAGES_MAX + 1)]
@@ -499,7 +501,7 @@ def test_batch_of_sends_is_not_repeated_after_its_caller_got_a_timeout() -> None
 
 
 def test_batch_of_sends_is_dropped_after_its_caller_got_a_timeout_for_lack_of_capacity() -> None:
-    """Those that waited for a connection went when it was there, minutes later."""
+    """Regression: sends that waited for a connection were sent when it was there, minutes later."""
     script = Script()
     client = script.client
     batch = SendBatch()
@@ -515,7 +517,7 @@ def test_batch_of_sends_is_dropped_after_its_caller_got_a_timeout_for_lack_of_ca
 
 
 def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_another() -> None:
-    """They would be repeats there: confirmed, and never accepted."""
+    """There they would be repeats: confirmed, and never accepted."""
     script = Script()
     client = script.client
     script.connect("here")
@@ -557,8 +559,11 @@ def test_acknowledgement_is_repeated_after_a_time_with_another_broker() -> None:
 
 
 def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_by_now() -> None:
-    """A transaction was rolled back by another task, and its message given to another session before its own code knew.
-    When the connection was lost and that code ended, the message came again and was handed out a second time."""
+    """Another task rolled a transaction back, and its message went to another session before its own code knew.
+
+    Regression: when the connection was lost and that code ended, the message came again and was handed out a second
+    time.
+    """
     script = Script()
     script.connect()
     transacted = script.session(SessionMode.TRANSACTED)
@@ -583,7 +588,7 @@ def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_b
 
 
 def test_a_message_redelivered_to_a_paused_consumer_is_released_when_its_code_has_ended() -> None:
-    """Nobody else got it as long as somebody waited for what the paused consumer might get."""
+    """Regression: no other consumer got it while a receive waited for the paused consumer."""
     script = Script()
     script.connect()
     session = script.session(SessionMode.TRANSACTED)
@@ -604,7 +609,8 @@ def test_a_message_redelivered_to_a_paused_consumer_is_released_when_its_code_ha
 
 
 def test_a_message_of_a_consumer_closed_after_a_lost_connection_cannot_be_settled() -> None:
-    """A refusal was taken, and then forgotten with the consumer: the message came again to another one uncharged."""
+    """Regression: a nack was accepted and forgotten with the consumer, and the message came to another one without an
+    attempt."""
     script = Script()
     script.connect()
     session = script.session(SessionMode.AT_COMMIT)

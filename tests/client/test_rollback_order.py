@@ -29,17 +29,17 @@ from truenext.model.policy import Policies, Policy
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "0"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or SystemRandom().randrange(10**9)
 SHARE = 1.0 if EXAMPLES else 1 / 6
-"""Of the interleavings, drawn for each run."""
+"""Share of the interleavings, drawn for each run."""
 DEPTH = 5 if EXAMPLES <= 200 else 6 if EXAMPLES <= 2000 else 7
-"""Steps: a message comes, is taken, another is waited for, the socket takes bytes, all is given back."""
+"""Number of steps: a message arrives, is taken, the socket takes bytes, the broker reads, all is released."""
 NARROW = 40
-"""Bytes that the client's socket takes before somebody reads them: less than a frame."""
+"""Bytes that the client's socket takes before they are read: less than a frame."""
 ALL = 1 << 30
 STEPS = ["arrives", "takes", "is written", "broker", "returns"]
 
 
 class Situation:
-    """A listener, and another task of the same session."""
+    """Listener, and another task of the same session."""
 
     def __init__(self, patch: pytest.MonkeyPatch, messages: int, prefetch: int, ack: Ack, how: str) -> None:
         self.simulation = Simulation(Random(1), patch, Policies(Policy(attempts_max=100, delay_ms=0)))
@@ -53,7 +53,7 @@ class Situation:
         self.flow: Any = None
         self.wait: Wait | None = None
         self.got: list[str] = []
-        """Since the last time that all were given back."""
+        """Messages that the listener got since the last release."""
         self.peer = self.simulation.peer()
         self.peer.connect()
         self._run()
@@ -89,7 +89,7 @@ class Situation:
         return consumer
 
     def _run(self) -> None:
-        """Everything arrives."""
+        """Deliver all bytes."""
         for _ in range(100):
             self.peer.flush_now()
             wire = self.peer.wire
@@ -110,14 +110,14 @@ class Situation:
         return done
 
     def _arrives(self) -> bool:
-        """The next frame from the broker."""
+        """Deliver the next frame of the broker."""
         end = self.wire.down.find(b"\0") + 1
         if end:
             self.peer.deliver(end)
         return bool(end)
 
     def _takes(self) -> bool:
-        """The listener takes what is next, or goes on with that."""
+        """Let the listener take the next message, or resume its receive."""
         core = self.session.core
         if self.flow is not None:
             if self.wait is None or not self.wait.signal.is_set:
@@ -149,7 +149,7 @@ class Situation:
             self._ended(error)
 
     def _ended(self, error: Exception) -> None:
-        """The listener is told that its transaction is over: its code ends."""
+        """End the code of the listener, whose transaction is over."""
         if isinstance(error, RolledBack):
             self.session.core.rollback("main", counted=CountedAttempts.NONE)
             self.oracle.rolls_back(self.session, "main", counts_attempts=False)
@@ -159,7 +159,7 @@ class Situation:
             self.got.append(delivered.letter.token)
 
     def _is_written(self) -> bool:
-        """The client's socket takes more, for the broker has read what it had."""
+        """Let the client's socket take more bytes."""
         if not self.peer.has_unwritten:
             return False
         self.wire.capacity_up = ALL
@@ -175,7 +175,7 @@ class Situation:
         return True
 
     def _returns(self) -> bool:
-        """Another task gives back what the listener has, and the buffer."""
+        """Let another task release, nack, roll back or close what the listener has."""
         session, core = self.session, self.session.core
         if self.ack is Ack.AT_COMMIT and self.how == "nack":
             unit = session.unit
@@ -215,7 +215,7 @@ class Situation:
     # ---- The end ----
 
     def everything_again(self, messages: int) -> list[str]:
-        """What a listener is handed in the end: all of it, in order."""
+        """Return the messages that a listener gets in the end, which are all, in order."""
         self.wire.capacity_up = ALL
         self._run()
         session, core = self.session, self.session.core
