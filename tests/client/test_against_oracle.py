@@ -15,7 +15,7 @@ EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "100"))
 
 
 @pytest.mark.timeout(300 + EXAMPLES)
-def test_the_client_never_differs_from_the_oracle(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
+def test_client_never_differs_from_the_oracle(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
     seed = int(os.environ.get("TRUENEXT_SEED") or SystemRandom().randrange(2**32))
     for each in range(EXAMPLES):
         try:

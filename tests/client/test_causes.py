@@ -90,7 +90,7 @@ def test_a_cause_is_text() -> None:
         rejected_disposition(b"x")  # type: ignore[arg-type]
 
 
-def test_a_program_sees_the_first_and_the_last_cause_and_not_among_the_headers_of_its_own() -> None:
+def test_a_message_shows_its_first_and_last_cause_apart_from_the_programs_headers() -> None:
     script = Script()
     script.connect()
     session = script.session()
@@ -106,7 +106,7 @@ def test_a_program_sees_the_first_and_the_last_cause_and_not_among_the_headers_o
     assert isinstance(Content.first_cause, property)
 
 
-def test_a_dead_letter_says_why_the_message_that_it_was_has_failed_until_it_fails_itself() -> None:
+def test_a_dead_letter_shows_the_causes_of_its_original_message_until_it_fails_itself() -> None:
     script = Script()
     script.connect()
     session = script.session()

@@ -264,7 +264,7 @@ def decided_late(outcome: str) -> SessionCore:
     return session
 
 
-def test_commit_left_undecided_tells_its_outcome_when_it_is_called_again() -> None:
+def test_commit_left_undecided_returns_its_outcome_when_it_is_called_again() -> None:
     assert RunningFlow(decided_late("committed").commit(60.0)).result is True
     with pytest.raises(RolledBack):
         RunningFlow(decided_late("rolled back").commit(60.0))
@@ -272,9 +272,7 @@ def test_commit_left_undecided_tells_its_outcome_when_it_is_called_again() -> No
 
 @pytest.mark.parametrize("outcome", ["committed", "rolled back"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_block_without_anything_keeps_its_own_outcome_after_a_commit_that_was_decided_late(
-    fails: bool, outcome: str
-) -> None:
+def test_empty_block_keeps_its_own_outcome_after_a_commit_that_was_decided_late(fails: bool, outcome: str) -> None:
     block = TransactionBlock(decided_late(outcome), 60.0)
     block.enter()
     assert RunningFlow(block.exit(ValueError() if fails else None, "the task")).is_done
@@ -341,7 +339,7 @@ def test_a_redelivered_message_that_the_program_releases_goes_back_to_the_broker
     assert one(waiting).sequence == 2
 
 
-def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_else() -> None:
+def test_a_pulling_subscription_refused_after_a_reconnect_ends_nothing_else() -> None:
     """Regression: the client requested messages before the refusal came; that request was refused too, and ended the
     connection."""
     script = Script()
@@ -359,7 +357,7 @@ def test_a_pulling_subscription_that_is_refused_when_it_comes_back_ends_nothing_
     assert script.client.link is not None
 
 
-def test_a_subscription_that_is_given_up_and_then_refused_ends_nothing_else() -> None:
+def test_a_subscription_that_timed_out_and_was_then_refused_ends_nothing_else() -> None:
     script = Script()
     script.connect()
     session = script.session()
@@ -558,7 +556,7 @@ def test_acknowledgement_is_repeated_after_a_time_with_another_broker() -> None:
     assert len(select_frames(script.take_frames(), "ACK")) == 1
 
 
-def test_code_that_has_ended_does_not_forget_that_another_task_has_the_message_by_now() -> None:
+def test_end_of_code_does_not_forget_that_another_task_has_its_former_message() -> None:
     """Another task rolled a transaction back, and its message went to another session before its own code knew.
 
     Regression: when the connection was lost and that code ended, the message came again and was handed out a second

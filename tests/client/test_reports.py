@@ -90,7 +90,7 @@ def reported() -> Iterator[list[str]]:
     logger.setLevel(level)
 
 
-def test_log_that_shows_fields_says_nothing_twice(reported: list[str]) -> None:
+def test_log_with_fields_shows_no_value_twice(reported: list[str]) -> None:
     log.report("connected to %(url)s", {"url": URL, "session": "1"})
     log.report("cannot connect to %(url)s: %(error)s", {"url": URL, "error": "x", "attempts": 3})
     # A name that a log record has itself is none for a fact: logging refuses it.

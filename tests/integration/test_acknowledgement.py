@@ -83,7 +83,9 @@ def test_in_client_individual_mode_an_ack_covers_one_message(broker: BrokerProce
     assert bodies(broker.remaining_messages(queue, once_durable=True)) == ["1", "2", "4", "5"]
 
 
-def test_in_client_mode_all_is_by_order_of_dispatch_not_by_order_of_arrival(broker: BrokerProcess, queue: str) -> None:
+def test_ack_in_client_mode_covers_by_order_of_dispatch_not_by_order_of_arrival(
+    broker: BrokerProcess, queue: str
+) -> None:
     sender, reader = broker.connect(), broker.connect()
     reader.subscribe(queue, ack="client")
     sender.send(queue, b"low", priority=1, confirmed=True)
@@ -505,7 +507,7 @@ def test_seven_aborts_make_a_dead_letter_too(broker: BrokerProcess, queue: str) 
 
 
 @MODES
-def test_a_consumer_that_crashes_ten_times_kills_nothing_but_the_message_it_was_handling(
+def test_a_consumer_that_crashes_ten_times_dead_letters_only_the_message_it_was_handling(
     broker: BrokerProcess, queue: str, ack: str
 ) -> None:
     fill(broker, queue, 50)
@@ -526,7 +528,7 @@ def test_a_consumer_that_crashes_ten_times_kills_nothing_but_the_message_it_was_
     assert bodies(broker.remaining_messages(f"DLQ.{queue}", once_durable=True)) == ["0"]
 
 
-def test_ten_clean_disconnects_charge_nothing(broker: BrokerProcess, queue: str) -> None:
+def test_ten_clean_disconnects_count_no_attempt(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 20)
     for _ in range(10):
         reader = broker.connect()
@@ -540,7 +542,7 @@ def test_ten_clean_disconnects_charge_nothing(broker: BrokerProcess, queue: str)
     assert deliveries(remaining) == [11] * 20
 
 
-def test_ten_ends_of_the_broker_charge_nothing(own_broker: BrokerProcess, queue: str) -> None:
+def test_ten_ends_of_the_broker_count_no_attempt(own_broker: BrokerProcess, queue: str) -> None:
     sender = own_broker.connect()
     for number in range(5):
         sender.send(queue, b"%d" % number, persistent=True, confirmed=True)
@@ -554,7 +556,7 @@ def test_ten_ends_of_the_broker_charge_nothing(own_broker: BrokerProcess, queue:
     assert (bodies(remaining), attempts(remaining)) == (numbers(5), [0] * 5)
 
 
-def test_an_unsubscribe_returns_what_was_held_without_an_attempt(broker: BrokerProcess, queue: str) -> None:
+def test_an_unsubscribe_requeues_held_messages_without_an_attempt(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
     reader = broker.connect()
     reader.subscribe(queue, prefetch=6)
@@ -676,7 +678,9 @@ def test_messages_that_a_slow_auto_readers_socket_has_not_taken_go_to_the_next_r
     assert len(received) + counted.count(2) >= dispatched
 
 
-def test_a_slow_auto_reader_that_reads_on_gets_everything_once_and_in_order(broker: BrokerProcess, queue: str) -> None:
+def test_a_slow_auto_reader_that_reads_on_gets_all_messages_once_and_in_order(
+    broker: BrokerProcess, queue: str
+) -> None:
     count, padding = 100, bytes(50_000)
     slow, sender = broker.connect(receive_buffer=4096), broker.connect()
     slow.subscribe(queue, ack="auto")

@@ -65,7 +65,7 @@ def attempts_after_kill(broker: BrokerProcess, queue: str) -> str:
 @pytest.mark.parametrize(
     "fail", [nack, commit_of_a_nack, abort, repeated_commit, release_with_a_transaction], ids=lambda one: one.__name__
 )
-def test_attempt_survives_a_kill_behind_the_receipt_of_what_counted_it(
+def test_attempt_survives_a_kill_after_the_receipt_of_the_frame_that_counted_it(
     held_broker: BrokerProcess, queue: str, fail: Fail
 ) -> None:
     client, message = holding(held_broker, queue)
@@ -79,7 +79,7 @@ def test_attempt_survives_a_kill_behind_the_receipt_of_what_counted_it(
     assert attempts_after_kill(held_broker, queue) == "1"
 
 
-def test_attempt_of_a_lost_connection_survives_a_kill_behind_a_later_receipt(
+def test_attempt_of_a_lost_connection_survives_a_kill_after_a_later_receipt(
     held_broker: BrokerProcess, queue: str
 ) -> None:
     client, _ = holding(held_broker, queue)

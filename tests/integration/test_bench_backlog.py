@@ -31,7 +31,7 @@ def run_backlog(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
-def what_works_on(folder: Path) -> list[bytes]:
+def command_lines_naming(folder: Path) -> list[bytes]:
     """Return the command lines of all processes that name the folder."""
     found = []
     for line in Path("/proc").glob("[0-9]*/cmdline"):
@@ -68,14 +68,14 @@ def test_a_small_backlog_of_either_kind_goes_through_all_phases(tmp_path: Path) 
     assert list(data.iterdir()) == []
 
 
-def test_only_one_kind_is_measured_if_that_is_asked_for(tmp_path: Path) -> None:
+def test_benchmark_measures_one_kind_alone_on_request(tmp_path: Path) -> None:
     ended = run_backlog(tmp_path, "--messages", "300", "--probes", "3", "--transient")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "transient, 300 messages" in ended.stdout
     assert "persistent, 300 messages" not in ended.stdout
 
 
-def test_without_room_on_the_disk_nothing_is_begun(tmp_path: Path) -> None:
+def test_benchmark_without_disk_space_does_not_start(tmp_path: Path) -> None:
     ended = run_backlog(tmp_path, "--messages", "1000000000000")
     assert ended.returncode == 1
     assert "GiB of disk are needed" in ended.stdout
@@ -96,10 +96,10 @@ def test_an_interrupt_leaves_no_broker_and_no_file_behind(tmp_path: Path) -> Non
         while not list(tmp_path.rglob("*.journal")):
             assert time.monotonic() < deadline, "no message was stored"
             time.sleep(0.01)
-        assert any(b"serve" in line for line in what_works_on(tmp_path))
+        assert any(b"serve" in line for line in command_lines_naming(tmp_path))
         bench.send_signal(signal.SIGINT)
         rest = bench.communicate(timeout=2 * PATIENCE_SECONDS)[0]
     assert bench.returncode == 130, rest
     assert "interrupted" in rest
     assert list(tmp_path.iterdir()) == []
-    assert what_works_on(tmp_path) == []
+    assert command_lines_naming(tmp_path) == []

@@ -154,7 +154,9 @@ def test_consumer_hands_out_messages_in_order(
 
 
 @PREFETCHES
-def test_receive_0_gives_what_is_there(connection: blocking.Connection, destination: str, prefetch: int | None) -> None:
+def test_receive_0_returns_a_ready_message(
+    connection: blocking.Connection, destination: str, prefetch: int | None
+) -> None:
     with connection.consumer(destination, prefetch=prefetch) as consumer:
         for number in range(5):
             connection.send(destination, str(number))
@@ -162,7 +164,7 @@ def test_receive_0_gives_what_is_there(connection: blocking.Connection, destinat
             assert consumer.receive(0) is None
 
 
-def test_an_auto_consumer_acknowledges_what_it_goes_on_from(
+def test_an_auto_consumer_acknowledges_a_message_when_it_asks_for_the_next(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
     fill(connection, destination, 3)
@@ -234,7 +236,7 @@ def test_a_rollback_by_another_thread_dooms_the_transaction(connection: blocking
         session.commit()
 
 
-def test_send_nowait_goes_on_and_flush_waits(connection: blocking.Connection, destination: str) -> None:
+def test_send_nowait_does_not_wait_and_flush_does(connection: blocking.Connection, destination: str) -> None:
     sent = [connection.send_nowait(destination, str(number)) for number in range(100)]
     sent[50].wait()
     connection.flush()
@@ -672,7 +674,7 @@ def test_a_handler_may_close_the_connection(
     assert "has failed with message" not in caplog.text
 
 
-def test_close_waits_for_handlers_no_longer_than_told(broker: BrokerProcess, queue: str, destination: str) -> None:
+def test_close_waits_for_handlers_up_to_its_timeout(broker: BrokerProcess, queue: str, destination: str) -> None:
     connection = blocking.connect(url(broker))
     fill(connection, destination, 1)
     started, released = threading.Event(), threading.Event()
@@ -782,7 +784,9 @@ def test_a_program_that_is_interrupted_ends_cleanly(
 
 
 @pytest.mark.parametrize("after", [0.0, 0.002, 0.005, 0.01])
-def test_ctrl_c_while_consume_begins_ends_it(connection: blocking.Connection, destination: str, after: float) -> None:
+def test_ctrl_c_while_consume_starts_ends_consume(
+    connection: blocking.Connection, destination: str, after: float
+) -> None:
     """Ctrl-C may come between the starts of two threads."""
 
     def handle(message: blocking.Message, session: blocking.Session) -> None: ...
@@ -792,7 +796,7 @@ def test_ctrl_c_while_consume_begins_ends_it(connection: blocking.Connection, de
     assert connection.health().consumers == []
 
 
-def test_ctrl_c_in_close_ends_it_at_once(
+def test_ctrl_c_in_close_ends_close_at_once(
     broker: BrokerProcess, connection: blocking.Connection, queue: str, destination: str
 ) -> None:
     fill(connection, destination, 1)
@@ -857,7 +861,7 @@ def test_a_long_handler_costs_no_heart_beat(broker: BrokerProcess, destination: 
 
 
 @pytest.mark.parametrize("closed", ["consumer", "session", "connection"])
-def test_iteration_over_a_consumer_ends_when_the_program_closes_what_it_is_part_of(
+def test_iteration_over_a_consumer_ends_when_the_consumer_session_or_connection_is_closed(
     broker: BrokerProcess, destination: str, closed: str
 ) -> None:
     """Regression: closing a consumer or a session raised ClosedError in the loop."""

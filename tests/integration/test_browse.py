@@ -51,9 +51,7 @@ def fill(client: RawClient, queue: str, count: int) -> list[str]:
 
 
 @EVICTED
-def test_the_whole_queue_is_shown_in_order_and_then_consumed_as_if_it_had_not_been(
-    broker: BrokerProcess, queue: str
-) -> None:
+def test_browser_is_shown_the_whole_queue_in_order_and_does_not_change_it(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     expected = fill(client, queue, 3000)
     # Those that consumers gave back have left memory, too.
@@ -142,7 +140,7 @@ def test_stomp_py_browses(broker: BrokerProcess, queue: str) -> None:
     assert listener.bodies == expected
 
 
-def test_the_command_prints_what_waits_and_leaves_it(broker: BrokerProcess, queue: str) -> None:
+def test_browse_command_prints_waiting_messages_and_leaves_them(broker: BrokerProcess, queue: str) -> None:
     expected = fill(broker.connect(), queue, 30)
     url = f"stomp://127.0.0.1:{broker.port}"
     for _ in range(2):
@@ -154,7 +152,7 @@ def test_the_command_prints_what_waits_and_leaves_it(broker: BrokerProcess, queu
     assert lines[0]["headers"]["weight"] == "4"
 
 
-def test_the_command_says_what_is_wrong_with_a_selector(broker: BrokerProcess, queue: str) -> None:
+def test_browse_command_reports_the_fault_of_a_selector(broker: BrokerProcess, queue: str) -> None:
     ended = truenext("browse", queue, "--selector", "a = ", "--url", f"stomp://127.0.0.1:{broker.port}")
     assert ended.returncode == 2 and ended.stdout == b""
     assert b"selector: is not understood at its end" in ended.stderr

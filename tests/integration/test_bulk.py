@@ -95,7 +95,7 @@ def test_dead_letters_are_re_driven_by_the_selector_of_the_help_by_their_cause_a
     assert failed.returncode == 2 and "of a dead letter ask for truenext_original_attempts" in failed.stderr
 
 
-def test_a_purge_removes_what_waits_and_leaves_what_a_consumer_holds(broker: BrokerProcess, queue: str) -> None:
+def test_a_purge_removes_waiting_messages_and_leaves_held_ones(broker: BrokerProcess, queue: str) -> None:
     fill(broker, queue, 10)
     client = broker.connect()
     client.subscribe(queue, prefetch=2)
@@ -150,7 +150,7 @@ def test_move_and_purge_leave_held_messages_and_fail_only_for_named_ones(
         ("pause", {"queue": ""}, "has no name"),
     ],
 )
-def test_work_that_cannot_be_is_refused_by_name(
+def test_impossible_bulk_work_is_refused_with_its_cause(
     broker: BrokerProcess, verb: str, arguments: dict[str, Any], why: str
 ) -> None:
     client = requester(broker)
@@ -200,7 +200,7 @@ def test_kill_9_between_the_pieces_of_a_purge_brings_nothing_back(own_broker: Br
     assert own_broker.queues().get("q") in (None, (0, 0, 0))
 
 
-def test_ten_thousand_are_purged_from_the_disk_while_another_queue_is_served(tmp_path: Path) -> None:
+def test_ten_thousand_messages_are_purged_from_the_disk_while_another_queue_is_served(tmp_path: Path) -> None:
     count = 10_000
     broker = BrokerProcess(tmp_path, ("--queue-memory-limit", "100KB"))
     try:
@@ -253,7 +253,7 @@ def test_a_paused_queue_takes_sends_and_acknowledgements_and_dispatches_nothing(
     assert not json.loads(own_broker.output_of("queues", "--json"))[0]["paused"]
 
 
-def test_a_queue_can_be_paused_before_anybody_uses_it(own_broker: BrokerProcess) -> None:
+def test_a_queue_can_be_paused_before_its_first_use(own_broker: BrokerProcess) -> None:
     own_broker.output_of("pause", "new")
     own_broker.restart(is_clean=False)
     client = own_broker.connect()

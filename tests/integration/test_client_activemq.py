@@ -111,7 +111,7 @@ def through(proxy: FreezingProxy, *, heart_beat: float = 10.0) -> blocking.Conne
 # ---- Order ----
 
 
-def test_messages_come_as_that_broker_orders_them_and_without_counts(
+def test_messages_come_in_the_order_of_activemq_and_without_counts(
     connection: blocking.Connection, destination: str
 ) -> None:
     bodies = fill(connection, destination, 30)
@@ -269,7 +269,7 @@ def dead_letters(connection: blocking.Connection) -> list[str]:
 # ---- Pause ----
 
 
-def test_a_paused_consumer_hands_out_nothing_and_keeps_what_has_come(
+def test_a_paused_consumer_hands_out_nothing_and_keeps_its_buffer(
     connection: blocking.Connection, url: str, destination: str
 ) -> None:
     bodies = fill(connection, destination, 5)
@@ -301,7 +301,7 @@ def test_a_commit_is_all_of_a_transaction(connection: blocking.Connection, desti
     assert receive_all(connection, f"{destination}.done") == ["0", "1", "2"]
 
 
-def test_a_commit_beside_a_failed_message_raises_and_all_of_it_comes_again(
+def test_a_commit_with_a_failed_message_raises_and_its_messages_come_again(
     connection: blocking.Connection, destination: str
 ) -> None:
     bodies = fill(connection, destination, 3)
@@ -321,7 +321,7 @@ def test_a_commit_beside_a_failed_message_raises_and_all_of_it_comes_again(
 
 @pytest.mark.parametrize("transacted", [False, True])
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_consume_handles_each_message_and_what_fails_comes_again(
+def test_consume_handles_each_message_and_failed_ones_come_again(
     url: str, *, transacted: bool, concurrency: int
 ) -> None:
     destination = f"/queue/consumed.{transacted}.{concurrency}"
@@ -365,7 +365,7 @@ def test_consume_handles_each_message_and_what_fails_comes_again(
 # ---- Lost connections ----
 
 
-def test_a_sender_whose_message_was_not_confirmed_is_told_and_the_next_is_sent(
+def test_a_send_that_was_not_confirmed_raises_and_the_next_is_sent(
     proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
     with through(proxy) as client:
@@ -427,7 +427,7 @@ def test_messages_that_the_program_had_at_a_lost_connection_are_not_handed_out_t
     assert dead_letters(connection) == []
 
 
-def test_a_transaction_that_was_lost_is_rolled_back_and_comes_again(
+def test_a_transaction_of_a_lost_connection_is_rolled_back_and_its_messages_come_again(
     proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
     bodies = fill(connection, destination, 5)
@@ -462,7 +462,7 @@ def test_both_sides_send_heart_beats_and_a_frozen_connection_is_seen(
 @pytest.mark.parametrize(
     "options", [{"ttl": 60.0}, {"producer": "mine", "number": 1}], ids=lambda options: next(iter(options))
 )
-def test_a_send_that_cannot_be_kept_is_refused_and_holds_up_none_behind_it(
+def test_a_send_that_activemq_cannot_store_is_refused_and_holds_up_no_later_one(
     connection: blocking.Connection, destination: str, options: SendOptions
 ) -> None:
     for _ in range(2):
@@ -546,7 +546,7 @@ def test_a_durable_subscription_collects_without_a_subscriber_and_can_be_ended(
         reader.unsubscribe("news")
 
 
-def test_a_durable_subscriber_comes_back_though_the_broker_believes_that_it_is_still_there(
+def test_a_durable_subscriber_comes_back_though_activemq_takes_it_for_connected(
     proxy: FreezingProxy, connection: blocking.Connection, destination: str
 ) -> None:
     topic = destination.replace("queue", "topic")
@@ -585,7 +585,7 @@ def test_a_delayed_send_comes_later(connection: blocking.Connection, destination
 # ---- Credentials ----
 
 
-def test_wrong_credentials_end_it_and_right_ones_do(url: str, destination: str) -> None:
+def test_wrong_credentials_end_the_connection_and_right_ones_work(url: str, destination: str) -> None:
     started_at = time.monotonic()
     with pytest.raises(Refused, match="password"):
         blocking.connect(url, user="somebody", password="wrong")
@@ -598,7 +598,7 @@ def test_wrong_credentials_end_it_and_right_ones_do(url: str, destination: str) 
 # ---- Commands ----
 
 
-def test_commands_send_receive_and_browse_and_what_needs_our_broker_is_refused(url: str, destination: str) -> None:
+def test_commands_send_receive_and_browse_and_those_for_truenext_alone_are_refused(url: str, destination: str) -> None:
     def said(status: int, *words: str) -> str:
         done = CliRunner().invoke(main, [*words, "--url", url])
         assert done.exit_code == status, done.output

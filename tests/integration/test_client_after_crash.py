@@ -90,7 +90,7 @@ def test_consume_whose_last_commits_had_transients_alone_goes_on_after_a_crash()
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_commit_in_doubt_behind_transients_is_known_after_a_crash_if_it_had_something_persistent(
+def test_commit_in_doubt_after_transients_is_known_after_a_crash_if_it_had_persistent_messages(
     persistent: bool,
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -128,7 +128,7 @@ async def _to_an_older_copy(broker: BrokerProcess, folder: Path, session: Sessio
     await loop.run_in_executor(None, broker.start, port)
 
 
-def test_session_with_a_broker_restored_from_an_older_copy_is_told_so_once(
+def test_session_with_a_broker_restored_from_an_older_copy_raises_once(
     own_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     async def main() -> None:

@@ -76,7 +76,7 @@ def test_a_message_nacked_in_its_transaction_waits_for_its_delay_and_others_coun
     on_a_connection(work, waiting="0123")
 
 
-def test_a_message_that_is_refused_alone_is_the_next_again_at_once() -> None:
+def test_a_message_nacked_alone_is_the_next_again_at_once() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             (first,) = await receive(session, "0")
@@ -237,7 +237,7 @@ def test_a_nack_after_a_lost_connection_ended_the_transaction_counts_at_redelive
 
 
 @pytest.mark.parametrize("how", ["nack", "reject", "release"])
-def test_a_message_can_be_refused_when_the_broker_has_refused_what_was_sent(how: str) -> None:
+def test_a_message_can_be_nacked_when_the_broker_has_refused_a_send_of_its_transaction(how: str) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             first, _ = await receive(session, "0", "1")
@@ -259,7 +259,7 @@ def test_a_message_can_be_refused_when_the_broker_has_refused_what_was_sent(how:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_lost_commit_is_known_for_what_it_was(when: Literal["before", "after"]) -> None:
+def test_outcome_of_a_lost_commit_is_known(when: Literal["before", "after"]) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session, session.consumer("/queue/q"):
             await receive(session, "0", "1")
@@ -300,7 +300,7 @@ def test_messages_of_a_commit_under_way_cannot_be_nacked_or_rejected() -> None:
     on_a_connection(work, waiting="0123")
 
 
-def test_a_handler_says_of_its_message_that_it_is_to_be_tried_again_later() -> None:
+def test_a_handler_can_nack_its_message_with_a_delay() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         seen: list[tuple[str, int]] = []
         done = asyncio.Event()

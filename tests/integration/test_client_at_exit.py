@@ -76,7 +76,7 @@ def test_forked_child_that_ends_waits_for_no_message_of_its_parent(freezing_brok
     assert stderr == ""
 
 
-def test_blocking_program_that_ends_waits_for_confirmations_for_a_bounded_time_and_says_what_is_lost(
+def test_blocking_program_that_ends_waits_for_receipts_for_a_bounded_time_and_reports_losses(
     freezing_broker: BrokerProcess,
 ) -> None:
     stderr = run(

@@ -59,7 +59,7 @@ async def raises(error: BaseException, work: Callable[[], Awaitable[None]]) -> N
 
 @ERRORS
 @PREFETCHES
-def test_an_error_outside_transactions_charges_the_message_at_most(
+def test_an_error_outside_transactions_counts_an_attempt_of_its_message_at_most(
     error: BaseException, counts: bool, prefetch: int | None
 ) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:

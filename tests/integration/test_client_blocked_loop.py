@@ -149,7 +149,7 @@ def test_an_answer_that_waits_in_the_socket_has_come_in_time(loop: Loop) -> None
 
 
 @LOOPS
-def test_a_frame_that_was_half_written_when_the_loop_was_blocked_is_written_on(loop: Loop) -> None:
+def test_a_frame_half_written_when_the_loop_was_blocked_is_completed(loop: Loop) -> None:
     body = b"x" * (12 * 1024 * 1024)
 
     async def work(broker: BlockingBroker, connection: Connection) -> None:
@@ -170,7 +170,7 @@ def test_a_frame_that_was_half_written_when_the_loop_was_blocked_is_written_on(l
 
 
 @LOOPS
-def test_no_heart_beat_ever_stands_in_a_frame(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heart_beats_are_never_written_into_a_frame(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many heart-beats as possible are sent during frames that no socket takes at once."""
     monkeypatch.setattr(heartbeat_thread, "CHECKS_PER_INTERVAL", 10_000)
     bodies = [str(number).encode() * 3_000_000 for number in range(10, 20)]
@@ -190,7 +190,7 @@ def test_no_heart_beat_ever_stands_in_a_frame(loop: Loop, monkeypatch: pytest.Mo
 
 
 @LOOPS
-def test_a_connection_that_hangs_is_seen_all_the_same(loop: Loop) -> None:
+def test_a_frozen_connection_is_noticed_with_a_heartbeat_thread(loop: Loop) -> None:
     async def work(broker: BlockingBroker, connection: Connection) -> None:
         broker.freeze(connection)
         while not connection.health().reconnects:
@@ -280,7 +280,7 @@ asyncio.run(main())
 """
 
 
-def test_a_forked_child_has_no_heart_and_the_parents_goes_on() -> None:
+def test_a_forked_child_has_no_heartbeat_thread_and_the_parents_goes_on() -> None:
     with testing.blocking_broker() as broker:
         done = subprocess.run(
             dying_with_us([sys.executable, "-c", FORKS, broker.url]),

@@ -56,7 +56,7 @@ def direct(broker: BrokerProcess) -> str:
     return f"stomp://127.0.0.1:{broker.port}"
 
 
-async def what_is_in(connection: Connection, queue: str) -> list[str]:
+async def bodies_in(connection: Connection, queue: str) -> list[str]:
     return [shown.text async for shown in connection.browse(f"/queue/{queue}")]
 
 
@@ -116,8 +116,8 @@ async def fill(broker: BrokerProcess, chance: random.Random) -> list[str]:
 
 async def check_copied(broker: BrokerProcess, expected: list[str]) -> None:
     async with connect(direct(broker)) as connection:
-        assert await what_is_in(connection, "in") == []
-        assert sorted(await what_is_in(connection, "out")) == sorted(expected)
+        assert await bodies_in(connection, "in") == []
+        assert sorted(await bodies_in(connection, "out")) == sorted(expected)
         dead = [name for name in broker.queues() if name.startswith("DLQ")]
         assert dead == []
 
@@ -280,7 +280,7 @@ def test_sends_are_accepted_once_and_in_order_however_connections_break(
                 await asyncio.wait_for(asyncio.gather(*(produce(name, connection) for name in names)), PATIENCE_S)
             assert network.breaks_count
         async with connect(direct(own_broker)) as connection:
-            arrived = await what_is_in(connection, "sent")
+            arrived = await bodies_in(connection, "sent")
         for name in names:
             own = [text for text in arrived if text.startswith(name)]
             assert own == [f"{name} {n}" for n in range(MESSAGES)]
@@ -306,7 +306,7 @@ def test_sends_that_raised_timeout_error_do_not_arrive_later(own_broker: BrokerP
                     await sending
             await connection.send("/queue/q", "after")
             assert connection.health().reconnects == 1
-            assert await what_is_in(connection, "q") == ["before", "after"]
+            assert await bodies_in(connection, "q") == ["before", "after"]
 
     asyncio.run(run())
 

@@ -334,7 +334,7 @@ def committing_on_a_slow_disk(setup: CaseSetup, session: Session) -> tuple[Trans
     return transaction, asyncio.create_task(block())
 
 
-def test_the_outcome_of_a_commit_that_was_not_waited_for_is_known_as_soon_as_the_broker_has_said_it() -> None:
+def test_outcome_of_a_commit_cancelled_twice_is_known_as_soon_as_the_broker_has_answered() -> None:
     """Regression: a second cancellation ends the waiting at once, and the outcome stayed "committing"."""
 
     async def main() -> None:
@@ -355,7 +355,7 @@ def test_the_outcome_of_a_commit_that_was_not_waited_for_is_known_as_soon_as_the
     asyncio.run(main())
 
 
-def test_a_commit_that_takes_long_is_waited_for_when_it_is_cancelled() -> None:
+def test_a_cancelled_commit_is_waited_for() -> None:
     async def main() -> None:
         async with new_setup("q") as setup, setup.connection.session(transacted=True) as session:
             transaction, task = committing_on_a_slow_disk(setup, session)

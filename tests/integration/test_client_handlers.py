@@ -237,7 +237,7 @@ def test_an_exception_that_is_no_error_ends_consume_and_is_raised(transacted: bo
 # ---- Several at once ----
 
 
-def test_never_two_messages_of_a_group_run_at_once() -> None:
+def test_messages_of_a_group_are_handled_one_at_a_time() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         for number in range(120):
             connection.send_nowait("/queue/q", f"{number}", group=f"group {number % 5}")
@@ -432,7 +432,7 @@ def test_a_receive_that_waits_while_it_is_paused_goes_on_when_it_is_resumed() ->
     on_a_connection(work)
 
 
-def test_an_idle_buffer_goes_back_and_comes_again_when_the_program_asks() -> None:
+def test_an_idle_buffer_is_released_and_comes_again_with_the_next_receive() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         await connection.send_many("/queue/q", [f"{number}" for number in range(10)])
         with patch.object(reconciler, "RELEASE_IDLE_INTERVAL_S", 0.1):
@@ -459,7 +459,7 @@ def test_an_idle_buffer_goes_back_and_comes_again_when_the_program_asks() -> Non
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 10, None])
-def test_receive_0_returns_what_the_broker_can_give_and_none_only_if_nothing_is_ready(prefetch: int | None) -> None:
+def test_receive_0_returns_a_ready_message_of_the_broker_and_none_only_without_one(prefetch: int | None) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         for number in range(300):
             connection.send_nowait("/queue/q", f"{number}", headers={"colour": "red" if number % 100 == 99 else "blue"})

@@ -23,7 +23,7 @@ def _has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not _has_ipv6(), reason="this machine has no ::1")
-def test_client_connects_to_an_ipv6_address_and_says_it_in_brackets(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_connects_to_an_ipv6_address_and_shows_it_in_brackets(caplog: pytest.LogCaptureFixture) -> None:
     def use(url: str) -> None:
         with blocking.connect(url) as connection:
             connection.send("/queue/q", "2")
@@ -51,7 +51,7 @@ def test_client_connects_to_an_ipv6_address_and_says_it_in_brackets(caplog: pyte
         asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_address_says_itself_as_the_url_it_was_given_as() -> None:
+def test_address_has_the_url_that_it_was_parsed_from() -> None:
     for url in ("stomp://[::1]:61613", "stomp://127.0.0.1:1", "stomp://[fe80::1%lo]:7", "stomp://broker:61613"):
         assert parse_url(url).url == url
     assert parse_url("stomp://[::1]").url == "stomp://[::1]:61613"

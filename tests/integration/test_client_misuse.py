@@ -69,7 +69,7 @@ def test_an_exception_in_the_block_of_a_connection_is_not_hidden_by_unconfirmed_
     asyncio.run(main())
 
 
-def test_a_block_of_a_transaction_stands_in_no_other_and_is_used_once() -> None:
+def test_a_block_of_a_transaction_can_be_neither_nested_nor_used_twice() -> None:
     """Regression: the inner block committed the sends of the outer one."""
 
     async def test(broker: LocalBroker, connection: Connection) -> None:
@@ -117,7 +117,7 @@ def test_an_option_of_a_wrong_type_is_refused_by_name_and_spoils_no_later_send(o
     run(test)
 
 
-def test_text_is_no_list_of_messages() -> None:
+def test_send_many_refuses_a_single_text() -> None:
     async def test(broker: LocalBroker, connection: Connection) -> None:
         for text in ("abc", b"abc"):
             with pytest.raises(TypeError, match="for one there is send"):
@@ -137,7 +137,7 @@ def test_an_invalid_timeout_is_refused(timeout: Any) -> None:
     run(test)
 
 
-def test_sends_that_were_given_up_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sends_that_timed_out_free_the_send_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: they filled the send buffer as long as there was no connection, though they are never sent."""
     monkeypatch.setattr(send_buffer, "UNCONFIRMED_MESSAGES_MAX", 10)
 
@@ -181,7 +181,7 @@ def test_connect_refuses_wrong_arguments_before_it_connects(
         connect(*arguments, **options)
 
 
-def test_a_name_that_no_host_can_have_is_no_broker() -> None:
+def test_connect_to_an_invalid_host_name_finds_no_broker() -> None:
     async def main() -> None:
         with pytest.raises(ConnectionLost, match="no broker at"):
             await connect(f"stomp://{'a' * 70}.example:1", timeout=0.5)
@@ -220,7 +220,7 @@ def test_warnings_are_printed_where_logging_is_not_configured(
     assert "cannot connect to stomp://127.0.0.1:1: Connection refused" in caplog.messages
 
 
-def test_a_browser_that_looks_slowly_is_shown_everything() -> None:
+def test_a_slow_browser_is_shown_all_messages() -> None:
     """The client does not read the browser's connection while it has more messages than it may hold."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
@@ -266,7 +266,7 @@ def test_a_header_that_is_no_text_is_refused_with_its_name_and_value(headers: di
 @pytest.mark.parametrize(
     ("destination", "options"), [(None, {}), (5, {}), ("/queue/q", {"selector": 5}), ("/queue/q", {"prefetch": True})]
 )
-def test_a_consumer_with_an_option_of_another_type_is_refused_with_what_it_may_be(
+def test_a_consumer_option_of_a_wrong_type_is_refused_with_the_types_it_may_have(
     destination: Any, options: dict[str, Any]
 ) -> None:
     async def test(broker: LocalBroker, connection: Connection) -> None:

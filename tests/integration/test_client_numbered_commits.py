@@ -21,7 +21,7 @@ async def bodies(broker: LocalBroker, queue: str) -> list[str]:
     return [each.body.decode() for each in (await broker.queue(queue)).messages]
 
 
-def test_a_number_that_was_used_does_nothing_and_says_so() -> None:
+def test_a_commit_under_a_used_number_does_nothing_and_returns_false() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True) as session:
             await session.send("/queue/done", "first")

@@ -56,7 +56,7 @@ def port(broker: LocalBroker) -> int:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_lost_commit_is_known_for_what_it_was(when: Literal["before", "after"]) -> None:
+def test_outcome_of_a_lost_commit_is_known(when: Literal["before", "after"]) -> None:
     async def test() -> None:
         async with (
             truenext.testing.broker() as broker,
@@ -121,7 +121,7 @@ def test_the_outcome_of_a_commit_in_doubt_can_be_asked_from_any_connection(when:
     run(test)
 
 
-def test_session_goes_on_when_another_connection_has_settled_its_commit() -> None:
+def test_session_goes_on_when_another_connection_has_resolved_its_commit() -> None:
     """The broker has not got the COMMIT when it is asked.
 
     Regression: every later transaction was committed under its number, and refused.
@@ -196,7 +196,7 @@ def test_commit_cancelled_while_in_doubt_is_waited_for_and_left_undecided_by_a_s
     run(test)
 
 
-def test_a_commit_that_another_broker_cannot_know_is_in_doubt() -> None:
+def test_a_commit_unknown_to_another_broker_is_in_doubt() -> None:
     async def test() -> None:
         async with truenext.testing.broker() as broker, truenext.testing.broker() as another:
             where = port(broker)
@@ -259,7 +259,7 @@ def test_a_send_in_doubt_with_one_broker_is_not_repeated_to_another() -> None:
 # ---- Subscriptions ----
 
 
-def test_a_consumer_ends_with_the_error_of_a_subscription_that_is_refused_when_it_comes_back() -> None:
+def test_a_consumer_whose_subscription_is_refused_after_a_reconnect_ends_with_the_error() -> None:
     async def test() -> None:
         async with truenext.testing.broker() as broker, before(port(broker)) as (network, connection):
             name = f"stomp://127.0.0.1:{network.port}"
@@ -326,7 +326,7 @@ def test_the_first_message_of_a_topic_after_a_reconnect_may_have_missed_others()
 # ---- What cannot be repeated ----
 
 
-def test_a_request_and_a_browse_that_are_under_way_are_told_that_the_connection_was_lost() -> None:
+def test_a_request_and_a_browse_raise_when_the_connection_is_lost() -> None:
     async def test() -> None:
         async with truenext.testing.broker() as broker, before(port(broker)) as (network, connection):
             request = asyncio.create_task(connection.request("/queue/nobody-answers", "?"))

@@ -51,7 +51,7 @@ def test_send_many_takes_whatever_can_be_iterated() -> None:
 # ---- Refused ----
 
 
-def test_a_refused_message_is_raised_to_its_sender_and_those_around_it_arrive_in_order() -> None:
+def test_a_refused_message_raises_in_its_send_and_its_neighbours_arrive_in_order() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         def send(number: int) -> Awaitable[None]:
             return connection.send(NOWHERE if number % 3 == 1 else "/queue/q", f"{number}", timeout=PATIENCE_S)
@@ -373,7 +373,7 @@ def test_the_time_to_live_counts_from_the_call() -> None:
     on_a_connection(work)
 
 
-def test_senders_wait_while_too_much_is_under_way_and_send_nowait_says_so() -> None:
+def test_senders_wait_while_too_much_is_unconfirmed_and_send_nowait_raises() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         with patch.object(send_buffer, "UNCONFIRMED_MESSAGES_MAX", 10):
             broker.slow_disk(1000)
@@ -423,7 +423,7 @@ def test_a_refused_send_raises_in_each_flush_that_waits() -> None:
     on_a_connection(work)
 
 
-def test_a_flush_that_was_given_up_keeps_the_error_for_the_next() -> None:
+def test_a_refusal_after_a_flush_that_timed_out_raises_in_the_next_flush() -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         broker.slow_disk(1000)
         connection.send_nowait("/queue/q", "1")
@@ -491,7 +491,7 @@ def test_the_time_to_live_of_a_send_in_a_transaction_and_of_a_request_counts_fro
 
 
 @pytest.mark.parametrize("transacted", [True, False])
-def test_message_has_room_for_110_headers_of_the_program_and_not_for_111(transacted: bool) -> None:
+def test_message_may_have_110_headers_of_the_program_and_not_111(transacted: bool) -> None:
     async def work(broker: LocalBroker, connection: Connection) -> None:
         headers = {f"name-{number}": "x" for number in range(110)}
         async with connection.session(transacted=transacted) as session:

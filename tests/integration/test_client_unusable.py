@@ -98,7 +98,7 @@ async def expect_refusal(name: str, call: Callable[[], Coroutine[Any, Any, Any]]
     raise AssertionError(f"{name} has raised no ClosedError")
 
 
-def test_after_close_everything_raises_closed_error_at_once() -> None:
+def test_calls_after_close_raise_closed_error_at_once() -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             connection = await connect(broker.url)
@@ -112,7 +112,7 @@ def test_after_close_everything_raises_closed_error_at_once() -> None:
     asyncio.run(main())
 
 
-def test_in_another_event_loop_everything_raises_closed_error_and_nothing_is_touched() -> None:
+def test_calls_in_another_event_loop_raise_closed_error_and_touch_nothing() -> None:
     async def elsewhere(calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]]) -> None:
         for name, call in calls.items():
             await expect_refusal(name, call)
@@ -172,7 +172,7 @@ sys.exit(asyncio.run(main()))
 """
 
 
-def test_in_a_forked_child_everything_raises_closed_error_and_the_parent_goes_on() -> None:
+def test_calls_in_a_forked_child_raise_closed_error_and_the_parent_goes_on() -> None:
     with testing.blocking_broker() as broker:
         done = subprocess.run(
             dying_with_us([sys.executable, "-W", "error::RuntimeWarning", "-c", FORKS, broker.url]),

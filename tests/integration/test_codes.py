@@ -170,7 +170,7 @@ def test_a_connection_without_a_login_is_ended_with_a_code(monkeypatch: pytest.M
     assert codes == [Code.LOGIN.value]
 
 
-def test_connections_beyond_the_limit_are_told_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_beyond_the_limit_are_refused_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truenext.server.listener.CONTROL_ONLY_CONNECTIONS_MAX", 1)
     monkeypatch.setattr("truenext.server.connection.CONTROL_ONLY_IDLE_S", 0.3)
     monkeypatch.setattr("truenext.broker.control_only.CONTROL_ONLY_IDLE_S", 0.3)

@@ -84,7 +84,7 @@ def tries(broker: BrokerProcess, queue: str) -> int:
 # ---- At the start ----
 
 
-def test_a_file_is_all_that_a_broker_needs(tmp_path: Path, file: Path) -> None:
+def test_a_broker_starts_with_a_file_alone(tmp_path: Path, file: Path) -> None:
     """The data folder is relative to the file, wherever the broker is started."""
     file.write_text('[broker]\ndata = "kept/here"\nlisten = ["stomp://127.0.0.1:0"]\nlog_level = "info"\n')
     (tmp_path / "kept").mkdir()
@@ -145,7 +145,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert "nothing' does not exist" in ended.stderr
 
 
-def test_a_file_that_does_not_say_where_messages_are_kept_needs_an_option_that_does(file: Path) -> None:
+def test_a_file_without_a_data_folder_needs_an_option_for_it(file: Path) -> None:
     ended = truenext("serve", "--config", file)
     assert ended.returncode == 2
     assert "say where messages are kept: --data DIR, or --memory for nowhere" in ended.stderr
@@ -195,7 +195,7 @@ def test_a_smaller_limit_makes_a_waiting_queue_leave_memory(own_broker: BrokerPr
     assert [int(message.body.split(b"\0")[0]) for message in client.messages(50)] == list(range(50))
 
 
-def test_reload_says_what_has_changed(own_broker: BrokerProcess, file: Path) -> None:
+def test_reload_reports_the_changes(own_broker: BrokerProcess, file: Path) -> None:
     file.write_text(
         '[broker]\nhistory_days_max = 3\n[policy]\nattempts_max = 5\n[policy."a.*"]\nmemory_limit = "1MiB"\n'
     )
@@ -277,7 +277,7 @@ def test_command_that_is_given_a_fifo_as_configuration_refuses_it(tmp_path: Path
     )
 
 
-def test_the_log_level_changes_unless_the_command_line_says_it(tmp_path: Path, file: Path) -> None:
+def test_reload_changes_the_log_level_unless_the_command_line_sets_it(tmp_path: Path, file: Path) -> None:
     for options, has_changed in (([], True), (["--log-level", "warning"], False)):
         folder = tmp_path / str(has_changed)
         folder.mkdir()
@@ -292,13 +292,13 @@ def test_the_log_level_changes_unless_the_command_line_says_it(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("options", [()])
-def test_without_a_file_there_is_nothing_to_reload(own_broker: BrokerProcess) -> None:
+def test_reload_without_a_file_is_refused(own_broker: BrokerProcess) -> None:
     ended = reload(own_broker)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "was started without --config: there is no file to read again" in ended.stderr
 
 
-def test_a_broker_that_does_not_run_cannot_be_asked() -> None:
+def test_reload_without_a_broker_fails() -> None:
     assert truenext("reload", "--url", "stomp://127.0.0.1:1").returncode == 2
 
 
@@ -326,7 +326,7 @@ def wait_for(exporter: HistoryExporter) -> None:
 # ---- truenext config check ----
 
 
-def test_check_says_that_a_file_is_sound_and_what_it_means_for_a_queue(file: Path) -> None:
+def test_check_reports_a_valid_file_and_the_policy_of_a_queue(file: Path) -> None:
     file.write_text('[broker]\ndata = "d"\n[policy]\nattempts_max = 3\n[policy."orders.>"]\npage_size = 10\n')
     ended = truenext("config", "check", file, "--queue", "orders.new")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -338,7 +338,7 @@ def test_check_says_that_a_file_is_sound_and_what_it_means_for_a_queue(file: Pat
     assert ["store_and_dispatch", '"durable"', "default"] in rows
 
 
-def test_check_notes_what_the_command_line_must_still_say(file: Path) -> None:
+def test_check_names_options_that_the_command_line_still_needs(file: Path) -> None:
     file.write_text('[broker]\nlisten = ["stomp://0.0.0.0:61613"]\n')
     ended = truenext("config", "check", file)
     assert ended.returncode == 0

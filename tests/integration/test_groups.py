@@ -22,7 +22,7 @@ EVICTED = one_of(
 
 
 @EVICTED
-def test_three_consumers_share_ten_groups_and_what_a_lost_one_had_goes_on_in_order(
+def test_three_consumers_share_ten_groups_and_those_of_a_lost_one_go_on_in_order(
     broker: BrokerProcess, queue: str
 ) -> None:
     sender = Client(broker.port, "1.2")
@@ -66,7 +66,7 @@ def test_three_consumers_share_ten_groups_and_what_a_lost_one_had_goes_on_in_ord
         client.close()
 
 
-def test_a_closed_group_goes_to_whoever_has_least(broker: BrokerProcess, queue: str) -> None:
+def test_a_closed_group_goes_to_the_consumer_with_the_fewest(broker: BrokerProcess, queue: str) -> None:
     sender, one, two = broker.connect(), broker.connect(), broker.connect()
     one.subscribe(queue, prefetch=10)
     sender.send(queue, b"1", headers={"JMSXGroupID": "g"}, confirmed=True)
@@ -97,7 +97,7 @@ def test_after_a_crash_a_message_that_waits_for_its_next_try_still_holds_back_it
     assert bodies(one.messages(50)) == [str(number) for number in range(0, 100, 2)]
 
 
-def test_a_dead_letter_lets_its_group_go_on(broker: BrokerProcess, queue: str) -> None:
+def test_a_group_goes_on_after_a_dead_letter(broker: BrokerProcess, queue: str) -> None:
     sender, one = broker.connect(), broker.connect()
     one.subscribe(queue, prefetch=1)
     for body in (b"1", b"2"):

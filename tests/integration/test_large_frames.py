@@ -53,7 +53,7 @@ def stalled(*clients: RawClient, body: bytes = BODY, size: int = BODY_BYTES_MAX)
 
 
 @LEAST_MEMORY
-def test_connections_that_stall_within_large_frames_take_no_memory_and_keep_nobody_from_sending(
+def test_connections_that_stall_within_large_frames_take_no_memory_and_let_others_send(
     own_broker: BrokerProcess, queue: str
 ) -> None:
     honest, modest, first, *others = [own_broker.connect() for _ in range(42)]

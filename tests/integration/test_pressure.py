@@ -246,9 +246,7 @@ def test_reading_of_a_page_holds_back_lower_priorities_and_not_higher_ones(
 
 
 @TINY
-def test_a_message_given_back_that_has_to_be_read_first_is_not_overtaken(
-    held_broker: BrokerProcess, queue: str
-) -> None:
+def test_a_released_message_that_has_to_be_read_first_is_not_overtaken(held_broker: BrokerProcess, queue: str) -> None:
     sender, holder, receiver = held_broker.connect(), held_broker.connect(), held_broker.connect()
     holder.subscribe(queue, prefetch=3)
     send_all(sender, queue, "mixed", named("seven", 3), 7, size=1000)
@@ -333,7 +331,7 @@ def test_a_dead_letter_that_has_to_be_read_first_is_moved_once_by_this_run_or_by
 
 
 @TINY
-def test_a_consumer_that_leaves_while_its_page_is_being_read_takes_nothing_with_it(
+def test_a_consumer_that_ends_while_its_page_is_being_read_loses_no_message(
     held_broker: BrokerProcess, queue: str
 ) -> None:
     sender, receiver, next_receiver = held_broker.connect(), held_broker.connect(), held_broker.connect()

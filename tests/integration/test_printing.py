@@ -178,7 +178,7 @@ def redirected(broker: BrokerProcess, redirection: str, *words: str, stdout: int
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("words", [*OF_THE_BROKER, *OF_NO_MESSAGE], ids=" ".join)
-def test_a_standard_output_that_is_closed_or_full_is_said_and_costs_no_message(
+def test_a_closed_or_full_standard_output_is_reported_and_loses_no_message(
     broker: BrokerProcess, queue: str, words: list[str], tmp_path: Path
 ) -> None:
     broker.connect().send(queue, b"kept", persistent=True, confirmed=True)
@@ -234,7 +234,7 @@ def test_reader_that_has_gone_ends_every_command_in_the_same_way(
     [("0>/dev/null", "Bad file descriptor"), ("<&-", "it is closed")],
     ids=["unreadable", "closed"],
 )
-def test_a_standard_input_that_cannot_be_read_is_said(
+def test_an_unreadable_standard_input_is_reported(
     broker: BrokerProcess, queue: str, words: list[str], redirection: str, why: str
 ) -> None:
     shell = ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", TRUENEXT, "send", queue, *words]
@@ -244,7 +244,7 @@ def test_a_standard_input_that_cannot_be_read_is_said(
     assert broker.remaining_messages(queue) == []
 
 
-def test_a_pause_says_that_it_has_made_the_queue(broker: BrokerProcess, queue: str) -> None:
+def test_pause_reports_that_it_has_made_the_queue(broker: BrokerProcess, queue: str) -> None:
     assert piped(broker, "pause", queue).decode() == f"there was no queue '{queue}': made and paused\n"
     assert piped(broker, "pause", queue) == piped(broker, "resume", queue) == piped(broker, "pause", queue) == b""
 

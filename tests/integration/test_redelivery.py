@@ -405,7 +405,7 @@ def test_an_expiry_that_is_past_does_not_come_back(broker: BrokerProcess, queue:
     assert "expires" not in message.headers
 
 
-def test_a_dry_run_moves_nothing(broker: BrokerProcess, queue: str) -> None:
+def test_a_dry_run_of_redrive_moves_nothing(broker: BrokerProcess, queue: str) -> None:
     dead_letters(broker, queue, 3)
     assert broker.truenext("redrive", f"DLQ.{queue}", "--dry-run").stdout == f"3 would be moved to {queue}\n"
     assert len(broker.remaining_messages(f"DLQ.{queue}")) == 3
@@ -454,7 +454,7 @@ def test_redrive_leaves_held_messages_and_messages_that_were_not_dead_lettered(
         ("orders", {"all": True}, "unknown field `all`"),
     ],
 )
-def test_a_redrive_that_cannot_be_is_refused_by_name(
+def test_an_impossible_redrive_is_refused_with_its_cause(
     broker: BrokerProcess, queue: str, arguments: dict[str, Any], why: str
 ) -> None:
     client = requester(broker)
@@ -463,7 +463,7 @@ def test_a_redrive_that_cannot_be_is_refused_by_name(
         redrive_piece(client, queue, **arguments)
 
 
-def test_ten_thousand_are_moved_in_order_from_the_disk_while_others_are_served(tmp_path: Path) -> None:
+def test_redrive_of_ten_thousand_from_the_disk_keeps_order_and_lets_others_be_served(tmp_path: Path) -> None:
     count = 10_000
     broker = BrokerProcess(tmp_path, ("--queue-memory-limit", "100KB"))
     try:

@@ -58,7 +58,7 @@ def test_the_error_comes_before_the_receipt_of_a_later_frame_and_instead_of_its_
     assert [frame.headers["truenext-frame"] for frame in answers[1::2]] == [str(3 + 2 * n) for n in range(20)]
 
 
-def test_a_transaction_of_which_a_frame_was_refused_can_only_be_aborted(client: RawClient, queue: str) -> None:
+def test_a_transaction_with_a_refused_frame_can_only_be_aborted(client: RawClient, queue: str) -> None:
     client.begin("a")
     client.begin("b")
     client.send(queue, b"a", transaction="a")
@@ -89,7 +89,7 @@ def test_a_refused_acknowledgement_dooms_its_transaction(client: RawClient, queu
     assert client.message().headers["truenext-attempts"] == "1"
 
 
-def test_a_subscription_that_was_refused_is_not_there_and_can_be_made_otherwise(
+def test_a_refused_subscription_does_not_exist_and_can_be_made_otherwise(
     client: RawClient, broker: BrokerProcess, queue: str
 ) -> None:
     client.send(queue, b"0")
@@ -132,7 +132,7 @@ def test_an_invalid_receipt_name_is_refused_before_its_frame_is_carried_out(
     assert broker.remaining_messages(queue) == []
 
 
-def test_a_send_is_refused_where_it_would_wait_for_room_and_the_rest_is_read(
+def test_a_send_that_would_wait_for_space_is_refused_and_later_frames_are_read(
     held_broker: BrokerProcess, queue: str
 ) -> None:
     broker = held_broker
@@ -150,7 +150,7 @@ def test_a_send_is_refused_where_it_would_wait_for_room_and_the_rest_is_read(
     assert bodies(broker.remaining_messages(queue)) == ["before", "after"]
 
 
-def test_a_frame_is_counted_whatever_way_it_was_read(client: RawClient, queue: str) -> None:
+def test_frames_are_counted_by_either_way_of_reading(client: RawClient, queue: str) -> None:
     """Frames of a known shape are read in another way, and heart-beats are not counted."""
     position = 1
     chunk = b""
@@ -254,7 +254,7 @@ def test_a_refused_disconnect_does_not_end_the_session(client: RawClient, broker
     client.disconnect()
 
 
-def test_an_error_repeats_no_more_than_tells_the_client_what_is_meant(client: RawClient) -> None:
+def test_an_error_repeats_only_a_part_of_a_long_value(client: RawClient) -> None:
     client.send_frame("COMMIT", {"transaction": "t" * 60_000, "receipt": "r" * 255})
     error = client.next_error()
     assert error.headers["truenext-code"] == "no-transaction" and error.headers["receipt-id"] == "r" * 255

@@ -134,7 +134,7 @@ def test_a_connection_that_is_closed_leaves_nothing_in_memory(end: Callable[[Raw
         for _ in range(3):
             end(RawClient(port, receive_buffer=4096))
 
-    assert asyncio.run(what_is_kept_after(use)) == []
+    assert asyncio.run(objects_kept_after(use)) == []
 
 
 def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
@@ -153,7 +153,7 @@ def test_a_heart_beat_that_finds_its_connection_closed_is_the_last() -> None:
         client.await_end()
 
     with mock.patch.object(ServerConnection, "flush", flush_and_close):
-        assert asyncio.run(what_is_kept_after(use)) == []
+        assert asyncio.run(objects_kept_after(use)) == []
 
 
 def connections_and_sessions() -> list[object]:
@@ -161,7 +161,7 @@ def connections_and_sessions() -> list[object]:
     return [one for one in gc.get_objects() if isinstance(one, ServerConnection | ConnectionState)]
 
 
-async def what_is_kept_after(use: Callable[[int], None]) -> list[object]:
+async def objects_kept_after(use: Callable[[int], None]) -> list[object]:
     """Return the connections and sessions that a broker still has after the clients of `use` have gone."""
     # Those of tests that ran in this process before.
     others = set(map(id, connections_and_sessions()))

@@ -107,7 +107,7 @@ def test_the_status_names_the_subscriptions_with_messages_on_disk(own_broker: Br
 
 
 @SMALL
-def test_a_body_is_written_once_for_all_that_wait_for_it(own_broker: BrokerProcess) -> None:
+def test_a_body_is_written_once_for_all_subscribers(own_broker: BrokerProcess) -> None:
     readers = [follow(own_broker) for _ in range(20)]
     publish(own_broker.connect(), 0, MANY)
     assert bytes_on_disk(own_broker.data) < 4 * MANY * BODY_BYTES

@@ -26,7 +26,7 @@ def status(port: int) -> "subprocess.CompletedProcess[str]":
     return completed_text("status", "--url", f"stomp://127.0.0.1:{port}")
 
 
-def test_the_status_says_what_waits_and_what_is_in_memory(own_broker: BrokerProcess) -> None:
+def test_the_status_has_waiting_messages_and_messages_in_memory(own_broker: BrokerProcess) -> None:
     sender, reader = own_broker.connect(), own_broker.connect()
     for number in range(10):
         sender.send("q", bytes(1000), persistent=number % 2 == 0)
@@ -53,7 +53,7 @@ def test_the_status_says_what_waits_and_what_is_in_memory(own_broker: BrokerProc
     assert re.search(r"^topics +0 durable subscriptions, 0 others$", printed.stdout, re.MULTILINE)
 
 
-def test_the_status_counts_all_scheduled_sends_and_says_which_are_for_topics(own_broker: BrokerProcess) -> None:
+def test_the_status_counts_all_scheduled_sends_and_those_to_topics(own_broker: BrokerProcess) -> None:
     def wait_reasons() -> tuple[str, int, int]:
         (line,) = re.findall(r"^scheduled +(.*)$", status(own_broker.port).stdout, re.MULTILINE)
         facts = own_broker.status()
@@ -94,7 +94,7 @@ def test_the_status_names_connections_whose_waiting_bytes_no_queue_has(own_broke
     assert "temporary  0 waiting, 0 unacknowledged, 0 bytes, in what ends" in status(own_broker.port).stdout
 
 
-def test_a_broker_that_cannot_be_asked_is_told_from_one_that_is_stuck() -> None:
+def test_status_without_a_broker_exits_with_status_2() -> None:
     printed = status(1)
     assert (printed.returncode, printed.stdout) == (2, "")
     assert "no broker at" in printed.stderr

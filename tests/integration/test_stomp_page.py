@@ -94,7 +94,7 @@ def check(frame: Shown, frame_sent: Frame, chosen: Chosen) -> None:
         chosen.check(frame.body, frame_sent.body.decode())
 
 
-def test_a_broker_says_what_the_page_shows(own_broker: BrokerProcess) -> None:
+def test_a_broker_sends_the_frames_that_the_page_shows(own_broker: BrokerProcess) -> None:
     chosen = Chosen()
     clients: list[RawClient] = []
     frames = list(shown())

@@ -193,7 +193,7 @@ def test_stomp_py_receives_in_true_order(connect: Connect, queue: str, version: 
 
 
 @VERSIONS
-def test_receipts_come_in_the_order_they_were_asked_for(connect: Connect, queue: str, version: str) -> None:
+def test_receipts_come_in_the_order_of_their_requests(connect: Connect, queue: str, version: str) -> None:
     sender = connect(version)
     receipts = [sender.new_receipt() for _ in range(50)]
     for number, receipt in enumerate(receipts):

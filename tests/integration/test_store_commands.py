@@ -23,7 +23,7 @@ def serve(data: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return completed_text("serve", "--data", data, "--listen", "stomp://127.0.0.1:0", *options)
 
 
-def test_a_broker_hands_out_what_was_saved_of_another_in_its_order(own_broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_broker_hands_out_salvaged_messages_in_their_order(own_broker: BrokerProcess, tmp_path: Path) -> None:
     client = own_broker.connect(headers={"truenext-rounds": "true"})
     store_name = client.connected.headers["truenext-store"]
     sent = [(priority, b"%d of %d" % (number, priority)) for number in range(20) for priority in (4, 9, 0)]
@@ -58,7 +58,7 @@ def test_a_broker_hands_out_what_was_saved_of_another_in_its_order(own_broker: B
         saved.clean_up()
 
 
-def test_a_broker_that_damage_stops_says_how_to_save_the_rest(own_broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_broker_that_damage_stops_reports_how_to_salvage_the_rest(own_broker: BrokerProcess, tmp_path: Path) -> None:
     """Messages that may have been acknowledged come as redelivered."""
     client = own_broker.connect()
     for number in range(20):

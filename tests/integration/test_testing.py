@@ -186,7 +186,7 @@ def test_receipts_before_a_commit_that_is_lost_still_come(broker: BlockingBroker
     assert lost(client)
 
 
-def test_a_commit_that_is_lost_after_is_not_told_by_its_messages_either(
+def test_a_commit_that_is_lost_after_delivers_no_message_before_the_loss(
     broker: BlockingBroker, clients: Clients
 ) -> None:
     client = clients.connect(broker.url)
@@ -253,7 +253,7 @@ def test_several_commits_are_lost_one_after_the_other(broker: BlockingBroker, cl
         assert broker.queue("orders").bodies == remaining
 
 
-def test_a_commit_to_be_lost_that_never_comes_fails_the_test_with_its_place() -> None:
+def test_lose_commit_that_is_never_reached_fails_the_test_with_its_place() -> None:
     with pytest.raises(testing.NeverReached) as failed, testing.blocking_broker() as broker:
         broker.lose_commit("before")
     line = sys._getframe().f_lineno - 1
@@ -268,7 +268,7 @@ def test_a_commit_to_be_lost_that_never_comes_fails_the_test_with_its_place() ->
         asyncio.run(main())
 
 
-def test_a_commit_that_need_not_be_lost_may_never_come() -> None:
+def test_lose_commit_that_is_not_required_may_never_be_reached() -> None:
     with testing.blocking_broker() as broker:
         broker.lose_commit("before", required=False)
 
@@ -376,7 +376,7 @@ def test_frames_for_a_frozen_connection_come_when_it_thaws(broker: BlockingBroke
     assert bodies(frozen.only(1)) == ["1"]
 
 
-def test_a_frozen_client_is_given_up_and_learns_it_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
+def test_a_frozen_client_is_disconnected_and_notices_it_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
     frozen, other = clients.connect(broker.url, "10000,0"), clients.connect(broker.url)
     frozen.subscribe("orders")
     other.send("orders", b"1", confirmed=True)
@@ -390,9 +390,7 @@ def test_a_frozen_client_is_given_up_and_learns_it_when_it_thaws(broker: Blockin
     assert lost(frozen)
 
 
-def test_a_client_that_goes_while_it_is_frozen_is_missed_when_it_thaws(
-    broker: BlockingBroker, clients: Clients
-) -> None:
+def test_a_client_that_closes_while_frozen_is_noticed_when_it_thaws(broker: BlockingBroker, clients: Clients) -> None:
     frozen, other = clients.connect(broker.url), clients.connect(broker.url)
     frozen.subscribe("orders")
     other.send("orders", b"1", confirmed=True)
@@ -407,7 +405,7 @@ def test_a_client_that_goes_while_it_is_frozen_is_missed_when_it_thaws(
     assert broker.queue("orders").bodies == [b"2"]
 
 
-def test_a_client_that_has_taken_leave_does_not_see_its_end_while_it_is_frozen(
+def test_a_client_that_sent_disconnect_does_not_see_its_end_while_it_is_frozen(
     broker: BlockingBroker, clients: Clients
 ) -> None:
     client = clients.connect(broker.url)
@@ -560,7 +558,7 @@ def test_heart_beats_go_by_the_clock(broker: BlockingBroker, clients: Clients) -
     assert lost(speaks)
 
 
-def test_a_client_is_not_given_up_for_time_of_which_its_clock_knows_nothing(
+def test_a_client_is_not_disconnected_when_the_brokers_clock_is_advanced(
     broker: BlockingBroker, clients: Clients
 ) -> None:
     client = clients.connect(broker.url, "10000,0")
@@ -568,13 +566,15 @@ def test_a_client_is_not_given_up_for_time_of_which_its_clock_knows_nothing(
     client.send("orders", b"1", confirmed=True)
 
 
-def test_a_client_that_does_not_beat_is_given_up_in_its_own_time(broker: BlockingBroker, clients: Clients) -> None:
+def test_a_client_without_heart_beats_is_disconnected_by_its_own_clock(
+    broker: BlockingBroker, clients: Clients
+) -> None:
     client = clients.connect(broker.url, "250,0")
     broker.advance(seconds=600)
     assert lost(client)
 
 
-def test_time_goes_on_by_itself(broker: BlockingBroker, clients: Clients) -> None:
+def test_clock_goes_on_by_itself(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     broker.advance(seconds=100)
     client.subscribe("orders")
@@ -582,7 +582,7 @@ def test_time_goes_on_by_itself(broker: BlockingBroker, clients: Clients) -> Non
     assert bodies([client.message()]) == ["1"]
 
 
-def test_time_outlives_a_restart(broker: BlockingBroker, clients: Clients) -> None:
+def test_advanced_clock_survives_a_restart(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.send("orders", b"1", persistent=True, headers={"AMQ_SCHEDULED_DELAY": "60000"}, confirmed=True)
     broker.advance(seconds=30)
@@ -593,7 +593,7 @@ def test_time_outlives_a_restart(broker: BlockingBroker, clients: Clients) -> No
     assert broker.queue("orders").bodies == [b"1"]
 
 
-def test_time_does_not_go_back(broker: BlockingBroker) -> None:
+def test_advance_and_slow_disk_refuse_negative_times(broker: BlockingBroker) -> None:
     with pytest.raises(ValueError, match="-1"):
         broker.advance(seconds=-1)
     with pytest.raises(ValueError, match="-1"):
@@ -611,7 +611,7 @@ def test_advance_and_slow_disk_refuse_invalid_times(broker: BlockingBroker, wron
 # ---- Runs ----
 
 
-def test_after_a_crash_what_was_persistent_is_there_at_the_same_address(
+def test_persistent_messages_are_there_after_a_crash_at_the_same_address(
     broker: BlockingBroker, clients: Clients
 ) -> None:
     client = clients.connect(broker.url)
@@ -629,7 +629,7 @@ def test_after_a_crash_what_was_persistent_is_there_at_the_same_address(
     assert bodies(again.only(1)) == ["persistent"]
 
 
-def test_after_a_restart_all_is_there(broker: BlockingBroker, clients: Clients) -> None:
+def test_all_messages_are_there_after_a_restart(broker: BlockingBroker, clients: Clients) -> None:
     client = clients.connect(broker.url)
     client.subscribe("orders")
     client.send("orders", b"persistent", persistent=True)
@@ -730,7 +730,7 @@ def test_async_broker_runs_in_the_running_loop(clients: Clients, factory: type[a
         runner.run(main())
 
 
-def test_two_puts_forward_at_once_add_up(clients: Clients) -> None:
+def test_two_concurrent_advances_add_up(clients: Clients) -> None:
     async def main() -> None:
         async with testing.broker() as broker:
             client = await asyncio.to_thread(clients.connect, broker.url)

@@ -115,7 +115,7 @@ def test_a_queue_of_a_virtual_topic_that_never_had_a_message_on_disk_collects_af
     assert bodies(client.only(1)) == ["m"]
 
 
-def test_a_question_can_name_a_temporary_topic_for_its_answer(broker: BrokerProcess, queue: str) -> None:
+def test_a_request_can_name_a_temporary_topic_for_its_reply(broker: BrokerProcess, queue: str) -> None:
     requester, other = broker.connect(), broker.connect()
     follow(requester, "/temp-topic/answers")
     follow(other, f"/queue/{queue}")
@@ -197,7 +197,7 @@ def test_an_ended_subscription_leaves_nothing_on_disk_whatever_it_held(own_broke
     own_broker.stop()
 
 
-def test_a_durable_subscription_may_end_in_one_breath_with_what_is_sent_to_it(own_broker: BrokerProcess) -> None:
+def test_a_durable_subscription_may_end_in_one_write_with_a_message_to_it(own_broker: BrokerProcess) -> None:
     """Regression: the broker, if it had a history, ended as the event was not written yet."""
     reader = known(own_broker)
     follow(reader, "/topic/news", headers={"durable": "true"})
@@ -210,7 +210,7 @@ def test_a_durable_subscription_may_end_in_one_breath_with_what_is_sent_to_it(ow
     own_broker.stop()
 
 
-def test_only_one_at_a_time_uses_a_durable_subscription(broker: BrokerProcess, queue: str) -> None:
+def test_a_durable_subscription_has_one_user_at_a_time(broker: BrokerProcess, queue: str) -> None:
     first, second = known(broker, queue), known(broker, queue)
     follow(first, f"/topic/{queue}", headers={"durable": "true"})
     second.send_frame("SUBSCRIBE", {"id": "1", "destination": f"/topic/{queue}", "durable": "true"})
@@ -232,7 +232,7 @@ def test_a_durable_subscription_that_is_taken_up_for_another_topic_begins_anew(
     assert bodies(reader.only(1)) == ["new"]
 
 
-def test_a_subscribe_that_discards_what_waits_is_warned_of_and_another_spelling_discards_nothing(
+def test_a_subscribe_that_discards_messages_warns_and_another_spelling_discards_nothing(
     own_broker: BrokerProcess,
 ) -> None:
     durable = {"durable": "true", "selector": "colour = 'red'"}
@@ -352,7 +352,7 @@ def test_a_redriven_message_of_a_durable_subscription_arrives_as_it_was_first_se
         ("me", {"durable": "true", "destination": "/temp-topic/q"}, "durable subscriptions are to topics"),
     ],
 )
-def test_a_durable_subscription_that_cannot_be_is_refused_and_says_why(
+def test_an_impossible_durable_subscription_is_refused_with_its_cause(
     broker: BrokerProcess, client_id: str | None, headers: dict[str, str], why: str
 ) -> None:
     client = broker.connect(sends_connect=False)
@@ -370,7 +370,9 @@ def test_ending_a_durable_subscription_that_does_not_exist_is_refused(broker: Br
 # ---- With selectors, scheduled sends, and what whoever runs the broker does ----
 
 
-def test_a_subscription_with_a_selector_collects_only_what_that_wants_through_a_kill(own_broker: BrokerProcess) -> None:
+def test_a_subscription_with_a_selector_collects_only_matching_messages_through_a_kill(
+    own_broker: BrokerProcess,
+) -> None:
     headers = {"durable": "true", "selector": "colour = 'red' AND total > 5, 9"}
     reader = known(own_broker)
     reader.send_frame("SUBSCRIBE", {"id": "1", "destination": "/topic/news"} | headers)
@@ -490,7 +492,7 @@ def test_dead_letters_of_a_subscription_with_a_long_selector_go_back_until_it_en
     assert "1 left" in broker.output_of("redrive", f"DLQ.subscription.{queue}.1")
 
 
-def test_dead_letters_whose_subscription_has_gone_are_left_and_the_reason_and_the_way_out_are_said(
+def test_dead_letters_of_an_ended_subscription_are_left_with_the_reason_and_the_remedy(
     broker: BrokerProcess, queue: str
 ) -> None:
     reader = known(broker, queue)

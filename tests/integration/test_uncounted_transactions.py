@@ -87,7 +87,7 @@ def acknowledging(
 
 
 @pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
-def test_lost_connection_counts_nothing_for_what_was_acknowledged(
+def test_lost_connection_counts_no_attempt_of_acknowledged_messages(
     broker: BrokerProcess, queue: str, lose: Callable[[RawClient], None]
 ) -> None:
     fill(broker, queue, 4)
@@ -97,7 +97,7 @@ def test_lost_connection_counts_nothing_for_what_was_acknowledged(
 
 
 @pytest.mark.parametrize(("begin", "dead"), [(COUNTS_NACKS, 0), ({"truenext-count-attempts": "all"}, 20), ({}, 20)])
-def test_seven_kills_make_dead_letters_only_of_what_counts(
+def test_seven_kills_dead_letter_only_messages_that_count(
     broker: BrokerProcess, queue: str, begin: dict[str, str], dead: int
 ) -> None:
     fill(broker, queue, 20)
@@ -116,7 +116,7 @@ def test_lost_connection_counts_the_first_message_beside_such_a_transaction(brok
     assert attempts(broker.remaining_messages(queue)) == [0, 0, 1, 0, 0]
 
 
-def test_lost_connection_counts_nothing_beside_it_if_nothing_is_said_to_be_started(
+def test_lost_connection_counts_no_attempt_beside_it_if_no_message_is_started(
     broker: BrokerProcess, queue: str
 ) -> None:
     fill(broker, queue, 5)
@@ -125,7 +125,7 @@ def test_lost_connection_counts_nothing_beside_it_if_nothing_is_said_to_be_start
     assert attempts(broker.remaining_messages(queue)) == [0, 0, 0, 0, 0]
 
 
-def test_lost_connection_counts_nothing_for_what_was_started_and_then_acknowledged(
+def test_lost_connection_counts_no_attempt_of_messages_started_and_then_acknowledged(
     broker: BrokerProcess, queue: str
 ) -> None:
     fill(broker, queue, 3)
@@ -178,7 +178,7 @@ def test_messages_nacked_in_an_uncounted_transaction_count_however_it_ends(
     assert attempts(broker.remaining_messages(queue)) == [0, 1, 0]
 
 
-def test_transaction_of_which_a_frame_was_refused_counts_nothing_for_what_it_acknowledged(
+def test_transaction_with_a_refused_frame_counts_no_attempt_of_acknowledged_messages(
     broker: BrokerProcess, queue: str
 ) -> None:
     fill(broker, queue, 1)
@@ -194,7 +194,7 @@ def test_transaction_of_which_a_frame_was_refused_counts_nothing_for_what_it_ack
     assert attempts([reader.message()]) == [0]
 
 
-def test_take_over_that_is_not_blameless_counts_nothing_for_what_was_acknowledged(
+def test_takeover_that_is_not_exempt_counts_no_attempt_of_acknowledged_messages(
     broker: BrokerProcess, queue: str
 ) -> None:
     fill(broker, queue, 2)
@@ -227,7 +227,7 @@ def test_messages_acknowledged_by_a_cut_connection_go_to_others_at_once_if_they_
     assert (time.monotonic() - closed_at > TAKEOVER_GRACE_S / 2) is waits
 
 
-def test_value_that_there_is_not_is_refused_and_begins_nothing(broker: BrokerProcess) -> None:
+def test_invalid_value_is_refused_and_begins_nothing(broker: BrokerProcess) -> None:
     client = broker.connect(headers={"truenext-keep-open": "true"})
     client.begin("t", headers={"truenext-count-attempts": "some"})
     client.commit("t", confirmed=False)

@@ -69,7 +69,7 @@ async def until_removed(engine: Engine) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_names_used_once_each_leave_neither_memory_nor_disk_taken_and_the_history_tells_them_apart(
+def test_queues_used_once_leave_no_memory_or_disk_taken_and_the_history_distinguishes_them(
     tmp_path: Path,
 ) -> None:
     data = tmp_path / "data"
@@ -122,7 +122,7 @@ def test_a_pattern_subscription_gets_messages_of_queues_that_were_removed_and_ma
     asyncio.run(run())
 
 
-def test_a_queue_that_has_gone_is_there_again_after_a_kill_and_nothing_is_damaged(own_broker: BrokerProcess) -> None:
+def test_a_broker_killed_before_the_removal_of_empty_queues_starts_undamaged(own_broker: BrokerProcess) -> None:
     """An empty queue is removed after a minute; a broker that was killed before finds it as it was."""
     client = own_broker.connect()
     for number in range(50):

@@ -107,7 +107,9 @@ def test_without_express_a_full_window_stays_as_it_is(broker: BrokerProcess, que
     assert receiver.arrived() == []
 
 
-def test_an_exclusive_consumer_gets_everything_and_the_next_one_takes_over(broker: BrokerProcess, queue: str) -> None:
+def test_an_exclusive_consumer_gets_all_messages_until_the_next_one_takes_over(
+    broker: BrokerProcess, queue: str
+) -> None:
     plain, first, second = [broker.connect() for _ in range(3)]
     plain.subscribe(queue)
     for receiver in (first, second):

@@ -270,7 +270,7 @@ def test_a_fault_before_connect_is_refused_with_the_supported_versions(
     assert expect_error(client, fault).headers["version"] == "1.0,1.1,1.2"
 
 
-def test_clients_of_other_protocols_are_told_in_their_own_words_and_logged_once_each(own_broker: BrokerProcess) -> None:
+def test_clients_of_other_protocols_are_refused_and_logged_once_each(own_broker: BrokerProcess) -> None:
     for _ in range(2):
         web = http.client.HTTPConnection("127.0.0.1", own_broker.port, timeout=PATIENCE_SECONDS)
         web.request("GET", "/")
@@ -536,16 +536,14 @@ def test_a_reader_that_believes_the_last_of_repeated_headers_is_not_fooled(broke
         assert not headers.keys() & {"redelivered", "ack"}
 
 
-def test_a_destination_may_not_hold_what_breaks_lines(broker: BrokerProcess) -> None:
+def test_a_destination_may_not_contain_unprintable_characters(broker: BrokerProcess) -> None:
     for character in ("\r", "\n", "\t", "\x7f", "\u2028", "\u200e"):
         client = broker.connect()
         client.send_frame("SEND", {"destination": f"/queue/a{character}b"})
         expect_error(client, "has characters that cannot be printed")
 
 
-def test_a_client_that_takes_no_frame_before_the_line_feed_behind_its_nul_gets_everything(
-    broker: BrokerProcess, queue: str
-) -> None:
+def test_a_client_that_waits_for_a_line_feed_after_each_nul_gets_all_frames(broker: BrokerProcess, queue: str) -> None:
     """PHP's stomp extension reads so."""
     client = broker.connect(sends_connect=False)
 
@@ -567,9 +565,7 @@ def test_a_client_that_takes_no_frame_before_the_line_feed_behind_its_nul_gets_e
     frame(b"ERROR")
 
 
-def test_line_ends_for_a_body_and_nuls_between_frames_are_taken_as_real_clients_send_them(
-    broker: BrokerProcess, queue: str
-) -> None:
+def test_line_feeds_and_nuls_between_frames_of_real_clients_are_accepted(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect(sends_connect=False)
     client.write(b"\n\0\r\nCONNECT\naccept-version:1.2\nhost:h\n\n\n\0\0")
     client.await_connected()
@@ -833,7 +829,7 @@ def assert_nothing_received(broker: BrokerProcess, client: RawClient) -> None:
         client.next_frame(0.05)
 
 
-def test_receipts_come_in_order_and_only_once_what_was_sent_is_durable(held_broker: BrokerProcess) -> None:
+def test_receipts_come_in_order_and_only_once_the_sends_are_durable(held_broker: BrokerProcess) -> None:
     sender, other, committing = (held_broker.connect() for _ in range(3))
     held_broker.hold_disk()
     sender.send("q", b"0", persistent=True, headers={"receipt": "a"})
@@ -1103,7 +1099,7 @@ def test_a_repeat_of_a_numbered_send_or_commit_is_accepted_once(own_broker: Brok
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_the_receipt_of_a_repeat_says_so_and_no_other_does(own_broker: BrokerProcess, is_killed: bool) -> None:
+def test_only_the_receipt_of_a_repeat_has_the_repeat_header(own_broker: BrokerProcess, is_killed: bool) -> None:
     client = own_broker.connect()
 
     def sent_data(command: str, headers: dict[str, str]) -> dict[str, str]:
@@ -1176,7 +1172,7 @@ def test_a_numbered_commit_of_a_transaction_that_was_rolled_back_is_refused(own_
 # ---- Questions to the broker ----
 
 
-def test_the_broker_says_in_json_what_its_queues_hold(broker: BrokerProcess, queue: str) -> None:
+def test_the_broker_reports_its_queues_in_json(broker: BrokerProcess, queue: str) -> None:
     client = broker.connect()
     for body in (b"0", b"1", b"2"):
         client.send(queue, body)
@@ -1194,7 +1190,7 @@ def test_the_broker_says_in_json_what_its_queues_hold(broker: BrokerProcess, que
 
 
 @AMID_TRAFFIC
-def test_a_control_verb_that_is_not_there_is_refused_with_those_that_are(broker: BrokerProcess) -> None:
+def test_an_unknown_control_verb_is_refused_with_the_known_ones(broker: BrokerProcess) -> None:
     client = broker.connect()
     client.send_frame("SEND", {"destination": "/control/shutdown", "reply-to": "/temp-queue/answers", "receipt": "r"})
     error = expect_error(
@@ -1374,7 +1370,7 @@ def test_a_disk_that_is_broken_at_the_start_is_reported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ActiveMQ/5.18.3", "our broker: \u20ac\\c"])
 @pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
-def test_a_broker_says_the_name_it_was_given(name: str, version: str) -> None:
+def test_a_broker_reports_its_configured_name(name: str, version: str) -> None:
     """The headers of CONNECTED are not escaped in any version."""
     with serving("--memory", "--listen", "stomp://127.0.0.1:0", "--server-name", name) as (url,):
         client = RawClient(int(url.rpartition(":")[2]))
@@ -1382,7 +1378,7 @@ def test_a_broker_says_the_name_it_was_given(name: str, version: str) -> None:
         client.disconnect()
 
 
-def test_a_broker_in_memory_serves_on_every_address_it_was_told() -> None:
+def test_a_broker_in_memory_listens_on_all_configured_addresses() -> None:
     listen = ("--listen", "stomp://127.0.0.1:0")
     with serving("--memory", *listen, *listen, listeners=2) as urls:
         assert truenext("send", "q", "kept nowhere", "--url", urls[0]).returncode == 0
@@ -1427,7 +1423,7 @@ def test_send_and_receive_commands_keep_the_true_order(url: str, queue: str) -> 
     )
 
 
-def test_the_command_sends_what_comes_on_standard_input(url: str, queue: str) -> None:
+def test_send_sends_standard_input(url: str, queue: str) -> None:
     body = b"\xff\0\r\n binary \n"
     assert truenext("send", queue, "--url", url, sent_data=body).returncode == 0
     ended = truenext("send", queue, "--lines", "--url", url, sent_data=b"a\n\nb \r\nno line end")
@@ -1489,7 +1485,7 @@ def no_broker(url: str, reason: str) -> str:
 
 
 @pytest.mark.parametrize("command", CONTROL_REQUESTS, ids=" ".join)
-def test_command_without_a_broker_says_so_and_what_to_do_in_one_line(command: list[str]) -> None:
+def test_command_without_a_broker_reports_it_and_the_remedy_in_one_line(command: list[str]) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"stomp://127.0.0.1:{listener.getsockname()[1]}"
