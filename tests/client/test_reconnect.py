@@ -515,7 +515,7 @@ def test_batch_of_sends_is_dropped_after_its_caller_got_a_timeout_for_lack_of_ca
 
 
 def test_numbers_that_one_broker_knows_are_not_used_again_after_a_time_with_another() -> None:
-    """There they would be repeats: confirmed, and never accepted."""
+    """The sends would be repeats there: confirmed, and never accepted."""
     script = Script()
     client = script.client
     script.connect("here")
@@ -557,7 +557,7 @@ def test_acknowledgement_is_repeated_after_a_time_with_another_broker() -> None:
 
 
 def test_end_of_code_does_not_forget_that_another_task_has_its_former_message() -> None:
-    """Another task rolled a transaction back, and its message went to another session before its own code knew.
+    """A transaction was rolled back by another task, and its message went to another session before its own code knew.
 
     Regression: when the connection was lost and that code ended, the message came again and was handed out a second
     time.

@@ -62,7 +62,7 @@ class Link:
     def __init__(self, client: socket.socket, broker: socket.socket, up: int, down: int) -> None:
         self._sockets = (client, broker)
         self.up = Way(client, broker, up)
-        """From the client to the broker."""
+        """Direction to the broker."""
         self.down = Way(broker, client, down)
 
     @property

@@ -45,8 +45,7 @@ class PossibleState:
         self.waiting[letter] = (self.waiting[letter][0] + 1, lost)
 
     def expects(self, letter: str, attempts: int, *, lost: bool | None, others: int = 0) -> bool:
-        """Return whether the letter may have come with so many attempts, `others` of which were added on this
-        connection."""
+        """Return whether the letter may have come with `attempts`, `others` of which were added on this connection."""
         if letter not in self.waiting:
             return False
         known, known_lost = self.waiting[letter]
@@ -150,7 +149,7 @@ class Acknowledge(Operation):
     """ACK or NACK."""
 
     acks: list[str]
-    """All dispatches that it covers."""
+    """Dispatches that it covers."""
     is_nack: bool = False
     transaction: str | None = None
     started: str | None = None

@@ -39,7 +39,7 @@ USERS = """\
 
 
 class ActiveMQOfTests(ActiveMQ):
-    """ActiveMQ with a scheduler, and with a user who has a password."""
+    """ActiveMQ with a scheduler, and a user with a password."""
 
     def prepare(self, folder: Path) -> list[str]:
         command = super().prepare(folder)

@@ -174,7 +174,7 @@ def test_a_transaction_whose_message_another_task_has_nacked_raises_in_each_call
 
 
 def test_a_transaction_whose_consumer_was_closed_is_rolled_back() -> None:
-    """Its messages of the transaction were released with the subscription."""
+    """The messages of the consumer were released with its subscription."""
 
     async def work(broker: LocalBroker, connection: Connection) -> None:
         async with connection.session(transacted=True, ack="commit") as session:

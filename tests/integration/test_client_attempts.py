@@ -1,4 +1,4 @@
-"""Tests of what counts as a delivery attempt.
+"""Tests of the errors and losses that count as a delivery attempt.
 
 Source of what is expected: docs/client.md, "What counts as a delivery attempt".
 """

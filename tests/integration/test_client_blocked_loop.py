@@ -171,7 +171,7 @@ def test_a_frame_half_written_when_the_loop_was_blocked_is_completed(loop: Loop)
 
 @LOOPS
 def test_heart_beats_are_never_written_into_a_frame(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many heart-beats as possible are sent during frames that no socket takes at once."""
+    """The thread sends as many heart-beats as possible during frames that no socket takes at once."""
     monkeypatch.setattr(heartbeat_thread, "CHECKS_PER_INTERVAL", 10_000)
     bodies = [str(number).encode() * 3_000_000 for number in range(10, 20)]
 

@@ -321,7 +321,7 @@ def test_sends_that_raised_timeout_error_do_not_arrive_later(own_broker: BrokerP
 def test_a_handler_that_outlives_ten_connections_has_its_message_alone(
     own_broker: BrokerProcess, chance: random.Random, way: str, is_frozen: bool, is_done: bool
 ) -> None:
-    """These are more losses than a message has attempts."""
+    """A message has fewer attempts than these losses."""
     got: list[str] = []
 
     async def outlive(network: Network, connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Tests of what the client reports to its program when its connection is lost.
+"""Tests of the errors and outcomes that a program gets from the client when its connection is lost.
 
 Source of what is expected: docs/client.md, "Lost connections" and "Transactions".
 """

@@ -71,7 +71,7 @@ def test_a_producer_is_not_read_while_space_is_short_and_then_goes_on(
 def test_a_producer_that_waits_for_space_is_not_ended_for_missing_heart_beats(
     held_broker: BrokerProcess, queue: str
 ) -> None:
-    """Its heart-beats are unread in the socket, after its sends."""
+    """The heart-beats of the producer are unread in the socket, after its sends."""
     client = producer(held_broker, queue, heart_beat="300,300")
     held_broker.set_disk_level(DiskLevel.LITTLE)
     receipt = send_unconfirmed(client, queue, b"second")
@@ -92,7 +92,7 @@ def test_a_producer_that_waits_for_space_is_not_ended_for_missing_heart_beats(
 
 
 def test_a_producer_may_subscribe_and_disconnect_while_space_is_short(held_broker: BrokerProcess, queue: str) -> None:
-    """Only sends wait: otherwise consumers that sent something first could never make space."""
+    """The broker holds back sends alone: otherwise consumers that sent something first could never make space."""
     greeter, leaver, disconnected = (producer(held_broker, queue) for _ in range(3))
     held_broker.set_disk_level(DiskLevel.LITTLE)
     leaver.subscribe("other")

@@ -49,7 +49,7 @@ class Letter:
     persistent: bool
     cycle: int
     source: str
-    """Its sender. Letters of one source, queue and priority come in the order of their numbers."""
+    """Sender. Letters of one source, queue and priority come in the order of their numbers."""
     number: int
     confirmed: bool = False
     forbidden: bool = False

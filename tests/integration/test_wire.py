@@ -47,7 +47,7 @@ SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randra
 
 VERSIONS = pytest.mark.parametrize("version", ["1.0", "1.1", "1.2"])
 AMID_TRAFFIC = pytest.mark.usefixtures("traffic")
-"""Another client's messages go on before, during and after the test, and none is lost."""
+"""Messages of another client go on before, during and after the test, and none is lost."""
 
 
 # ---- What goes on beside ----
