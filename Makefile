@@ -82,8 +82,9 @@ test-spark: .venv/spark
 simulate: .venv/test ## What clients, sockets and disk may do, at random, against the naive oracle: 5,000 examples of each machine (EXAMPLES=n)
 	TRUENEXT_EXAMPLES=$${EXAMPLES:-5000} $(PYTEST) $(ON_ALL_CORES) tests/property/test_against_oracle.py tests/client/test_against_oracle.py tests/client/test_rollback_order.py tests/stages/outbox/test_schedules.py
 
-search: .venv/test ## Every order of steps of the protocol behind effects that happen once, with more that goes wrong than in make test
+search: .venv/spark ## Every order of steps of two protocols, with more that goes wrong than in make test: exactly-once processing (minutes), and the sink of Spark (an hour)
 	TRUENEXT_SEARCH=all $(PYTEST) -s tests/stages/outbox/test_protocol.py
+	TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
 
 faults: .venv/spark ## Every planted fault, of which make test draws one in ten, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_schedules_notice.py
@@ -93,8 +94,8 @@ faults: .venv/spark ## Every planted fault, of which make test draws one in ten,
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, judged by the audit (DURATION=seconds)
 	TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py
 
-spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are killed: 20 times (KILLS=n)
-	TRUENEXT_KILLS=$(or $(KILLS),20) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py tests/spark/test_cluster.py
+spark: .venv/spark ## Queues in Spark while driver, Java, workers and broker are killed: 20 times (KILLS=n), and 500 examples of its machines (EXAMPLES=n)
+	TRUENEXT_KILLS=$(or $(KILLS),20) TRUENEXT_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) -s tests/spark/source tests/spark/sink tests/spark/test_queries.py tests/spark/test_cluster.py
 
 freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
 	TRUENEXT_FREEZES=$${FREEZES:-1000} $(PYTEST) -s tests/integration/test_frozen_connections.py

@@ -39,7 +39,6 @@ def receive(broker: BrokerProcess, names: range, each: int) -> None:
     client.disconnect()
 
 
-@pytest.mark.timeout(180)
 def settled(folder: Path) -> int:
     """Return the size of the store once it is stable: spare segments are made in the background."""
     size = -1
