@@ -4,8 +4,6 @@ import re
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.integration.broker_process import BrokerProcess
 from tests.integration.forked import completed_text
 from tests.integration.raw_client import RawClient
