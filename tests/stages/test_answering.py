@@ -76,7 +76,7 @@ def test_metrics_are_there_if_the_service_counts() -> None:
     asyncio.run(run())
 
 
-def test_what_is_no_request_for_it_is_refused() -> None:
+def test_http_server_refuses_invalid_requests_and_goes_on() -> None:
     async def run() -> None:
         async with served(health()) as port:
             assert (await exchange(port, get("/nowhere")))[0] == 404
@@ -90,7 +90,7 @@ def test_what_is_no_request_for_it_is_refused() -> None:
     asyncio.run(run())
 
 
-def test_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_server_closes_an_idle_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_S", 0.05)
 
     async def run() -> None:
@@ -101,7 +101,7 @@ def test_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(run())
 
 
-def test_more_connections_than_it_takes_are_hung_up_on() -> None:
+def test_http_server_closes_connections_above_its_limit() -> None:
     async def run() -> None:
         async with served(health()) as port:
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(module.CONNECTIONS_MAX)]

@@ -118,7 +118,9 @@ def stages(*words: str) -> Result:
         ),
     ],
 )
-def test_what_is_no_service_is_said_and_what_to_do(folder: Path, place: str, file: str, complaint: str) -> None:
+def test_commands_without_a_valid_service_say_why_and_what_to_do(
+    folder: Path, place: str, file: str, complaint: str
+) -> None:
     (folder / "other.py").write_text(file)
     result = stages("describe", place)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -244,7 +246,9 @@ def changed(folder: Path, old: str, new: str) -> Result:
         ("price: int = 0", "price: str = ''", "breaks: shop.note: what is published to order.news: `price` was"),
     ],
 )
-def test_what_breaks_is_said_and_ends_the_check_with_1(folder: Path, old: str, new: str, finding: str) -> None:
+def test_check_with_breaking_changes_lists_them_and_exits_with_1(
+    folder: Path, old: str, new: str, finding: str
+) -> None:
     result = changed(folder, old, new)
     assert result.exit_code == 1
     assert any(line.startswith(finding) for line in result.stdout.splitlines()), result.stdout
@@ -265,7 +269,7 @@ def test_what_breaks_is_said_and_ends_the_check_with_1(folder: Path, old: str, n
         ("price: int = 0", "price: int = 0\n    tax: int = 0"),
     ],
 )  # fmt: skip
-def test_what_breaks_nothing_ends_the_check_with_0(folder: Path, old: str, new: str) -> None:
+def test_check_without_breaking_changes_exits_with_0(folder: Path, old: str, new: str) -> None:
     result = changed(folder, old, new.replace("order.count", "1"))
     assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "Nothing breaks shop."), result.stdout
     assert result.stdout.splitlines()[1].startswith("note: shop.json says how it was")
@@ -311,7 +315,9 @@ def test_a_field_that_was_perhaps_renamed_is_a_warning(folder: Path, old: str, n
         ),
     ],
 )
-def test_what_is_read_as_something_else_breaks(folder: Path, before: str, after: str, finding: str) -> None:
+def test_check_finds_values_that_are_read_as_something_else(
+    folder: Path, before: str, after: str, finding: str
+) -> None:
     def shop(text: str) -> str:
         fields, _, option = text.partition(", ")
         option, _, more = option.partition("\n")
@@ -336,7 +342,7 @@ def test_the_file_of_another_service_is_warned_of(folder: Path) -> None:
     assert result.stdout.splitlines()[0] == "warning: store: it is compared with the service shop"
 
 
-def test_what_was_written_is_the_same_each_time_and_is_not_changed_by_a_check(folder: Path) -> None:
+def test_check_writes_the_same_file_each_time_and_only_with_write(folder: Path) -> None:
     first = stages("check", "shop:app", "--against", "a.json", "--write")
     assert first.stdout == "a.json says how shop is now.\n"
     written = (folder / "a.json").read_bytes()
@@ -437,7 +443,7 @@ def test_a_service_is_described_for_mermaid() -> None:
         ("reserve(Order)\n2 waiting", "reserve(Order)<br/>2 waiting"),
     ],
 )
-def test_what_means_something_to_mermaid_is_an_entity_in_a_label(text: str, label: str) -> None:
+def test_mermaid_labels_escape_special_characters(text: str, label: str) -> None:
     assert mermaid_label(text) == f'"{label}"'
 
 
@@ -451,7 +457,7 @@ def test_a_service_is_described_for_graphviz_and_for_programs() -> None:
     assert "queues" not in facts
 
 
-def test_of_ways_to_describe_there_is_one() -> None:
+def test_describe_with_two_formats_is_refused() -> None:
     assert stages("describe", "shop:app", "--dot", "--json").exit_code == 2
     assert stages("describe", "shop:app", "--mermaid", "--dot").exit_code == 2
 
@@ -477,7 +483,7 @@ two = app.remote("two", int, int)
 many = {"one": one}
 
 
-def test_what_a_function_names_is_found_and_how_it_is_called() -> None:
+def test_references_of_a_function_are_found_with_their_calls() -> None:
     closed_over = app.remote("three", int, int)
 
     async def asks(flow: object) -> None:
@@ -498,7 +504,7 @@ def test_what_a_function_names_is_found_and_how_it_is_called() -> None:
     assert references_of(has_heading) == []
 
 
-def test_what_waits_for_a_stage_that_is_no_more_is_left_over() -> None:
+def test_queue_with_messages_of_a_removed_stage_is_orphaned() -> None:
     service = Service("left")
     first = service.endpoint("left.work", int)
 

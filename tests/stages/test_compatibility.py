@@ -27,7 +27,7 @@ def codec(kind: Kind) -> tuple[Made, Codec[Any]]:
 
 @LONG
 @given(st.data())
-def test_what_does_not_break_is_read(data: st.DataObject) -> None:
+def test_values_without_a_mismatch_are_read_by_the_new_type(data: st.DataObject) -> None:
     old = data.draw(structs(), "old")
     new = data.draw(st.one_of(changed(old), changed(old), kinds()), "new")
     made, writing = codec(old)
@@ -41,7 +41,7 @@ def test_what_does_not_break_is_read(data: st.DataObject) -> None:
 
 @LONG
 @given(st.data())
-def test_what_is_harmless_is_not_called_breaking(data: st.DataObject) -> None:
+def test_harmless_changes_are_no_mismatch(data: st.DataObject) -> None:
     old = data.draw(kinds(), "old")
     new = data.draw(harmless(old), "new")
     assert find_mismatches(codec(old)[1].schema(), codec(new)[1].schema()) == []

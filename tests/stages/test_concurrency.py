@@ -72,7 +72,7 @@ def test_8_messages_of_a_stage_are_handled_at_once_unless_told(is_async: bool) -
     run(app, work)
 
 
-def test_each_stage_has_as_many_workers_as_it_says_and_else_those_of_its_endpoint_or_service() -> None:
+def test_concurrency_is_that_of_the_stage_its_endpoint_or_its_service() -> None:
     """All are at work at the same time: they wait for all others."""
     counts = {"service": 3, "endpoint": 2, "stage": 4}
     crowd = Crowd(sum(counts.values()))
@@ -199,7 +199,7 @@ def test_a_concurrency_that_is_none_is_refused_by_name(count: int) -> None:
 # ---- What comes after the loss of a process ----
 
 
-def test_what_comes_after_an_attempt_that_was_lost_runs_alone_in_its_process() -> None:
+def test_message_whose_last_attempt_was_lost_runs_alone_in_its_process() -> None:
     app = Service("shop", concurrency=4)
     nobody = app.remote("nobody", Number)
     lost, hold, end = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -207,7 +207,7 @@ def _try(
 
 
 @pytest.mark.parametrize("case", _cases(("stage", "broker"), MESSAGING, (("stage", "run"),)), ids="-".join)
-def test_without_sql_nothing_is_done_twice_whoever_dies_wherever(
+def test_messaging_without_sql_survives_a_crash_at_every_point(
     broker: BrokerProcess, tmp_path: Path, case: Case
 ) -> None:
     _try(broker, tmp_path, case, None)
@@ -239,7 +239,7 @@ def test_on_postgresql_only_the_window_repeats(
 
 
 @pytest.mark.parametrize("case", _cases(("stage", "broker"), SQL, (("stage", "SQL committed"),)), ids="-".join)
-def test_on_sqlite_effects_that_happen_once_do_whoever_dies_wherever(
+def test_exactly_once_on_sqlite_survives_a_crash_at_every_point(
     broker: BrokerProcess, tmp_path: Path, case: Case
 ) -> None:
     file = tmp_path / "shop.db"
@@ -247,7 +247,7 @@ def test_on_sqlite_effects_that_happen_once_do_whoever_dies_wherever(
 
 
 @pytest.mark.parametrize("case", _cases(("stage", "broker", "database"), SQL, FEW), ids="-".join)
-def test_on_postgresql_effects_that_happen_once_do_whoever_dies_wherever(
+def test_exactly_once_on_postgresql_survives_a_crash_at_every_point(
     broker: BrokerProcess, own_postgres: PostgresServer, tmp_path: Path, case: Case
 ) -> None:
     with own_postgres.database() as name:
@@ -260,7 +260,7 @@ ONE_OR_TWO = pytest.mark.parametrize("processes", [1, 2] if IS_WHOLE else [2])
 
 @ONE_OR_TWO
 @pytest.mark.parametrize("case", _cases(("stage", "broker"), RELAY, (("stage", "relay sent"),)), ids="-".join)
-def test_on_sqlite_what_programs_begin_is_sent_once_whoever_dies_at_the_relay(
+def test_initiations_on_sqlite_are_sent_once_after_a_crash_at_every_point_of_the_relay(
     broker: BrokerProcess, tmp_path: Path, case: Case, processes: int
 ) -> None:
     file = tmp_path / "shop.db"
@@ -273,7 +273,7 @@ FEW_OF_RELAY = (("stage", "relay numbered"), ("database", "relay sent"))
 
 @ONE_OR_TWO
 @pytest.mark.parametrize("case", _cases(("stage", "broker", "database"), RELAY, FEW_OF_RELAY), ids="-".join)
-def test_on_postgresql_what_programs_begin_is_sent_once_whoever_dies_at_the_relay(
+def test_initiations_on_postgresql_are_sent_once_after_a_crash_at_every_point_of_the_relay(
     broker: BrokerProcess, own_postgres: PostgresServer, tmp_path: Path, case: Case, processes: int
 ) -> None:
     with own_postgres.database() as name:

@@ -27,7 +27,7 @@ AWAY_S = float(os.environ.get("TRUENEXT_AWAY_S", "4"))
 
 @pytest.mark.timeout(120 + 2 * AWAY_S)
 @one_of("once", [False, True], ids=["best effort", "once"])
-def test_while_the_database_is_away_nothing_is_charged_and_then_all_goes_on(
+def test_unavailable_database_under_load_costs_no_attempt_and_all_flows_end(
     own_postgres: PostgresServer, once: bool
 ) -> None:
     attempts: Counter[int] = Counter()

@@ -56,7 +56,7 @@ def test_queues_are_named_after_endpoint_and_stage() -> None:
     "name",
     ["", ".", "a..b", "a b", "a/b", "ä", "a.*", "a.>", "-a", "a.stage.b", "DLQ.a", "Consumer.a", "Spark.a", "x" * 300],
 )
-def test_what_is_no_name_of_an_endpoint_is_refused(name: str) -> None:
+def test_invalid_name_of_an_endpoint_is_refused(name: str) -> None:
     app = Service("shop")
     with pytest.raises(DefinitionError, match=r"no name of an endpoint|too long"):
         app.endpoint(name, Number)
@@ -65,13 +65,13 @@ def test_what_is_no_name_of_an_endpoint_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b"])
-def test_what_is_no_name_of_a_service_is_refused(name: str) -> None:
+def test_invalid_name_of_a_service_is_refused(name: str) -> None:
     with pytest.raises(DefinitionError):
         Service(name)
 
 
 @pytest.mark.parametrize("name", ["", "a b,c\n", "x" * 300])
-def test_what_is_no_name_of_a_topic_is_refused(name: str) -> None:
+def test_invalid_name_of_a_topic_is_refused(name: str) -> None:
     with pytest.raises(DefinitionError, match="topic"):
         Service("shop").topic(name, Number)
 
@@ -83,7 +83,7 @@ def test_an_endpoint_that_is_there_already_is_refused() -> None:
         app.endpoint("order.place", Number)
 
 
-def test_what_is_said_of_another_service_twice_is_the_same_or_refused() -> None:
+def test_remote_endpoint_or_topic_defined_twice_is_the_same_or_refused() -> None:
     app = Service("shop")
     there = app.remote("there", Number, Text)
     topic = app.topic("numbers", Number)
@@ -199,7 +199,7 @@ def test_a_stage_of_an_endpoint_with_a_state_takes_it_second() -> None:
         chain.stage(another_state)  # type: ignore[arg-type]
 
 
-def test_any_message_of_a_later_stage_and_any_state_are_refused() -> None:
+def test_untyped_message_of_a_later_stage_and_untyped_state_are_refused() -> None:
     app = Service("shop")
     chain = app.endpoint("chain", Any, Number)
     chain.stage(whatever)
@@ -270,7 +270,7 @@ def test_a_type_that_cannot_be_json_is_refused_where_it_is_named() -> None:
             define()
 
 
-def test_what_no_stage_gives_is_refused_before_anything_runs() -> None:
+def test_parameter_that_nothing_provides_is_refused_before_anything_runs() -> None:
     app = Service("shop")
 
     @app.terminator("take", Number)
@@ -325,7 +325,7 @@ def test_an_endpoint_without_stages_is_refused() -> None:
         app.plans()
 
 
-def test_an_endpoint_that_replies_and_whose_last_stage_does_not_say_so_is_refused() -> None:
+def test_endpoint_with_a_reply_whose_last_stage_is_not_annotated_with_it_is_refused() -> None:
     app = Service("shop")
     chain = app.endpoint("chain", Number, Text)
 

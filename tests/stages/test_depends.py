@@ -149,7 +149,7 @@ def test_a_stage_of_either_kind_gets_what_a_plain_factory_makes(factory: Callabl
 
 
 @pytest.mark.parametrize("factory", OF_ASYNC)
-def test_only_an_async_stage_gets_what_an_async_factory_makes(factory: Callable[..., Any]) -> None:
+def test_async_factory_is_refused_for_a_plain_stage(factory: Callable[..., Any]) -> None:
     def stage(value: Any) -> Any:
         return value
 
@@ -173,7 +173,7 @@ def test_a_class_that_can_be_entered_both_ways_is_entered_as_the_stage_is_run() 
     assert run(async_stage) == "entered with async with"
 
 
-def test_what_a_plain_function_returns_is_not_entered() -> None:
+def test_context_manager_returned_by_a_plain_factory_is_not_entered() -> None:
     """It may be of the lifespan, and must not be closed with the first message."""
     shared = Entered()
 
@@ -252,7 +252,7 @@ def test_there_is_one_value_per_message_however_many_ask_for_it() -> None:
     assert first[0] is not second[0]
 
 
-def test_an_override_replaces_a_factory_wherever_somebody_depends_on_it() -> None:
+def test_override_replaces_a_factory_for_stages_and_other_factories() -> None:
     def fake(flow: Flow[int]) -> object:
         return flow
 
@@ -322,7 +322,7 @@ in_circle.__annotations__["value"] = Annotated[None, Depends(around_circle)]
         (around_circle, r"in_circle, parameter 'value': a circle: around_circle -> in_circle -> around_circle"),
     ],
 )
-def test_what_no_factory_can_be_given_is_refused_by_name(factory: Callable[..., Any], pattern: str) -> None:
+def test_factory_with_an_impossible_parameter_is_refused_by_name(factory: Callable[..., Any], pattern: str) -> None:
     def stage(value: None) -> None:
         pass
 
@@ -440,7 +440,7 @@ def ends(log: Log, kind: str, fails: list[BaseException | None], error: BaseExce
     return None
 
 
-def test_what_follows_the_yield_runs_when_the_stage_is_done_last_first(kind: str) -> None:
+def test_factories_end_after_the_stage_in_reverse_order(kind: str) -> None:
     log = Log()
     assert ends(log, kind, [None, None], None) is None
     assert log == ["make f0", "make f1", "end f1", "end f0"]
@@ -487,7 +487,7 @@ def test_an_error_in_an_end_fails_a_stage_that_has_succeeded_and_the_others_hear
     assert log[-2:] == ["f0 hears of RuntimeError('late')", "end f0"]
 
 
-def test_of_two_errors_in_ends_the_first_is_raised_and_the_other_logged(
+def test_second_error_in_the_ends_of_factories_is_logged_and_the_first_raised(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = RuntimeError("first"), RuntimeError("second")
@@ -500,7 +500,7 @@ def test_a_cancellation_in_an_end_is_not_hidden_by_the_error_of_the_stage(kind: 
     assert isinstance(ends(Log(), kind, [None, cancelled], ValueError("own")), asyncio.CancelledError)
 
 
-def test_what_was_made_ends_if_the_next_factory_fails(kind: str) -> None:
+def test_factory_ends_if_the_next_one_fails(kind: str) -> None:
     log = Log()
 
     def failing() -> None:

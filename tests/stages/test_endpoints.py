@@ -10,7 +10,7 @@ from truenext.stage import Endpoint, Flow, Service
 from truenext.testing.stages import Stages
 
 
-def test_what_is_sent_comes_to_a_terminator_as_it_was() -> None:
+def test_terminator_receives_the_message_as_it_was_sent() -> None:
     app = Service("shop")
     received: list[Text] = []
 
@@ -26,7 +26,7 @@ def test_what_is_sent_comes_to_a_terminator_as_it_was() -> None:
     run(app, work)
 
 
-def test_the_reply_comes_to_whom_the_sender_has_named_with_the_state_that_was_given_along() -> None:
+def test_reply_goes_to_reply_to_with_the_reply_state() -> None:
     app = Service("shop")
     received: list[tuple[Number, Memo]] = []
 
@@ -98,7 +98,7 @@ def three_levels(app: Service, seen: list[str]) -> Endpoint[Number, Number]:
 
 @pytest.mark.parametrize("interactive", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_each_of_three_levels_of_endpoints_has_its_own_state(interactive: bool, persistent: bool) -> None:
+def test_three_levels_of_endpoints_have_states_of_their_own(interactive: bool, persistent: bool) -> None:
     app = Service("shop")
     seen: list[str] = []
     outer = three_levels(app, seen)
@@ -151,7 +151,7 @@ def test_a_reply_that_is_returned_and_one_that_is_said_are_the_same(is_returned:
     run(app, work)
 
 
-def test_a_reply_for_which_nobody_waits_is_dropped() -> None:
+def test_reply_without_reply_to_is_dropped() -> None:
     app = Service("shop")
     ran: list[int] = []
 
@@ -232,7 +232,7 @@ def test_the_id_that_a_sender_is_told_is_that_of_the_flow_and_of_its_first_messa
     run(app, work)
 
 
-def test_all_stages_of_a_flow_see_one_flow_id_and_messages_of_their_own() -> None:
+def test_stages_of_a_flow_see_one_flow_id_and_different_message_ids() -> None:
     app = Service("shop")
     flows: set[str] = set()
     messages: list[str] = []

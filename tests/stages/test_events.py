@@ -81,7 +81,7 @@ def until(condition: Any) -> None:
         time.sleep(0.01)
 
 
-def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path: Path) -> None:
+def test_events_of_a_stage_are_one_line_each_without_contents(tmp_path: Path) -> None:
     with opened_events(tmp_path / "new" / "folder") as events:
         started = events.add_started(STAGE, message(17, attempts=2), envelope(trace="x" * 1000))
         events.add_sql_committed(started)
@@ -130,7 +130,7 @@ def test_what_a_stage_has_done_is_a_line_each_without_what_it_was_told(tmp_path:
     assert (stage_files(tmp_path / "new" / "folder")[0].stat().st_mode & 0o777) == 0o600
 
 
-def test_what_is_published_has_no_place_in_the_history(tmp_path: Path) -> None:
+def test_event_of_a_published_message_has_no_queue_and_sequence(tmp_path: Path) -> None:
     with opened_events(tmp_path) as events:
         events.add_started(STAGE, message(17, "/topic/news"), envelope())
     assert not {"queue", "sequence"} & lines(tmp_path)[1].keys()
@@ -156,7 +156,7 @@ def test_a_file_that_is_full_is_followed_by_another_and_the_oldest_go(tmp_path: 
     assert numbers[0] > 1
 
 
-def test_what_is_old_goes_whoever_wrote_it_and_whoever_still_has_it_open_begins_another(tmp_path: Path) -> None:
+def test_old_event_files_are_deleted_and_a_process_with_one_open_starts_another(tmp_path: Path) -> None:
     with opened_events(tmp_path) as events:
         old = stage_files(tmp_path)[0]
         os.utime(old, (time.time() - 31 * DAY_S, time.time() - 31 * DAY_S))
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(tmp_path: Path) -
         StageEvents(tmp_path / "file", "shop", "shop")
 
 
-def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
+def test_events_that_a_full_disk_does_not_take_are_lost_and_leave_a_gap_of_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_full = False
@@ -263,7 +263,7 @@ def test_what_a_full_disk_does_not_take_is_lost_and_its_numbers_say_so(
     assert [json.loads(line)["number"] for line in second[:-1]] == [0, 4, 5]
 
 
-def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritten_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truenext.stage.events.UNWRITTEN_BYTES_MAX", 10_000)
     with opened_events(tmp_path) as events:
         for number in range(1000):

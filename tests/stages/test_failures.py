@@ -118,7 +118,7 @@ def test_a_stage_that_is_out_of_memory_fails_as_any_other_and_its_worker_goes_on
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_a_cancellation_that_nobody_ordered_is_a_failure(is_async: bool) -> None:
+def test_cancelled_error_without_a_cancellation_is_a_failure(is_async: bool) -> None:
     """Something that the stage has waited for was cancelled."""
     app = Service("shop", concurrency=1, attempts=2)
     ran: list[int] = []
@@ -199,7 +199,7 @@ def test_the_delay_after_each_failure_is_the_next_of_its_list_and_the_last_one_f
     run(app, work)
 
 
-def test_never_is_a_dead_letter_at_once() -> None:
+def test_retry_never_makes_a_dead_letter_at_once() -> None:
     app = Service("shop")
 
     @app.terminator("fails", Number, retry={Busy: "never"})
@@ -279,7 +279,7 @@ def decides(error: BaseException, rules: dict[type[BaseException], str]) -> Retr
     return RetryRules(rules, "what is tested").decide(error, 1, None)
 
 
-def test_what_is_in_a_group_decides_when_it_is_tried_again() -> None:
+def test_exception_group_is_retried_by_the_longest_delay_of_its_exceptions() -> None:
     busy, inner = Busy(), ExceptionGroup("inner", [ValueError()])
     rules: dict[type[BaseException], str] = {Busy: "2s", ValueError: "3s"}
     assert decides(ExceptionGroup("one", [busy]), rules) == RetryDecision(2)
@@ -290,7 +290,7 @@ def test_what_is_in_a_group_decides_when_it_is_tried_again() -> None:
     assert decides(ExceptionGroup("by its own class", [busy]), {**rules, ExceptionGroup: "7s"}) == RetryDecision(7)
 
 
-def test_one_in_a_group_that_is_never_tried_again_is_enough() -> None:
+def test_exception_group_with_one_exception_that_is_never_retried_is_rejected() -> None:
     for never in (Busy(), Reject("out of stock"), FlowError("wrong"), ExceptionGroup("inner", [Busy()])):
         assert decides(ExceptionGroup("", [ValueError(), never]), {Busy: "never", ValueError: "1s"}).is_rejected
 
@@ -354,7 +354,7 @@ def test_a_decorator_that_forgets_to_await_its_function_says_so_and_nothing_is_c
         run(app, work)
 
 
-def test_poison_takes_exactly_its_attempts_and_holds_up_nobody() -> None:
+def test_poison_gets_exactly_its_attempts_and_delays_no_other_message() -> None:
     app = Service("shop", attempts=3)
     attempts: Counter[int] = Counter()
     received: list[int] = []
@@ -462,7 +462,7 @@ def test_a_cause_names_the_line_of_the_program_from_which_pythons_own_library_wa
     run(app, work)
 
 
-def test_of_a_cause_no_more_is_told_than_is_kept() -> None:
+def test_cause_formats_no_more_exceptions_than_it_keeps() -> None:
     calls = 0
 
     class Long(Exception):
@@ -655,7 +655,7 @@ def test_a_service_that_finds_no_broker_says_so(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(main())
 
 
-def test_what_is_too_large_for_one_transaction_is_the_failure_of_its_stage() -> None:
+def test_messages_too_large_for_one_transaction_fail_their_stage() -> None:
     app = Service("shop", attempts=2)
     ran: list[int] = []
 
@@ -714,7 +714,7 @@ def test_want_of_room_on_the_brokers_disk_is_no_attempt() -> None:
     run(shop.app, work)
 
 
-def test_of_an_error_with_a_very_long_text_the_beginning_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_with_a_very_long_text_is_logged_shortened(caplog: pytest.LogCaptureFixture) -> None:
     """To format its traceback took seconds, in which no stage ran."""
     app = Service("shop")
 

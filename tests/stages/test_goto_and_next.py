@@ -11,7 +11,7 @@ from truenext.testing.stages import Stages
 # ---- next ----
 
 
-def test_next_keeps_the_state_and_who_waits_for_the_reply() -> None:
+def test_next_keeps_the_state_and_the_destination_of_the_reply() -> None:
     app = Service("shop")
     chain = app.endpoint("chain", Number, Text, state=Memo)
 
@@ -36,7 +36,7 @@ def test_next_keeps_the_state_and_who_waits_for_the_reply() -> None:
     run(app, work)
 
 
-def test_next_has_the_state_as_it_was_when_it_was_said() -> None:
+def test_next_keeps_the_state_of_the_moment_of_its_call() -> None:
     app = Service("shop")
     chain = app.endpoint("chain", Number, Text, state=Memo)
 
@@ -56,7 +56,7 @@ def test_next_has_the_state_as_it_was_when_it_was_said() -> None:
     run(app, work)
 
 
-def test_each_stage_that_follows_by_next_is_a_transaction_of_its_own() -> None:
+def test_stage_after_next_has_a_transaction_of_its_own() -> None:
     app = Service("shop")
     received: list[Number] = []
     chain = app.endpoint("chain", Number)
@@ -87,7 +87,7 @@ def test_each_stage_that_follows_by_next_is_a_transaction_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-def test_what_is_said_to_next_direct_comes_to_the_next_stage_in_the_same_transaction(is_async: bool) -> None:
+def test_next_direct_runs_the_next_stage_in_the_same_transaction(is_async: bool) -> None:
     app = Service("shop")
     seen: list[object] = []
     received: list[Text] = []

@@ -107,7 +107,7 @@ def test_a_handler_of_consume_that_cancels_its_own_task_leaves_its_worker_where_
     assert sorted(received) == [b"first", b"second"]
 
 
-def test_a_hook_of_a_plain_stage_runs_in_a_thread_so_that_it_holds_up_nobody() -> None:
+def test_hook_of_a_plain_stage_runs_in_a_thread() -> None:
     app = Service("shop")
     threads: list[str] = []
 

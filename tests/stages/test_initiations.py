@@ -34,7 +34,7 @@ class Shop:
 # ---- One transaction ----
 
 
-def test_all_that_an_initiation_says_is_sent_and_comes_once() -> None:
+def test_initiation_sends_all_its_messages_once_when_it_ends() -> None:
     """Sent, asked, published, and with sizes and priorities of all kinds."""
     shop = Shop()
     app = shop.app
@@ -201,7 +201,7 @@ def test_a_flow_that_a_stage_begins_is_interactive_and_persistent_as_that_of_the
 # ---- In stages ----
 
 
-def test_what_a_stage_begins_with_its_flow_goes_with_its_failure_and_what_it_initiates_by_itself_stays() -> None:
+def test_failed_stage_loses_messages_of_its_flow_and_keeps_its_own_initiations() -> None:
     shop = Shop()
     app = shop.app
 
@@ -532,7 +532,7 @@ def test_an_initiation_whose_outcome_cannot_be_found_out_in_time_is_in_doubt_and
     run(shop.app, work)
 
 
-def test_what_the_broker_refuses_of_an_initiation_is_rolled_back_at_once() -> None:
+def test_initiation_refused_by_the_broker_is_rolled_back_at_once() -> None:
     """Two messages that are more than one transaction may have."""
     app = Service("shop")
     take = app.remote("take", Text)
@@ -649,7 +649,7 @@ def test_a_stage_whose_own_initiation_the_broker_refuses_has_failed() -> None:
     run(app, work)
 
 
-def test_each_block_of_an_initiation_sends_its_own_messages() -> None:
+def test_initiation_entered_twice_sends_the_messages_of_each_block() -> None:
     shop = Shop()
     app = shop.app
 

@@ -71,7 +71,7 @@ def test_interactive_messages_have_workers_of_their_own_as_many_as_the_others(is
     run(app, work)
 
 
-def test_all_messages_of_an_interactive_flow_have_priority_9_and_those_of_others_4() -> None:
+def test_messages_of_an_interactive_flow_have_priority_9_and_of_others_4() -> None:
     app = Service("shop")
     there = app.remote("there", Number, Number)
     chain = app.endpoint("chain", Number, Number)
@@ -170,7 +170,7 @@ def test_a_persistent_flow_survives_a_crash_of_the_broker_at_each_stage_and_anot
     run(app, work)
 
 
-def test_what_is_sent_of_a_persistent_flow_is_persistent_and_of_another_not() -> None:
+def test_messages_of_a_persistent_flow_are_persistent_and_of_others_transient() -> None:
     app = Service("shop")
     there = app.remote("there", Number)
     chain = app.endpoint("chain", Number)
@@ -294,7 +294,7 @@ def test_a_flow_that_a_stage_begins_has_a_time_of_its_own() -> None:
     run(app, work)
 
 
-def test_of_three_messages_that_which_has_expired_is_skipped() -> None:
+def test_expired_message_is_skipped() -> None:
     app = Service("shop", concurrency=1)
     received: list[int] = []
     go_on = asyncio.Event()

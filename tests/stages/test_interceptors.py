@@ -87,7 +87,7 @@ def test_an_interceptor_does_not_hide_the_exception_of_the_stage(
     assert [record.getMessage() for record in caplog.records] == ["the end of Noting has failed as well"]
 
 
-def test_what_interceptors_put_into_a_message_goes_with_it_though_another_one_has_failed(
+def test_carrier_entries_of_interceptors_are_sent_though_another_interceptor_fails(
     notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     outgoing = send()
@@ -96,7 +96,7 @@ def test_what_interceptors_put_into_a_message_goes_with_it_though_another_one_ha
     assert [record.getMessage() for record in caplog.records] == ["Noting.sending has failed"]
 
 
-def test_every_interceptor_hears_how_a_run_has_ended_though_another_one_has_failed(
+def test_interceptors_are_told_the_result_though_another_interceptor_fails(
     notes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     chain = InterceptorChain([Noting("a", notes, fails="in doubt"), Noting("b", notes)])
@@ -114,7 +114,7 @@ def test_two_messages_share_neither_carrier_nor_what_interceptors_keep() -> None
     assert second.interceptor_data == {}
 
 
-def test_a_hook_that_nobody_overrides_is_not_called() -> None:
+def test_hook_without_an_override_is_not_called() -> None:
     class OnlyEnded(Interceptor):
         def ended(self, execution: Execution, result: ExecutionResult) -> None:
             pass
@@ -125,7 +125,7 @@ def test_a_hook_that_nobody_overrides_is_not_called() -> None:
     assert not (chain.has_around or chain.has_sending or chain.has_ended)
 
 
-def test_only_tracing_needs_opentelemetry() -> None:
+def test_tracing_alone_needs_opentelemetry() -> None:
     program = """
 import sys
 sys.modules["opentelemetry"] = None

@@ -46,7 +46,7 @@ async def _receive_all(broker: BrokerProcess, queue: str) -> list[truenext.Conte
         return [each async for each in connection.browse(f"/queue/{queue}")]
 
 
-def test_of_a_thousand_messages_only_the_one_that_kills_its_process_is_a_dead_letter(
+def test_message_that_kills_its_process_is_the_only_dead_letter_of_a_thousand(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
     started = asyncio.run(_run_until_done(broker, tmp_path))

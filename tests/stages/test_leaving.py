@@ -18,17 +18,17 @@ time.sleep({SECONDS})
     return subprocess.run([sys.executable, "-c", program], timeout=SECONDS * 2, check=False).returncode
 
 
-def test_of_several_deadlines_the_earliest_counts_also_if_it_was_set_first() -> None:
+def test_earliest_exit_deadline_counts_in_either_order() -> None:
     # A second signal that comes while the first is being handled sets its deadline first.
     assert status_after("deadline.bring_forward(0.01, 7); deadline.bring_forward(1000, 8)") == 7
     assert status_after("deadline.bring_forward(1000, 8); deadline.bring_forward(0.01, 7)") == 7
 
 
-def test_no_deadline_is_left_once_it_is_lifted() -> None:
+def test_cancelled_exit_deadline_does_not_end_the_process() -> None:
     assert status_after("deadline.bring_forward(0.5, 7); deadline.cancel(); time.sleep(1); raise SystemExit(3)") == 3
 
 
-def test_it_ends_though_nobody_reads_what_it_says() -> None:
+def test_exit_deadline_ends_a_process_whose_output_is_not_read() -> None:
     """The last words went to a pipe that was full, and the process stayed."""
     program = """
 import os, threading, time

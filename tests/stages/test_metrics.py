@@ -67,7 +67,7 @@ def test_a_snapshot_does_not_change_any_more() -> None:
     assert before[KEY].run.count == 1
 
 
-def test_nothing_is_lost_where_threads_count_at_once() -> None:
+def test_metrics_counted_by_several_threads_are_complete() -> None:
     metrics = Metrics()
     start = threading.Barrier(4)
 

@@ -111,7 +111,7 @@ def found(old: Any, new: Any) -> list[tuple[str, str]]:
     ],
     ids=str,
 )
-def test_what_can_no_longer_be_read_is_found(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
+def test_values_that_the_new_type_cannot_read_are_found(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
     assert found(old, new) == expected
 
 
@@ -134,7 +134,7 @@ def test_what_can_no_longer_be_read_is_found(old: Any, new: Any, expected: list[
     ],
     ids=str,
 )
-def test_what_can_be_read_still_is_not_named(old: Any, new: Any) -> None:
+def test_changes_that_keep_old_values_readable_are_no_mismatch(old: Any, new: Any) -> None:
     assert found(old, new) == []
 
 
@@ -350,11 +350,13 @@ snake = msgspec.defstruct("Snake", [("some_name", int, 0)])
     ],
     ids=str,
 )
-def test_what_json_means_to_the_new_type_is_compared(old: Any, new: Any, expected: list[tuple[str, str]]) -> None:
+def test_meaning_of_json_to_the_old_and_new_type_is_compared(
+    old: Any, new: Any, expected: list[tuple[str, str]]
+) -> None:
     assert found(old, new) == expected
 
 
-def test_what_is_not_known_is_named() -> None:
+def test_unknown_schema_keyword_is_a_mismatch() -> None:
     schema = {"type": "string", "futureWord": 1}
     assert [each.kind for each in find_mismatches({"type": "string"}, schema)] == ["bound"]
     assert find_mismatches(schema, schema) == []

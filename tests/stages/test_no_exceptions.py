@@ -36,7 +36,7 @@ FAILING = {
 
 @pytest.mark.parametrize("name", FAILING)
 @pytest.mark.parametrize("is_async", [True, False])
-def test_what_would_end_the_process_is_an_attempt_that_has_failed(name: str, is_async: bool) -> None:
+def test_base_exception_of_a_stage_is_a_failed_attempt(name: str, is_async: bool) -> None:
     app = Service("shop", concurrency=1, attempts=2)
     bad = app.endpoint("bad", Number)
     good = app.endpoint("good", Number)
@@ -68,7 +68,7 @@ def test_what_would_end_the_process_is_an_attempt_that_has_failed(name: str, is_
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_what_a_hook_of_a_plain_stage_raises_holds_up_no_worker(name: str) -> None:
+def test_base_exception_of_a_hook_of_a_plain_stage_blocks_no_worker(name: str) -> None:
     app = Service("shop", concurrency=1)
     ran: list[int] = []
 

@@ -10,7 +10,7 @@ from truenext.stage.core.health import assess_health
 from truenext.testing.stages import Stages
 
 
-def test_while_the_broker_has_no_room_stages_that_send_rest_with_growing_pauses() -> None:
+def test_stages_that_send_pause_longer_and_longer_while_the_broker_is_full() -> None:
     app = Service("shop", concurrency=4)
     work_on = app.endpoint("work", Number)
     attempts: list[int] = []

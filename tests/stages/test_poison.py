@@ -15,7 +15,7 @@ from tests.stages.services.poisoned import EACH, app, work
 MESSAGES = int(os.environ.get("TRUENEXT_FLOWS", "400"))
 
 
-def test_each_poison_message_has_exactly_its_attempts_and_the_others_one(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_poison_messages_get_exactly_their_attempts_and_others_one(broker: BrokerProcess, tmp_path: Path) -> None:
     url = f"stomp://127.0.0.1:{broker.port}"
     runs = tmp_path / "runs"
 

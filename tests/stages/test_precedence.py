@@ -32,7 +32,7 @@ def test_another_message_begins_at_once_while_no_interactive_one_is_in_hand() ->
     asyncio.run(program())
 
 
-def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_messages_wait_until_the_last_interactive_message_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "WAIT_MAX_S", LONG)
 
     async def program() -> None:
@@ -48,7 +48,9 @@ def test_others_wait_until_the_last_interactive_message_has_ended(monkeypatch: p
     asyncio.run(program())
 
 
-def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_waiter_waits_again_for_an_interactive_message_of_the_same_loop_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(context, "WAIT_MAX_S", LONG)
 
     async def program() -> None:
@@ -63,7 +65,7 @@ def test_who_was_let_go_waits_again_for_one_that_came_in_the_same_pass(monkeypat
     asyncio.run(program())
 
 
-def test_an_interactive_message_that_takes_long_holds_up_nobody_after_a_moment() -> None:
+def test_long_interactive_message_delays_others_for_a_moment_only() -> None:
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
         with order.running_interactive():
@@ -75,7 +77,7 @@ def test_an_interactive_message_that_takes_long_holds_up_nobody_after_a_moment()
     asyncio.run(program())
 
 
-def test_one_interactive_message_after_another_holds_up_nobody_for_longer_than_a_moment() -> None:
+def test_successive_interactive_messages_delay_others_for_a_moment_only() -> None:
     async def program() -> None:
         order = InteractivePriority(asyncio.get_running_loop())
         turn = asyncio.ensure_future(order.yield_to_interactive())
@@ -88,7 +90,7 @@ def test_one_interactive_message_after_another_holds_up_nobody_for_longer_than_a
     asyncio.run(program())
 
 
-def test_who_is_cancelled_while_it_waits_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiter_for_interactive_messages_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "WAIT_MAX_S", LONG)
 
     async def program() -> None:

@@ -92,7 +92,7 @@ def test_service_whose_standard_output_takes_nothing_ends_as_other_commands_do(
     assert done.stderr == f"{printed}status {status}\n"
 
 
-def test_what_a_stage_prints_is_in_a_file_while_the_service_runs(broker: BrokerProcess, start: Start) -> None:
+def test_output_of_a_stage_is_in_the_file_while_the_service_runs(broker: BrokerProcess, start: Start) -> None:
     process = start()
     start_flows(broker, never, range(1))
     process.await_lines("begun 0")

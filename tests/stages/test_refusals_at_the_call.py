@@ -186,29 +186,29 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_wrong_is_said_at_the_call(what: str) -> None:
+def test_invalid_call_is_refused_with_its_reason(what: str) -> None:
     text = heard()[what]
     assert all(word in text for word in REFUSED[what][1]), text
 
 
 @pytest.mark.parametrize("what", IN_THE_LAST)
-def test_the_last_stage_cannot_go_on_with_a_next_one(what: str) -> None:
+def test_last_stage_cannot_call_request_or_next(what: str) -> None:
     text = heard()[what]
     assert all(word in text for word in ("last", "chain", what)), text
 
 
-def test_who_replies_nothing_cannot_reply() -> None:
+def test_terminator_cannot_reply() -> None:
     assert "terminator replies nothing" in heard()["reply"]
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_a_stage_does_one_of_the_five_and_only_requests_may_be_several(pair: str) -> None:
+def test_stage_may_combine_only_requests_with_each_other(pair: str) -> None:
     one, _, other = pair.partition(" and ")
     text = heard()[pair]
     assert all(word in text for word in ("chain", one, other)), text
 
 
-def test_a_stage_that_survives_a_refusal_goes_on_as_if_it_had_not_said_it() -> None:
+def test_refused_call_that_was_caught_leaves_no_trace() -> None:
     app = Service("shop")
     received: list[Number] = []
     chain = app.endpoint("chain", Number)
@@ -236,7 +236,7 @@ def test_a_stage_that_survives_a_refusal_goes_on_as_if_it_had_not_said_it() -> N
 # ---- Where flows begin outside of stages ----
 
 
-def test_what_is_wrong_with_an_initiation_is_said_at_its_call_and_nothing_of_it_is_sent() -> None:
+def test_invalid_call_of_an_initiation_is_refused_and_nothing_is_sent() -> None:
     shop = Shop({})
     app = shop.app
 

@@ -47,7 +47,7 @@ def changes(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
     return any_breaking(compare_interfaces(*(interface_of(each.name, each.endpoints) for each in of)))
 
 
-def test_at_once_it_would_break_flows_and_the_first_deployment_does_not() -> None:
+def test_removal_of_a_stage_in_one_deployment_breaks_flows_and_the_first_of_two_does_not() -> None:
     assert changes(OLD, SECOND_DEPLOYMENT)
     assert not changes(OLD, FIRST_DEPLOYMENT)
 

@@ -57,7 +57,7 @@ def test_two_requests_bring_two_replies_each_with_the_state_of_its_request() -> 
     run(app, work)
 
 
-def test_who_is_asked_never_sees_the_state_of_who_asks() -> None:
+def test_requested_endpoint_does_not_see_the_state_of_the_requester() -> None:
     app = Service("shop")
     seen: list[Memo] = []
 
@@ -327,7 +327,7 @@ def test_the_36th_endpoint_that_waits_is_refused_and_a_dead_letter_at_once() -> 
 
 
 @pytest.mark.parametrize("initiation", ["ask", "send with reply_to"])
-def test_who_waits_for_the_end_of_a_flow_is_one_of_the_35(initiation: str) -> None:
+def test_caller_waiting_for_the_reply_of_a_flow_is_one_of_the_35(initiation: str) -> None:
     app = Service("shop")
     down, reached = count_down(app)
     received: list[Number] = []

@@ -9,7 +9,7 @@ from truenext.stage import Flow, FlowError, Initiation, Service
 from truenext.testing.stages import Stages
 
 
-def test_what_is_sent_to_a_topic_or_published_to_an_endpoint_is_refused() -> None:
+def test_send_to_a_topic_and_publish_to_an_endpoint_are_refused() -> None:
     app = Service("shop")
     news: Any = app.topic("news", Number)
     seen: list[str] = []
@@ -46,7 +46,7 @@ def test_what_is_sent_to_a_topic_or_published_to_an_endpoint_is_refused() -> Non
     run(app, work)
 
 
-def test_what_is_said_when_the_stage_or_the_block_has_ended_is_refused() -> None:
+def test_send_after_the_end_of_a_stage_or_block_is_refused() -> None:
     app = Service("shop")
     take = app.endpoint("take", Number)
     kept: list[Flow] = []

@@ -49,7 +49,7 @@ def in_loop(test: Callable[[], Coroutine[None, None, None]]) -> Callable[[], Non
 
 
 @in_loop
-async def test_one_who_needs_little_does_not_pass_one_who_waits_for_much() -> None:
+async def test_small_request_waits_behind_a_large_one() -> None:
     sharing = Sharing(10)
     await sharing.start("first", 6)
     await sharing.start("much", 8)
@@ -60,7 +60,7 @@ async def test_one_who_needs_little_does_not_pass_one_who_waits_for_much() -> No
 
 
 @in_loop
-async def test_one_who_wants_more_than_there_is_gets_all_of_it() -> None:
+async def test_request_above_the_limit_gets_all_permits() -> None:
     sharing = Sharing(10)
     await sharing.start("little", 1)
     await sharing.start("more", 1000)
@@ -73,7 +73,7 @@ async def test_one_who_wants_more_than_there_is_gets_all_of_it() -> None:
 
 
 @in_loop
-async def test_one_who_does_not_wait_any_more_is_in_nobodys_way() -> None:
+async def test_cancelled_request_does_not_block_later_ones() -> None:
     sharing = Sharing(10)
     await sharing.start("first", 6)
     much = await sharing.start("much", 8)
@@ -86,7 +86,7 @@ async def test_one_who_does_not_wait_any_more_is_in_nobodys_way() -> None:
 
 
 @in_loop
-async def test_a_turn_that_comes_to_one_who_is_cancelled_at_that_moment_goes_on_to_the_next() -> None:
+async def test_turn_of_a_request_cancelled_at_that_moment_passes_to_the_next() -> None:
     sharing = Sharing(10)
     first = await sharing.start("first", 10)
     much = await sharing.start("much", 10)
@@ -103,7 +103,7 @@ async def test_a_turn_that_comes_to_one_who_is_cancelled_at_that_moment_goes_on_
 
 
 @in_loop
-async def test_a_block_that_raises_gives_its_share_back() -> None:
+async def test_block_that_raises_releases_its_permits() -> None:
     sharing = Sharing(10)
     with pytest.raises(ValueError, match="of the block"):
         async with sharing.semaphore.acquired(10):

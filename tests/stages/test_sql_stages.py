@@ -137,7 +137,7 @@ BEFORE: list[Point] = ["received", "run", "checked", "sent"]
 
 
 @pytest.mark.parametrize("point", BEFORE)
-def test_what_goes_wrong_before_sqls_commit_takes_back_everything(point: Point, database: str) -> None:
+def test_error_before_the_sql_commit_rolls_back_rows_and_messages(point: Point, database: str) -> None:
     shop = Shop(True, attempts=3)
 
     def fails() -> None:
@@ -157,7 +157,7 @@ def test_what_goes_wrong_before_sqls_commit_takes_back_everything(point: Point, 
     run(shop.app, work, database=database)
 
 
-def test_what_goes_wrong_behind_sqls_commit_repeats_sql_and_nothing_that_is_sent(database: str, is_async: bool) -> None:
+def test_error_after_the_sql_commit_repeats_sql_and_no_message(database: str, is_async: bool) -> None:
     """The commit gap."""
     shop = Shop(is_async, attempts=3)
 
@@ -195,7 +195,7 @@ def test_a_broker_that_crashes_before_sqls_commit_takes_back_sql_and_is_no_attem
     run(shop.app, work, database=database)
 
 
-def test_what_the_broker_refuses_is_known_before_sql_is_committed(database: str, is_async: bool) -> None:
+def test_transaction_refused_by_the_broker_leaves_no_rows(database: str, is_async: bool) -> None:
     def says_too_much(number: Number, flow: Flow, shop: Shop) -> None:
         for _ in range(2):
             flow.send(large, Text("x" * 9_000_000))
@@ -454,7 +454,7 @@ def test_a_deadlock_is_run_again_in_place_and_is_no_attempt(postgres_database: s
     run(app, work, database=postgres.url(postgres_database))
 
 
-def test_while_a_database_cannot_be_used_its_stages_rest_and_others_go_on(database: str) -> None:
+def test_unavailable_database_pauses_its_stages_and_no_others(database: str) -> None:
     """The database itself says that it is away; the gate looks for it, and finds it."""
     app = Service("shop")
     attempts: list[int] = []

@@ -112,11 +112,13 @@ async def _try(broker: BrokerProcess, folder: Path, database: _Database, *, once
     return max(runs.values()), max(sent.values())
 
 
-def test_under_best_effort_it_is_done_twice(broker: BrokerProcess, tmp_path: Path, shop: _Database) -> None:
+def test_message_of_a_stalled_worker_is_processed_twice_and_sent_once_under_best_effort(
+    broker: BrokerProcess, tmp_path: Path, shop: _Database
+) -> None:
     assert asyncio.run(_try(broker, tmp_path, shop, once=False)) == (2, 1)
 
 
-def test_where_effects_happen_once_it_is_done_and_sent_once(
+def test_message_of_a_stalled_worker_is_processed_and_sent_once_with_exactly_once(
     broker: BrokerProcess, tmp_path: Path, shop: _Database
 ) -> None:
     apply_schema(shop.url)

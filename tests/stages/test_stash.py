@@ -11,7 +11,7 @@ from truenext.stage import Endpoint, Flow, FlowError, Service
 from truenext.testing.stages import Stages
 
 
-def test_a_flow_goes_on_from_each_unstash_with_the_state_and_for_whoever_waits() -> None:
+def test_flow_continues_from_each_unstash_with_its_state_and_reply_to() -> None:
     app = Service("shop")
     stashed: list[bytes] = []
     replies: list[str] = []
@@ -67,7 +67,7 @@ def test_a_flow_goes_on_from_each_unstash_with_the_state_and_for_whoever_waits()
     run(app, work)
 
 
-def test_each_unstash_is_a_continuation_of_its_own_in_one_initiation_too() -> None:
+def test_unstash_is_a_separate_continuation_also_within_one_initiation() -> None:
     app = Service("shop")
     stashed: list[bytes] = []
     ids: list[str] = []
@@ -95,7 +95,7 @@ def test_each_unstash_is_a_continuation_of_its_own_in_one_initiation_too() -> No
     run(app, work)
 
 
-def test_what_was_stashed_may_reply_request_and_go_elsewhere() -> None:
+def test_stashed_flow_may_reply_request_and_goto() -> None:
     app = Service("shop")
     stashed: list[bytes] = []
     replies: list[Text] = []
@@ -295,7 +295,7 @@ def test_a_flow_that_was_stashed_keeps_the_end_of_its_time() -> None:
     run(app, work)
 
 
-def test_what_plain_functions_unstash_calls_its_hooks_where_they_are() -> None:
+def test_hooks_of_flows_unstashed_in_threads_are_called() -> None:
     """As many at once as the event loop has threads: in another thread no hook would ever be called."""
     app = Service("shop")
     stashed: list[bytes] = []

@@ -61,7 +61,7 @@ def test_a_service_that_stops_finishes_what_its_stages_have_begun_and_gives_back
     run(Service("nobody"), work)
 
 
-def test_what_does_not_end_in_time_is_given_back_without_an_attempt() -> None:
+def test_stage_that_outlasts_the_stop_is_released_without_an_attempt() -> None:
     app = Service("shop")
     started: list[int] = []
 
@@ -102,7 +102,7 @@ def test_a_service_can_run_again_after_it_has_stopped() -> None:
     run(Service("nobody"), work)
 
 
-def test_what_waits_for_an_interactive_message_is_given_back_without_an_attempt(
+def test_message_waiting_for_an_interactive_one_is_released_at_the_stop_without_an_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(context, "WAIT_MAX_S", 1000.0)

@@ -95,7 +95,7 @@ def test_an_endpoint_of_the_service_itself_cannot_be_mocked() -> None:
     run(app, work)
 
 
-def test_what_asks_nobody_can_be_mocked_too() -> None:
+def test_endpoint_without_a_reply_can_be_mocked() -> None:
     app = Service("shop")
     sink = app.remote("sink", Number)
 
@@ -111,7 +111,7 @@ def test_what_asks_nobody_can_be_mocked_too() -> None:
 # ---- The end ----
 
 
-def test_ended_waits_for_all_that_is_under_way_and_for_what_is_tried_again() -> None:
+def test_wait_until_ended_waits_for_running_flows_and_retries() -> None:
     app = Service("shop", retry={ValueError: "5m"})
     ran: list[int] = []
 
@@ -172,7 +172,7 @@ def test_dead_letters_are_told_in_the_order_in_which_they_were_given_up() -> Non
     run(app, work)
 
 
-def test_what_waits_for_nobody_is_told_with_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_without_a_consumer_is_reported_with_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit, "NO_CONSUMER_TIMEOUT_S", 0.1)
     app, place, _ = shop()
 
@@ -248,7 +248,7 @@ def test_ended_waits_for_what_a_process_without_a_broker_has_begun(database: str
     run(app, work, database=database)
 
 
-def test_what_cannot_leave_the_outbox_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsent_units_of_the_outbox_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit, "NO_CONSUMER_TIMEOUT_S", 0.1)
     app, take, received = booking()
 
@@ -277,7 +277,7 @@ def test_an_end_without_anything_under_way_comes_at_once() -> None:
 # ---- Faults and time ----
 
 
-def test_what_is_ordered_at_a_point_happens_so_often_and_in_that_stage_alone() -> None:
+def test_action_at_a_point_runs_the_given_times_and_in_its_stage_alone() -> None:
     app = Service("shop")
     points: list[str] = []
     chain = app.endpoint("chain", Number)
@@ -302,7 +302,7 @@ def test_what_is_ordered_at_a_point_happens_so_often_and_in_that_stage_alone() -
 
 
 @pytest.mark.parametrize("point", ["received", "run"])
-def test_what_an_action_raises_before_the_commit_is_a_failure_of_the_stage(point: str) -> None:
+def test_action_that_raises_before_the_commit_fails_the_stage(point: str) -> None:
     app = Service("shop")
     ended: list[int] = []
 
@@ -359,7 +359,7 @@ def test_a_stage_that_there_is_not_is_refused_with_those_that_there_are() -> Non
     run(app, work)
 
 
-def test_what_could_never_happen_is_refused_when_it_is_ordered() -> None:
+def test_invalid_arguments_of_the_kit_are_refused() -> None:
     app, _, stock = shop()
 
     async def work(t: Stages) -> None:
@@ -408,7 +408,7 @@ def test_ended_does_not_wait_for_a_durable_subscription_without_consumer() -> No
     run(app, work)
 
 
-def test_what_is_no_service_is_refused() -> None:
+def test_stages_without_a_service_or_with_an_invalid_database_are_refused() -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="what is run is a Service, not 'shop'"):
             async with stages("shop"):  # type: ignore[arg-type]
@@ -442,7 +442,7 @@ def test_a_point_that_is_never_reached_fails_the_test_with_its_place() -> None:
     assert app._current_run is None
 
 
-def test_one_time_of_many_is_enough_to_have_been_reached() -> None:
+def test_action_reached_once_of_many_times_is_enough() -> None:
     app, take = order()
 
     async def work(t: Stages) -> None:

@@ -13,7 +13,7 @@ from truenext.testing.local import broker as local_broker
 from truenext.testing.stages import Stages
 
 
-def test_each_subscriber_of_a_topic_gets_what_is_published() -> None:
+def test_subscribers_of_a_topic_all_get_a_published_message() -> None:
     app = Service("shop")
     topic = app.topic("prices", Number)
     received: list[str] = []
@@ -76,7 +76,7 @@ def test_a_subscriber_takes_one_message_at_a_time() -> None:
     run(app, work)
 
 
-def test_each_process_that_runs_the_service_gets_what_is_published_and_one_that_is_not_there_does_not() -> None:
+def test_published_message_reaches_all_running_processes_and_no_later_one() -> None:
     received: list[tuple[str, int]] = []
 
     def make(process: str) -> tuple[Service, Topic[Number]]:
@@ -162,7 +162,9 @@ def test_a_subscriber_asks_and_sends_as_any_stage() -> None:
 
 @pytest.mark.parametrize("attempts", [None, 2, 9])
 @pytest.mark.parametrize("is_async", [True, False])
-def test_what_a_subscriber_gives_up_is_gone_and_the_next_one_comes(attempts: int | None, is_async: bool) -> None:
+def test_message_that_a_subscriber_gives_up_is_dropped_and_the_next_is_delivered(
+    attempts: int | None, is_async: bool
+) -> None:
     app = Service("shop", attempts=attempts)
     topic = app.topic("prices", Number)
     seen: list[int] = []
@@ -196,7 +198,7 @@ def test_what_a_subscriber_gives_up_is_gone_and_the_next_one_comes(attempts: int
     run(app, work)
 
 
-def test_what_a_subscriber_refuses_or_cannot_read_is_gone_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_message_that_a_subscriber_rejects_or_cannot_read_is_dropped_at_once(caplog: pytest.LogCaptureFixture) -> None:
     app = Service("shop")
     topic = app.topic("prices", Number)
     seen: list[int] = []
@@ -266,7 +268,7 @@ def test_a_reply_to_a_topic_reaches_all_that_listen() -> None:
     run(app, work)
 
 
-def test_what_subscribers_send_has_ids_of_its_own_for_each() -> None:
+def test_subscribers_of_one_topic_send_messages_with_different_ids() -> None:
     """Whoever jumps over what has come already would jump over what the second one sends."""
     app = Service("shop")
     topic = app.topic("prices", Number)
@@ -292,7 +294,7 @@ def test_what_subscribers_send_has_ids_of_its_own_for_each() -> None:
     run(app, work)
 
 
-def test_what_a_subscriber_sends_has_other_ids_in_each_process() -> None:
+def test_subscriber_sends_messages_with_different_ids_in_two_processes() -> None:
     async def main() -> set[str]:
         ids = set()
         async with local_broker() as broker:

@@ -117,7 +117,7 @@ def test_spans_are_named_and_described_as_the_conventions_say() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["failed", "rejected", "in doubt"])
-def test_what_has_not_ended_well_is_an_error_with_its_exception(outcome: ExecutionOutcome) -> None:
+def test_span_of_an_unsuccessful_execution_is_an_error_with_its_exception(outcome: ExecutionOutcome) -> None:
     shop = Process()
     shop.handle({}, outcome, ValueError("no such order"))
     span = shop.spans[-1]
@@ -127,7 +127,7 @@ def test_what_has_not_ended_well_is_an_error_with_its_exception(outcome: Executi
 
 
 @pytest.mark.parametrize("outcome", ["completed", "already processed", "released"])
-def test_what_is_nobodys_fault_is_no_error(outcome: ExecutionOutcome) -> None:
+def test_span_of_a_completed_or_released_execution_is_no_error(outcome: ExecutionOutcome) -> None:
     shop = Process()
     shop.handle({}, outcome, asyncio.CancelledError())
     assert shop.spans[-1].status.status_code is StatusCode.UNSET
@@ -140,7 +140,7 @@ def test_a_message_that_came_to_no_run_has_no_span() -> None:
     assert shop.spans == ()
 
 
-def test_what_another_program_wrote_into_a_carrier_does_no_harm() -> None:
+def test_invalid_carrier_starts_a_trace_of_its_own() -> None:
     shop = Process()
     shop.handle({"traceparent": "nonsense", "x": ""})
     assert shop.spans[-1].parent is None
@@ -153,7 +153,7 @@ def test_a_span_of_a_stage_is_not_current_when_it_has_ended() -> None:
     assert not trace.get_current_span().is_recording()
 
 
-def test_what_runs_twice_for_one_message_is_one_span() -> None:
+def test_two_runs_for_one_message_are_one_span() -> None:
     """Again in place, or directly with the next stage; the first span was never ended."""
     shop = Process()
     here = execution()

@@ -89,7 +89,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("what", VALUES)
-def test_each_type_comes_back_as_it_was(what: str) -> None:
+def test_value_of_every_type_is_decoded_as_it_was_encoded(what: str) -> None:
     kind, value = VALUES[what]
     codec: Codec[Any] = Codec(kind, "what is tested")
     received = codec.decode(codec.encode(value))
@@ -146,7 +146,7 @@ def test_unknown_fields_are_ignored_and_missing_ones_have_their_defaults() -> No
     assert Codec(NewModel, "what comes").decode(sent) == NewModel(id="7")
 
 
-def test_what_a_service_does_not_know_yet_of_a_reply_is_ignored() -> None:
+def test_unknown_fields_of_a_reply_are_ignored_and_missing_ones_have_their_defaults() -> None:
     class TheirReply(msgspec.Struct):
         ok: bool
         more: tuple[int, ...] = (1, 2)
@@ -190,7 +190,7 @@ def test_what_a_service_does_not_know_yet_of_a_reply_is_ignored() -> None:
     ],
     ids=["text", "empty", "not UTF-8", "other JSON", "a list", "deep", "a later version", "an earlier version"],
 )
-def test_what_another_client_sends_to_the_queue_of_a_stage_is_a_dead_letter_at_once(body: bytes) -> None:
+def test_foreign_message_in_the_queue_of_a_stage_is_a_dead_letter_at_once(body: bytes) -> None:
     app = Service("shop", concurrency=1)
     received: list[Number] = []
 
@@ -277,7 +277,7 @@ SAME_JSON: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("what", SAME_JSON)
-def test_what_is_not_of_its_type_is_refused_where_it_is_said(what: str) -> None:
+def test_value_of_another_type_is_refused_when_it_is_encoded(what: str) -> None:
     kind, value = SAME_JSON[what]
     with pytest.raises(TruenextError):
         Codec(kind, "what is tested").encode(value)
@@ -490,7 +490,7 @@ def test_a_model_comes_back_with_its_aliases_and_what_it_computes(value: pydanti
     assert codec.decode(codec.encode(value)) == value
 
 
-def test_nothing_that_comes_names_a_class() -> None:
+def test_decoded_data_names_no_class() -> None:
     """What looks like a class to other serializers is just a field."""
     codec: Codec[Any] = Codec(dict[str, Any], "what is tested")
     data = b'{"__class__": "subprocess.Popen", "py/object": "os.system", "!!python/object": "x"}'

@@ -40,7 +40,7 @@ def test_a_first_message_has_what_the_page_says_and_what_has_its_default_is_left
     run(app, work)
 
 
-def test_a_request_has_who_waits_for_its_reply_and_all_else_of_its_flow() -> None:
+def test_request_has_the_waiting_endpoints_and_the_other_fields_of_its_flow() -> None:
     app = Service("shop")
     there = app.remote("there", Number, Number)
     outer = app.endpoint("outer", Number, Number, state=Memo)

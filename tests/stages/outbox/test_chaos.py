@@ -153,7 +153,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, which: str) -> Iterator[
 
 @pytest.mark.timeout(60 + CHAOS_S + 2 * PATIENCE_S)
 @one_of("which", ["sqlite", "postgresql"], ["sqlite", "postgresql"])
-def test_everything_happens_once_whoever_dies(
+def test_exactly_once_survives_random_deaths_of_processes_broker_and_database(
     broker: BrokerProcess, tmp_path: Path, url: str, random: Random, which: str
 ) -> None:
     apply_schema(url)

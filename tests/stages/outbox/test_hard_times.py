@@ -34,7 +34,7 @@ BEGIN = None
 """A step of a program's transaction that begins a flow; the others change a row."""
 
 
-def test_while_the_broker_is_away_flows_are_begun_and_afterwards_each_is_there_once(database: str) -> None:
+def test_flows_initiated_without_a_broker_are_sent_once_when_it_is_back(database: str) -> None:
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
@@ -53,7 +53,7 @@ def test_while_the_broker_is_away_flows_are_begun_and_afterwards_each_is_there_o
 
 
 @pytest.mark.parametrize("size", [15 * MIB, 9 * MIB])
-def test_what_a_stage_sends_may_be_as_large_as_a_message(database: str, size: int) -> None:
+def test_outbox_unit_may_be_as_large_as_a_message(database: str, size: int) -> None:
     app = Service("shop", exactly_once=True)
     received: Counter[int] = Counter()
 
@@ -103,7 +103,7 @@ def test_a_process_that_begins_while_others_write_to_its_file_waits_for_them(
             process.kill()
 
 
-def test_what_is_too_much_for_one_transaction_of_the_broker_is_a_failure_and_leaves_nothing(database: str) -> None:
+def test_unit_too_large_for_a_broker_transaction_fails_its_stage_and_leaves_no_rows(database: str) -> None:
     app = Service("shop", exactly_once=True, attempts=2)
     take = app.remote("take", Text)
 
@@ -124,7 +124,7 @@ def test_what_is_too_much_for_one_transaction_of_the_broker_is_a_failure_and_lea
     run(app, work, database=database)
 
 
-def test_while_the_broker_has_no_room_nothing_is_done_or_charged_and_afterwards_each_is_done_once(
+def test_full_broker_costs_no_attempt_and_each_message_is_processed_once_afterwards(
     database: str,
 ) -> None:
     shop = Shop(is_async=True, attempts=1)
@@ -152,7 +152,7 @@ def test_while_the_broker_has_no_room_nothing_is_done_or_charged_and_afterwards_
     run(shop.app, work, database=database)
 
 
-def test_users_transactions_that_cross_have_no_deadlock_of_ours(
+def test_crossing_user_transactions_get_no_deadlock_from_the_outbox(
     postgres: PostgresServer, postgres_database: str
 ) -> None:
     """Each locks rows in their order, and begins flows before, between and after, while the relay numbers what the
@@ -275,7 +275,7 @@ def test_a_database_that_is_locked_for_long_is_no_failure_of_a_message(
     run(shop.app, work, database=f"sqlite:///{file}")
 
 
-def test_who_only_asks_the_outbox_does_not_wait_for_who_writes(tmp_path: Path) -> None:
+def test_reading_the_outbox_does_not_wait_for_a_writer(tmp_path: Path) -> None:
     file = tmp_path / "stages.db"
     file.touch()
     shop = Shop(is_async=True)

@@ -64,7 +64,7 @@ def place_order(shop: Shop, session: Session, n: int, key: str | None = None) ->
         return initiation.send(shop.take, Number(n), trace=f"order {n}")
 
 
-def test_what_is_committed_is_sent_and_what_is_rolled_back_is_not(session: Session, database: str) -> None:
+def test_initiation_is_sent_after_a_commit_and_not_after_a_rollback(session: Session, database: str) -> None:
     shop = Shop()
 
     async def work(t: Stages) -> None:
@@ -83,7 +83,7 @@ def test_what_is_committed_is_sent_and_what_is_rolled_back_is_not(session: Sessi
     run(shop.app, work, database=database)
 
 
-def test_it_needs_neither_broker_nor_connection_and_is_sent_by_whoever_runs_the_service_later(
+def test_initiation_without_broker_or_connection_is_sent_by_a_later_run_of_the_service(
     session: Session, database: str
 ) -> None:
     shop = Shop()
@@ -102,7 +102,7 @@ def test_it_needs_neither_broker_nor_connection_and_is_sent_by_whoever_runs_the_
     session.commit()
 
 
-def test_an_async_session_does_the_same(session: Session, database: str) -> None:
+def test_async_session_initiates_flows_in_its_transaction(session: Session, database: str) -> None:
     shop = Shop()
 
     async def work(t: Stages) -> None:
@@ -299,7 +299,7 @@ def test_savepoints_that_end_inside_of_a_block_are_the_programs_own(session: Ses
     assert session.execute(text(UNSENT)).scalar() == 1
 
 
-def test_who_is_cancelled_while_he_begins_something_leaves_the_database_free(session: Session, database: str) -> None:
+def test_initiation_cancelled_at_random_leaves_the_database_unlocked(session: Session, database: str) -> None:
     """Fixed: on SQLite the key's statement stayed open, and nobody could write any more."""
     shop = Shop()
     url = database.replace("sqlite:", "sqlite+aiosqlite:")
@@ -335,7 +335,7 @@ def test_who_is_cancelled_while_he_begins_something_leaves_the_database_free(ses
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "repeated"])
-def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
+def test_cancellation_during_any_statement_of_a_key_leaves_the_database_unlocked(
     session: Session, database: str, is_first: bool
 ) -> None:
     """Fixed: on SQLite a SELECT whose answer was not read stayed open, and its connection kept the lock."""
@@ -381,7 +381,7 @@ def test_a_cancellation_during_any_statement_of_a_key_leaves_the_database_free(
     assert asyncio.run(main()) == (3 if is_first else 4)
 
 
-def test_one_session_may_begin_flows_in_many_transactions(session: Session) -> None:
+def test_session_may_initiate_flows_in_many_transactions(session: Session) -> None:
     """Fixed: each of them left a listener, which all later ones called."""
     woken: list[int] = []
     transaction = SessionOutbox(session)
@@ -438,7 +438,7 @@ def test_a_time_to_live_counts_from_when_each_was_begun_though_they_are_sent_tog
     run(app, work, database=database)
 
 
-def test_what_this_process_cannot_read_is_left_to_others_and_holds_up_nothing(
+def test_units_unreadable_to_a_process_are_skipped_and_delay_no_other_unit(
     session: Session, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shop = Shop()
@@ -473,7 +473,7 @@ def test_an_empty_initiation_and_one_that_raises_leave_nothing(session: Session)
     assert session.execute(text(UNSENT)).scalar() == 0
 
 
-def test_what_the_broker_would_never_take_is_refused_before_it_is_written(session: Session) -> None:
+def test_initiation_above_the_brokers_limits_is_refused_and_writes_no_row(session: Session) -> None:
     app = Service("shop", exactly_once=True)
     take = app.remote("take", Text)
     with pytest.raises(FlowError, match="at most"), app.initiate(session) as initiation:
@@ -485,7 +485,7 @@ def test_what_the_broker_would_never_take_is_refused_before_it_is_written(sessio
     assert session.execute(text(UNSENT)).scalar() == 0
 
 
-def test_what_is_wrong_with_a_call_is_said(session: Session) -> None:
+def test_initiate_with_invalid_arguments_is_refused(session: Session) -> None:
     app = Service("shop", exactly_once=True)
     with pytest.raises(ConfigurationError, match="takes a Session"):
         app.initiate("postgresql:///shop")  # type: ignore[call-overload]
@@ -504,7 +504,7 @@ def test_what_is_wrong_with_a_call_is_said(session: Session) -> None:
         asyncio.run(asynchronous())
 
 
-def test_what_is_large_waits_for_room_in_open_transactions_and_is_not_taken_for_refused(
+def test_large_unit_waits_for_transaction_bytes_and_is_not_treated_as_refused(
     session: Session, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fixed: with what a worker has open it was more than a connection may have. Each message that is refused by
@@ -579,7 +579,7 @@ def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(
 # ---- Who sends it ----
 
 
-def test_a_service_of_which_nothing_happens_once_is_refused_for_nobody_would_send_it(session: Session) -> None:
+def test_initiate_in_a_session_without_exactly_once_is_refused(session: Session) -> None:
     app = Service("shop")
     app.remote("take", Number)
     with pytest.raises(ConfigurationError, match="nobody would send"):
@@ -604,7 +604,7 @@ def test_a_service_without_stages_sends_what_it_begins_while_it_is_connected(ses
     asyncio.run(main())
 
 
-def test_what_was_begun_last_is_sent_before_a_program_ends(session: Session, database: str) -> None:
+def test_initiation_just_before_the_program_ends_is_sent(session: Session, database: str) -> None:
     """Fixed: it waited until the next one was connected."""
 
     async def main() -> None:
@@ -621,7 +621,7 @@ def test_what_was_begun_last_is_sent_before_a_program_ends(session: Session, dat
     asyncio.run(main())
 
 
-def test_a_flow_whose_time_is_over_holds_up_nothing_and_nobody_gets_it(
+def test_expired_unit_is_not_delivered_and_delays_no_other_unit(
     session: Session, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fixed: a program without stages stumbled over it for ever; a stage that waited for it got it."""
@@ -655,7 +655,7 @@ def test_a_flow_whose_time_is_over_holds_up_nothing_and_nobody_gets_it(
     asyncio.run(main())
 
 
-def test_a_program_that_runs_no_stage_sends_what_it_begins_and_waits_for_nobody(
+def test_program_without_stages_sends_its_initiations_and_connects_without_its_database(
     session: Session, database: str
 ) -> None:
     shop = Shop()

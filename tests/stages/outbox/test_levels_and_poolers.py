@@ -48,7 +48,9 @@ def test_a_message_that_two_handle_at_once_is_done_once_at_each_level(leveled: s
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-def test_many_at_once_are_done_at_each_level_and_nobody_is_charged(leveled: str, is_async: bool) -> None:
+def test_concurrent_messages_are_processed_without_an_attempt_at_each_isolation_level(
+    leveled: str, is_async: bool
+) -> None:
     shop = Shop(is_async, attempts=1)
 
     async def work(t: Stages) -> None:

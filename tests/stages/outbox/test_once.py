@@ -114,7 +114,7 @@ async def expect(t: Stages, *placed: int) -> None:
     assert len(await numbers(t, "SELECT 1 FROM truenext_inbox")) == len(placed)
 
 
-def test_what_a_stage_does_is_done_and_sent_and_nothing_is_left_in_the_outbox(database: str, is_async: bool) -> None:
+def test_messages_are_processed_and_sent_once_and_the_outbox_is_empty_afterwards(database: str, is_async: bool) -> None:
     shop = Shop(is_async)
 
     async def work(t: Stages) -> None:
@@ -188,9 +188,7 @@ def test_a_lost_answer_of_the_broker_to_its_commit_doubles_and_loses_nothing(
     run(shop.app, work, database=database)
 
 
-def test_a_process_whose_producers_were_taken_over_uses_others_and_charges_nobody(
-    database: str, is_async: bool
-) -> None:
+def test_process_whose_producers_were_claimed_uses_others_and_counts_no_attempt(database: str, is_async: bool) -> None:
     shop = Shop(is_async, attempts=1)
 
     async def work(t: Stages) -> None:
@@ -232,7 +230,7 @@ def test_a_broker_that_is_another_one_gets_what_is_left_under_new_numbers(databa
 
 
 @pytest.mark.parametrize("when", ["before they are settled", "afterwards"])
-def test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
+def test_stale_readers_do_not_send_a_unit_twice_after_a_restored_broker_lost_numbers(
     database: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two have read their units before the broker was restored, and send them while its relay finds a gap."""
@@ -379,7 +377,7 @@ def test_a_message_that_was_handled_before_is_told_as_that(database: str, tmp_pa
     assert events.count('"exactly_once":true') == events.count('"kind":"started"')
 
 
-def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> None:
+def test_processed_message_runs_again_only_by_rerun(database: str) -> None:
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
@@ -425,7 +423,7 @@ def test_what_was_handled_runs_again_on_purpose_and_only_then(database: str) -> 
     run(shop.app, work, database=database)
 
 
-def test_large_messages_run_again_too(database: str) -> None:
+def test_rerun_sends_large_messages(database: str) -> None:
     """Fixed: together they were more than the broker takes in one transaction, and none behind them was sent."""
     app = Service("shop", exactly_once=True)
     received: list[int] = []
@@ -457,7 +455,7 @@ async def expect_sent(t: Stages, *placed: int) -> None:
     assert await sent(t) == list(placed)
 
 
-def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_out(database: str) -> None:
+def test_metrics_show_unsent_units_and_omit_them_while_the_database_is_unavailable(database: str) -> None:
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
@@ -486,7 +484,7 @@ def test_what_waits_in_the_outbox_is_told_and_a_database_that_is_away_leaves_it_
     run(shop.app, work, database=database)
 
 
-def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_again(database: str) -> None:
+def test_unit_sent_but_not_confirmed_before_its_process_died_is_not_sent_again(database: str) -> None:
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:
@@ -512,7 +510,7 @@ def test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_agai
     run(shop.app, work, database=database)
 
 
-def test_what_a_message_has_to_send_waits_for_no_relay(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redelivered_message_sends_its_unit_without_a_relay(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever gets it again sends it before it is acknowledged: it may be the last who knows of it."""
 
     async def nothing(relay: OutboxRelay) -> None:
@@ -653,7 +651,7 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
     run(app, work, database=database)
 
 
-def test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_used(
+def test_inbox_row_is_not_marked_acknowledged_after_a_repeated_commit(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That COMMIT has acknowledged nothing: the message comes again, and is to be known for as long as that takes."""
@@ -685,7 +683,7 @@ def test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_us
     run(shop.app, work, database=database)
 
 
-def test_what_goes_wrong_behind_the_commit_of_sql_is_no_attempt(database: str, is_async: bool) -> None:
+def test_error_after_the_sql_commit_counts_no_attempt(database: str, is_async: bool) -> None:
     shop = Shop(is_async, attempts=1)
 
     async def work(t: Stages) -> None:
@@ -726,7 +724,7 @@ def test_a_stage_that_fails_is_charged_and_leaves_nothing(database: str, is_asyn
     run(shop.app, work, database=database)
 
 
-def test_what_the_broker_refuses_of_a_unit_goes_apart_with_the_reason_and_the_rest_is_sent(database: str) -> None:
+def test_refused_message_of_a_unit_goes_to_the_refused_queue_with_its_reason_and_others_are_sent(database: str) -> None:
     shop = Shop(is_async=True)
     good = EncodedMessage("/queue/take", b"good", "a", 4, True)
     bad = EncodedMessage(f"/queue/{'x' * 300}", b"bad", "b", 4, True)
@@ -785,7 +783,7 @@ def test_a_unit_that_cannot_be_sent_holds_up_nothing_else(database: str) -> None
     run(shop.app, work, database=database)
 
 
-def test_what_is_refused_behind_a_gap_goes_apart_too(database: str) -> None:
+def test_refused_message_after_a_gap_of_numbers_goes_to_the_refused_queue(database: str) -> None:
     """Fixed: the gap showed only when what is sent in its place was refused, and nobody looked for it there."""
     shop = Shop(is_async=True)
     good = EncodedMessage("/queue/take", b"good", "a", 4, True)

@@ -73,7 +73,9 @@ def test_the_statements_that_are_printed_make_the_same_tables(
 
 
 @pytest.mark.parametrize("options", [(), ("--sql", "--apply")])
-def test_what_is_to_be_done_is_said(run_command: RunCommand, options: tuple[str, ...]) -> None:
+def test_schema_command_without_one_choice_of_output_names_its_options(
+    run_command: RunCommand, options: tuple[str, ...]
+) -> None:
     text = run_command("schema", *options, "--database", "sqlite:///shop.db")
     assert text.exit_code == 2 and "--apply" in text.output
 
@@ -124,7 +126,7 @@ def test_a_database_that_cannot_be_written_is_said(run_command: RunCommand, tmp_
     assert text.exit_code == 1 and "cannot be made" in text.output and "Traceback" not in text.output
 
 
-def test_the_tables_are_those_of_sqlite_whoever_makes_them(tmp_path: Path) -> None:
+def test_tables_made_by_the_sqlite3_module_need_no_change(tmp_path: Path) -> None:
     file = tmp_path / "shop.db"
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript(schema_sql(f"sqlite:///{file}"))

@@ -40,7 +40,7 @@ def relay_not_heard(url: str) -> None:
 
 def waits_for_no_relay(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_once.test_what_a_message_has_to_send_waits_for_no_relay(url, patch)
+        test_once.test_redelivered_message_sends_its_unit_without_a_relay(url, patch)
 
 
 def one_is_not_known(url: str) -> None:
@@ -52,12 +52,12 @@ def one_is_not_known(url: str) -> None:
 
 def marked_too_early(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_once.test_the_inbox_is_not_marked_for_a_message_whose_number_somebody_else_has_used(url, patch)
+        test_once.test_inbox_row_is_not_marked_acknowledged_after_a_repeated_commit(url, patch)
 
 
 def a_gap(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_once.test_numbers_that_a_restored_broker_lacks_let_nobody_send_a_unit_twice(
+        test_once.test_stale_readers_do_not_send_a_unit_twice_after_a_restored_broker_lost_numbers(
             url, "before they are settled", patch
         )
 
@@ -82,7 +82,7 @@ FAULTS = [
         "_commit",
         "if number is None:",
         "if True:",
-        test_once.test_what_a_process_has_sent_and_did_not_say_before_it_died_is_not_sent_again,
+        test_once.test_unit_sent_but_not_confirmed_before_its_process_died_is_not_sent_again,
     ),
     Fault(
         "a unit goes under another number at the second try",
@@ -138,7 +138,7 @@ FAULTS = [
         "use_next_number",
         "return self._producer.next_commit",
         "self._relay.return_producer(self._producer); return self._producer.next_commit",
-        test_producers.test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered,
+        test_producers.test_producer_with_an_unanswered_number_is_not_lent_again,
     ),
     Fault(
         "a row of the inbox is marked when its message is not acknowledged",
@@ -203,7 +203,7 @@ def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fault.owner, fault.name, mutated(namespace[fault.name], fault.old, fault.new))
 
 
-def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_can_all_be_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of those that are not drawn."""
     for fault in FAULTS:
         with monkeypatch.context() as patch:
@@ -212,7 +212,7 @@ def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.rule)
-def test_it_is_noticed_when(fault: Fault, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_is_noticed(fault: Fault, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What would never come is not waited for as long as what is slow.
     monkeypatch.setattr(test_once, "PATIENCE_S", 5)
     monkeypatch.setattr(test_in_a_transaction, "PATIENCE_S", 5)
@@ -229,14 +229,14 @@ def test_it_is_noticed_when(fault: Fault, url: str, monkeypatch: pytest.MonkeyPa
         ("number", "owner = :owner AND number = :number - 1", "owner = :owner"),
     ],
 )
-def test_it_is_noticed_when_a_producer_is_used_without_a_look_at_its(
+def test_producer_used_without_a_check_is_noticed(
     rule: str, old: str, new: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statement, insert = exactly_once_writer._WRITE["sqlite"]
     assert statement.count(old) == 1
     monkeypatch.setitem(exactly_once_writer._WRITE, "sqlite", [statement.replace(old, new), insert])
     noticed = {
-        "owner": test_producers.test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers,
+        "owner": test_producers.test_process_that_lost_a_producer_writes_nothing_under_its_numbers,
         "number": test_producers.test_a_number_is_used_once_and_none_is_left_out,
     }
     with pytest.raises(pytest.fail.Exception):

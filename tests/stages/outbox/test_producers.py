@@ -115,7 +115,7 @@ def test_a_process_that_is_alive_keeps_its_producers_and_one_that_is_not_loses_t
     on(database, work)
 
 
-def test_whoever_has_lost_a_producer_writes_nothing_under_its_numbers(database: str) -> None:
+def test_process_that_lost_a_producer_writes_nothing_under_its_numbers(database: str) -> None:
     async def work(both: Processes) -> None:
         producer = await made(both.first)
         await both.dies("first")
@@ -143,7 +143,7 @@ def test_a_number_is_used_once_and_none_is_left_out(database: str) -> None:
     on(database, work)
 
 
-def test_a_producer_whose_number_was_used_is_nobody_elses_before_that_is_answered(database: str) -> None:
+def test_producer_with_an_unanswered_number_is_not_lent_again(database: str) -> None:
     async def work(both: Processes) -> None:
         relay = OutboxRelay(both.first, cast("PriorityPool", None), "shop", ExactlyOnceCounters())
         async with BorrowedProducer(relay) as one:
@@ -172,7 +172,7 @@ def test_a_message_that_was_handled_is_known_and_its_unit_is_found_by_it(databas
     on(database, work)
 
 
-def test_what_a_transaction_has_that_still_runs_is_seen_by_whoever_takes_over_when_it_has_ended(
+def test_claim_of_a_producer_waits_for_a_running_transaction_and_sees_its_unit(
     postgres_url: str,
 ) -> None:
     async def work(both: Processes) -> None:

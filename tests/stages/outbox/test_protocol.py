@@ -28,7 +28,7 @@ is_long = pytest.mark.skipif("TRUENEXT_SEARCH" not in os.environ, reason="minute
     ],
     ids=str,
 )
-def test_nothing_happens_twice_or_is_lost_in_any_order_of_steps(bounds: Bounds) -> None:
+def test_protocol_loses_and_repeats_nothing_in_any_order_of_steps(bounds: Bounds) -> None:
     print(bounds, search(bounds), sep=": ")
 
 
@@ -59,7 +59,7 @@ def test_nothing_happens_twice_or_is_lost_in_any_order_of_steps(bounds: Bounds) 
     ],
     ids=str,
 )
-def test_nor_where_more_goes_wrong(bounds: Bounds) -> None:
+def test_protocol_loses_and_repeats_nothing_with_more_failures(bounds: Bounds) -> None:
     print(bounds, search(bounds), sep=": ")
 
 
@@ -112,12 +112,12 @@ NOTICED = {
 }
 
 
-def test_it_is_known_what_notices_each_fault() -> None:
+def test_noticed_faults_are_the_faults_of_the_rules() -> None:
     assert sorted(NOTICED) == sorted(FAULTS)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_search_notices(fault: str) -> None:
+def test_search_notices_planted_fault(fault: str) -> None:
     bounds, how = NOTICED[fault]
     with pytest.raises(Violation, match=how) as violation:
         search(bounds, fault)

@@ -94,7 +94,7 @@ def small(tmp_path: Path) -> Iterator[SmallBroker]:
     broker.process.clean_up()
 
 
-def test_what_together_is_too_much_for_the_broker_is_sent_in_smaller_parts(
+def test_units_too_large_together_are_sent_in_smaller_parts(
     session: Session, database: str, small: SmallBroker
 ) -> None:
     """Fixed: a thousand units have one number, and the broker took no more than three at once: nothing was sent."""
@@ -112,7 +112,7 @@ def test_what_together_is_too_much_for_the_broker_is_sent_in_smaller_parts(
     assert session.execute(text(UNSENT)).scalar() == 0
 
 
-def test_a_unit_that_the_broker_does_not_take_waits_and_others_pass_it(
+def test_unit_that_the_broker_does_not_accept_waits_and_later_units_are_sent(
     session: Session, database: str, small: SmallBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Fixed: nothing that was begun later got a number."""
@@ -226,7 +226,7 @@ def shop_of_ten(session: Session) -> Shop:
     return shop
 
 
-def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
+def test_split_unit_is_not_sent_by_a_reader_of_the_original(
     shop_of_ten: Shop, session: Session, database: str, check: Callable[[OutboxRelay], Awaitable[bool]]
 ) -> None:
     """It stands still meanwhile. Sent twice, or not at all, it would be a flow too many or too few."""
@@ -247,7 +247,7 @@ def test_who_has_read_what_was_taken_apart_sends_nothing_of_it(
     assert received == Counter(range(10))
 
 
-def test_a_unit_whose_number_was_given_up_before_the_process_died_is_taken_apart_by_another(
+def test_unit_whose_number_was_resolved_before_its_process_died_is_split_by_another_process(
     shop_of_ten: Shop, session: Session, database: str, check: Callable[[OutboxRelay], Awaitable[bool]]
 ) -> None:
     """To the broker the number counts as used: whoever takes it for sent has lost it."""

@@ -23,7 +23,7 @@ rest are drawn plainly, and are larger."""
 
 
 @pytest.mark.timeout(300 + EXAMPLES * 10)
-def test_effects_happen_once_whatever_happens() -> None:
+def test_exactly_once_holds_in_schedules_drawn_by_hypothesis() -> None:
     @seed(_seed())
     @settings(
         max_examples=max(1, EXAMPLES // 4),
@@ -40,7 +40,7 @@ def test_effects_happen_once_whatever_happens() -> None:
 
 
 @pytest.mark.timeout(300 + EXAMPLES * 10)
-def test_effects_happen_once_whatever_happens_in_plain_examples() -> None:
+def test_exactly_once_holds_in_larger_schedules_drawn_at_random() -> None:
     seed_of_run = _seed()
     for each in range(EXAMPLES - EXAMPLES // 4):
         tried(Random(seed_of_run + each))

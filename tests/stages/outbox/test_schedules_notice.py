@@ -162,7 +162,7 @@ def plant(fault: str, patch: pytest.MonkeyPatch) -> None:
     other(patch)
 
 
-def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_faults_can_all_be_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of those that are not drawn."""
     for fault in FAULTS:
         with monkeypatch.context() as patch:
@@ -172,7 +172,7 @@ def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.drawn
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("fault", [each for each in FAULTS if ALL or each in QUICK])
-def test_it_is_noticed_when(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(fault, monkeypatch)
     random = Random()
     with pytest.raises(Contradiction):

@@ -6,7 +6,7 @@ from truenext.stage.outbox import housekeeping
 from truenext.stage.outbox.housekeeping import PeriodicTask
 
 
-def test_what_has_ended_is_not_waited_for_a_second_time() -> None:
+def test_periodic_task_that_has_ended_stops_at_once() -> None:
     """Fixed: a service took twenty seconds to end, for all is stopped once more if the first time was interrupted."""
 
     async def main() -> None:
@@ -23,7 +23,7 @@ def test_what_has_ended_is_not_waited_for_a_second_time() -> None:
     asyncio.run(main())
 
 
-def test_what_it_was_woken_for_is_done_before_it_ends() -> None:
+def test_periodic_task_woken_before_its_stop_runs_once_more() -> None:
     async def main() -> None:
         done: list[int] = []
 

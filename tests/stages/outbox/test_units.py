@@ -71,7 +71,7 @@ def expect_read(read: list[EncodedMessage], written: list[tuple[EncodedMessage, 
 
 
 @given(messages, st.integers(0, 200), st.binary(max_size=10))
-def test_what_is_damaged_is_refused_or_read(written: list[EncodedMessage], cut: int, rest: bytes) -> None:
+def test_damaged_unit_is_refused_or_read(written: list[EncodedMessage], cut: int, rest: bytes) -> None:
     for data in (OutboxUnit(written, False).encode(), combine_units([(1, OutboxUnit(written, False).encode())])):
         with contextlib.suppress(UnreadableUnit):
             decode_unit(data[:cut] + rest, 0)

@@ -41,7 +41,7 @@ def _orders_in_the_end(shop: Shop, expected: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(("lose", "happened"), [(Lose.ANSWER, [1]), (Lose.COMMIT, [])])
-def test_a_commit_whose_answer_is_lost_is_in_doubt_whether_it_happened_or_not(
+def test_commit_with_a_lost_answer_is_in_doubt(
     far_shop: Shop, proxy: CommitProxy, lose: Lose, happened: list[int]
 ) -> None:
     work = far_shop.work()
@@ -93,7 +93,7 @@ def test_a_server_that_stops_before_the_commit_is_in_doubt_unless_it_was_asked(
         assert not_checked.inner.is_committed is None
 
 
-def test_what_the_database_has_answered_to_a_commit_is_no_doubt(shop: Shop) -> None:
+def test_commit_refused_by_the_database_is_not_in_doubt(shop: Shop) -> None:
     with shop.second_engine() as engine, engine.begin() as connection:
         connection.execute(text("CREATE TABLE lines (of int REFERENCES orders (number) DEFERRABLE INITIALLY DEFERRED)"))
     work = shop.work()

@@ -44,7 +44,7 @@ def test_a_database_in_memory_is_refused_with_what_to_do(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["mysql://x", "postgresql+asyncpg:///shop", "oracle://x", "no url: secret"])
-def test_any_other_database_is_refused_with_what_to_write(url: str) -> None:
+def test_url_of_another_database_is_refused_with_the_urls_to_write(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"write postgresql\+psycopg") as raised:
         Database(url, interactive=1, others=1)
     assert "secret" not in str(raised.value)
@@ -100,7 +100,7 @@ def _make_read_only(shop: Shop, name: str, to: str) -> None:
         driver.commit()
 
 
-def test_a_probe_of_sqlite_waits_for_nobody_and_changes_nothing(sqlite_shop: Shop) -> None:
+def test_probe_of_sqlite_does_not_wait_for_a_writer_and_changes_nothing(sqlite_shop: Shop) -> None:
     work = sqlite_shop.work()
     work.do(insert(1))
     sqlite_shop.run(sqlite_shop.database.probe())
@@ -132,7 +132,7 @@ def test_there_are_no_more_connections_than_workers(url: str, face: str) -> None
         waiting.result(30)
 
 
-def test_no_workers_of_a_kind_are_no_unlimited_pool(sqlite_url: str) -> None:
+def test_pool_without_workers_has_one_connection(sqlite_url: str) -> None:
     database = Database(sqlite_url, interactive=0, others=3)
     sizes = [pools.for_threads.pool.size() for pools in database._sql_engines.values()]  # type: ignore[attr-defined]
     assert sizes == [1, 3]
@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_looked_into_is_a_database_that_is_away(
     asyncio.run(run())
 
 
-def test_many_who_lose_the_database_at_once_have_one_look_at_it(
+def test_concurrent_losses_of_the_database_share_one_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     checks = 0

@@ -26,7 +26,7 @@ async def _all_waiting() -> None:
         await asyncio.sleep(0)
 
 
-def test_who_came_first_is_next_but_interactive_work_before_all_others() -> None:
+def test_write_queue_serves_interactive_work_first_and_then_in_order_of_arrival() -> None:
     async def main() -> list[str]:
         queue, served = WriteQueue(), list[str]()
         await queue.wait_in_task(is_interactive=False)
@@ -45,7 +45,7 @@ def test_who_came_first_is_next_but_interactive_work_before_all_others() -> None
     assert asyncio.run(main()) == ["urgent 0", "urgent 1", "other 0", "other 1"]
 
 
-def test_who_is_cancelled_while_waiting_leaves_the_line_and_nobody_behind_is_held_up() -> None:
+def test_write_queue_drops_a_cancelled_waiter_and_serves_the_next() -> None:
     async def main() -> list[str]:
         queue, served = WriteQueue(), list[str]()
         await queue.wait_in_task(is_interactive=False)
@@ -61,7 +61,7 @@ def test_who_is_cancelled_while_waiting_leaves_the_line_and_nobody_behind_is_hel
     assert asyncio.run(main()) == ["behind"]
 
 
-def test_who_is_cancelled_when_its_turn_has_just_come_passes_it_on() -> None:
+def test_write_queue_passes_the_turn_of_a_waiter_cancelled_as_it_came() -> None:
     async def main() -> list[str]:
         queue, served = WriteQueue(), list[str]()
         await queue.wait_in_task(is_interactive=False)
@@ -78,7 +78,7 @@ def test_who_is_cancelled_when_its_turn_has_just_come_passes_it_on() -> None:
     assert asyncio.run(main()) == ["behind"]
 
 
-def test_tasks_and_threads_stand_in_one_line() -> None:
+def test_write_queue_serves_tasks_and_threads_in_one_order() -> None:
     async def main() -> list[str]:
         queue, served = WriteQueue(), list[str]()
         await queue.wait_in_task(is_interactive=False)
@@ -103,7 +103,7 @@ def test_tasks_and_threads_stand_in_one_line() -> None:
     assert asyncio.run(main()) == ["task", "thread", "another task"]
 
 
-def test_one_file_has_one_line_whatever_it_is_called_and_none_when_nobody_uses_it(tmp_path: Path) -> None:
+def test_write_queue_is_one_for_all_names_of_a_file_and_freed_when_unused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     queue = write_queue_of(tmp_path / "file")
     assert write_queue_of(tmp_path / "link") is queue is write_queue_of(tmp_path / "x" / ".." / "file")
@@ -116,7 +116,7 @@ def test_one_file_has_one_line_whatever_it_is_called_and_none_when_nobody_uses_i
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-def test_works_of_one_file_begin_one_after_the_other_and_interactive_ones_first(sqlite_shop: Shop, ends: str) -> None:
+def test_transactions_on_one_file_begin_one_by_one_and_interactive_ones_first(sqlite_shop: Shop, ends: str) -> None:
     shop, served = sqlite_shop, list[int]()
     first = shop.work()
     first.do(insert(0))
@@ -144,7 +144,7 @@ def _wait_until_in_line(shop: Shop, count: int) -> None:
         pass
 
 
-def test_works_of_both_kinds_and_of_several_databases_stand_in_the_one_line_of_their_file(sqlite_url: str) -> None:
+def test_async_and_plain_work_of_several_databases_share_the_write_queue_of_their_file(sqlite_url: str) -> None:
     with Shop(sqlite_url, "tasks") as shop, Shop(sqlite_url, "threads") as same:
         first, second = shop.work(), same.work()
         first.do(insert(1))
@@ -156,7 +156,7 @@ def test_works_of_both_kinds_and_of_several_databases_stand_in_the_one_line_of_t
         assert shop.orders() == [1, 2]
 
 
-def test_what_is_said_to_the_outbox_goes_before_work_for_which_nobody_waits(sqlite_url: str) -> None:
+def test_outbox_writes_are_served_before_work_that_is_not_interactive(sqlite_url: str) -> None:
     """The relay sends what a user's transaction has begun. Behind a batch it took seconds instead of one."""
     apply_schema(sqlite_url)
     served: list[str] = []

@@ -60,7 +60,7 @@ REFUSED: dict[str, Step[Any]] = {
 }
 
 
-def test_the_function_may_not_end_or_begin_a_transaction_however_it_says_so(shop: Shop) -> None:
+def test_calls_that_begin_or_end_a_transaction_are_refused(shop: Shop) -> None:
     for what, step in REFUSED.items():
         work = shop.work()
         work.do(insert(1))
@@ -85,7 +85,7 @@ def test_a_refusal_that_is_swallowed_is_found_before_the_commit(shop: Shop) -> N
         assert (shop.orders(), shop.in_use()) == ([], 0), what
 
 
-def test_it_is_refused_before_the_database_was_used_too(shop: Shop) -> None:
+def test_transaction_calls_before_the_first_statement_are_refused(shop: Shop) -> None:
     for what in ("commit", "rollback", "close", "begin", "reset", "invalidate"):
         work = shop.work()
         with pytest.raises(LocalProtocolError):
@@ -113,7 +113,7 @@ def test_several_statements_at_once_may_not_end_the_transaction_either(postgres_
     assert postgres_shop.orders() == []
 
 
-def test_a_statement_whose_words_do_not_tell_that_it_ends_the_transaction_is_refused_afterwards(
+def test_transaction_end_hidden_in_nested_comments_is_refused_after_its_execution(
     postgres_shop: Shop,
 ) -> None:
     # Comments within comments are PostgreSQL's own.
@@ -125,7 +125,7 @@ def test_a_statement_whose_words_do_not_tell_that_it_ends_the_transaction_is_ref
         work.commit()
 
 
-def test_no_other_transaction_begins_after_one_was_refused_its_end(shop: Shop) -> None:
+def test_statement_after_a_swallowed_rollback_is_refused(shop: Shop) -> None:
     work = shop.work()
     work.do(insert(1))
     work.do(swallowing(REFUSED["rollback of the connection"]))
@@ -145,7 +145,7 @@ def _raw_commit(work: Driven) -> None:
     work.do(commit)
 
 
-def test_what_the_driver_itself_has_ended_is_found_and_nothing_more_is_done_outside(shop: Shop) -> None:
+def test_transaction_ended_through_the_driver_is_found_and_later_statements_are_refused(shop: Shop) -> None:
     work = shop.work()
     work.do(insert(1))
     _raw_commit(work)
@@ -221,7 +221,7 @@ async def _is_refused(session: AsyncSession, call: Callable[[AsyncSession], Awai
         r"select E'\''; commit; --'",
     ],
 )
-def test_a_statement_that_ends_or_begins_a_transaction_is_known(statement: str) -> None:
+def test_transaction_statements_are_recognized(statement: str) -> None:
     assert find_transaction_statement(statement) is not None
 
 
@@ -249,5 +249,5 @@ def test_a_statement_that_ends_or_begins_a_transaction_is_known(statement: str) 
         "",
     ],
 )
-def test_any_other_statement_is_not(statement: str) -> None:
+def test_other_statements_are_not_taken_for_transaction_statements(statement: str) -> None:
     assert find_transaction_statement(statement) is None

@@ -52,7 +52,7 @@ def _driver(session: Session) -> Any:
     return session.connection().connection.driver_connection
 
 
-def test_two_that_have_read_may_both_write(sqlite_shop: Shop) -> None:
+def test_two_transactions_that_have_read_may_both_write(sqlite_shop: Shop) -> None:
     # With the deferred transactions of the driver the second would fail: what it has read is old.
     first, second = sqlite_shop.work(), sqlite_shop.work()
 
@@ -115,7 +115,7 @@ def test_another_process_that_writes_for_longer_than_is_waited_means_to_try_agai
         assert shop.orders() == [1, 7]
 
 
-def test_who_waits_for_another_process_does_not_hold_up_the_event_loop(sqlite_url: str) -> None:
+def test_wait_for_another_process_does_not_block_the_event_loop(sqlite_url: str) -> None:
     with Shop(sqlite_url, "tasks") as shop, shop.second_engine() as engine, engine.connect() as other:
         other.exec_driver_sql("INSERT INTO orders (number, what) VALUES (7, 'theirs')")
         work = shop.work()

@@ -83,7 +83,7 @@ def test_a_bulk_insert_that_failed(shop: Shop) -> None:
     _is_found(shop, work, "rolled back")
 
 
-def test_what_failed_inside_a_savepoint_that_was_rolled_back_is_no_fault(shop: Shop) -> None:
+def test_error_in_a_rolled_back_savepoint_does_not_fail_the_transaction(shop: Shop) -> None:
     work = shop.work()
     work.do(insert(1))
 
@@ -117,7 +117,7 @@ def test_after_a_savepoint_that_was_rolled_back_the_next_error_is_named(postgres
     _is_found(postgres_shop, work, 'swallowed was.*"nonsense" does not exist')
 
 
-def test_what_a_hook_of_the_session_swallows_after_the_check(postgres_shop: Shop) -> None:
+def test_error_swallowed_by_a_session_hook_after_the_check_prevents_the_commit(postgres_shop: Shop) -> None:
     work = postgres_shop.work()
     work.do(insert(1))
     work.check()
@@ -170,7 +170,7 @@ def kill_own_connection(session: Session) -> None:
     session.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
 
-def test_what_the_function_raises_after_it_has_swallowed_what_broke_its_transaction(postgres_shop: Shop) -> None:
+def test_error_raised_after_a_swallowed_lock_error_is_retryable(postgres_shop: Shop) -> None:
     # A lock that cannot be had, a ValueError in its wake: it is to run again.
     with postgres_shop.second_engine() as engine, engine.begin() as other:
         other.execute(text("LOCK TABLE orders"))
@@ -180,7 +180,7 @@ def test_what_the_function_raises_after_it_has_swallowed_what_broke_its_transact
 
 
 @pytest.mark.parametrize("step", [insert(1), execute_sql("SELECT nonsense")])
-def test_what_was_not_swallowed_is_the_functions_own_error(shop: Shop, step: Step[Any]) -> None:
+def test_error_that_was_not_swallowed_is_the_functions_own(shop: Shop, step: Step[Any]) -> None:
     work = shop.work()
     work.do(insert(1))
     with pytest.raises((IntegrityError, SQLAlchemyError)) as raised:

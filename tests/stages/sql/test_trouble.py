@@ -26,7 +26,7 @@ def _fails(work: Driven, step: Step[Any]) -> DatabaseErrorKind:
     return classify_error(raised.value)
 
 
-def test_what_the_function_did_wrong_is_its_own_fault(shop: Shop) -> None:
+def test_wrong_statements_are_errors_of_the_application(shop: Shop) -> None:
     for statement in (
         "SELECT nonsense",
         "INSERT INTO nowhere VALUES (1)",
@@ -38,7 +38,7 @@ def test_what_the_function_did_wrong_is_its_own_fault(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError(), LocalProtocolError("no"), KeyboardInterrupt()])
-def test_what_is_no_error_of_a_database_is_the_functions_own_fault(error: BaseException) -> None:
+def test_errors_of_no_database_are_errors_of_the_application(error: BaseException) -> None:
     assert classify_error(error) is DatabaseErrorKind.APPLICATION
 
 
@@ -126,9 +126,7 @@ def test_a_server_that_is_killed_in_the_middle_is_a_lost_connection_and_then_awa
         assert shop.orders() == [3]
 
 
-def test_a_server_that_was_restarted_costs_who_used_it_a_moment_ago_one_connection(
-    own_postgres: PostgresServer, face: str
-) -> None:
+def test_restarted_server_costs_a_recent_user_one_lost_connection(own_postgres: PostgresServer, face: str) -> None:
     with Shop(own_postgres.url("postgres"), face, workers=2) as shop:
         together = [shop.work(), shop.work()]
         for number, work in enumerate(together):
@@ -144,7 +142,7 @@ def test_a_server_that_was_restarted_costs_who_used_it_a_moment_ago_one_connecti
         assert shop.orders() == [0, 1, 3]
 
 
-def test_a_server_that_was_stopped_and_is_back_is_noticed_by_nobody_who_uses_it_then(
+def test_restarted_server_causes_no_error_for_idle_connections(
     own_postgres: PostgresServer, face: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgresql, "IDLE_S", 0.0)
@@ -215,7 +213,7 @@ def test_a_pool_whose_connections_are_all_taken_is_away() -> None:
     assert classify_error(PoolTimeoutError()) is DatabaseErrorKind.UNAVAILABLE
 
 
-def test_what_is_raised_from_an_error_of_the_database_means_the_same(postgres_shop: Shop) -> None:
+def test_exception_raised_from_a_database_error_has_the_kind_of_its_cause(postgres_shop: Shop) -> None:
     work = postgres_shop.work()
     other = postgres_shop.work()
     other.do(execute_sql("LOCK TABLE orders"))
@@ -237,7 +235,7 @@ def test_what_is_raised_from_an_error_of_the_database_means_the_same(postgres_sh
     assert classify_error(raised.value) is DatabaseErrorKind.RETRYABLE
 
 
-def test_what_is_in_a_group_means_the_same_as_by_itself() -> None:
+def test_database_error_in_an_exception_group_keeps_its_kind() -> None:
     away = PoolTimeoutError()
     assert classify_error(away) is DatabaseErrorKind.UNAVAILABLE
     assert (
@@ -273,7 +271,9 @@ def test_causes_that_go_in_a_circle_end() -> None:
         ("23505", DatabaseErrorKind.APPLICATION),  # unique_violation
     ],
 )
-def test_what_cannot_be_provoked_here_is_known_by_its_code(sqlstate: str, trouble: DatabaseErrorKind) -> None:
+def test_sqlstate_decides_the_kind_of_errors_that_are_not_provoked_here(
+    sqlstate: str, trouble: DatabaseErrorKind
+) -> None:
     orig = psycopg.errors.lookup(sqlstate)("told")
     assert classify_error(orig) is trouble
     assert classify_error(DBAPIError("SELECT 1", None, orig)) is trouble

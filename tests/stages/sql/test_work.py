@@ -10,7 +10,7 @@ from truenext.errors import LocalProtocolError
 from truenext.stage.sql.errors import DatabaseErrorKind, NotCommitted
 
 
-def test_what_a_function_has_done_is_there_after_the_commit_and_not_before(shop: Shop) -> None:
+def test_rows_of_a_function_are_visible_after_the_commit_and_not_before(shop: Shop) -> None:
     work = shop.work()
     work.do(insert(1))
     work.check()
@@ -35,7 +35,7 @@ def test_a_rollback_after_the_commit_does_nothing(shop: Shop) -> None:
     assert (shop.orders(), work.inner.is_committed) == ([1], True)
 
 
-def test_nothing_is_said_to_the_database_before_the_session_is_used(shop: Shop) -> None:
+def test_unused_session_takes_no_connection(shop: Shop) -> None:
     unused, used = shop.work(), shop.work()
     used.do(lambda session: None)
     assert not unused.inner.is_used and not used.inner.is_used
@@ -72,7 +72,7 @@ def test_the_check_writes_what_the_session_has_not_written_so_that_its_errors_co
     assert shop.in_use() == 0
 
 
-def test_what_was_read_stays_readable_after_the_commit(shop: Shop) -> None:
+def test_objects_that_were_read_stay_readable_after_the_commit(shop: Shop) -> None:
     work = shop.work()
 
     def read(session: Session) -> Order:
