@@ -20,49 +20,49 @@ from truenext.stage.worker import MessageHandler
 Notices = Callable[[str], None]
 
 
-def a_lost_answer(when: Any) -> Notices:
+def lost_answer_of_the_broker(when: Any) -> Notices:
     return lambda url: test_once.test_a_lost_answer_of_the_broker_to_its_commit_doubles_and_loses_nothing(
         url, True, when
     )
 
 
-def lost_twice(url: str) -> None:
+def lost_answer_of_the_database(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(url, "of the database", patch)
 
 
-def relay_not_heard(url: str) -> None:
+def lost_commit_of_the_relay(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(
             url, "of the broker, which did not hear", patch
         )
 
 
-def waits_for_no_relay(url: str) -> None:
+def redelivery_without_a_relay(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_once.test_redelivered_message_sends_its_unit_without_a_relay(url, patch)
 
 
-def one_is_not_known(url: str) -> None:
+def unknown_producer(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_producers.test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
             url, "claim", False, patch
         )
 
 
-def marked_too_early(url: str) -> None:
+def repeated_commit(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_once.test_inbox_row_is_not_marked_acknowledged_after_a_repeated_commit(url, patch)
 
 
-def a_gap(url: str) -> None:
+def gap_of_a_restored_broker(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         test_once.test_stale_readers_do_not_send_a_unit_twice_after_a_restored_broker_lost_numbers(
             url, "before they are settled", patch
         )
 
 
-def begun_at_once(url: str) -> None:
+def initiation_after_a_send(url: str) -> None:
     test_in_a_transaction.test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(url, "stage's")
 
 
@@ -85,39 +85,39 @@ FAULTS = [
         test_once.test_unit_sent_but_not_confirmed_before_its_process_died_is_not_sent_again,
     ),
     Fault(
-        "a unit goes under another number at the second try",
+        "a unit is sent again under another number",
         publishing,
         "_send",
         "number=unit.number)",
         "number=unit.number + 1)",
-        a_lost_answer("before"),
+        lost_answer_of_the_broker("before"),
     ),
     Fault(
-        "a unit goes under no number at the second try",
+        "a unit is sent again without a number",
         publishing,
         "_send",
         ", producer=unit.producer, number=unit.number)",
         ")",
-        lost_twice,
+        lost_answer_of_the_database,
     ),
     Fault(
-        "a unit is taken for sent without an answer",
+        "a unit counts as sent without an answer",
         OutboxRelay,
         "_send_all",
         "if number > highest and not await self._send_unit(unit) and not await self._send_after_gap(unit):",
         "if False:",
-        relay_not_heard,
+        lost_commit_of_the_relay,
     ),
     Fault(
-        "a hit acknowledges and has the unit go, unsent",
+        "a redelivered message is acknowledged and its unit deleted unsent",
         ExactlyOnceProcessing,
         "ensure_sent",
         "result = await send_unit(pool, unit, self._service, self.counters)",
         "result = SendResult.SENT",
-        waits_for_no_relay,
+        redelivery_without_a_relay,
     ),
     Fault(
-        "a message that was handled runs again",
+        "a message that was processed runs again",
         exactly_once_writer.ExactlyOnceWriter,
         "insert_inbox_id",
         "if result.rowcount != 1:",
@@ -125,7 +125,7 @@ FAULTS = [
         test_once.test_a_message_that_comes_twice_and_sends_nothing_is_handled_once,
     ),
     Fault(
-        "producers of the living are taken over",
+        "producers of a running process are claimed",
         Outbox,
         "claim",
         "condition = self._ownerless if owner_is_dead",
@@ -141,15 +141,15 @@ FAULTS = [
         test_producers.test_producer_with_an_unanswered_number_is_not_lent_again,
     ),
     Fault(
-        "a row of the inbox is marked when its message is not acknowledged",
+        "an inbox row is marked though its message is not acknowledged",
         MessageHandler,
         "_run_and_commit",
         "is_acknowledged=not self._is_repeated_commit",
         "is_acknowledged=True",
-        marked_too_early,
+        repeated_commit,
     ),
     Fault(
-        "rows of the inbox go before they are marked",
+        "inbox rows are deleted before they are marked",
         Outbox,
         "delete_expired",
         "WHERE acknowledged_ms < {self._now_ms} - :kept_ms",
@@ -157,31 +157,31 @@ FAULTS = [
         test_producers.test_the_inbox_forgets_what_was_marked_seven_days_ago_and_nothing_else,
     ),
     Fault(
-        "a producer that is not known is not looked for",
+        "an unknown producer is not looked up",
         OutboxRelay,
         "_find_unknown",
         "if name not in known:",
         "if False:",
-        one_is_not_known,
+        unknown_producer,
     ),
     Fault(
-        "what has become part of a unit is there still",
+        "rows that were combined into a unit are not deleted",
         outbox_table,
         "_combine_in_steps",
         'await syntax.execute(connection, f"DELETE {_THESE}", these)',
         "pass",
-        begun_at_once,
+        initiation_after_a_send,
     ),
     Fault(
-        "a unit behind a gap is moved",
+        "a unit after a gap is renumbered",
         OutboxRelay,
         "_send_after_gap",
         "if number - highest > RESOLVED_MAX:",
         "if True:",
-        a_gap,
+        gap_of_a_restored_broker,
     ),
     Fault(
-        "numbers that the broker knows further are used",
+        "a producer is used though the broker knows higher numbers of it",
         OutboxRelay,
         "_send_all",
         "if highest == producer.last_number:",

@@ -36,10 +36,10 @@ from truenext.stage.worker import MessageHandler
 EXAMPLES_MAX = 300
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
 QUICK = {
-    "a program's row goes before the broker has confirmed",
-    "a unit goes under no number at the second try",
+    "a program's row is deleted before the broker has confirmed",
+    "a unit is sent again without a number",
     "independent initiations have the same ids",
-    "rows of the inbox go before they are marked",
+    "inbox rows are deleted before they are marked",
 }
 """They show in the first few examples. The others take up to minutes, and show in `make faults`."""
 
@@ -56,7 +56,7 @@ def nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
-    "a stage's row goes before the broker has confirmed": (
+    "a stage's row is deleted before the broker has confirmed": (
         [
             Change(
                 MessageHandler,
@@ -69,7 +69,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         ],
         nothing,
     ),
-    "a program's row goes before the broker has confirmed": (
+    "a program's row is deleted before the broker has confirmed": (
         [
             Change(
                 OutboxRelay,
@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         ],
         nothing,
     ),
-    "a producer in doubt is free": (
+    "a producer in doubt is lent again": (
         [
             Change(
                 OutboxRelay,
@@ -91,11 +91,11 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         ],
         nothing,
     ),
-    "a unit goes under another number at the second try": (
+    "a unit is sent again under another number": (
         [Change(publishing, "_send", "number=unit.number)", "number=unit.number + 1)")],
         nothing,
     ),
-    "a unit goes under no number at the second try": (
+    "a unit is sent again without a number": (
         [Change(publishing, "_send", ", producer=unit.producer, number=unit.number)", ")")],
         nothing,
     ),
@@ -103,7 +103,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         [Change(OutboxInitiationContext, "_start", "seed or ServiceContext.new_id()", 'seed or "0" * 32')],
         nothing,
     ),
-    "rows of the inbox go before they are marked": (
+    "inbox rows are deleted before they are marked": (
         [
             Change(
                 Outbox,
@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         ],
         nothing,
     ),
-    "what has become part of a unit is there still": (
+    "rows that were combined into a unit are not deleted": (
         [
             Change(
                 outbox_table,
@@ -126,7 +126,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         nothing,
     ),
     "a COMMIT has no number": ([Change(MessageHandler, "_commit", "if number is None:", "if True:")], nothing),
-    "a unit is taken for sent without an answer": (
+    "a unit counts as sent without an answer": (
         [
             Change(
                 OutboxRelay,
@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         ],
         nothing,
     ),
-    "a hit acknowledges and has the unit go, unsent": (
+    "a redelivered message is acknowledged and its unit deleted unsent": (
         [
             Change(
                 ExactlyOnceProcessing,
@@ -148,7 +148,7 @@ FAULTS: dict[str, tuple[list[Change], Callable[[pytest.MonkeyPatch], None]]] = {
         ],
         nothing,
     ),
-    "a message that was handled runs again": (
+    "a message that was processed runs again": (
         [Change(exactly_once_writer.ExactlyOnceWriter, "insert_inbox_id", "if result.rowcount != 1:", "if False:")],
         nothing,
     ),

@@ -83,7 +83,7 @@ class Relays(Workers):
     def _compare(self, state: State, process: int, producer: int) -> Steps:
         """Relay._find_unknown"""
         at = self.at
-        if self.fault == "producers are not compared":
+        if self.fault == "an unknown producer is not looked up":
             return
         if state[at.memory[process] + producer] == UNKNOWN and state[at.owner + producer] == process:
             after = list(state)
@@ -98,7 +98,7 @@ class Relays(Workers):
             after = list(state)
             after[at.memory[process] + producer] = UNKNOWN
             yield f"{process} finds that producer {producer} is another's", False, tuple(after)
-        if known >= USED and self.fault != "taken while it is used here":
+        if known >= USED and self.fault != "a producer is claimed while its own process uses it":
             # Another process has taken it, and has died. Whoever uses it here finds that out first.
             return
         is_dead = self.is_dead(state, owner)
@@ -106,20 +106,20 @@ class Relays(Workers):
         if not (is_dead or (owner == process and known == DOUBT) or (is_false and state[at.claims])):
             return
         how = ", whose process is alive" if is_false else ""
-        if self.fault == "units read by the locking statement":
+        if self.fault == "units are read by the locking statement":
             after = self._next_state(state, process, CHECKED, producer, self.units_of(state, producer))
             after[at.claims] -= is_false
             self.doubt(after, process, producer)
             yield f"{process} waits for producer {producer}{how}", is_false, tuple(after)
             return
-        if self.is_locked(state, producer) and self.fault != "taken while a transaction uses it":
+        if self.is_locked(state, producer) and self.fault != "a producer is claimed while a transaction uses it":
             # Busy: later.
             return
         number = state[at.number + producer]
         after = self._next_state(state, process, CLAIMED, producer, number)
         after[at.claims] -= is_false
         after[at.owner + producer] = process
-        if known == UNKNOWN or self.fault != "taken while it is used here":
+        if known == UNKNOWN or self.fault != "a producer is claimed while its own process uses it":
             self.doubt(after, process, producer)
         yield f"{process} takes producer {producer}{how}", is_false, tuple(after)
         if state[at.losses] and owner != process:
@@ -153,7 +153,11 @@ class Relays(Workers):
 
     def _next(self, state: State, producer: int, number: int, units: Units, highest: int) -> tuple[Any, ...]:
         """What the broker knows already is not sent. Relay._resolve"""
-        if units and units[0][0] in state[self.at.given_up + producer] and not self.fault.startswith("what was given"):
+        if (
+            units
+            and units[0][0] in state[self.at.given_up + producer]
+            and self.fault != "a unit whose number was given up counts as sent"
+        ):
             return (SPLITS, producer, *units[0])
         is_known = bool(units) and units[0][0] <= highest
         return (DELETES if is_known else SENDS, producer, number, units, highest)
@@ -165,21 +169,21 @@ class Relays(Workers):
             return
         first, what = units[0]
         under = (producer, first)
-        if self.fault == "a new number at the second try":
+        if self.fault == "a unit is sent again under a new number":
             under = (producer, state[at.highest + producer] + 1)
         label = f"{process} sends {producer}:{under[1]}"
         after = self._next_state(state, process, DELETES, producer, number, units, max(highest, first))
-        if self.fault == "a unit is moved when its answer is missing" and producer in PROCESSES:
+        if self.fault == "a unit without an answer is renumbered" and producer in PROCESSES:
             # Once: under its new number it is sent.
             after = self._next_state(state, process, MOVES, producer, number, units)
             yield f"{process} is going to move {producer}:{first}", False, tuple(after)
             return
-        answer = "" if self.fault == "taken for sent without an answer" else self.accept(after, under, what)
-        if answer == GIVEN_UP and self.fault != "what was given up is taken for sent":
+        answer = "" if self.fault == "a unit counts as sent without an answer" else self.accept(after, under, what)
+        if answer == GIVEN_UP and self.fault != "a unit whose number was given up counts as sent":
             after[at.relay + process] = (SPLITS, producer, first, what)
         elif answer == GAP:
             lacks = first - 1 - state[at.highest + producer]
-            is_moved = lacks > at.bounds.resolved or self.fault == "a unit behind a gap is moved"
+            is_moved = lacks > at.bounds.resolved or self.fault == "a unit after a gap is renumbered"
             after[at.relay + process] = (MOVES if is_moved else RESOLVES, producer, number, units)
             label = f"{process} sends {producer}:{under[1]}, which is refused"
         yield label, False, tuple(after)
@@ -188,7 +192,7 @@ class Relays(Workers):
             after = self._next_state(state, process)
             after[at.cuts] -= 1
             self.cut(after, under, what)
-            if self.fault == "the relay frees it in doubt":
+            if self.fault == "the relay frees a producer in doubt":
                 after[at.memory[process] + producer] = FREE + number
             yield f"{process} has no answer to COMMIT of {producer}:{under[1]}", True, tuple(after)
 
@@ -249,7 +253,7 @@ class Relays(Workers):
         if self.is_locked(state, producer):
             return
         is_own = state[at.owner + producer] == process and state[at.number + producer] == number
-        if not is_own and self.fault != "the owner is not looked at":
+        if not is_own and self.fault != "the owner is not checked":
             after = self._next_state(state, process)
             after[at.memory[process] + producer] = UNKNOWN
             yield f"{process} does not move producer {producer}, which is another's", False, tuple(after)
@@ -296,7 +300,9 @@ class Relays(Workers):
             after = self._next_state(state, process, NUMBERED, producer, number)
             after[at.number + producer] = number
             for unit in at.units:
-                has_one = state[at.row + unit] not in (0, UNNUMBERED) and self.fault == "a new number for what has one"
+                has_one = (
+                    state[at.row + unit] not in (0, UNNUMBERED) and self.fault == "a numbered unit gets another number"
+                )
                 if units >> unit & 1 or (has_one and state[at.row + unit][0] == producer):
                     after[at.row + unit] = (producer, number)
             self.doubt(after, process, producer)
@@ -310,7 +316,7 @@ class Relays(Workers):
     def _read_own(self, state: State, process: int, producer: int, number: int) -> tuple[str, bool, State]:
         at = self.at
         units = self.rows_of(state, (producer, number))
-        if self.fault == "all that a producer has goes under its new number":
+        if self.fault == "all units of a producer are sent under its new number":
             units = sum(each for _, each in self.units_of(state, producer))
         if units:
             after = self._next_state(state, process, SENDS_OWN, producer, number, units)
@@ -327,7 +333,7 @@ class Relays(Workers):
         if answer == GAP:
             # It is in doubt: to be taken, and moved.
             after[at.relay + process] = IDLE
-        elif answer == GIVEN_UP and self.fault != "what was given up is taken for sent":
+        elif answer == GIVEN_UP and self.fault != "a unit whose number was given up counts as sent":
             after[at.relay + process] = (SPLITS, producer, number, units)
         yield f"{process} sends {producer}:{number}", False, tuple(after)
         yield from self._be_refused(state, process, producer, number, units)
@@ -342,7 +348,7 @@ class Relays(Workers):
     def _be_refused(self, state: State, process: int, producer: int, number: int, units: int) -> Steps:
         at = self.at
         if state[at.refusals] and not any(unit in at.messages for unit in self.each(units)):
-            step = SPLITS if self.fault == "taken apart before its number is given up" else GIVES_UP
+            step = SPLITS if self.fault == "a unit is split before its number is given up" else GIVES_UP
             after = self._next_state(state, process, step, producer, number, units)
             after[at.refusals] -= 1
             yield f"{process} sends {producer}:{number}, which is too much", True, tuple(after)

@@ -31,7 +31,7 @@ class Workers(Rules):
         if not doing:
             if state[at.message + message] != READY:
                 return
-            if state[at.inbox + message] and self.fault != "the inbox is not asked":
+            if state[at.inbox + message] and self.fault != "the inbox is not checked":
                 yield self._found(state, process, message)
             else:
                 yield from self._run(state, process, message)
@@ -67,7 +67,7 @@ class Workers(Rules):
             return
         for producer in at.producers:
             known = state[at.memory[process] + producer]
-            is_second = known >= USED and self.fault == "two units under way in a producer"
+            is_second = known >= USED and self.fault == "a producer has two units under way"
             if not (self.is_free(known) or is_second) or self.is_locked(state, producer):
                 continue
             number = known - (USED if is_second else FREE) + 1
@@ -87,9 +87,9 @@ class Workers(Rules):
 
     def _may_use(self, state: State, process: int, producer: int, number: int) -> bool:
         """WHERE owner = :owner AND number = :number - 1"""
-        if self.fault == "neither owner nor number is looked at":
+        if self.fault == "owner and number are not checked":
             return True
-        is_own = state[self.at.owner + producer] == process or self.fault == "the owner is not looked at"
+        is_own = state[self.at.owner + producer] == process or self.fault == "the owner is not checked"
         is_next: bool = state[self.at.number + producer] == number - 1
         return is_own and state[self.at.owner + producer] != NO_OWNER and is_next
 
@@ -120,7 +120,7 @@ class Workers(Rules):
 
     def _doubt_own(self, after: Draft, process: int, producer: int, number: int) -> None:
         """BorrowedProducer.__aexit__"""
-        if self.fault == "used on in doubt":
+        if self.fault == "a producer in doubt is lent again":
             after[self.at.memory[process] + producer] = FREE + number
         else:
             self.doubt(after, process, producer)
@@ -136,7 +136,7 @@ class Workers(Rules):
             yield f"{process} finds that it has lost {what}", False, tuple(after)
             return
         idle = self._now(state, process, message)
-        if self.fault == "deleted before the answer":
+        if self.fault == "a unit is deleted before the answer":
             idle[at.row + message] = NO_ROW
         after = list(idle)
         if self.accept(after, (producer, number), unit, message) == GAP:
@@ -151,7 +151,7 @@ class Workers(Rules):
             after[at.cuts] -= 1
             self.cut(after, (producer, number), unit, message)
             self._doubt_own(after, process, producer, number)
-            if self.fault == "deleted when the answer is missing":
+            if self.fault == "a unit without an answer is deleted":
                 self.has_sent(after, process, message)
             yield f"{process} has no answer to COMMIT of {what}", True, tuple(after)
 
@@ -173,7 +173,7 @@ class Workers(Rules):
         unit = 1 << message
         what = f"what message {message} has under {producer}:{number}"
         after = self._now(state, process, message, HANDLED)
-        if self.fault == "a hit takes its unit for sent":
+        if self.fault == "a redelivered message counts its unit as sent":
             self.has_sent(after, process, message)
         elif self.accept(after, (producer, number), unit) == GAP:
             # Its relay sees to that.
