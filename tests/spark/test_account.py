@@ -35,14 +35,14 @@ def disagreement(seed: int) -> str | None:
 
 
 @pytest.mark.timeout(120 + EXAMPLES // 2)
-def test_the_account_never_differs_from_the_judge() -> None:
+def test_queue_audit_never_differs_from_the_judge() -> None:
     first = int(os.environ.get("TRUENEXT_SEED") or random.SystemRandom().randrange(2**31))
     print(f"TRUENEXT_SEED={first} TRUENEXT_EXAMPLES={EXAMPLES}")
     for seed in range(first, first + EXAMPLES):
         assert disagreement(seed) is None
 
 
-def test_a_gap_accuses_nobody() -> None:
+def test_events_hidden_by_a_gap_cause_no_finding() -> None:
     first = int(os.environ.get("TRUENEXT_SEED") or random.SystemRandom().randrange(2**31))
     print(f"TRUENEXT_SEED={first}")
     for seed in range(first, first + 1000):
@@ -121,7 +121,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "commits ignored": (QueueAudit, "become_visible", _blind_to_commits),
     "gaps ignored": (QueueAudit, "on_gap", _forget_nothing),
     "idle time ignored": (QueueAudit, "start_idle_time", _no_check),
-    "what is gone forgotten": (RemovedMessages, "get", lambda self, sequence: 0),
+    "removed messages ignored": (RemovedMessages, "get", lambda self, sequence: 0),
     "order ignored": (QueueAudit, "judge_dispatch", lambda self, event, at, message, consumer: None),
     "recovered ignored": (QueueAudit, "on_recovered", lambda self, event, at, count: None),
     "drained ignored": (QueueAudit, "on_drained", lambda self, event, at: None),
@@ -129,13 +129,13 @@ FAULTS: dict[str, tuple[type, str, Callable[..., Any]]] = {
     "pauses ignored": (QueueAudit, "on_paused", lambda self, event, at, is_paused: None),
     "unsubscribed ignored": (QueueAudit, "on_unsubscribed", lambda self, event, at, consumer: None),
     "credit ignored": (QueueAudit, "judge_credit", lambda self, event, at, sequence, consumer, receiver: None),
-    "windows that change ignored": (QueueAudit, "on_window_changed", lambda self, event, at, consumer, window: None),
-    "wishes ignored": (QueueAudit, "on_requested", lambda self, event, at, consumer, count: None),
-    "what is started ignored": (QueueAudit, "on_started", lambda self, event, at, sequence, consumer: None),
+    "changed windows ignored": (QueueAudit, "on_window_changed", lambda self, event, at, consumer, window: None),
+    "pull requests ignored": (QueueAudit, "on_requested", lambda self, event, at, consumer, count: None),
+    "started messages ignored": (QueueAudit, "on_started", lambda self, event, at, sequence, consumer: None),
     "exclusive consumers ignored": (QueueAudit, "choose_owner", lambda self: None),
     "miscounts ignored": (QueueAudit, "judge_return", lambda self, event, at, message, attempts, back: None),
     "the end of a subscription ignored": (QueueAudit, "on_queue_ended", lambda self, event, at: None),
-    "what is of an ended subscription ignored": (
+    "messages of an ended subscription ignored": (
         QueueAudit,
         "end_after_queue_ended",
         lambda self, event, at, sequence, code: None,
@@ -152,7 +152,7 @@ def test_a_planted_fault_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("guard", [StartFlag.CLEAN, StartFlag.CONTINUED, StartFlag.COMPLETE])
-def test_each_flag_of_a_start_counts(guard: StartFlag, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_flags_all_count(guard: StartFlag, monkeypatch: pytest.MonkeyPatch) -> None:
     started = QueueAudit.on_run_started
     always = lambda self, event, at, flags, previous: started(self, event, at, flags | guard, previous)  # noqa: E731
     monkeypatch.setattr(QueueAudit, "on_run_started", always)
@@ -175,7 +175,7 @@ def test_depths_are_thinned_out_evenly() -> None:
     assert max(steps) < 40
 
 
-def test_what_a_consumer_with_a_selector_gets_or_leaves_is_no_evidence_and_what_others_get_is() -> None:
+def test_dispatches_to_a_consumer_with_a_selector_are_no_evidence_and_to_others_are() -> None:
     account = QueueAudit(RemovedMessages(), 10)
     for sequence in (1, 2, 3):
         account.on_accepted(sequence, sequence, sequence, 4, True, sequence, sequence)
@@ -191,7 +191,7 @@ def test_what_a_consumer_with_a_selector_gets_or_leaves_is_no_evidence_and_what_
     assert account.free_consumers == 1
 
 
-def test_what_has_a_group_is_evidence_for_that_group_alone_and_what_has_none_for_all() -> None:
+def test_message_with_a_group_is_evidence_for_its_group_and_one_without_for_all() -> None:
     account = QueueAudit(RemovedMessages(), 10)
     for sequence, group in ((1, 7), (2, 0), (3, 8), (4, 7), (5, 0), (6, 8)):
         account.on_accepted(sequence, sequence, sequence, 4, True, sequence, sequence, group)
@@ -212,7 +212,7 @@ def test_what_has_a_group_is_evidence_for_that_group_alone_and_what_has_none_for
     assert account.findings.pop().overtaken_sequence == 3
 
 
-def test_what_stands_behind_one_of_a_group_that_is_being_committed_is_no_evidence_until_that_is_durable() -> None:
+def test_messages_after_one_being_committed_are_no_evidence_until_that_is_durable() -> None:
     for group in (7, 0):
         account = QueueAudit(RemovedMessages(), 10)
         account.on_accepted(1, 1, 1, 5, True, 6, 6, 8)
@@ -243,7 +243,7 @@ def ended(*, was_reset: bool = True) -> QueueAudit:
     return account
 
 
-def test_what_a_subscription_had_when_it_ended_is_not_overtaken_by_what_comes_to_the_next_of_its_name() -> None:
+def test_messages_of_an_ended_subscription_are_not_overtaken_by_those_of_the_next() -> None:
     account = ended()
     assert (account.waiting, account.held) == (1, 0)
     account.on_dispatched(10, 10, 3, 2)
@@ -255,7 +255,7 @@ def test_what_a_subscription_had_when_it_ended_is_not_overtaken_by_what_comes_to
     assert [each.wait is None for each in account.finished if each.sequence == 2] == [True]
 
 
-def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_order() -> None:
+def test_messages_of_an_ended_subscription_expire_at_any_time_and_in_any_order() -> None:
     account = ended()
     for event, sequence in ((10, 2), (2000, 1)):
         account.end_message(event, event, sequence, EventCode.EXPIRED)
@@ -266,7 +266,7 @@ def test_what_a_subscription_had_when_it_ended_expires_whenever_and_in_whatever_
     assert account.expiring == {}
 
 
-def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() -> None:
+def test_dispatch_and_ack_of_messages_of_an_ended_subscription_are_found() -> None:
     account = ended()
     account.on_dispatched(10, 10, 1, 2)
     account.end_message(11, 11, 2, EventCode.ACKNOWLEDGED)
@@ -277,14 +277,14 @@ def test_whoever_gets_or_acknowledges_what_an_ended_subscription_had_is_found() 
 
 
 @pytest.mark.parametrize(("count", "kinds"), [(2, ["lost"]), (3, []), (4, ["resurrected"])])
-def test_a_start_finds_what_of_an_ended_subscription_has_not_expired(count: int, kinds: list[str]) -> None:
+def test_start_must_recover_unexpired_messages_of_an_ended_subscription(count: int, kinds: list[str]) -> None:
     account = ended()
     account.on_run_started(10, 10, StartFlag.CONTINUED | StartFlag.RECOVERED | StartFlag.COMPLETE, 9)
     account.on_recovered(11, 11, count)
     assert [finding.kind for finding in account.findings] == kinds
 
 
-def test_what_of_an_ended_subscription_a_start_does_not_find_is_lost() -> None:
+def test_message_of_an_ended_subscription_that_a_start_does_not_recover_is_lost() -> None:
     account = ended(was_reset=False)
     account.end_message(8, 8, 2, EventCode.EXPIRED)
     account.on_run_started(10, 10, StartFlag.CONTINUED | StartFlag.RECOVERED, 9)

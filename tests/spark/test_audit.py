@@ -104,7 +104,7 @@ def test_two_buckets_get_their_verdict_and_a_witness_each(frame: Frame) -> None:
         assert overtaken["priority"] == row["priority"] and overtaken["sequence"] < row["sequence"]
 
 
-def test_what_consumers_got_or_were_charged_for_wrongly_is_said_and_listed(frame: Frame) -> None:
+def test_wrong_dispatches_and_attempts_of_consumers_are_counted_and_listed(frame: Frame) -> None:
     story = (
         Story(window=3).dispatch(1, 2).requeue(1, reason="lost", attempts=1).window(0).dispatch(1).start(3).requeue(2)
     )
@@ -243,7 +243,7 @@ def test_command_without_a_history_has_status_2(tmp_path: Path) -> None:
     assert CliRunner().invoke(audit_command, [str(tmp_path / "absent")]).exit_code == 2
 
 
-def test_what_cannot_be_asked_for_is_refused_before_spark_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("truenext.spark.audit.command.start", None)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="file cannot be written to: File exists"):

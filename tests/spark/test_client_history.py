@@ -26,7 +26,7 @@ from truenext.model.events import FAILURES
 Patch = pytest.MonkeyPatch
 
 
-def test_what_such_clients_leave_is_judged_right_and_all_of_it_is_told() -> None:
+def test_history_of_busy_clients_is_judged_right_and_contains_every_kind_of_event() -> None:
     first = random.randrange(1 << 30)
     print("first seed", first)
     seen: Counter[str] = Counter()
@@ -45,7 +45,7 @@ def test_what_such_clients_leave_is_judged_right_and_all_of_it_is_told() -> None
 
 @pytest.mark.parametrize("others", ["/queue/orders", "/queue/>"])
 @pytest.mark.parametrize("exclusive", ["/queue/orders", "/queue/>"])
-def test_nobody_is_called_idle_while_an_exclusive_consumer_has_a_full_window(exclusive: str, others: str) -> None:
+def test_consumers_are_not_idle_while_an_exclusive_consumer_has_a_full_window(exclusive: str, others: str) -> None:
     recorded = RecordedEngine()
     sessions = []
     for name, address in (("first", others), ("exclusive", exclusive), ("last", others)):
@@ -69,7 +69,7 @@ def after(recorded: RecordedEngine, seconds: int) -> Counter[str]:
     return judged(events_of(recorded))
 
 
-def who_rests_goes_on(patch: Patch) -> None:
+def suspended_consumers_keep_their_window(patch: Patch) -> None:
     patch.setattr(BrokerConsumer, "suspend", lambda consumer: setattr(consumer, "awake_window", consumer.window))
 
 
@@ -80,7 +80,7 @@ def windows_are_one_too_large(patch: Patch) -> None:
     patch.setattr(BrokerConsumer, "has_credit", has_credit)
 
 
-def one_more_comes_than_was_asked_for(patch: Patch) -> None:
+def pull_requests_get_one_message_too_many(patch: Patch) -> None:
     def has_credit(consumer: BrokerConsumer) -> bool:
         more = consumer.pull_request is not None and not consumer.is_suspended
         return len(consumer.held) < consumer.window + more
@@ -88,11 +88,11 @@ def one_more_comes_than_was_asked_for(patch: Patch) -> None:
     patch.setattr(BrokerConsumer, "has_credit", has_credit)
 
 
-def what_came_still_counts_as_asked_for(patch: Patch) -> None:
+def dispatches_are_not_deducted_from_pull_requests(patch: Patch) -> None:
     patch.setattr(PullRequests, "deduct_dispatched", lambda pull_requests, deliveries: None)
 
 
-def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
+def withdrawn_pull_requests_stay_open(patch: Patch) -> None:
     end_without_notice = PullRequests.end_without_notice
 
     def forgets_for_others(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
@@ -104,7 +104,7 @@ def what_is_withdrawn_comes_all_the_same(patch: Patch) -> None:
     patch.setattr(PullRequests, "end_without_notice", forgets_for_others)
 
 
-def who_asks_gets_nothing(patch: Patch) -> None:
+def pull_requests_get_no_messages(patch: Patch) -> None:
     adjust = BrokerConsumer.adjust_window
     patch.setattr(
         BrokerConsumer,
@@ -125,7 +125,7 @@ def the_first_exclusive_consumer_has_the_queue_whatever_its_priority(patch: Patc
     patch.setattr(QueueReceivers, "choose_exclusive", choose)
 
 
-def the_first_is_charged_begun_or_not(patch: Patch) -> None:
+def the_first_message_counts_an_attempt_though_not_started(patch: Patch) -> None:
     end_consumer = Subscribing.end_consumer
 
     def does_not_ask(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
@@ -135,7 +135,7 @@ def the_first_is_charged_begun_or_not(patch: Patch) -> None:
     patch.setattr(Subscribing, "end_consumer", does_not_ask)
 
 
-def begun_outlives_its_dispatch(patch: Patch) -> None:
+def started_outlives_its_dispatch(patch: Patch) -> None:
     requeue = Settlement.requeue
 
     def remembers(
@@ -160,7 +160,7 @@ def a_release_counts_as_an_attempt(patch: Patch) -> None:
     patch.setattr(Settlement, "requeue", counts)
 
 
-def what_is_kept_comes_again(patch: Patch) -> None:
+def kept_messages_return_to_their_queue(patch: Patch) -> None:
     release_held = Releasing._release_held
 
     def returns_it_too(releasing: Releasing, consumer: BrokerConsumer, kept: set[tuple[str, int, int]]) -> None:
@@ -173,7 +173,7 @@ def what_is_kept_comes_again(patch: Patch) -> None:
     patch.setattr(Releasing, "_release_held", returns_it_too)
 
 
-def who_has_ended_still_gets_messages(patch: Patch) -> None:
+def ended_consumers_still_get_messages(patch: Patch) -> None:
     leave = ClientRegistry.remove_consumer
 
     def stays(clients: ClientRegistry, consumer: BrokerConsumer, queue: Queue) -> None:
@@ -183,7 +183,7 @@ def who_has_ended_still_gets_messages(patch: Patch) -> None:
     patch.setattr(ClientRegistry, "remove_consumer", stays)
 
 
-def behind_the_end(act: Callable[[Connecting, BrokerConsumer, Entry], None]) -> Callable[[Patch], None]:
+def after_disconnect(act: Callable[[Connecting, BrokerConsumer, Entry], None]) -> Callable[[Patch], None]:
     """The last frame of a connection that was taken over acts after its end."""
 
     def plant(patch: Patch) -> None:
@@ -201,10 +201,10 @@ def behind_the_end(act: Callable[[Connecting, BrokerConsumer, Entry], None]) -> 
     return plant
 
 
-the_last_ack_is_carried_out = behind_the_end(
+the_last_ack_of_a_taken_over_connection_is_executed = after_disconnect(
     lambda connecting, _, entry: connecting._subscribing._events.acknowledged(entry)
 )
-the_last_begun_is_carried_out = behind_the_end(
+the_last_started_of_a_taken_over_connection_is_executed = after_disconnect(
     lambda connecting, consumer, entry: connecting._subscribing._events.started(entry, consumer)
 )
 
@@ -213,23 +213,23 @@ the_last_begun_is_carried_out = behind_the_end(
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        (who_rests_goes_on, "uncredited"),
+        (suspended_consumers_keep_their_window, "uncredited"),
         (windows_are_one_too_large, "uncredited"),
-        (one_more_comes_than_was_asked_for, "uncredited"),
-        (what_came_still_counts_as_asked_for, "uncredited"),
-        (what_is_withdrawn_comes_all_the_same, "uncredited"),
-        (who_asks_gets_nothing, "stuck"),
+        (pull_requests_get_one_message_too_many, "uncredited"),
+        (dispatches_are_not_deducted_from_pull_requests, "uncredited"),
+        (withdrawn_pull_requests_stay_open, "uncredited"),
+        (pull_requests_get_no_messages, "stuck"),
         (exclusive_consumers_share_their_queue, "uncredited"),
         (the_first_exclusive_consumer_has_the_queue_whatever_its_priority, "uncredited"),
         (planted_faults.the_exclusive_consumer_that_came_last_owns_the_queue, "uncredited"),
         (planted_faults.an_exclusive_consumer_that_has_gone_still_owns_the_queue, "stuck"),
-        (the_first_is_charged_begun_or_not, "miscount"),
-        (begun_outlives_its_dispatch, "miscount"),
+        (the_first_message_counts_an_attempt_though_not_started, "miscount"),
+        (started_outlives_its_dispatch, "miscount"),
         (a_release_counts_as_an_attempt, "miscount"),
-        (what_is_kept_comes_again, "duplicate"),
-        (who_has_ended_still_gets_messages, "stale"),
-        (the_last_ack_is_carried_out, "stale"),
-        (the_last_begun_is_carried_out, "stale"),
+        (kept_messages_return_to_their_queue, "duplicate"),
+        (ended_consumers_still_get_messages, "stale"),
+        (the_last_ack_of_a_taken_over_connection_is_executed, "stale"),
+        (the_last_started_of_a_taken_over_connection_is_executed, "stale"),
     ],
 )
 def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
@@ -239,7 +239,7 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
     assert any(judged(events_of(BusyClients(seed, 200).recorded))[kind] for seed in range(60))
 
 
-def test_what_others_get_beside_an_exclusive_consumer_is_found(monkeypatch: Patch) -> None:
+def test_dispatch_to_another_than_the_exclusive_consumer_is_found(monkeypatch: Patch) -> None:
     """And no other finding: who got it has credit, and it is the true next message."""
     exclusive_consumers_share_their_queue(monkeypatch)
     recorded = RecordedEngine()

@@ -21,7 +21,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("master", ["local[*]", "local-cluster[2,1,1024]"])
-def test_the_same_findings_from_every_master(master: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_findings_are_the_same_with_every_master(master: str, spark: SparkSession, tmp_path: Path) -> None:
     history, wrong = serve(three_classes, 5)
     rows = [tuple(each[name] for name in EVENTS.names) for each in history]
     spark.createDataFrame(rows, EVENTS).write.parquet(str(tmp_path / "events"))

@@ -99,29 +99,29 @@ class Story:
 # Windows
 
 
-def test_what_comes_to_a_consumer_that_rests_is_found() -> None:
+def test_dispatch_to_a_suspended_consumer_is_found() -> None:
     story = Story().dispatch(1).requeue(1).window(0).dispatch(1)
     assert story.found == [("uncredited", 1, SUSPENDED)]
 
 
 @pytest.mark.parametrize("mode", ["client", "client-individual with selector", "client with selector with express"])
-def test_also_if_it_names_nothing_that_it_begins_or_has_a_selector(mode: str) -> None:
+def test_dispatch_to_a_suspended_consumer_is_found_in_other_modes(mode: str) -> None:
     assert Story(mode, 5).window(0).dispatch(1).found == [("uncredited", 1, SUSPENDED)]
     assert Story(mode, 5).window(0).window(5).dispatch(1).found == []
 
 
-def test_what_comes_to_a_consumer_beyond_its_window_is_found() -> None:
+def test_dispatch_beyond_the_window_of_a_consumer_is_found() -> None:
     assert Story().dispatch(1, 2).found == []
     assert Story().dispatch(1, 2, 3).found == [("uncredited", 3, BEYOND)]
 
 
-def test_what_a_consumer_has_acknowledged_in_a_transaction_is_not_in_its_window() -> None:
+def test_messages_acknowledged_in_a_transaction_are_not_in_the_window() -> None:
     assert Story().dispatch(1, 2).start(1).dispatch(3).found == []
     assert Story().dispatch(1, 2).start(1, 1).dispatch(3, 4).found == [("uncredited", 4, BEYOND)]
 
 
 @pytest.mark.parametrize("mode", ["client-individual", "auto with started", STARTED + " with express"])
-def test_nothing_is_found_where_it_is_not_known_how_full_the_window_is_or_more_may_come(mode: str) -> None:
+def test_dispatch_beyond_a_window_of_unknown_use_is_no_finding(mode: str) -> None:
     assert Story(mode, None if mode.startswith("auto") else 2).dispatch(1, 2, 3).found == []
     assert Story("client with selector with started", 2).dispatch(1, 2, 3).found == []
 
@@ -140,7 +140,7 @@ def test_windows_that_change_untold_in_an_older_history_are_no_finding() -> None
 # Pulling
 
 
-def test_what_a_consumer_has_not_asked_for_is_found() -> None:
+def test_dispatch_beyond_the_pull_requests_of_a_consumer_is_found() -> None:
     pulling = STARTED + " pulling"
     assert Story(pulling, None).dispatch(1).found == [("uncredited", 1, UNASKED)]
     assert Story(pulling, None).request(2).dispatch(1, 2).found == []
@@ -149,12 +149,12 @@ def test_what_a_consumer_has_not_asked_for_is_found() -> None:
     assert Story(pulling, None).request(2).dispatch(1).request(0).dispatch(2).found == [("uncredited", 2, UNASKED)]
 
 
-def test_acknowledging_and_giving_back_is_not_asking() -> None:
+def test_ack_and_release_are_no_pull_requests() -> None:
     story = Story("client pulling", None).request(2).dispatch(1, 2).acknowledge(1).requeue(2).dispatch(2)
     assert story.found == [("uncredited", 2, UNASKED)]
 
 
-def test_what_a_consumer_with_a_selector_asks_for_counts_once_it_is_told() -> None:
+def test_pull_request_of_a_consumer_with_a_selector_counts_once_recorded() -> None:
     """One of a pattern never tells."""
     pulling = "client with selector pulling"
     assert Story(pulling, None).dispatch(3, 1).found == []
@@ -170,7 +170,7 @@ def kept_from(number: int) -> str:
     return f"although consumer {number} is exclusive"
 
 
-def test_what_others_get_beside_an_exclusive_consumer_is_found() -> None:
+def test_dispatch_to_another_than_the_exclusive_consumer_is_found() -> None:
     story = Story().dispatch(1).subscribe(2, EXCLUSIVE, priority=0)
     assert story.dispatch(2, to=2).found == []
     # Whether the exclusive one has credit or not.
@@ -178,14 +178,14 @@ def test_what_others_get_beside_an_exclusive_consumer_is_found() -> None:
     assert Story().subscribe(2, EXCLUSIVE, priority=0).dispatch(1, to=2).unsubscribe(2).dispatch(2).found == []
 
 
-def test_also_beside_one_that_has_a_selector_and_whoever_gets_it() -> None:
+def test_dispatch_to_another_than_the_exclusive_consumer_is_found_with_selectors() -> None:
     selective = "client with selector exclusive"
     assert Story().subscribe(2, selective, priority=0).dispatch(1).found == [("uncredited", 1, kept_from(2))]
     story = Story("client with selector", 5).subscribe(2, EXCLUSIVE, priority=0)
     assert story.dispatch(2).found == [("uncredited", 2, kept_from(2))]
 
 
-def test_among_exclusive_consumers_the_highest_priority_has_the_queue_and_then_who_came_first() -> None:
+def test_exclusive_consumer_of_the_highest_priority_and_then_the_first_has_the_queue() -> None:
     def story(*priorities: int) -> Story:
         story = Story()
         for number, priority in enumerate(priorities, 2):
@@ -225,12 +225,12 @@ def test_among_exclusive_consumers_the_highest_priority_has_the_queue_and_then_w
         (Story(messages=3).subscribe(2, "client with selector exclusive", 5, 0), False),
     ],
 )
-def test_while_a_consumer_is_exclusive_nobody_else_could_have_taken_a_message(story: Story, *, is_stuck: bool) -> None:
+def test_stuck_queue_is_found_by_the_credit_of_its_exclusive_consumer(story: Story, *, is_stuck: bool) -> None:
     story.wait(STUCK_SECONDS + 1).add("paused")
     assert [kind for kind, *_ in story.found] == ["stuck"] * is_stuck
 
 
-def test_where_an_exclusive_consumer_may_be_that_is_not_known_nobody_is_called_idle() -> None:
+def test_consumers_are_not_idle_while_an_unknown_exclusive_consumer_may_exist() -> None:
     def story(mode: str = STARTED) -> Story:
         return Story().lose_an_event().subscribe(2, mode, 5, 0 if mode == EXCLUSIVE else None).accept(20, 21, 22)
 
@@ -254,7 +254,7 @@ def test_an_attempt_that_a_release_counts_is_found() -> None:
     assert story.dispatch(1).requeue(1, attempts=2).found == [("miscount", 1, "released")]
 
 
-def test_an_attempt_that_counts_what_was_not_begun_is_found() -> None:
+def test_attempt_of_a_message_that_was_not_started_is_found() -> None:
     for reason in ("lost", "aborted", "lost and delayed", "aborted and blocking"):
         story = Story().dispatch(1, 2).start(2).requeue(1, 2, reason=reason, attempts=1)
         assert story.found == [("miscount", 1, "not started")]
@@ -281,12 +281,12 @@ def test_a_dead_letter_that_forgets_why_a_consumer_failed_is_found() -> None:
     assert dead_letter(None, None) == dead_letter("the last word", None) == []
 
 
-def test_begun_is_said_of_one_dispatch() -> None:
+def test_started_applies_to_one_dispatch() -> None:
     story = Story().dispatch(1).start(1).requeue(1).dispatch(1).requeue(1, reason="lost", attempts=1)
     assert story.found == [("miscount", 1, "not started")]
 
 
-def test_what_was_kept_and_comes_again_is_given_twice() -> None:
+def test_redelivery_of_a_held_message_is_a_duplicate() -> None:
     assert Story(window=5).dispatch(1, 2).requeue(2).dispatch(1).found == [("duplicate", 1, "held by consumer 1")]
 
 
@@ -298,12 +298,12 @@ def taken_over() -> Story:
     return Story().dispatch(1, 2).requeue(1, 2).unsubscribe().subscribe(2)
 
 
-def test_what_a_consumer_gets_after_its_end_is_found() -> None:
+def test_dispatch_to_an_ended_consumer_is_found() -> None:
     assert taken_over().dispatch(1, to=2).found == []
     assert taken_over().dispatch(1).found == [("stale", 1, "dispatched to a consumer that had ended")]
 
 
-def test_what_a_consumer_begins_after_its_end_is_found() -> None:
+def test_start_by_an_ended_consumer_is_found() -> None:
     late = "started by a consumer that had ended"
     assert taken_over().start(1).found == [("stale", 1, late)]
     assert taken_over().dispatch(1, to=2).start(1).found == [("stale", 1, late)]
@@ -311,7 +311,7 @@ def test_what_a_consumer_begins_after_its_end_is_found() -> None:
     assert Story().dispatch(1).unsubscribe().start(1).found == [("stale", 1, late)]
 
 
-def test_what_a_consumer_begins_and_does_not_hold_is_found() -> None:
+def test_start_of_a_message_that_its_consumer_does_not_hold_is_found() -> None:
     wrong = "started although it did not hold it"
     assert Story().start(1).found == [("stale", 1, wrong)]
     assert Story().dispatch(1).requeue(1).start(1).found == [("stale", 1, wrong)]
@@ -321,7 +321,7 @@ def test_what_a_consumer_begins_and_does_not_hold_is_found() -> None:
     assert delayed.start(1).found == [("stale", 1, wrong)]
 
 
-def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
+def test_ack_after_the_end_of_the_consumer_is_found() -> None:
     assert taken_over().acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
     delayed = Story().dispatch(1).requeue(1, reason="nacked and delayed", attempts=1)
     assert delayed.acknowledge(1).found == [("stale", 1, "acknowledged although nobody held it")]
@@ -329,7 +329,7 @@ def test_what_is_acknowledged_after_the_end_of_its_consumer_is_found() -> None:
     assert late.found == [("stale", 1, "acknowledged by a consumer that had ended")]
 
 
-def test_what_was_begun_and_is_released_without_an_attempt_is_nothing_wrong() -> None:
+def test_release_of_a_started_message_without_an_attempt_is_no_finding() -> None:
     """So a transaction gives back what it has only acknowledged, if it counts its NACKs alone."""
     lost = Story().dispatch(1, 2).start(1, 2).requeue(1).requeue(2, reason="lost", attempts=1)
     assert lost.unsubscribe().found == []
@@ -368,12 +368,12 @@ def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused
         (Story("client with selector pulling", None, 1).request(1), False),
     ],
 )
-def test_who_rests_or_has_not_asked_has_no_credit_and_who_is_woken_or_asks_has(story: Story, *, is_stuck: bool) -> None:
+def test_stuck_queue_is_found_only_while_its_consumer_has_credit(story: Story, *, is_stuck: bool) -> None:
     story.wait(STUCK_SECONDS + 1).add("paused")
     assert [kind for kind, *_ in story.found] == ["stuck"] * is_stuck
 
 
-def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
+def test_credit_that_ends_before_the_stuck_time_is_no_finding() -> None:
     for end in ("window", "requested"):
         story = Story(messages=1) if end == "window" else Story(STARTED + " pulling", None, 1).request(1)
         story.wait(STUCK_SECONDS - 1)
@@ -399,11 +399,11 @@ def test_credit_that_ends_in_time_leaves_nobody_stuck() -> None:
         Story().lose_an_event().request(0).window(0).dispatch(1),
     ],
 )
-def test_what_a_gap_may_explain_is_no_finding(story: Story) -> None:
+def test_violations_that_a_gap_may_explain_are_no_findings(story: Story) -> None:
     assert [finding for finding in story.found if finding[0] != "lost"] == []
 
 
-def test_a_history_that_begins_in_the_middle_of_a_run_says_nothing_of_consumers_that_came_before() -> None:
+def test_history_from_the_middle_of_a_run_judges_no_earlier_consumers() -> None:
     story = Story(messages=1).dispatch(1).start(1).window(0).acknowledge(1)
     for first in range(2, len(story.events)):
         middle = Story()

@@ -61,14 +61,14 @@ def judged(events: list[Event]) -> Counter[str]:
     return found
 
 
-def test_what_the_engine_writes_down_is_judged_right() -> None:
+def test_history_of_the_engine_is_judged_right() -> None:
     first = random.randrange(1 << 30)
     print("first seed", first)
     for seed in range(first, first + 40):
         assert not findings(seed), seed
 
 
-def test_what_counts_as_an_attempt_is_told_as_a_failure_and_nothing_else_is() -> None:
+def test_returns_that_count_an_attempt_are_recorded_as_failures_and_no_others() -> None:
     seen: Counter[str] = Counter()
     for seed in range(40):
         attempts: Counter[tuple[int, int]] = Counter()
@@ -82,17 +82,17 @@ def test_what_counts_as_an_attempt_is_told_as_a_failure_and_nothing_else_is() ->
     assert {*FAILURES, "released"} <= set(seen)
 
 
-def test_where_there_are_groups_passing_one_that_is_busy_is_no_fault() -> None:
+def test_skipping_a_message_of_a_busy_group_is_no_finding() -> None:
     for seed in range(40):
         assert not findings(seed, GROUPS), seed
 
 
-def test_what_takes_from_many_queues_is_no_fault_in_any_of_them() -> None:
+def test_wildcard_consumers_cause_no_finding_in_their_queues() -> None:
     for seed in range(60):
         assert not findings(seed, **OF_MANY), seed
 
 
-def test_what_others_get_beside_those_is_judged_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_order_is_found_beside_wildcard_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     def lowest_first(way: QueueDispatch, consumer: BrokerConsumer) -> Entry | None:
         heads = [way.head_for(consumer, rank) for rank in reversed(RANKS)]
         return next((head for head in heads if isinstance(head, Entry)), None)
@@ -101,7 +101,7 @@ def test_what_others_get_beside_those_is_judged_as_ever(monkeypatch: pytest.Monk
     assert any(findings(seed, **OF_MANY)["inversion"] for seed in range(20))
 
 
-def test_what_overtakes_others_of_its_group_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_that_overtakes_others_of_its_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_faults.a_group_is_overtaken_by_what_comes_behind(monkeypatch)
     assert any(findings(seed, GROUPS)["order"] for seed in range(20))
 

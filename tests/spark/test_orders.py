@@ -81,7 +81,7 @@ def story(spark: SparkSession) -> Story:
     return Story(spark)
 
 
-def test_what_is_right_has_no_finding(story: Story) -> None:
+def test_right_story_has_no_finding(story: Story) -> None:
     assert Counter(table for table, _ in story.rows) == {
         "orders": 8,
         "placed": 9,
@@ -93,7 +93,7 @@ def test_what_is_right_has_no_finding(story: Story) -> None:
     assert not story.findings()
 
 
-def test_each_wrong_row_is_found_with_its_order(story: Story) -> None:
+def test_wrong_rows_are_found_with_their_orders(story: Story) -> None:
     story.rows.append(("charged", "good-0"))
     for table in ALL_TABLES:
         story.rows.remove((table, "good-1"))
@@ -109,7 +109,7 @@ def test_each_wrong_row_is_found_with_its_order(story: Story) -> None:
     }
 
 
-def test_each_wrong_flow_and_dead_letter_is_found_with_its_order(story: Story) -> None:
+def test_wrong_flows_and_dead_letters_are_found_with_their_orders(story: Story) -> None:
     story.cut_flow("good-0")
     story.forget_flow("good-1")
     story.forget_flow("good-2")
@@ -153,7 +153,7 @@ def test_a_flow_whose_last_events_went_with_their_process_has_ended_by_its_row(s
     }
 
 
-def test_what_still_waits_and_a_broken_contract_are_not_right(story: Story) -> None:
+def test_waiting_messages_and_a_broken_contract_are_not_right(story: Story) -> None:
     verdict = evaluate(story.records(), {"order.place": 3}, 0, contract_held=True)
     assert not verdict.is_right
     assert [each.finding for each in verdict.findings] == ["3 still wait in order.place"]

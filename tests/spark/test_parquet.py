@@ -32,7 +32,7 @@ def long_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedEng
     return recorded
 
 
-def test_parquet_says_what_the_files_said(long_history: RecordedEngine, tmp_path: Path) -> None:
+def test_parquet_has_the_events_of_the_history_files(long_history: RecordedEngine, tmp_path: Path) -> None:
     *_, growing = history_files(tmp_path)
     assert len(list(export_closed_files(tmp_path))) > 1
     assert history_files(tmp_path) == [growing]
@@ -41,7 +41,7 @@ def test_parquet_says_what_the_files_said(long_history: RecordedEngine, tmp_path
     assert exported + read_folder(tmp_path) == long_history.events()
 
 
-def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> None:
+def test_parquet_has_started_messages_pull_requests_and_windows(tmp_path: Path) -> None:
     recorded = RecordedEngine()
     record_all(recorded, recorded.log)
     recorded.commit()
@@ -53,7 +53,7 @@ def test_parquet_says_what_was_begun_asked_for_and_allowed(tmp_path: Path) -> No
     assert Counter(event["kind"] for event in exported)["started"] == 4
 
 
-def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -> None:
+def test_parquet_has_exclusive_consumers_and_their_priorities(tmp_path: Path) -> None:
     recorded = RecordedEngine()
     for priority in (-127, 0, 127):
         subscribe = Subscribe("s", ORDERS, AckMode.CLIENT, 10, priority=priority, is_exclusive=priority != 0)
@@ -69,7 +69,9 @@ def test_parquet_says_who_is_exclusive_and_with_which_priority(tmp_path: Path) -
     assert found == [("client exclusive", -127), ("client", None), ("client exclusive", 127)]
 
 
-def test_the_rest_is_exported_elsewhere_and_left_as_it_is(long_history: RecordedEngine, tmp_path: Path) -> None:
+def test_remaining_history_is_exported_to_another_folder_and_left_as_it_is(
+    long_history: RecordedEngine, tmp_path: Path
+) -> None:
     next(iter(export_closed_files(tmp_path)))
     before = history_files(tmp_path)
     files = export_all(tmp_path, tmp_path / "rest")

@@ -140,7 +140,7 @@ def judged(story: Story, spark: SparkSession) -> Judged:
     return Judged(story, spark)
 
 
-def test_what_is_read_is_what_is_written() -> None:
+def test_columns_of_stage_events_are_the_fields_that_are_written() -> None:
     kinds = (
         written.FileOpened,
         written.ExecutionStarted,
@@ -174,7 +174,7 @@ def renumber(stages: list[EventRow]) -> None:
                 each["execution"] = numbers[process, each["execution"]]
 
 
-def test_each_contradiction_is_found(judged: Judged) -> None:
+def test_contradictions_of_stages_and_history_are_found(judged: Judged) -> None:
     # Acknowledged by the stages' account, and still there by the broker's.
     held = judged.run("order 1", "order.place")
     judged.forget(held, "acknowledged")
@@ -222,7 +222,7 @@ def test_each_contradiction_is_found(judged: Judged) -> None:
     }
 
 
-def test_what_is_missing_or_there_twice_is_no_finding_and_a_commit_gap_is_listed(judged: Judged) -> None:
+def test_missing_and_repeated_events_are_no_findings_and_a_commit_gap_is_listed(judged: Judged) -> None:
     failed = judged.run("order 4", "price", "failed")
     # The process was killed between this one's commit and telling of it; and its older files are gone.
     last = judged.end(judged.run("order 10", "price"))
@@ -246,7 +246,7 @@ def test_what_is_missing_or_there_twice_is_no_finding_and_a_commit_gap_is_listed
     assert "Once SQL was committed" in results.notes[1]
 
 
-def test_what_happens_once_may_be_sent_before_and_come_again(judged: Judged) -> None:
+def test_exactly_once_messages_may_be_sent_before_the_ack_and_redelivered(judged: Judged) -> None:
     # It was sent by another one before its message was acknowledged, which it is not yet.
     parent = judged.run("order 8", "order.place.stage.reserve")
     judged.forget(parent, "acknowledged")
@@ -274,7 +274,7 @@ def test_what_happens_once_may_be_sent_before_and_come_again(judged: Judged) -> 
     assert [row["already_processed"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [1]
 
 
-def test_what_a_hole_or_a_gap_may_hide_and_what_is_not_told_yet_is_no_finding(judged: Judged) -> None:
+def test_events_that_are_lost_or_not_recorded_yet_cause_no_finding(judged: Judged) -> None:
     silent = judged.run("order 3", "order.place")
     judged.stages.remove(judged.end(silent))
     held = judged.run("order 1", "order.place")
@@ -298,7 +298,7 @@ def test_what_a_hole_or_a_gap_may_hide_and_what_is_not_told_yet_is_no_finding(ju
     assert [row["failed"] for row in results.tables["stages"].where("stage = 'price'").collect()] == [8]
 
 
-def test_what_the_history_acknowledges_is_not_in_progress(judged: Judged) -> None:
+def test_message_acknowledged_in_the_history_is_not_in_progress(judged: Judged) -> None:
     """A process that is killed may have committed what it had not told yet."""
     for kind, order in (("completed", "order 1"), ("acknowledged", "order 2")):
         started = judged.run(order, "order.place.stage.reserve")

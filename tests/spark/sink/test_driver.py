@@ -52,7 +52,7 @@ def test_partitions_are_published_in_their_order(here: BlockingBroker) -> None:
     assert bodies_in(here) == ["0a", "0b", "1a", "1b", "2a", "2b"]
 
 
-def test_one_message_says_how_far_the_query_is(here: BlockingBroker) -> None:
+def test_decisions_queue_holds_only_the_last_decision(here: BlockingBroker) -> None:
     for batch in range(3):
         write_batch(here, batch, str(batch))
         assert here.queue(QUEUES.decisions).waiting == 1
@@ -341,7 +341,7 @@ def test_a_bundle_that_returns_while_it_is_counted_is_published(
     assert drafts_waiting(here) == 0
 
 
-def test_nothing_that_a_job_dies_of_counts_as_an_attempt(here: BlockingBroker) -> None:
+def test_lost_commits_count_no_attempt(here: BlockingBroker) -> None:
     drafts = draft(here, 0, "a")
     with connecting(here)() as broker:
         assert decide(broker, QUEUES, Decision(0, drafts), None)

@@ -46,7 +46,9 @@ _NEWEST = """newest = {}
 """
 
 FAULTS = [
-    Fault("a lower batch is done", driver, "_check_not_later", "if last.batch > batch:", "if False:"),
+    Fault(
+        "a batch before the decided one is committed", driver, "_check_not_later", "if last.batch > batch:", "if False:"
+    ),
     Fault(
         "the newest drafts are decided",
         driver,
@@ -88,7 +90,7 @@ FAULTS = [
         '{"id": bundle.headers["ack"]}',
     ),
     Fault(
-        "ends count attempts",
+        "lost transactions count attempts",
         publish,
         "_commit_bundle",
         '{**transaction, "truenext-count-attempts": "nacked"}',
@@ -96,7 +98,7 @@ FAULTS = [
         is_rare=True,
     ),
     Fault(
-        "a bundle that is not confirmed counts",
+        "bundles count before they are confirmed",
         _DraftWriter,
         "_confirm",
         "broker.wait(answers.popleft())",
@@ -125,21 +127,21 @@ FAULTS = [
         "last = finish_decision(broker, queues, _IMPATIENT) or Decision(-1)\n",
     ),
     Fault(
-        "a held bundle is published",
+        "held bundles count as published",
         publish,
         "_publish_draft",
         "if not waiting and not held:",
         "if not waiting:",
     ),
     Fault(
-        "what is not ready is published",
+        "bundles that are not ready count as published",
         publish,
         "_publish_draft",
         "while published < draft.bundles:",
         "while False:",
     ),
     Fault(
-        "a bundle is not confirmed",
+        "unconfirmed bundles are published",
         publish,
         "_publish_draft",
         " AND spark_bundle < {draft.bundles}",
@@ -160,7 +162,7 @@ FAULTS = [
         "decision.batch + 1",
     ),
     Fault(
-        "a decision replaces whatever is there",
+        "a decision replaces any other",
         latest,
         "replace_latest",
         "is_replaced = replaces(last_batch)",

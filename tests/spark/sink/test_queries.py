@@ -93,7 +93,7 @@ def test_a_batch_write_without_a_version_is_written_each_time_and_leaves_nothing
         (["body", "10 AS priority"], {"queue": "q"}, "append", "priority is 0 to 9, not 10"),
     ],
 )
-def test_what_no_message_can_be_made_of_is_refused_and_nothing_is_written(
+def test_rows_that_are_no_messages_are_refused_and_nothing_is_written(
     spark: SparkSession,
     broker: BrokerProcess,
     select: list[str],

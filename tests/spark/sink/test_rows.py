@@ -138,7 +138,7 @@ def test_columns_that_are_null_are_left_out() -> None:
         ("a, b", "/queue/a,/queue/b"),
     ],
 )
-def test_a_row_goes_to_what_its_column_says(queue: str, address: str) -> None:
+def test_row_goes_to_the_destination_of_its_column(queue: str, address: str) -> None:
     assert encode(None, body=[b""], queue=[queue]).headers["destination"] == address
 
 

@@ -173,7 +173,7 @@ def test_a_bundle_that_is_written_while_the_query_is_closed_is_returned(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("commits", range(4))
-def test_an_operator_who_dies_can_abandon_again(
+def test_abandon_that_was_interrupted_can_be_repeated(
     here: BlockingBroker, query: SmallQuery, monkeypatch: pytest.MonkeyPatch, when: str, commits: int
 ) -> None:
     monkeypatch.setattr("truenext.spark.source.bundle.BUNDLE_ROWS", 1)
@@ -235,7 +235,7 @@ def test_the_only_row_of_a_query_can_be_rejected(here: BlockingBroker, query: Sm
     assert bodies_in(here, "DLQ.orders") == ["a"]
 
 
-def test_all_that_an_operator_held_is_there_without_an_attempt(here: BlockingBroker, query: SmallQuery) -> None:
+def test_messages_that_an_operator_held_return_without_an_attempt(here: BlockingBroker, query: SmallQuery) -> None:
     send(here, *"ab")
     reader = query.reader()
     query.run_batch(reader)

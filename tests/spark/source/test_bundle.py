@@ -68,7 +68,7 @@ def round_trip(*frames: Frame) -> list[dict[str, Any]]:
     return rows
 
 
-def test_all_columns_of_a_message_come_back() -> None:
+def test_columns_of_a_message_survive_the_round_trip_through_a_bundle() -> None:
     plain, full = round_trip(Frame("MESSAGE", PLAIN, b""), Frame("MESSAGE", FULL, b"\xff\0"))
     assert plain == {
         "queue": "orders",
@@ -100,7 +100,9 @@ def test_all_columns_of_a_message_come_back() -> None:
 
 
 @given(st.lists(st.tuples(st.dictionaries(texts.map(lambda name: f"x-{name}"), texts), texts, st.binary()), max_size=5))
-def test_whatever_a_message_says_comes_back(messages: list[tuple[dict[str, str], str, bytes]]) -> None:
+def test_drawn_messages_survive_the_round_trip_through_a_bundle(
+    messages: list[tuple[dict[str, str], str, bytes]],
+) -> None:
     rows = round_trip(*(Frame("MESSAGE", PLAIN | own | {"correlation-id": text}, body) for own, text, body in messages))
     assert [(dict(row["headers"]), row["correlation_id"], row["body"]) for row in rows] == messages
 
@@ -110,7 +112,7 @@ def test_a_bundle_without_rows_has_its_columns() -> None:
 
 
 @pytest.mark.parametrize("is_last", [True, False])
-def test_what_the_headers_say_comes_back(is_last: bool) -> None:
+def test_bundle_head_survives_the_round_trip_through_its_headers(is_last: bool) -> None:
     head = HEAD._replace(is_last=is_last)
     assert parse_bundle_head(bundle_headers(head, "orders", "q", "12")) == head
 
@@ -191,7 +193,7 @@ def test_rows_with_long_headers_are_in_bundles_that_fit_into_a_message(here: Blo
     assert query.run_to_end(query.reader()) == [str(number) for number in range(600)]
 
 
-def test_what_never_expires_within_the_calendar_is_read(here: BlockingBroker, query: SmallQuery) -> None:
+def test_message_that_expires_beyond_the_calendar_is_read(here: BlockingBroker, query: SmallQuery) -> None:
     """JMS programs say so of what is to stay for ever."""
     send(here, "first", headers={"expires": "253402300799999"})
     send(here, "second", headers={"expires": "9" * 18})

@@ -41,7 +41,7 @@ def test_bodies_that_are_all_text_have_no_error() -> None:
     assert columns(BODIES[:3], body="string")["error"] == [None] * 3
 
 
-def test_no_rows_have_all_columns() -> None:
+def test_batch_without_rows_has_all_columns() -> None:
     assert columns([], body="string")["error"] == []
 
 

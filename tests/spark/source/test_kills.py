@@ -56,7 +56,7 @@ pytestmark = [
         ("local-cluster[2,1,1024]", "copies", ("executor", "sink", "worker", "broker")),
     ],
 )
-def test_each_message_has_its_effect_once_whatever_is_killed(
+def test_messages_have_their_effect_once_after_random_kills(
     master: str, target: str, victims: tuple[str, ...], tmp_path: Path
 ) -> None:
     print(f"TRUENEXT_SEED={SEED} TRUENEXT_KILLS={KILLS}")

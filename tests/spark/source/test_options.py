@@ -12,7 +12,7 @@ def parsed(**options: str) -> SourceOptions:
     return parse_options({"url": URL, "queue": "orders", **options})
 
 
-def test_what_is_not_said_has_its_default() -> None:
+def test_omitted_options_have_their_defaults() -> None:
     options = parsed()
     assert [each.url for each in options.addresses] == [URL]
     assert options.destination == "/queue/orders"
@@ -21,7 +21,7 @@ def test_what_is_not_said_has_its_default() -> None:
     assert (options.has_text_body, options.has_headers) == (False, True)
 
 
-def test_all_that_is_said_is_read_in_small_and_capital_letters() -> None:
+def test_options_are_read_with_names_in_any_case() -> None:
     options = parse_options(
         {
             "URL": f"{URL}, stomp://localhost:1",

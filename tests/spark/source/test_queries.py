@@ -85,9 +85,7 @@ def test_a_stream_takes_each_message_once_over_restarts_of_the_query_and_of_the_
     assert [name.count(".") for name in queues_with_messages(broker)] == [3]
 
 
-def test_both_actions_of_one_batch_see_the_same_rows(
-    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
-) -> None:
+def test_two_actions_of_one_batch_see_the_same_rows(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> None:
     send(broker, range(60))
     seen: list[tuple[set[int], list[int]]] = []
 

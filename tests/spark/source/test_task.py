@@ -118,7 +118,7 @@ def test_a_zombie_whose_batch_was_cleared_fails_by_name_and_takes_nothing(
     assert sorted(found) == [*"abcdef"]
 
 
-def test_of_three_attempts_at_once_each_gives_the_same_rows(here: BlockingBroker, query: SmallQuery) -> None:
+def test_three_concurrent_attempts_give_the_same_rows(here: BlockingBroker, query: SmallQuery) -> None:
     send(here, *"abcdefgh")
     (planned,) = query.plan(query.reader())
     rows: list[list[list[str]]] = [[], [], []]
@@ -179,7 +179,7 @@ def test_a_task_without_broker_fails_when_its_patience_ends(
     )
 
 
-def test_what_the_driver_asks_costs_a_delivery_and_no_attempt(here: BlockingBroker, query: SmallQuery) -> None:
+def test_check_of_the_driver_costs_a_delivery_and_no_attempt(here: BlockingBroker, query: SmallQuery) -> None:
     send(here, "a", headers={"JMSXGroupID": "g"})
     query.plan(query.reader())
     (message,) = here.queue("orders").messages
@@ -206,7 +206,7 @@ def test_a_query_of_all_that_is_available_now_ends_with_what_waited_at_its_start
     assert here.queue(query.end.bundle_queue(0)).waiting == 0
 
 
-def test_what_waits_is_reported_now_and_then(
+def test_latest_offset_reports_waiting_messages_at_intervals(
     here: BlockingBroker, new_query: NewQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
