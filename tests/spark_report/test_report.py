@@ -91,7 +91,7 @@ def dom(page: Path, folder: Path) -> str:
     return done.stdout.partition("</main>")[0]
 
 
-def test_words_come_before_plots(tmp_path: Path) -> None:
+def test_text_of_the_verdict_comes_before_plots(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_report(
         tables(is_right=False),
@@ -107,7 +107,7 @@ def test_words_come_before_plots(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_it_asks_no_network_for_anything(tmp_path: Path) -> None:
+def test_report_requests_nothing_from_a_network(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_report(tables(), Verdict(1), path, title="A run")
     page = path.read_text()
@@ -169,7 +169,7 @@ def test_sections_of_the_caller_come_right_after_the_verdict(tmp_path: Path) -> 
     assert body.index("The contract held") < body.index(html.escape(EVIL)) < body.index("<h2>Order</h2>")
 
 
-def test_every_plot_is_valid() -> None:
+def test_plots_are_valid_vega_lite() -> None:
     data = tables()
     depth = data["depth"].assign(seconds=range(5000))
     for spec in (
