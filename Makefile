@@ -87,9 +87,9 @@ search: .venv/spark ## Every order of steps of two protocols, with more that goe
 	TRUENEXT_SEARCH=all $(PYTEST) $(ON_ALL_CORES) tests/spark/sink/test_orders.py
 
 faults: .venv/spark ## Every planted fault, of which make test draws one in ten, also those that the machines notice rarely, and short runs of all benchmarks: half an hour
-	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_schedules_notice.py
+	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) $(ON_ALL_CORES) tests/unit/test_stomp_shapes.py tests/property/test_planted_faults.py tests/contract/test_planted_faults.py tests/client/test_planted_faults.py tests/stages/outbox/test_planted_faults.py tests/stages/outbox/test_planted_schedule_faults.py
 	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) tests/integration/test_bench.py
-	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/source/test_planted.py tests/spark/sink/test_planted.py
+	TRUENEXT_FAULTS=all TRUENEXT_DRAW=all $(PYTEST) --numprocesses 2 tests/spark/test_engine_history.py tests/spark/test_client_history.py tests/spark/source/test_planted_faults.py tests/spark/sink/test_planted_faults.py
 
 load: .venv/spark ## Everything at once for ten minutes, with two ends of the broker, judged by the audit (DURATION=seconds)
 	TRUENEXT_SECONDS=$(or $(DURATION),600) $(PYTEST) -s tests/spark/test_everything.py
@@ -101,10 +101,10 @@ freeze: .venv/test ## 1,000 connections that hang and are taken over (FREEZES=n)
 	TRUENEXT_FREEZES=$${FREEZES:-1000} $(PYTEST) -s tests/integration/test_frozen_connections.py
 
 broken: .venv/spark ## truenext's own client through networks that break, and kills, judged by the audit: 1,000 messages (MESSAGES=n)
-	TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_client_breaks.py
+	TRUENEXT_CLIENT_MESSAGES=$${MESSAGES:-1000} $(PYTEST) -s tests/integration/test_client_breaks.py tests/spark/test_broken_connections.py
 
 stages: .venv/test ## Stages whole: who dies at each point of a message's way, a message that kills processes, poison, a database that is away for a minute, interactive flows beside 4,000 others; two services, a broker and connections that die at random for minutes
-	TRUENEXT_STAGES=all TRUENEXT_DRAW=all TRUENEXT_CHAOS_S=120 TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed.py tests/stages/test_interactive_beside_thousands.py tests/stages/test_poison.py tests/stages/test_database_away.py tests/stages/test_stalled.py tests/stages/outbox/test_chaos.py
+	TRUENEXT_STAGES=all TRUENEXT_DRAW=all TRUENEXT_CHAOS_S=120 TRUENEXT_KILLS=7 TRUENEXT_FLOWS=4000 TRUENEXT_AWAY_S=60 $(PYTEST) -s tests/stages/test_crashes.py tests/stages/test_killed_process.py tests/stages/test_interactive_under_load.py tests/stages/test_poison.py tests/stages/test_unavailable_database.py tests/stages/test_stalled_worker.py tests/stages/outbox/test_chaos.py
 
 kill: .venv/test ## 20 cycles of kill -9 under load (CYCLES=n for more), and 1,000 with COMMITs in doubt (COMMITS=n)
 	TRUENEXT_KILL_CYCLES=$${CYCLES:-20} $(PYTEST) -s tests/integration/test_kill.py

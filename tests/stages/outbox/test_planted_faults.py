@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.stages.outbox import test_in_a_transaction, test_once, test_producers
+from tests.stages.outbox import test_exactly_once, test_initiate_in_transaction, test_producers
 from tests.unit.mutation import mutated
 from truenext.stage.outbox import publishing
 from truenext.stage.outbox.exactly_once import BorrowedProducer, ExactlyOnceProcessing
@@ -21,26 +21,26 @@ Notices = Callable[[str], None]
 
 
 def lost_answer_of_the_broker(when: Any) -> Notices:
-    return lambda url: test_once.test_a_lost_answer_of_the_broker_to_its_commit_doubles_and_loses_nothing(
+    return lambda url: test_exactly_once.test_a_lost_answer_of_the_broker_to_its_commit_doubles_and_loses_nothing(
         url, True, when
     )
 
 
 def lost_answer_of_the_database(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(url, "of the database", patch)
+        test_exactly_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(url, "of the database", patch)
 
 
 def lost_commit_of_the_relay(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(
+        test_exactly_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(
             url, "of the broker, which did not hear", patch
         )
 
 
 def redelivery_without_a_relay(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_once.test_redelivered_message_sends_its_unit_without_a_relay(url, patch)
+        test_exactly_once.test_redelivered_message_sends_its_unit_without_a_relay(url, patch)
 
 
 def unknown_producer(url: str) -> None:
@@ -52,18 +52,18 @@ def unknown_producer(url: str) -> None:
 
 def repeated_commit(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_once.test_inbox_row_is_not_marked_acknowledged_after_a_repeated_commit(url, patch)
+        test_exactly_once.test_inbox_row_is_not_marked_acknowledged_after_a_repeated_commit(url, patch)
 
 
 def gap_of_a_restored_broker(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_once.test_stale_readers_do_not_send_a_unit_twice_after_a_restored_broker_lost_numbers(
+        test_exactly_once.test_stale_readers_do_not_send_a_unit_twice_after_a_restored_broker_lost_numbers(
             url, "before they are settled", patch
         )
 
 
 def initiation_after_a_send(url: str) -> None:
-    test_in_a_transaction.test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(url, "stage's")
+    test_initiate_in_transaction.test_flows_initiated_right_after_a_stage_has_sent_are_sent(url, "stage's")
 
 
 class Fault(NamedTuple):
@@ -82,7 +82,7 @@ FAULTS = [
         "_commit",
         "if number is None:",
         "if True:",
-        test_once.test_unit_sent_but_not_confirmed_before_its_process_died_is_not_sent_again,
+        test_exactly_once.test_unit_sent_but_not_confirmed_before_its_process_died_is_not_sent_again,
     ),
     Fault(
         "a unit is sent again under another number",
@@ -122,7 +122,7 @@ FAULTS = [
         "insert_inbox_id",
         "if result.rowcount != 1:",
         "if False:",
-        test_once.test_a_message_that_comes_twice_and_sends_nothing_is_handled_once,
+        test_exactly_once.test_a_message_that_comes_twice_and_sends_nothing_is_handled_once,
     ),
     Fault(
         "producers of a running process are claimed",
@@ -186,7 +186,7 @@ FAULTS = [
         "_send_all",
         "if highest == producer.last_number:",
         "if True:",
-        test_once.test_a_database_that_has_lost_commits_uses_none_of_their_numbers,
+        test_exactly_once.test_a_database_that_has_lost_commits_uses_none_of_their_numbers,
     ),
 ]
 
@@ -214,8 +214,8 @@ def test_planted_faults_can_all_be_applied(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.rule)
 def test_planted_fault_is_noticed(fault: Fault, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # What would never come is not waited for as long as what is slow.
-    monkeypatch.setattr(test_once, "PATIENCE_S", 5)
-    monkeypatch.setattr(test_in_a_transaction, "PATIENCE_S", 5)
+    monkeypatch.setattr(test_exactly_once, "PATIENCE_S", 5)
+    monkeypatch.setattr(test_initiate_in_transaction, "PATIENCE_S", 5)
     plant(fault, monkeypatch)
     with pytest.raises((AssertionError, TimeoutError, ExceptionGroup)):
         fault.noticed_by(url)

@@ -1,6 +1,6 @@
 """Is each row in the sink once, with no attempt, when a query or its broker is in trouble? With a real Spark.
 
-TRUENEXT_KILLS=1 pytest -s tests/spark/source/test_trouble.py
+TRUENEXT_KILLS=1 pytest -s tests/spark/source/test_query_failures.py
 """
 
 import os

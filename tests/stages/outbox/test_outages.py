@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from tests.integration.broker_process import BrokerProcess
 from tests.stages.flows import Number, Text, run
-from tests.stages.outbox.test_once import INSERT, Shop, all_is_over, expect, make_table, numbers
+from tests.stages.outbox.test_exactly_once import INSERT, Shop, all_is_over, expect, make_table, numbers
 from tests.stages.postgres import PostgresServer
 from tests.stages.service_process import ServiceProcess
 from truenext.stage import Flow, Service

@@ -540,7 +540,7 @@ def test_large_unit_waits_for_transaction_bytes_and_is_not_treated_as_refused(
 
 
 @pytest.mark.parametrize("face", ["relay's own", "stage's"])
-def test_flows_that_are_begun_when_a_stage_has_just_sent_something_are_sent_too(database: str, face: str) -> None:
+def test_flows_initiated_right_after_a_stage_has_sent_are_sent(database: str, face: str) -> None:
     """Fixed: they went under the number of what that had sent and was not deleted yet, so the broker took them for a
     repeat, and they were lost."""
     app = Service("shop", exactly_once=True)

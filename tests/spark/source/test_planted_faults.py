@@ -2,7 +2,7 @@
 
 Each fault is a few characters changed, as somebody might write them. All must be found.
 
-    TRUENEXT_SEED=7 pytest tests/spark/source/test_planted.py      other examples than usual
+    TRUENEXT_SEED=7 pytest tests/spark/source/test_planted_faults.py      other examples than usual
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from tests.stages.postgres import PostgresServer
 from tests.stages.sql.shop import Driven, Shop, Step, execute_sql, insert
-from tests.stages.sql.test_swallowed import kill_own_connection
+from tests.stages.sql.test_swallowed_errors import kill_own_connection
 from truenext.errors import LocalProtocolError
 from truenext.stage.sql import Database, classify_error, postgresql
 from truenext.stage.sql.errors import DatabaseErrorKind, NotCommitted

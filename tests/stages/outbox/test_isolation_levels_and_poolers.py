@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from tests.stages.flows import Number, run
-from tests.stages.outbox.test_once import Shop, expect, make_table
+from tests.stages.outbox.test_exactly_once import Shop, expect, make_table
 from tests.stages.pooler import Pooler
 from tests.stages.postgres import PostgresServer
 from truenext.client.tasks.connection import connect

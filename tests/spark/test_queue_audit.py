@@ -1,7 +1,7 @@
 """Does the account of a queue find what a naive judge finds, no more and no less?
 
-TRUENEXT_EXAMPLES=5000 pytest tests/spark/test_account.py       longer
-TRUENEXT_SEED=7 pytest tests/spark/test_account.py              the same histories again
+TRUENEXT_EXAMPLES=5000 pytest tests/spark/test_queue_audit.py       longer
+TRUENEXT_SEED=7 pytest tests/spark/test_queue_audit.py              the same histories again
 """
 
 import os
