@@ -1,7 +1,7 @@
-"""A network between a program and PostgreSQL that loses the answer to a COMMIT, or the COMMIT itself.
+"""Proxy between a program and PostgreSQL that loses the answer to a COMMIT, or the COMMIT itself.
 
-It reads the client's side of the protocol only so far as to see a COMMIT pass: in a Query, or in a Parse or Bind that
-is executed. Source: PostgreSQL 18, chapter 54.
+It reads the client's side of the protocol just enough to see a COMMIT pass: in a Query, or in a Parse or Bind that is
+executed. Source: PostgreSQL 18, chapter 54.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of stages share: databases that never outlive them."""
+"""Fixtures of the tests of stages: PostgreSQL servers, brokers, and databases that do not outlive their test."""
 
 from collections.abc import Iterator
 from pathlib import Path

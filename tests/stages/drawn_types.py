@@ -1,4 +1,4 @@
-"""Small types that are drawn at random, values of them, and changes of them, as people make them."""
+"""Hypothesis strategies for small types, for values of them, and for changes that programmers make to types."""
 
 from __future__ import annotations
 

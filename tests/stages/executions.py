@@ -1,4 +1,4 @@
-"""Runs of stages as a service would have them, for the tests of what goes on around them."""
+"""Executions of stages and their results, as a service makes them, for tests of interceptors."""
 
 from typing import Any
 

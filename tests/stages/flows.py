@@ -1,4 +1,4 @@
-"""A service of stages in a test, for as long as its work takes, and the messages that many of these tests send."""
+"""Functions that run a service in a test until its work is done, and the messages that many tests of stages send."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,8 +1,8 @@
-"""A pooler between programs and PostgreSQL, as PgBouncer in transaction mode is one: each transaction of a client has
-the next free connection to the server, and nothing of a session goes with it.
+"""A connection pooler between programs and PostgreSQL, like PgBouncer in transaction mode: each transaction of a client
+gets the next free connection to the server, and the state of a session is not kept.
 
-It knows nothing of prepared statements, as PgBouncer before 1.21, and a later one whose `max_prepared_statements` is 0.
-Source: PostgreSQL 18, chapter 54; https://www.pgbouncer.org/features.html
+It does not support prepared statements, like PgBouncer before 1.21, or later with `max_prepared_statements` 0. Source:
+PostgreSQL 18, chapter 54; https://www.pgbouncer.org/features.html
 """
 
 from __future__ import annotations

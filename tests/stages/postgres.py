@@ -1,4 +1,4 @@
-"""A PostgreSQL server for tests, from PyPI: in a folder that goes with it, without durability, on a Unix socket."""
+"""A PostgreSQL server for tests, from PyPI: in a folder of its own, without durability, on a Unix socket."""
 
 from __future__ import annotations
 

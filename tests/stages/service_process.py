@@ -1,4 +1,4 @@
-"""How the tests run a service in a process of its own, and see it end."""
+"""A service that runs in a process of its own in a test."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""What does a program know that waits for the reply of a flow? Source: docs/stages.md, "Beginning a flow" """
+"""Tests of `ask`: a program waits for the reply of a flow. Source: docs/stages.md, "Beginning a flow" """
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What stages raise that is no Exception. Source: docs/stages.md, "When a stage fails" """
+"""Tests of exceptions of stages that are no `Exception`. Source: docs/stages.md, "When a stage fails" """
 
 from collections.abc import Callable
 

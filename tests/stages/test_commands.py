@@ -1,4 +1,4 @@
-"""What do `truenext stages check` and `describe` say, and what is said of a service that cannot be found?"""
+"""Tests of `truenext stages check` and `describe`, and of commands without a valid service."""
 
 import json
 import subprocess

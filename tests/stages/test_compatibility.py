@@ -1,4 +1,5 @@
-"""Is what `truenext stages check` says true: does old JSON still become values of the new types?
+"""Tests of the compatibility check against drawn types: JSON of the old type is read by the new type unless the check
+finds a mismatch.
 
 TRUENEXT_EXAMPLES=20000 pytest tests/stages/test_compatibility.py       longer
 """

@@ -1,6 +1,7 @@
-"""How many messages of a stage are handled at once? Source: docs/stages.md
+"""Tests of the number of messages that a stage handles concurrently. Source: docs/stages.md
 
-Nothing is timed: so many are at work at once if so many wait for one another."""
+They do not measure time: functions that wait for one another must run concurrently.
+"""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What becomes of a stage that cannot take messages? Source: docs/stages.md; docs/stages-deploying.md"""
+"""Tests of stages that cannot consume messages. Source: docs/stages.md; docs/stages-deploying.md"""
 
 import asyncio
 from typing import Any

@@ -1,8 +1,7 @@
-"""One part dies at each named point of a message's way: what is done once, and what twice.
+"""Tests of a crash of one process at each named point of a message's way: which effects happen once, and which twice.
 
-Stated before anything is run: only the commit gap repeats, which is open from SQL's COMMIT to the broker's. Where
-effects happen once, nothing does.
-Source: docs/stages.md, "One transaction"; docs/stages-outbox.md
+Expected: only the commit gap repeats effects, from SQL's COMMIT to the broker's. With exactly-once processing nothing
+is repeated. Source: docs/stages.md, "One transaction"; docs/stages-outbox.md
 """
 
 import asyncio

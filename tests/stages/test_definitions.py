@@ -1,4 +1,5 @@
-"""What is wrong with a definition is refused at set-up, by name. Source: docs/stages.md, "Endpoints" """
+"""Tests of definitions of services, endpoints and stages: invalid ones are refused at set-up, by name. Source:
+docs/stages.md, "Endpoints" """
 
 import re
 from collections.abc import AsyncIterator, Callable

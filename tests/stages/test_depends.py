@@ -1,4 +1,4 @@
-"""Does a stage get what it asks for, once, in its thread, and does all of it end as it must?"""
+"""Tests of dependency injection: a stage gets its parameters once, in its own thread, and factories end in order."""
 
 from __future__ import annotations
 

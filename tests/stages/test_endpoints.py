@@ -1,4 +1,4 @@
-"""Do requests and replies go where they belong, over any number of endpoints and stages? Source: docs/stages.md"""
+"""Tests of requests and replies over any number of endpoints and stages. Source: docs/stages.md"""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Is what stages do in files that can be read, whatever becomes of the process and the disk?"""
+"""Tests of the event files of stages: they are readable after crashes of the process and on a full disk."""
 
 from __future__ import annotations
 

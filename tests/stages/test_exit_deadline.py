@@ -1,4 +1,4 @@
-"""Does the process of a service end when it was told to, at the latest?"""
+"""Tests of the deadline by which the process of a service ends after it was told to."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""What becomes of a message whose stage fails, and of all others? Source: docs/stages.md, "When a stage fails" """
+"""Tests of failed stages: retries, dead letters and causes, and the effect on other messages. Source: docs/stages.md,
+"When a stage fails" """
 
 import asyncio
 import logging

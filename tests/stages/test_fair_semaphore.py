@@ -1,4 +1,4 @@
-"""Room that several share: whose turn is it, and what becomes of the turn of one who does not wait any more?"""
+"""Tests of `FairSemaphore`: the order of requests for permits, and requests that are cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stages do while the broker has no room on its disk. Source: docs/stages.md, "When a stage fails" """
+"""Tests of stages while the broker's disk is full. Source: docs/stages.md, "When a stage fails" """
 
 import asyncio
 

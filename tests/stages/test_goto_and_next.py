@@ -1,4 +1,4 @@
-"""How does a flow go on without asking: to the next stage, directly, or to another endpoint? Source: docs/stages.md"""
+"""Tests of flows that go on without a request: by `next`, `next_direct` and `goto`. Source: docs/stages.md"""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""When is the process of a service live, and when is it ready? Source: docs/stages-deploying.md"""
+"""Tests of liveness and readiness of a service's process. Source: docs/stages-deploying.md"""
 
 from typing import Any
 

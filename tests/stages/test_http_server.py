@@ -1,4 +1,4 @@
-"""What does the HTTP server of a service answer, and what does it bear? Source: docs/stages-deploying.md"""
+"""Tests of the HTTP server of a service. Source: docs/stages-deploying.md"""
 
 import asyncio
 import json

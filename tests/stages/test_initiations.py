@@ -1,4 +1,5 @@
-"""What is begun outside of stages, or beside them, and what is known of it? Source: docs/stages.md"""
+"""Tests of flows initiated outside of stages or by a transaction of their own, and of their outcomes. Source:
+docs/stages.md"""
 
 import asyncio
 import os

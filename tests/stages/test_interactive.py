@@ -1,4 +1,4 @@
-"""Does what somebody waits for pass what nobody waits for? Source: docs/stages.md, "Beginning a flow" """
+"""Tests of interactive flows: they overtake flows without a waiting caller. Source: docs/stages.md, "Beginning a flow" """
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Do other messages wait while an interactive one is in hand, and not for long?"""
+"""Tests of `InteractivePriority`: other messages wait while an interactive one is in progress, but not for long."""
 
 import asyncio
 import contextlib

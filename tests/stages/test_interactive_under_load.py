@@ -1,4 +1,4 @@
-"""Interactive flows on the same queues as batch flows. Source: docs/stages.md, "Beginning a flow" """
+"""Test of interactive flows on the queues of thousands of other flows. Source: docs/stages.md, "Beginning a flow" """
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Are interceptors called as they are promised to be, and what becomes of their errors?"""
+"""Tests of interceptors: when they are called, and what their errors do."""
 
 import subprocess
 import sys

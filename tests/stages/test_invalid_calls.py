@@ -1,4 +1,5 @@
-"""What is wrong with a call is refused where it is made, and its stage has failed. Source: docs/stages.md"""
+"""Tests of invalid calls of a flow or an initiation: they are refused at the call, and the stage fails. Source:
+docs/stages.md"""
 
 from collections.abc import Callable, Mapping
 from functools import cache

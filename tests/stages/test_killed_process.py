@@ -1,4 +1,5 @@
-"""A message that kills its process takes no other with it. Source: docs/stages.md, "When a stage fails" """
+"""Tests of messages that end their process: they become dead letters, and no other message does. Source:
+docs/stages.md, "When a stage fails" """
 
 import asyncio
 import json

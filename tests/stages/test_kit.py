@@ -1,4 +1,5 @@
-"""Does the kit for tests of stages stand what a test does to its broker? Source: docs/tutorial-stages.md, step 10"""
+"""Test of the kit for tests of stages while a test drops the broker's connections. Source: docs/tutorial-stages.md,
+step 10"""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Do large messages go through stages?"""
+"""Tests of large messages, states and attachments in stages."""
 
 from tests.stages.flows import Memo, Number, Text, run
 from truenext.stage import Flow, Service

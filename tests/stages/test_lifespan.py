@@ -1,4 +1,4 @@
-"""Do stages get what lives as long as their service, and is a lifespan that cannot be used refused at set-up?"""
+"""Tests of the lifespan of a service: stages get its value, and an invalid lifespan is refused at set-up."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,4 +1,4 @@
-"""Does a record of the log say which stage, flow and message it belongs to?"""
+"""Tests of log records: each says the stage, flow and message that it belongs to."""
 
 import asyncio
 import contextvars

@@ -1,4 +1,4 @@
-"""Are the messages of each stage counted, and does Prometheus understand it?"""
+"""Tests of the metrics of stages, and of their text for Prometheus."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

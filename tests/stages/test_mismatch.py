@@ -1,4 +1,4 @@
-"""What of a type that has changed can no longer be read, and where? Source: docs/stages-deploying.md"""
+"""Tests of mismatches between an old type and a new one, and of their places. Source: docs/stages-deploying.md"""
 
 import datetime
 import decimal

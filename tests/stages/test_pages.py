@@ -1,4 +1,4 @@
-"""Do the pages about dependencies, SQL, the outbox and failures say what happens?"""
+"""Tests of the examples in the pages about dependencies, SQL, the outbox and failures."""
 
 from pathlib import Path
 

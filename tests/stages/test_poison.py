@@ -1,4 +1,5 @@
-"""Messages that never succeed, among many others, in two processes. Source: docs/stages.md, "When a stage fails" """
+"""Test of messages that never succeed, among many others, in two processes. Source: docs/stages.md, "When a stage
+fails" """
 
 import asyncio
 import json

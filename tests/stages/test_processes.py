@@ -1,4 +1,4 @@
-"""Does the process of a service come up and stop as it should, with messages in the middle of their work?"""
+"""Tests of the process of a service: its start, its stop with messages in progress, and its output."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""What is said to the wrong one, or too late, is refused where it is said. Source: docs/stages.md, "Endpoints" """
+"""Tests of sends that are refused at the call: to the wrong kind of destination, or after the end of the stage or the
+block. Source: docs/stages.md, "Endpoints" """
 
 from typing import Any
 

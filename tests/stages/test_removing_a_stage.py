@@ -1,4 +1,4 @@
-"""Is a stage removed as docs/stages-deploying.md says, in two deployments, without harm to flows under way?"""
+"""Tests of the removal of a stage in two deployments, as in docs/stages-deploying.md, while flows are under way."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What becomes of several requests, and of state, attachments and properties? Source: docs/stages.md"""
+"""Tests of requests, and of state, attachments and properties. Source: docs/stages.md"""
 
 import asyncio
 from collections import Counter

@@ -1,5 +1,5 @@
-"""What a program does to the task in which its own code runs, it does to no worker. Source: docs/stages.md, "When a
-stage fails" """
+"""Tests of programs that cancel the task in which their own code runs: the worker is not cancelled. Source:
+docs/stages.md, "When a stage fails" """
 
 import asyncio
 import contextlib

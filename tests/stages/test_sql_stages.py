@@ -1,4 +1,4 @@
-"""Are SQL and messages of one stage one transaction, but for the commit gap?
+"""Tests of SQL and messages of one stage: they are one transaction, except for the commit gap.
 
 Source: docs/stages.md, "One transaction"
 """

@@ -1,7 +1,8 @@
-"""A worker stands still between SQL's COMMIT and the broker's, beyond every lease and heart-beat, and then goes on.
+"""Tests of a worker that stalls between SQL's COMMIT and the broker's, beyond every lease and heart-beat, and then
+continues.
 
-Another process handles its message meanwhile. Stated before: under best-effort 1PC its effects happen twice; where they
-happen once, they do. It takes as long as a lost heart-beat, so it is tried by `make stages`.
+Another process handles its message meanwhile. Expected: under best-effort 1PC the SQL effects happen twice, with
+exactly-once processing once. The tests take as long as a lost heart-beat, so only `make stages` runs them.
 """
 
 import asyncio

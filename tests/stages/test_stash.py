@@ -1,4 +1,4 @@
-"""Can a flow be kept in bytes, and go on from them later? Source: docs/stages.md"""
+"""Tests of flows that are stashed as bytes and continued later. Source: docs/stages.md"""
 
 import asyncio
 import os

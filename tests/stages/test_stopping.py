@@ -1,4 +1,4 @@
-"""What becomes of messages when their service stops? Source: docs/stages.md, "Stopping" """
+"""Tests of messages when their service stops. Source: docs/stages.md, "Stopping" """
 
 import asyncio
 import threading

@@ -1,4 +1,5 @@
-"""What becomes of messages in hand when a service stops? Source: docs/stages.md, "Stopping" """
+"""Tests of messages in progress when their service stops, in plain functions above all. Source: docs/stages.md,
+"Stopping" """
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Does the test kit of stages do what its page says? Source: docs/stages-testing.md"""
+"""Tests of the test kit of stages. Source: docs/stages-testing.md"""
 
 import asyncio
 import os

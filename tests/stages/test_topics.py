@@ -1,4 +1,4 @@
-"""Who gets what is published? Source: docs/stages.md, "Endpoints" """
+"""Tests of topics and their subscribers. Source: docs/stages.md, "Endpoints" """
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Is a flow through several processes one trace, with spans as the conventions want them?"""
+"""Tests of tracing: a flow through several processes is one trace; spans follow the conventions of OpenTelemetry."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Many workers with large messages stay within what one connection may have open. Source: docs/limits.md"""
+"""Test of many workers with large messages: they stay within the limit of a connection's open transactions. Source:
+docs/limits.md"""
 
 import asyncio
 

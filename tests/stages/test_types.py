@@ -1,4 +1,4 @@
-"""What can a message, a reply and a state be, and what becomes of one that is something else? Source: docs/stages.md"""
+"""Tests of types of messages, replies and states, and of values of other types. Source: docs/stages.md"""
 
 import typing
 from collections.abc import Callable, Mapping

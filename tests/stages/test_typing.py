@@ -1,4 +1,4 @@
-"""Does a type checker see what is wrong with a message, a state, a reply or an option, and nothing else?"""
+"""Test of type checkers: they find the wrong lines of a service, and no others."""
 
 import os
 import re

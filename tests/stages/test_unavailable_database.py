@@ -1,4 +1,4 @@
-"""The database goes away under load, and comes back. Source: docs/stages-failure.md"""
+"""Tests of a database that becomes unavailable under load, and returns. Source: docs/stages-failure.md"""
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
-"""A service is changed while flows are under way. Source: docs/stages.md, "Endpoints"; docs/stages-deploying.md"""
+"""Test of a service that is changed while flows are under way. Source: docs/stages.md, "Endpoints";
+docs/stages-deploying.md"""
 
 import asyncio
 

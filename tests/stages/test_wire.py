@@ -1,4 +1,4 @@
-"""Does what travels look as docs/stages-wire.md says?"""
+"""Tests of the messages of stages on the wire. Source: docs/stages-wire.md"""
 
 import json
 from hashlib import blake2b

@@ -1,4 +1,4 @@
-"""What type checkers see of a service: a line that says `# wrong` must be an error, and no other may be one."""
+"""A service for type checkers: a line that says `# wrong` must be an error, and no other may be one."""
 
 from dataclasses import dataclass
 from typing import assert_type

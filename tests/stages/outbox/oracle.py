@@ -1,8 +1,8 @@
-"""What effects that happen once may be seen of, naively: from docs/stages-outbox.md alone, not from the code.
+"""Naive oracle of exactly-once processing, written from docs/stages-outbox.md alone and not from the code.
 
-An order is begun by a program, which tells the hall of it. Its stage writes one row, and asks for some parts. The stage
-of a part writes one row, and tells the hall. The hall has no database: each of its messages lies in its queue until the
-end. No table has a key, so what is done twice is there twice.
+A program initiates an order, and sends a message about it to the hall. The order's stage writes one row and requests
+some parts. The stage of a part writes one row and sends a message to the hall. The hall has no database: its messages
+stay in its queue until the end. No table has a key, so an effect that happens twice leaves two rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""A process of the shop that can be killed though it lives in the test's own: its sockets go, and its database hears of
-it no more. What it would have said to either on its way out nobody hears."""
+"""Processes of the shop that run within the test's process and can be killed.
+
+A kill cuts the sockets and the database connections of the process: neither the broker nor the database receives
+anything from it after that, not even a farewell.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What may happen to a shop, in a drawn order: the steps, how they are drawn, and how they are done.
+"""Drawn schedules of a shop: the possible steps, how they are drawn, and how they are executed.
 
-When the last step is done all faults end, and all must settle: then the oracle says what must be there.
+All faults end with the last step, and everything must settle. Then the oracle says what must be in the database and in
+the queues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A shop of three stages that fan out: two have a database, one has none. The oracle knows it, too."""
+"""A shop of three stages that fan out: two have a database, one has none. The oracle knows the same shop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does everything happen once while processes, the broker and the database's connections die at random?
+"""Test of exactly-once processing while processes, the broker and connections of the database die at random.
 
 TRUENEXT_CHAOS_S=600 TRUENEXT_SEED=7 pytest -s tests/stages/outbox/test_chaos.py        longer, and the same once more
 """

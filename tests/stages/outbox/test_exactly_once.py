@@ -1,4 +1,5 @@
-"""Do the effects of a stage happen once, whatever is lost? Source: docs/stages-outbox.md"""
+"""Tests of exactly-once processing with lost connections, lost answers, restored brokers and restored databases.
+Source: docs/stages-outbox.md"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do flows that a program begins in a transaction of its own begin with it, and never without? Source:
+"""Tests of `initiate(session)`: a flow begins if the program's own transaction commits, and never without. Source:
 docs/stages-outbox.md, "In a transaction of your own" """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Do effects happen once at each isolation level of PostgreSQL, and behind a pooler? Source: docs/stages-outbox.md"""
+"""Tests of exactly-once processing at each isolation level of PostgreSQL, and behind a pooler. Source:
+docs/stages-outbox.md"""
 
 from __future__ import annotations
 

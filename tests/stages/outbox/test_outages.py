@@ -1,4 +1,5 @@
-"""Do effects happen once when the broker is away or full, messages are large, and users' transactions cross?
+"""Tests of exactly-once processing with a broker that is away or full, large messages, crossing transactions of users,
+and a database that is locked or not ready.
 
 Source: docs/stages-outbox.md
 """

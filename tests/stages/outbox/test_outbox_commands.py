@@ -1,4 +1,4 @@
-"""What do `truenext stages schema` and `outbox` say and do? Source: docs/stages-outbox.md"""
+"""Tests of the commands `truenext stages schema` and `truenext stages outbox`. Source: docs/stages-outbox.md"""
 
 from __future__ import annotations
 

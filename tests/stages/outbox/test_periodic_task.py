@@ -1,4 +1,5 @@
-"""Work in the background ends when it is told to, however often it is told. Source: src/truenext/stage/outbox"""
+"""Tests of periodic background tasks: they end when they are stopped, also a second time. Source:
+src/truenext/stage/outbox"""
 
 import asyncio
 

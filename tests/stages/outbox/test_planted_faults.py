@@ -1,4 +1,5 @@
-"""Do the tests of the outbox notice it when one of its rules is broken? Each fault is one rule of decision 67."""
+"""Tests that tests of the outbox fail when one of its rules is broken. Each planted fault breaks one rule of decision
+67."""
 
 from __future__ import annotations
 

@@ -1,16 +1,17 @@
-"""Do the drawn schedules notice it when one of the rules of the outbox is broken?
+"""Tests that the drawn schedules fail when one of the rules of the outbox is broken.
 
 Some rules do not show here, and have tests of their own (test_planted_faults.py):
 
-- A producer has one unit under way, and is used by its owner. With two, or two owners, the broker and the database
-  still refuse what is out of turn, so that nothing was lost in any example: it takes longer.
-- Numbers that the broker knows further than a restored database are not used. All producers of that are of processes
-  that are gone, so they are not used again in any case.
-- A row of the inbox is not marked at a repeat. It would have to go, a week later, before its message comes again.
-- What a producer has to send is read behind the statement that locks it. It makes a difference where transactions
-  overlap, on PostgreSQL; SQLite has one at a time that writes.
-- The row of the inbox is written first. Written last it would still be there once: whoever comes second is told by the
-  key, and what he has done is taken back. It would only cost more.
+- A producer has one unit under way, and is used by its owner. With two units or two owners, the broker and the
+  database still refuse what is out of turn: nothing was lost in any example, it only takes longer.
+- Producers are not used whose numbers the broker knows further than a restored database. Here all such producers
+  belong to processes that are gone, so they are not used again in any case.
+- A row of the inbox is not marked at a repeated COMMIT. It would have to expire, a week later, before its message is
+  redelivered.
+- A producer's units are read after the statement that locks it. This matters where transactions overlap, on
+  PostgreSQL; SQLite has one writing transaction at a time.
+- The row of the inbox is written first. Written last it would still be unique: the key refuses the second
+  transaction, which is rolled back. It would only cost more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may use a producer's numbers, and who finds what it has to send? On a real database of each kind.
+"""Tests of producers, their numbers and their unsent units, on a real database of each kind.
 
 Source: docs/stages-outbox.md, "Producers"; decision 67
 """

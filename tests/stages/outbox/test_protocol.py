@@ -1,5 +1,5 @@
-"""Does the protocol of inbox, outbox and numbers hold in every order of steps, and does the search see where it would
-not? Source: docs/decisions/0067-once.md"""
+"""Tests of the protocol of inbox, outbox and numbers in every order of steps, and of the search with planted faults.
+Source: docs/decisions/0067-once.md"""
 
 import os
 from typing import NamedTuple

@@ -1,4 +1,5 @@
-"""What becomes of what programs have begun, when the broker does not take it? Others pass it.
+"""Tests of units that the broker does not accept: they are split, wait or go to the refused queue, and others pass
+them.
 
 Source: docs/stages-outbox.md, "For operators"
 """

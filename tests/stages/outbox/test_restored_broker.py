@@ -1,4 +1,4 @@
-"""What becomes of programs and services that run on while their broker is restored from an older copy?
+"""Tests of programs and services that keep running while their broker is restored from an older copy.
 
 Source: docs/stages-outbox.md, "For operators"; docs/client.md
 """

@@ -1,4 +1,4 @@
-"""Do effects happen once, whatever dies, stands still and is lost, in whatever order? Against the naive oracle.
+"""Tests of exactly-once processing in drawn schedules of crashes, stalls and losses, against the naive oracle.
 
 TRUENEXT_EXAMPLES=5000 pytest tests/stages/outbox/test_schedules.py       longer
 TRUENEXT_SEED=7 pytest tests/stages/outbox/test_schedules.py              the same schedules again

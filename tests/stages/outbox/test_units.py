@@ -1,4 +1,4 @@
-"""Is a unit of the outbox read as it was written, and are its ids what they are to be? Source: docs/stages-outbox.md"""
+"""Tests of the encoding of outbox units, and of the ids derived from them. Source: docs/stages-outbox.md"""
 
 from __future__ import annotations
 

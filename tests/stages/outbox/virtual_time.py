@@ -1,7 +1,7 @@
-"""An event loop that does not wait for time: when nothing is left to do, it is later.
+"""An event loop in virtual time: when nothing is left to do, its clock advances.
 
-The sockets and threads are real, so it looks for them for a moment before it lets time pass, and never lets much of it
-pass at once. All that tells the time in one example tells the same: the loop, the broker, the program and the database.
+Sockets and threads are real, so the loop polls them for a moment before it advances the clock, and never advances it
+far at once. All clocks of one example show the same time: loop, broker, program and database.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A flow through stages of all three demarcations. Its tables have no keys: what is done twice is there twice.
+"""A flow through stages of all three demarcations. Its tables have no keys: an effect that happens twice leaves two
+rows.
 
 order.place   exactly once, inserts into placed
-order.note    best-effort 1PC, inserts into noted: twice, if somebody dies in the commit gap
+order.note    best-effort 1PC, inserts into noted: twice, if a process or the broker dies in the commit gap
 order.pass    messaging alone
-order.ship    exactly once, inserts into shipped, and tells the queue `told`, which nobody takes
+order.ship    exactly once, inserts into shipped, and sends to the queue `told`, which has no consumer
 """
 
 import os

@@ -1,12 +1,12 @@
 """A service of which one part dies at a named point of one message's way, once.
 
 CRASH_AT        the point; those of the relay are named in RELAY
-CRASH_FILE      made when it has happened
-CRASH_PID       the process to be killed; none is this one
+CRASH_FILE      created just before, so that nothing dies a second time
+CRASH_PID       the process to be killed; without it this process
 CRASH_DATABASE  the URL; without it the stage uses no SQL
-CRASH_ONCE      its effects happen once
-CRASH_ATTEMPTS  so many attempts a message has
-CRASH_STANDS    the process does not die, but stands still until it is continued
+CRASH_ONCE      the service is exactly-once
+CRASH_ATTEMPTS  number of attempts of a message
+CRASH_STANDS    the process does not die, but is stopped until it is continued
 """
 
 import contextlib

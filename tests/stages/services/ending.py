@@ -1,4 +1,4 @@
-"""A service with a message that ends its process: by a task that nobody awaits."""
+"""A service with a message that ends its process, by `sys.exit` in a task that is not awaited."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""What the services of the tests are told to do."""
+"""The message of the services of the tests."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""A service some of whose messages never succeed. Each run is noted in a file."""
+"""A service some of whose messages never succeed. It notes each run in a file."""
 
 import os
 

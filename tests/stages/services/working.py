@@ -1,4 +1,4 @@
-"""A service whose stages take their time, and one that never ends; it says what it does on standard output."""
+"""A service with slow stages, and one stage that never ends; it prints its progress to standard output."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A shop on each database, with each kind of work; and one on PostgreSQL, or on SQLite, alone."""
+"""Fixtures: a shop on each database with each kind of work, and shops on PostgreSQL or SQLite alone."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""A database with one table, and works in it that a test drives from outside, step by step, of either kind.
+"""A database with one table, and SQL work on it of either kind that a test drives step by step.
 
-A step is a plain function of a session. An `async` work gets it into SQLAlchemy's greenlet, where a session waits
-without `await`; so the same test is true of both kinds, and several works go on at once.
+A step is a plain function of a session. An `async` work runs it in SQLAlchemy's greenlet, where a session waits without
+`await`. So one test covers both kinds, and several works can run concurrently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of a COMMIT whose answer did not come. Source: docs/stages-sql.md, "In doubt" """
+"""Tests of a COMMIT whose answer was lost. Source: docs/stages-sql.md, "In doubt" """
 
 import asyncio
 import sqlite3

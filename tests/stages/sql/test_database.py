@@ -1,4 +1,4 @@
-"""Is the database there, and who has which connections? Source: docs/stages-sql.md, "Pools" """
+"""Tests of `Database`: its URLs, its probe and its pools. Source: docs/stages-sql.md, "Pools" """
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What errors mean for the message: each is made by a real database.
+"""Tests of the kinds of database errors, most of them raised by a real database.
 
 Source: docs/stages-sql.md, "What an error means"
 """

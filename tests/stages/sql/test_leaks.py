@@ -1,4 +1,5 @@
-"""Whatever ends a work, its connection goes back clean, or is closed, and nothing of it is left at the database."""
+"""Tests of connections after any end of a work: a connection returns clean to its pool or is closed, and the database
+keeps nothing of the work."""
 
 import asyncio
 import itertools

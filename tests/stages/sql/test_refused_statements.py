@@ -1,6 +1,5 @@
-"""What a function may not say, because the stage begins and ends the transaction: it is refused, however it is said,
-and what the function has done is not committed. Source: docs/stages-sql.md, "What is refused"
-"""
+"""Tests of calls and statements that begin or end a transaction within a stage: they are refused, and the function's
+work is not committed. Source: docs/stages-sql.md, "What is refused" """
 
 from collections.abc import Awaitable, Callable
 from typing import Any

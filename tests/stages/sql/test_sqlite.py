@@ -1,4 +1,4 @@
-"""SQLite as the database of a service. Source: docs/stages-sql.md, "SQLite" """
+"""Tests of SQLite as the database of a service. Source: docs/stages-sql.md, "SQLite" """
 
 import asyncio
 import subprocess

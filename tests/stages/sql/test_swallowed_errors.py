@@ -1,4 +1,4 @@
-"""An error that the function has caught, and that has broken its transaction: it is found before the commit, and named.
+"""Tests of errors that a function caught and that broke its transaction: they are found before the commit, and named.
 
 Source: docs/stages-sql.md, "What a swallowed error does"
 """

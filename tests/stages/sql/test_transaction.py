@@ -1,4 +1,4 @@
-"""What one message does in a database: it happens as a whole, or not at all. Source: docs/stages-sql.md"""
+"""Tests of the transaction of one message: it commits as a whole, or not at all. Source: docs/stages-sql.md"""
 
 import pytest
 from sqlalchemy import select, text

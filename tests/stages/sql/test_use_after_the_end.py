@@ -1,4 +1,4 @@
-"""What a function leaves behind of its session, a statement that runs, a result, a task, ends with its stage."""
+"""Tests of statements, results, savepoints and tasks that a function leaves behind: they end with its stage."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The line of those who write to one SQLite file: interactive work first, then in order of arrival."""
+"""Tests of the queue of writers to one SQLite file: interactive work first, then in order of arrival."""
 
 import asyncio
 import gc

@@ -1,6 +1,6 @@
-"""What the relay of a process does: src/truenext/stage/outbox/relay.py and src/truenext/stage/sql/outbox_table.py.
+"""Steps of a process's relay, after src/truenext/stage/outbox/relay.py and src/truenext/stage/sql/outbox_table.py.
 
-While it works at a producer, that is in doubt. Whatever goes wrong, the relay begins anew with it.
+While the relay works at a producer, that producer is in doubt. After any failure the relay starts anew with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the broker and the database do by themselves, and what they do when asked: the rules that processes rely on.
+"""Rules of the broker and the database that processes rely on: their own steps, and their answers to requests.
 
-A step is a description, whether it is something that goes wrong, and the state afterwards.
+A step is a description, a flag that marks failures, and the state afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""All states that steps lead to, the nearest first; and does each of them end well when nothing more goes wrong?"""
+"""Breadth-first search of all states that the steps of the protocol lead to.
+
+It also checks that every state leads to a good end once nothing more fails.
+"""
 
 from __future__ import annotations
 

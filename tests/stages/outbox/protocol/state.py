@@ -1,7 +1,7 @@
-"""What a state of the protocol is: one flat tuple of small values, so that a million of them fit.
+"""State of the protocol as one flat tuple of small values, so that a million of them fit into memory.
 
-A unit is what one message sends, or what a program's own transaction has begun. Units are counted through, messages
-first, and so are producers. In the database at most one row is a unit's. A set of units is the bits of a number.
+A unit is the output of one message, or of one transaction of a program. Units are numbered, messages first, and so are
+producers. A unit has at most one row in the database. A set of units is the bits of a number.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Two states that differ only in which process, or which message, is called 0 and which 1 have the same future. The
-search looks at one of them."""
+"""Symmetry of states: two states that differ only in the numbering of processes or messages have the same future, so
+the search visits one of them."""
 
 from __future__ import annotations
 

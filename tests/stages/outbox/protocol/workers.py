@@ -1,6 +1,6 @@
-"""What a process does with a message: src/truenext/stage/worker.py and stage/outbox/exactly_once.py.
+"""Steps of a process with a message, after src/truenext/stage/worker.py and stage/outbox/exactly_once.py.
 
-A message is received, and the function has run, in one step: nobody else sees anything in between.
+The receipt of a message and the run of its function are one step: no other process sees a state between the two.
 """
 
 from __future__ import annotations
