@@ -1,4 +1,4 @@
-"""An engine with clients that give back, rest, pull, name what they begin and lose their connections, at random."""
+"""An engine with random clients that release, suspend, pull, report started messages, and lose their connections."""
 
 from __future__ import annotations
 

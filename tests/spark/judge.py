@@ -1,23 +1,26 @@
-"""What must an audit find in a history? Naive, by docs/contract.md and docs/history.md alone.
+"""A naive judge of histories, after docs/contract.md and docs/history.md alone.
 
-Nothing is kept up to date: before each event the whole history up to it is read again, and every question is answered
-by looking at every message. Where the two pages leave a choice, the choice is named here:
+It keeps no state: before each event it reads the whole history up to it again, and answers every question by looking at
+every message. Where the two pages leave a choice, the judge makes it here:
 
 - An event number that is missing makes every message before it doubtful: neither evidence nor an offence, until a
   `returned` puts it in its place or a start does (persistent ones: what ends them is as durable as they are).
 - A run that is missing makes everything before it unknown.
-- What was accepted, and whose commit the history lacks, is there after the next start only if it is mentioned again.
-- What was found lost may turn up again.
-- What was in a queue when that ended is found by a start until it expires, and is evidence for nothing.
-- What has a group was perhaps another's: it is evidence for messages of its group only, and waits for its next try for
-  those alone. While it is being committed nobody knows for whom its equals behind it are ready.
-- What a consumer with a selector gets, or leaves, is no evidence; nor is that of one that takes from other queues as
-  well, of which the history says the same. What such a one has requested is known once the history has said so.
-- How much of a window is taken is known only if the client names what it begins: what is acknowledged inside a
-  transaction is in no window any more, and of other clients it is not said. Beyond a window the express lane goes, and
-  that of one with a selector may be that of one that takes from other queues, so that its changes are not told.
-- Which consumers there are is known from a start on, until an event is missing. After that one may be there that is
-  exclusive and not known: that some consumer is free is known again once one that is not exclusive has got something.
+- A message that was accepted, and whose commit the history lacks, exists after the next start only if it is mentioned
+  again.
+- A message that was found lost may turn up again.
+- A start finds the messages that were in a queue when it ended until they expire; they are evidence for nothing.
+- A message with a group may have been another consumer's: it is evidence for messages of its group only, and waits for
+  its next try for those alone. While it is being committed, it is unknown for which consumers its equals behind
+  it are ready.
+- A message that a consumer with a selector gets, or leaves, is no evidence; nor is one of a consumer that takes from
+  other queues as well, which the history does not tell apart. The pull requests of such a consumer are known once the
+  history has recorded them.
+- The use of a window is known only if the client reports started messages: a message acknowledged inside a transaction
+  is in no window any more, and the history does not record that for other clients. Express dispatches go beyond a
+  window. A consumer with a selector may take from other queues, so that the changes of its window are not recorded.
+- All consumers are known from a start on, until an event is missing. After that an unknown exclusive consumer may
+  exist: that some consumer is free is known again once a consumer that is not exclusive has got a message.
 """
 
 from __future__ import annotations

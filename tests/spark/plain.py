@@ -1,4 +1,4 @@
-"""The account of each queue, fed without Spark: for thousands of small histories in seconds."""
+"""The audit of each queue, fed without Spark: it handles thousands of small histories in seconds."""
 
 from __future__ import annotations
 

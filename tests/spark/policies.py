@@ -1,4 +1,4 @@
-"""A queue served by some rule, right or wrong, and a naive count of what is wrong with it.
+"""Queues served by right and wrong policies, with a naive count of the violations.
 
 Producers are faster than the consumer at first, so that a backlog forms; then the queue is emptied.
 """

@@ -1,4 +1,4 @@
-"""A broker for queries of Spark, and what waits in it."""
+"""Functions that send to a broker's queues and read them, for tests of queries of Spark."""
 
 import json
 from collections.abc import Iterator

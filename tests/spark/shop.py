@@ -1,4 +1,4 @@
-"""A small service of stages that does all that stages may do with a message, for the audit of stages.
+"""A small service of stages with every outcome of a message, for the audit of stages.
 
 `python -m tests.spark.shop URL FOLDER` runs it, until it kills itself with the first message to `kills.at.first`.
 """

@@ -1,4 +1,4 @@
-"""Does the whole audit, through Spark, say what the judge says?"""
+"""Tests of the whole audit through Spark, against the judge."""
 
 from __future__ import annotations
 

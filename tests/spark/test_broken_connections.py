@@ -1,4 +1,4 @@
-"""Is the audit content with what truenext's own client did over connections that broke all the time?"""
+"""Test of the audit on a history of truenext's own client over connections that break."""
 
 import asyncio
 import os

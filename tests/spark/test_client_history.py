@@ -1,5 +1,4 @@
-"""Is the engine's own history of clients that give back, rest, pull and name what they begin judged right, and each
-fault planted in the engine seen in it?"""
+"""Tests of the audit on histories of an engine with busy clients, also with faults planted in the engine."""
 
 import random
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Does an audit work where Spark's workers are processes of their own?
+"""Test of the audit where Spark's workers are processes of their own.
 
-A session cannot change its master, so each of these has a process to itself.
+A session cannot change its master, so each master has a process to itself.
 """
 
 import os

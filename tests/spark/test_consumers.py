@@ -1,6 +1,7 @@
-"""Is it seen what consumers get, begin and are charged for wrongly, and is nothing seen where it cannot be known?
+"""Tests of wrong dispatches, starts and attempts of consumers: they are found, and nothing is found where the history
+does not tell.
 
-Each history is judged by the account of its queue and by the naive judge.
+Each history is judged by the audit of its queue and by the naive judge.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Examples in docstrings of the audit give what they say."""
+"""Tests of the examples in docstrings of the audit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Is a broker whose durable subscriptions end and begin anew said to be sound, also when it is killed meanwhile?"""
+"""Test of the audit on durable subscriptions that end and begin anew, also when the broker is killed meanwhile."""
 
 from collections import Counter
 from collections.abc import Iterator

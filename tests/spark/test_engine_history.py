@@ -1,6 +1,6 @@
-"""Is the engine's own history judged right, and each order fault planted in the engine seen in it?
+"""Tests of the engine's own history: it is judged right, and faults of the order planted in the engine are found.
 
-Without Spark: the naive judge and the account of each queue read what the engine wrote down.
+Without Spark: the naive judge and the audit of each queue read the events that the engine wrote.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Does the contract hold with everything at once, by the broker's own history?
+"""Test of the contract with everything at once, by the broker's own history.
 
 Producers, consumers of every kind, an operator and two ends of the broker (one of them a kill -9), under limits so
 small that hardly anything stays in memory; then the audit reads the history.

@@ -1,4 +1,4 @@
-"""Which Java is found, and what is said if there is none?"""
+"""Tests of the search for Java, and of the error if there is none."""
 
 import subprocess
 import sys

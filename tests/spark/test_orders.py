@@ -1,4 +1,4 @@
-"""The orders of `make demo`: a short run is judged to be right, and whatever may be wrong with an order is noticed."""
+"""Tests of the orders of `make demo`: a short run is judged to be right, and anything wrong with an order is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Does Parquet say what the broker's own files said, and does each event stay in one place while they become that?"""
+"""Tests of the export of history to Parquet: the events are those of the broker's files, and each is in one place at
+any time."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""The queries of `make demo`: a killed one does its work once, and an order that is missing or doubled is noticed."""
+"""Tests of the queries of `make demo`: a killed query does its work once, and a missing or doubled order is found."""
 
 import io
 import os

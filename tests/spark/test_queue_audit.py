@@ -1,4 +1,4 @@
-"""Does the account of a queue find what a naive judge finds, no more and no less?
+"""Tests of the audit of a queue against the naive judge: both find the same in random histories.
 
 TRUENEXT_EXAMPLES=5000 pytest tests/spark/test_queue_audit.py       longer
 TRUENEXT_SEED=7 pytest tests/spark/test_queue_audit.py              the same histories again

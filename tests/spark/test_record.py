@@ -1,4 +1,4 @@
-"""Is what `truenext record` writes as docs/history.md describes it, and does it leave alone what is there?"""
+"""Tests of `truenext record`: its files are as docs/history.md describes, and existing files are left alone."""
 
 import random
 import subprocess

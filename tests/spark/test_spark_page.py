@@ -1,4 +1,4 @@
-"""Does docs/spark.md say what source and sink of Spark do?"""
+"""Tests of docs/spark.md against the source and the sink of Spark."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""What services of stages wrote down, joined to a broker's history: is what happened told as it was, each contradiction
-found, and nothing else?"""
+"""Tests of the audit of stages: their events joined with the broker's history show what happened, and every
+contradiction is found."""
 
 from __future__ import annotations
 

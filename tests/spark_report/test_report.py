@@ -1,4 +1,4 @@
-"""Does the report show what an audit found, in one file that a browser draws, whatever text is in it?"""
+"""Tests of the report of an audit: one HTML file that a browser draws, safe with any text in it."""
 
 import html
 import json

@@ -1,4 +1,4 @@
-"""Tests of interactive flows: they overtake flows without a waiting caller. Source: docs/stages.md, "Beginning a flow" """
+"""Tests of interactive flows, which overtake other flows. Source: docs/stages.md, "Beginning a flow" """
 
 import asyncio
 import threading

@@ -1,7 +1,7 @@
-"""A state machine that makes Spark's calls of a sink in Spark's order, while all that takes part dies at random.
+"""A state machine that makes Spark's calls of a sink in Spark's order, while processes and the broker die at random.
 
 A run of the query takes the first batch that is not in the commit log: tasks draft its rows, which are others each
-time, and the driver commits them. Drivers, tasks and operators of earlier runs may be there still, and go on.
+time, and the driver commits them. Drivers, tasks and operators of earlier runs may still exist and continue.
 
 Source: the order of calls is that of MicroBatchExecution and WriteToDataSourceV2Exec in Spark 4.2.
 """

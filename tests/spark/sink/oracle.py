@@ -1,4 +1,4 @@
-"""What a sink promises, naively: each batch is the rows of one `commit` of it, each once."""
+"""Naive oracle of a sink: each batch is the rows of one of its calls of `commit`, each row once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""All orders in which two processes of a sink may write to the broker, if one goes on for a while, then the other.
+"""All orders in which two processes of a sink write to the broker, with at most two switches between them.
 
-A process stops before each write to the broker. An order switches between the two at most twice, and the one that goes
-on may be killed at any write, or lose its connection once the broker has carried that out. One that waits for the other
-has it go on.
+A process stops before each write to the broker. When the other one continues, it may be killed, or lose its connection
+once the broker has carried out its next write. A process that waits for the other one lets it continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Processes of a sink without Spark: drivers, tasks and operators, all in one thread.
+"""Processes of a sink without Spark, in one thread: drivers, tasks and operators.
 
-Each is a greenlet, which stops before each write to the broker and in each sleep. So a test decides which of them goes
-on, and what is killed, cut or frozen meanwhile. Time is the test's, too.
+Each is a greenlet, which stops before each write to the broker and in each sleep. So a test decides which of them
+continues, and which is killed, cut or frozen meanwhile. The test also sets the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A query's sink without Spark, step by step, for tests of one case each."""
+"""Functions that write and commit small batches of a sink without Spark, step by step, for tests of one case each."""
 
 from __future__ import annotations
 

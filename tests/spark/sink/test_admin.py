@@ -1,4 +1,4 @@
-"""Does what an operator does with sinks, and with queries from queue to queue, leave each row its one effect?"""
+"""Tests of operations on sinks, and on queries from queue to queue: each row keeps its one effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each batch published once, by what its last decision says?"""
+"""Tests of the sink's driver and tasks: each batch is published once, as its last decision says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is each batch published once, whatever dies, and whenever? Without Spark: the machine makes its calls.
+"""Test of the sink by a state machine: each batch is published once, whatever dies at any time. Without Spark.
 
 TRUENEXT_EXAMPLES=5000 pytest tests/spark/sink/test_machine.py       longer
 TRUENEXT_SEED=7 pytest tests/spark/sink/test_machine.py              the same examples again

@@ -1,4 +1,4 @@
-"""Does the sink take each option that it has, and refuse all else by its name?"""
+"""Tests of the sink's options: each is read, and invalid or unknown ones are refused by name."""
 
 import pytest
 

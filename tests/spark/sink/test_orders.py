@@ -1,4 +1,4 @@
-"""Is each batch published once, in whatever order two processes write to the broker?
+"""Test of two processes of a sink that write to the broker in any order: each batch is published once.
 
 Each run tries some orders, drawn anew; TRUENEXT_SEARCH=all has all of them, in an hour, TRUENEXT_SEED=7 the same again.
 """

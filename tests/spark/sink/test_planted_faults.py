@@ -1,6 +1,6 @@
-"""Would the machine, or the orders of two processes, notice if the sink were wrong?
+"""Tests that the machine, or the orders of two processes, notice faults planted in the sink.
 
-Each fault is a few characters changed, as somebody might write them. All must be found.
+Each fault is a few characters changed, as a programmer might write them. All must be found.
 
     TRUENEXT_SEED=7 pytest tests/spark/sink/test_planted_faults.py      other examples than usual
 """

@@ -1,4 +1,5 @@
-"""Does Spark write queues as docs/spark.md says? Short queries in the suite's session, against a real broker."""
+"""Tests of queries of Spark that write queues, after docs/spark.md: short ones, in the suite's session, with a real
+broker."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Does each row become the SEND frame that its columns say, and is each other row refused?"""
+"""Tests of rows as SEND frames: columns become headers and body, and invalid rows are refused."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,8 +1,8 @@
-"""A state machine that makes Spark's calls in Spark's order, while all that takes part dies at random, and what must
-come out of it.
+"""A state machine that makes Spark's calls of a source in Spark's order, while processes and the broker die at random,
+and the check of what comes out.
 
-Everything runs in one thread, a broker apart: what happens between two frames of one process is done from within that
-process's own call, so an example draws which of several attempts goes on where another one stands.
+All but the broker runs in one thread. A step of another process happens within a process's own call, between two of its
+frames, so an example draws which of several attempts continues at which point of another one.
 
 Source: the order of calls is that of MicroBatchExecution in Spark 4.2.
 """

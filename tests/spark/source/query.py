@@ -1,5 +1,5 @@
-"""A query in a process of its own, to be killed: a queue to Parquet, or through a shuffle to another queue, until
-nothing is left.
+"""A query in a process of its own, to be killed: it copies a queue to Parquet, or through a shuffle to another queue,
+until nothing is left.
 
 python -m tests.spark.source.query URL QUEUE FOLDER [MASTER [TARGET]]
 """

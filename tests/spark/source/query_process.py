@@ -1,4 +1,4 @@
-"""Queries of Spark in processes of their own: how a test starts one, finds its processes, ends it, and reads its sink.
+"""Queries of Spark in processes of their own: start, signals, end, and the rows of their sink.
 
 All processes of a query are one session of the operating system: the driver, its Java, executors and Python workers.
 """

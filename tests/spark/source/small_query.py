@@ -1,4 +1,4 @@
-"""A query without Spark, that nothing disturbs, for tests of one case each; and what a test sends."""
+"""An undisturbed query without Spark, for tests of one case each, and functions that send to its queue."""
 
 from __future__ import annotations
 

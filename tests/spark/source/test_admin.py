@@ -1,4 +1,4 @@
-"""Does what an operator does with a query leave each row in one place, whatever runs meanwhile?"""
+"""Tests of operations on queries: each row is in one place afterwards, whatever runs meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Does a bundle have all of each message, and is what cannot be in one, or read, said?"""
+"""Tests of bundles: they contain every message whole, and messages or bundles that cannot be written or read are
+refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a checkpoint that does not belong to what the broker has refused by name, before anything is read twice?"""
+"""Tests of checkpoints that do not match the broker: they are refused by name, before anything is read twice."""
 
 import copy
 from collections.abc import Callable

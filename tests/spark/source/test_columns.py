@@ -1,4 +1,4 @@
-"""Are the columns those that the options say?"""
+"""Tests of columns after the options of the source."""
 
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema

@@ -1,7 +1,7 @@
-"""Does each message come once, whatever is killed?
+"""Test of queries while their processes and the broker are killed: each message has its effect once.
 
-`kill -9` of the driver, of Java, of executors, of Python workers and of the broker, at random, until all that was sent
-is in Parquet, or in another queue.
+`kill -9` of the driver, of Java, of executors, of Python workers and of the broker, at random, until all messages that
+were sent are in Parquet, or in another queue.
 
     TRUENEXT_KILLS=100 TRUENEXT_SEED=7 pytest -s tests/spark/source/test_kills.py
 """

@@ -1,4 +1,4 @@
-"""Is each message in the sink once, whatever dies, and whenever? Without Spark: the machine makes its calls.
+"""Test of the source by a state machine: each message is in the sink once, whatever dies at any time. Without Spark.
 
 TRUENEXT_EXAMPLES=5000 pytest tests/spark/source/test_machine.py       longer
 TRUENEXT_SEED=7 pytest tests/spark/source/test_machine.py              the same examples again

@@ -1,4 +1,4 @@
-"""Does the mark say how far a query is, whatever becomes of who replaces it?"""
+"""Tests of the mark of a query, also when drivers that replace it die or come late."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Is an offset the same again when Spark hands it back, and are its parts as promised?"""
+"""Tests of offsets: they survive the checkpoint, and have the queues, numbers and shares of a batch."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Is each option read, and each that cannot be refused by its name, with what may be said instead?"""
+"""Tests of the source's options: each is read, and invalid ones are refused by name, with the valid ones."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Would the machine notice if the source were wrong?
+"""Tests that the machine notices faults planted in the source.
 
-Each fault is a few characters changed, as somebody might write them. All must be found.
+Each fault is a few characters changed, as a programmer might write them. All must be found.
 
     TRUENEXT_SEED=7 pytest tests/spark/source/test_planted_faults.py      other examples than usual
 """

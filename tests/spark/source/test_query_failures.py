@@ -1,4 +1,4 @@
-"""Is each row in the sink once, with no attempt, when a query or its broker is in trouble? With a real Spark.
+"""Tests of queries and brokers in trouble, with a real Spark: each row is in the sink once, without an attempt.
 
 TRUENEXT_KILLS=1 pytest -s tests/spark/source/test_query_failures.py
 """

@@ -1,4 +1,4 @@
-"""What of a task the machine comes upon rarely, or never."""
+"""Tests of cases of a task that the state machine meets rarely, or never."""
 
 from __future__ import annotations
 
