@@ -15,7 +15,7 @@ from types import TracebackType
 
 
 class Lose(Enum):
-    """What becomes of the next COMMIT."""
+    """Loss of the next COMMIT."""
 
     NOTHING = "nothing"
     ANSWER = "answer"
@@ -84,7 +84,7 @@ class _Link:
         self._is_stopped = False
 
     def up(self) -> None:
-        """From the client to the server, message by message."""
+        """Forward the client's messages to the server, one by one."""
         stream = self._client.makefile("rb")
         with contextlib.suppress(OSError), stream:
             is_started = False
@@ -112,7 +112,7 @@ class _Link:
         self._end()
 
     def down(self) -> None:
-        """From the server to the client, until an answer is to be lost."""
+        """Forward the server's bytes to the client, until an answer is to be lost."""
         with contextlib.suppress(OSError):
             while data := self._server.recv(65536):
                 if self._is_answer_lost:

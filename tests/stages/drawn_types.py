@@ -55,10 +55,10 @@ class Kind:
     what: str
     parts: tuple[Kind, ...] = ()
     values: tuple[Any, ...] = ()
-    """Of an enum or a literal."""
+    """Values of an enum or a literal."""
     fields: tuple[Field, ...] = ()
     options: tuple[str, ...] = ()
-    """Of a struct: array_like, forbid_unknown_fields, omit_defaults, tag."""
+    """Options of a struct: array_like, forbid_unknown_fields, omit_defaults, tag."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +129,8 @@ def _some(values: tuple[Any, ...]) -> st.SearchStrategy[tuple[Any, ...]]:
 
 @st.composite
 def harmless(draw: st.DrawFn, kind: Kind) -> Kind:
-    """What people may do at any time: one more field with a default, one less, a default for one, another order, one
-    more value."""
+    """Draw a change that keeps old values readable: a field with a default is added, a field is removed, gets a
+    default or another place, or a value is added."""
     if kind.what == "enum":
         return replace(kind, values=tuple({**dict.fromkeys(kind.values), draw(st.sampled_from(WORDS)): None}))
     if kind.what == "literal":
@@ -154,7 +154,7 @@ def harmless(draw: st.DrawFn, kind: Kind) -> Kind:
 
 @st.composite
 def changed(draw: st.DrawFn, kind: Kind) -> Kind:
-    """Anything: now and then something else in one place."""
+    """Draw any change: in each place, now and then another type."""
     what = draw(st.integers(0, 9))
     if what == 0:
         return draw(kinds(1))

@@ -60,7 +60,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def disconnected(broker: LocalBroker) -> AsyncIterator[None]:
-    """The broker has crashed, and nobody starts it again before the end of the block."""
+    """Crash the broker, and start it again at the end of the block."""
     broker.kill()
     yield
     await broker._start_again()

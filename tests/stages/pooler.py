@@ -116,7 +116,7 @@ class _Server:
         start = f"user\0postgres\0database\0{database}\0\0".encode()
         self.end.sendall((len(start) + 8).to_bytes(4, "big") + _VERSION.to_bytes(4, "big") + start)
         self.parameters = b""
-        """What the server has said of itself."""
+        """ParameterStatus messages of the server."""
         kind = b""
         while kind != b"Z":
             kind, message = _message(self._stream)
@@ -125,7 +125,7 @@ class _Server:
                 self.parameters += message
 
     def answer(self, client: socket.socket) -> bool:
-        """Up to the next ReadyForQuery: whether the transaction is over."""
+        """Forward the answer up to the next ReadyForQuery; True if the transaction is over."""
         gathered = bytearray()
         while True:
             kind, message = _message(self._stream)
@@ -150,7 +150,7 @@ def _greeted(client: socket.socket, stream: BinaryIO) -> bool:
 
 
 def _message(stream: BinaryIO) -> tuple[bytes, bytes]:
-    """Its type, and all of it."""
+    """Return the type of a message, and the whole message."""
     head = _read(stream, 5)
     return head[:1], head + _read(stream, int.from_bytes(head[1:], "big") - 4)
 

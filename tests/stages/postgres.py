@@ -86,7 +86,7 @@ class PostgresServer:
         return int((self._data / "postmaster.pid").read_text().split()[0])
 
     def start_again(self) -> None:
-        """Somebody else has killed it."""
+        """Start the server again after it was killed from outside."""
         self._was_killed = True
         self.start()
 
@@ -96,7 +96,7 @@ class PostgresServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def url(self, database: str, host: str | None = None, port: int | None = None) -> str:
-        """For `Database`; over a proxy if `host` and `port` say so."""
+        """Return the URL for `Database`; over a proxy at `host` and `port` if given."""
         where = f"host={host or self.folder}" + (f"&port={port}" if port else "")
         return f"postgresql+psycopg:///{database}?user=postgres&{where}"
 
@@ -168,7 +168,7 @@ def own_server() -> Iterator[PostgresServer]:
 
 @contextlib.contextmanager
 def _users(lock: Path) -> Iterator[set[int]]:
-    """The processes that use the server; nobody else changes them meanwhile. One that died is none."""
+    """Yield the living processes that use the server, under a lock, and store them afterwards."""
     with _locked(lock) as file:
         users = {number for number in map(int, file.read_text().split()) if _is_alive(number)}
         yield users

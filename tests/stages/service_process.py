@@ -25,11 +25,11 @@ class ServiceProcess:
         return self._log.read_text() if self._log.exists() else ""
 
     def lines(self, what: str) -> list[str]:
-        """Those in which this is, without what stands before it."""
+        """Return the parts of log lines that begin with this text, of each line that has it."""
         return [what + line.partition(what)[2] for line in self.log.splitlines() if what in line]
 
     def await_lines(self, what: str, count: int = 1) -> list[str]:
-        """The first so many, once they are there."""
+        """Wait for `count` such lines, and return them."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(found := self.lines(what)) < count:
             assert time.monotonic() < deadline, f"{what!r} is not in its log:\n{self.log}"
@@ -42,18 +42,19 @@ class ServiceProcess:
 
     @property
     def status(self) -> int | None:
-        """As subprocess says it: a negative number is the signal that has killed it."""
+        """Exit status, as in subprocess: a negative number is the signal that killed the process. None while it
+        runs."""
         return self._process.poll()
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """Until it has ended: its status."""
+        """Wait for the end of the process, and return its exit status."""
         return self._process.wait(seconds)
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     def stop(self) -> int:
-        """As an orchestrator stops it: its status."""
+        """Stop the process as an orchestrator does, and return its exit status."""
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
 

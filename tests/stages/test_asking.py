@@ -223,7 +223,7 @@ def test_a_program_that_asks_without_stages_gets_its_reply() -> None:
 
 
 class Choosy(msgspec.Struct):
-    """It checks itself, and raises what is no ValueError."""
+    """A type that validates itself, and raises an error that is no ValueError."""
 
     n: int = 0
 
@@ -283,7 +283,7 @@ def test_an_ask_goes_on_when_the_subscription_for_replies_was_refused_once(monke
         refusals = 0
 
         class Refusing:
-            """What a consumer is whose subscription the broker refuses when its connection is there again."""
+            """A consumer whose subscription the broker refuses once after a reconnection."""
 
             def __init__(self, consumer: truenext.Consumer) -> None:
                 self._consumer = consumer

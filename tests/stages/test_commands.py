@@ -75,7 +75,7 @@ async def note(placed: Placed) -> None: ...
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the service is, and the command runs."""
+    """Folder with the service, in which the command runs."""
     (tmp_path / "shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -175,7 +175,7 @@ def test_command_without_database_driver_says_what_to_install_in_one_line(
 
 
 def without(modules: tuple[str, ...], *words: str) -> subprocess.CompletedProcess[str]:
-    """What a command says in a process that has none of `modules`."""
+    """Run a command in a process that cannot import `modules`."""
     program = (
         "import sys\n"
         f"class Missing:\n"

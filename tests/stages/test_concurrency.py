@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 
 
 class Crowd:
-    """Counts who is in it, and lets nobody go before so many are."""
+    """Counter of the functions inside, which lets them leave only when `size` are inside."""
 
     def __init__(self, size: int) -> None:
         self._lock = threading.Lock()
@@ -74,7 +74,7 @@ def test_8_messages_of_a_stage_are_handled_at_once_unless_told(is_async: bool) -
 
 
 def test_concurrency_is_that_of_the_stage_its_endpoint_or_its_service() -> None:
-    """All are at work at the same time: they wait for all others."""
+    """All functions run concurrently: they wait for one another."""
     counts = {"service": 3, "endpoint": 2, "stage": 4}
     crowd = Crowd(sum(counts.values()))
     crowds = {name: Crowd(count) for name, count in counts.items()}

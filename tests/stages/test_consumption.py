@@ -26,7 +26,7 @@ def service_that(handled: list[int]) -> Service:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int) -> None:
-    """So often every stage is told this instead of getting messages."""
+    """Raise the error in each of the first `times` calls of `consume` of every connection."""
     consume = Connection.consume
     calls: dict[Connection, int] = {}
 
@@ -80,7 +80,7 @@ def test_a_stage_that_takes_nothing_any_more_ends_the_process_and_is_not_live(mo
 
 
 def test_a_login_that_is_refused_later_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tried again for ever, over a connection that was closed for good."""
+    """Fixed: the service retried for ever, over a connection that was closed for good."""
     app = service_that([])
 
     async def run() -> None:
@@ -110,7 +110,7 @@ def test_a_service_whose_subscriber_is_refused_for_good_does_not_start(monkeypat
 
 
 def test_a_stage_with_a_database_that_was_refused_once_is_ready_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It said for ever that what it had in hand when the database went has not ended."""
+    """Fixed: it reported for ever that the messages in progress when the database failed had not ended."""
     monkeypatch.setattr(consuming, "PAUSE_S", 0.05)
     failing(monkeypatch, Refused("no room"), times=2)
     app = Service("taking", concurrency=1, database="sqlite://")

@@ -35,7 +35,7 @@ PATIENCE_S = 60
 MESSAGING = ("received", "run", "committed")
 SQL = ("received", "run", "checked", "sent", "SQL committed", "committed")
 RELAY = ("relay numbered", "relay sent", "relay deleted")
-"""Of what programs have begun in transactions of their own."""
+"""Points of the relay, for flows initiated in a program's own transactions."""
 RUNS = {
     # So often SQL of the message is committed at which somebody dies there; everywhere else once.
     ("stage", "SQL committed"): 2,
@@ -54,13 +54,13 @@ class Case(NamedTuple):
 
 
 def _cases(victims: Sequence[str], points: Sequence[str], few: Sequence[tuple[str, str]]) -> list[Case]:
-    """All of them (`make stages`), or the few that `make test` has time for."""
+    """Return all cases (`make stages`), or the few that `make test` has time for."""
     every = [Case(victim, point) for victim in victims for point in points]
     return every if IS_WHOLE else [case for case in every if case in few]
 
 
 class _Table:
-    """Where the stage notes what it has committed."""
+    """Table in which the stage notes its committed runs."""
 
     def __init__(self, url: str, connect: Callable[[], sqlite3.Connection | psycopg.Connection[tuple[object, ...]]]):
         self.url = url
@@ -86,8 +86,8 @@ class _Trial:
         once: bool,
         processes: int = 1,
     ) -> None:
-        """What is sent at a point of the relay is begun in transactions of a program. Of `processes` each may be the
-        one that dies."""
+        """At a point of the relay, messages are initiated in transactions of a program. Each of `processes` may be
+        the one that dies."""
         self._broker = broker
         self._folder = folder
         self._case = case
@@ -101,7 +101,7 @@ class _Trial:
             self._environment["CRASH_ONCE"] = "yes"
 
     def run(self, revive: Callable[[], None]) -> Counter[object]:
-        """What came out at the end, how often. `revive` starts again what was killed."""
+        """Return how often each message came out at the end. `revive` restarts the killed part."""
         return asyncio.run(self._run(revive))
 
     async def _run(self, revive: Callable[[], None]) -> Counter[object]:
@@ -223,7 +223,7 @@ FEW = (("broker", "checked"), ("broker", "SQL committed"), ("database", "sent"))
 
 @pytest.fixture(scope="module")
 def own_postgres() -> Iterator[PostgresServer]:
-    """For all cases here, one after the other: they start it again."""
+    """A server for all cases of this file, one after the other: they restart it."""
     with own_server() as server:
         yield server
 

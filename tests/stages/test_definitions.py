@@ -220,7 +220,7 @@ def test_an_endpoint_that_may_reply_none_is_refused() -> None:
 
 
 def test_a_last_stage_may_reply_now_and_then() -> None:
-    """It waits for more replies, here for the second one."""
+    """The stage waits for more replies, here for the second one."""
     app = Service("shop")
     leaf = app.remote("leaf", Number, Number)
     chain = app.endpoint("chain", Number, Number)
@@ -541,7 +541,7 @@ def test_an_override_that_replaces_nothing_is_refused(overrides: Any, pattern: s
 
 
 def test_a_stage_that_comes_too_late_is_no_stage() -> None:
-    """It was refused, and yet messages went to its queue, which nobody takes from."""
+    """Fixed: the stage was refused, and yet messages went to its queue, which has no consumer."""
     app = Service("shop")
     take = app.endpoint("take", Number)
 

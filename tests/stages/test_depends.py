@@ -174,7 +174,7 @@ def test_a_class_that_can_be_entered_both_ways_is_entered_as_the_stage_is_run() 
 
 
 def test_context_manager_returned_by_a_plain_factory_is_not_entered() -> None:
-    """It may be of the lifespan, and must not be closed with the first message."""
+    """The object may belong to the lifespan, and must not be closed with the first message."""
     shared = Entered()
 
     def client() -> Entered:
@@ -374,7 +374,7 @@ def test_an_async_override_for_a_plain_stage_is_refused() -> None:
 
 
 class Log(list[str]):
-    """What factories did, in order."""
+    """Log of the factories, in order."""
 
     def factory(self, name: str, fails: BaseException | None = None) -> Callable[[], Iterator[str]]:
         def make() -> Iterator[str]:
@@ -405,7 +405,7 @@ class Log(list[str]):
 def stage_with(
     *factories: Callable[..., Any], is_async: bool, error: BaseException | None = None
 ) -> Callable[..., Any]:
-    """It depends on all of them, and raises the error."""
+    """Make a stage that depends on all the factories, and raises the error."""
 
     def stage(**values: Any) -> None:
         if error is not None:
@@ -430,7 +430,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def ends(log: Log, kind: str, fails: list[BaseException | None], error: BaseException | None) -> BaseException | None:
-    """What comes out of a stage with a factory for each of `fails`, that raises `error`."""
+    """Run a stage that raises `error`, with one factory for each of `fails`, and return the exception that comes
+    out."""
     make = log.async_factory if "factories" in kind else log.factory
     factories = [make(f"f{number}", each) for number, each in enumerate(fails)]
     try:

@@ -384,7 +384,7 @@ def test_the_stages_of_a_service_are_shared_by_all_processes_that_run_it() -> No
 
 
 def none_of(number: Number) -> Any:
-    """As a function returns that forgets a branch, or whose types are not checked."""
+    """Return None, like a function that forgets a branch, or whose types are not checked."""
     return None
 
 

@@ -47,7 +47,7 @@ def envelope(id: str = "m1", trace: str = "web o1") -> Envelope:
 
 
 class FakeStage:
-    """What is told of a stage."""
+    """Attributes of a stage that its events need."""
 
     queue = "order.place"
     settings = StageSettings("order.place")
@@ -66,7 +66,7 @@ def opened_events(folder: Path, **limits: int) -> Iterator[StageEvents]:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """Of all files, one after the other."""
+    """Return the events of all files, one file after the other."""
     return [json.loads(line) for path in stage_files(folder) for line in path.read_bytes().splitlines()]
 
 

@@ -7,7 +7,7 @@ SECONDS = 30
 
 
 def status_after(calls: str) -> int:
-    """Of a process in which nothing else ends."""
+    """Return the exit status of a process that only the deadline ends."""
     program = f"""
 import time
 from truenext.cli.stages.process_exit import ExitDeadline

@@ -19,7 +19,7 @@ from truenext.stage.core.retry import RetryDecision, RetryRules
 from truenext.testing.stages import Stages
 
 POLICY_ATTEMPTS = 7
-"""What the broker makes of each message if nobody says anything else."""
+"""Attempts of a message under the broker's default policy."""
 
 
 class Busy(Exception):
@@ -120,7 +120,7 @@ def test_a_stage_that_is_out_of_memory_fails_as_any_other_and_its_worker_goes_on
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_cancelled_error_without_a_cancellation_is_a_failure(is_async: bool) -> None:
-    """Something that the stage has waited for was cancelled."""
+    """An operation awaited by the stage was cancelled, and not the stage."""
     app = Service("shop", concurrency=1, attempts=2)
     ran: list[int] = []
     take = app.endpoint("take", Number)
@@ -260,7 +260,7 @@ def test_the_nearest_class_in_the_order_of_inheritance_counts_and_of_stage_endpo
 
 
 def test_a_wrong_call_is_a_dead_letter_at_once_whatever_retry_says() -> None:
-    """It would be as wrong the next time."""
+    """The call would be as wrong at the next attempt."""
     app = Service("shop", retry={Exception: "1ms"})
 
     @app.terminator("wrong", Number)
@@ -510,7 +510,7 @@ def test_a_dead_letter_that_was_refused_says_the_reason() -> None:
 
 
 def test_a_message_whose_last_attempt_was_lost_says_so_and_what_had_failed_before() -> None:
-    """It said "see its last cause", and had become that itself."""
+    """Fixed: the cause said "see its last cause", and had become that itself."""
     app = Service("shop")
     lost, end = asyncio.Event(), asyncio.Event()
 

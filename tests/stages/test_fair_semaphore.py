@@ -11,7 +11,7 @@ from truenext.stage.pool import FairSemaphore
 
 
 class Sharing:
-    """Some who want a share, in the order in which they come, and who has had it so far."""
+    """Requests for permits in order of arrival, with the names of those that were granted."""
 
     def __init__(self, total: int) -> None:
         self.semaphore = FairSemaphore(total)

@@ -398,7 +398,7 @@ def test_after_commit_is_not_called_for_an_attempt_that_has_failed() -> None:
 
 
 def test_after_commit_runs_outside_of_the_transaction() -> None:
-    """What a hook says to the flow is refused, and what it initiates is sent."""
+    """A hook's calls of the flow are refused, and its own initiations are sent."""
     shop = Shop()
     app = shop.app
 
@@ -593,7 +593,7 @@ def test_a_reply_may_go_to_a_topic_with_its_state() -> None:
 
 
 def test_a_child_that_was_forked_is_told_to_connect_itself_and_can(broker: BrokerProcess) -> None:
-    """Such as a web server's worker that was forked after its parent had connected."""
+    """For example a worker of a web server, forked after its parent had connected."""
     app = Service("web", broker=f"stomp://127.0.0.1:{broker.port}")
     to = app.remote("work", Number, None)
 
@@ -631,7 +631,7 @@ def test_a_child_that_was_forked_is_told_to_connect_itself_and_can(broker: Broke
 
 
 def test_a_stage_whose_own_initiation_the_broker_refuses_has_failed() -> None:
-    """It was given back without an attempt, for ever."""
+    """Fixed: the message was released without an attempt, for ever."""
     app = Service("shop")
     take = app.remote("take", Text)
 

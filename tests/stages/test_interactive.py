@@ -318,7 +318,7 @@ def test_expired_message_is_skipped() -> None:
 
 
 def test_the_time_of_a_flow_begins_when_the_broker_has_its_first_message() -> None:
-    """What the network holds back meanwhile takes nothing of it. It was seen, and taken for an error."""
+    """A delay of the network before that does not count, although that may look like an error."""
     app = Service("shop")
     received: list[int] = []
 

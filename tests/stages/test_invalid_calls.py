@@ -18,7 +18,7 @@ class Shop:
     """A service in whose stages a test says something."""
 
     def __init__(self, misuse: Mapping[str, Misuse]) -> None:
-        """By the text of the message with which it is said."""
+        """`misuse`: invalid calls, by the text of the message at which they are made."""
         self.app = app = Service("shop", attempts=1)
         self.heard: dict[str, str] = {}
         self.leaf = app.remote("leaf", Number, Number)
@@ -65,7 +65,7 @@ class Shop:
 
 @cache
 def heard() -> Mapping[str, str]:
-    """What each of the calls below has been told. Each was of a stage that has failed by that."""
+    """Return the error of each of the calls below, each made in a stage that failed with it."""
     shop = Shop(IN_THE_FIRST | IN_THE_LAST | IN_A_TERMINATOR | PAIRS)
 
     async def work(t: Stages) -> None:

@@ -61,7 +61,8 @@ def test_message_that_kills_its_process_is_the_only_dead_letter_of_a_thousand(
 def test_a_message_whose_stage_leaves_a_task_that_ends_the_process_is_a_dead_letter(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    """It was given back without an attempt by a process that ended in order, and ended the next one, for ever."""
+    """Fixed: the process ended in order and released the message without an attempt, which then ended the next
+    process, for ever."""
     url = f"stomp://127.0.0.1:{broker.port}"
 
     async def send() -> None:

@@ -45,7 +45,7 @@ def test_a_record_outside_of_stages_has_empty_fields(lines: list[str]) -> None:
 
 
 def test_a_record_that_has_the_fields_already_keeps_them(lines: list[str]) -> None:
-    """As what the service itself logs of a message: outside of a stage, for the stage has ended."""
+    """For example a record of the service itself about a message, after the stage has ended."""
     OF_A_CHILD.warning("failed", extra={"stage": "pay", "trace": "order 7", "message_id": "17", "attempt": 2})
     assert lines == ["pay||order 7|17|2|failed"]
 

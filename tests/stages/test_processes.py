@@ -24,7 +24,7 @@ from truenext.stage import Endpoint, Service
 SERVICE = "tests.stages.services.working:app"
 Start = Callable[..., ServiceProcess]
 BY_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGINT)
-"""Which of two that come at once is the second, nobody says."""
+"""Exit statuses after two signals: either of two simultaneous signals may be the second."""
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_output_of_a_stage_is_in_the_file_while_the_service_runs(broker: BrokerP
 
 
 def run_without_a_broker(folder: Path, program: str) -> subprocess.CompletedProcess[bytes]:
-    """Which would be waited for, for ever."""
+    """Run a program without a broker, which must end before it would wait for one."""
     (folder / "lonely.py").write_text(program)
     url = f"stomp://127.0.0.1:{free_port()}"
     return completed("stages", "run", "lonely:app", "--url", url, folder=folder)

@@ -282,7 +282,7 @@ def test_properties_that_a_stage_sets_are_seen_by_all_that_comes_after_it() -> N
 
 
 def count_down(app: Service) -> tuple[Endpoint[Number, Number], list[int]]:
-    """Asks itself so often, one in the other."""
+    """Make an endpoint that requests itself recursively, as often as the number says."""
     reached: list[int] = []
     down = app.endpoint("down", Number, Number)
 

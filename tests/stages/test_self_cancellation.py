@@ -80,7 +80,7 @@ def test_a_hook_that_cancels_its_own_task_is_logged_and_its_worker_goes_on(caplo
 
 
 def test_a_handler_of_consume_that_cancels_its_own_task_leaves_its_worker_where_it_is() -> None:
-    """Its message comes again without an attempt, as docs/client.md says of a cancellation."""
+    """The message is redelivered without an attempt, as docs/client.md says of a cancellation."""
     attempts: list[int] = []
     received: list[bytes] = []
 
@@ -152,7 +152,8 @@ def test_a_stop_during_a_hook_tells_one_ending() -> None:
 
 
 def test_a_stage_that_cancels_itself_when_it_runs_again_in_place_has_failed() -> None:
-    """What its first run had met was taken for the reason of the second, five times, so that it was no attempt."""
+    """Fixed: the error of the first run was taken for that of the second, five times, so that no attempt was
+    counted."""
     app = Service("shop", database="sqlite://")
     ran: list[int] = []
 

@@ -64,7 +64,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> _Database:
 
 
 async def _try(broker: BrokerProcess, folder: Path, database: _Database, *, once: bool) -> tuple[int, int]:
-    """How often the message at which a process stood still was done, and sent."""
+    """Return how often the message of the stalled process was processed, and how often its message was sent."""
     url = f"stomp://127.0.0.1:{broker.port}"
     happened = folder / "happened"
     environment = {

@@ -142,7 +142,7 @@ def test_stashed_flow_may_reply_request_and_goto() -> None:
 
 
 def test_next_direct_has_no_stage_to_go_on_with_from_a_stash() -> None:
-    """There is no transaction of a stage that the next one could share."""
+    """A stash has no transaction of a stage that the next stage could share."""
     app = Service("shop")
     stashed: list[bytes] = []
     ran: list[str] = []
@@ -226,7 +226,7 @@ def of_version_1(stash: bytes) -> bytes:
 
 
 def stashing(app: Service, stashed: list[bytes]) -> Endpoint[Number, Number]:
-    """Its first stage stashes the flow, its last one replies with what it gets."""
+    """Make an endpoint whose first stage stashes the flow, and whose last one replies with its message."""
     chain = app.endpoint("chain", Number, Number)
 
     @chain.stage
@@ -296,7 +296,7 @@ def test_a_flow_that_was_stashed_keeps_the_end_of_its_time() -> None:
 
 
 def test_hooks_of_flows_unstashed_in_threads_are_called() -> None:
-    """As many at once as the event loop has threads: in another thread no hook would ever be called."""
+    """As many threads at once as the event loop has: hooks in another thread would never be called."""
     app = Service("shop")
     stashed: list[bytes] = []
     called: list[bool] = []

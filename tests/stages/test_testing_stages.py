@@ -203,7 +203,7 @@ def test_a_stage_that_does_not_end_is_told_by_its_name() -> None:
 
 
 def booking() -> tuple[Service, Endpoint[Number, None], list[int]]:
-    """Whose effects happen once, so that flows can begin in transactions."""
+    """A service that is exactly-once, so that flows can begin in transactions."""
     app = Service("shop", exactly_once=True)
     received: list[int] = []
 
@@ -233,7 +233,7 @@ def test_ended_waits_for_what_a_transaction_of_the_program_has_begun(database: s
 
 
 def test_ended_waits_for_what_a_process_without_a_broker_has_begun(database: str) -> None:
-    """Nobody wakes the relay: it looks once a second."""
+    """The relay is not woken: it checks the outbox once a second."""
     app, take, received = booking()
 
     async def work(t: Stages) -> None:

@@ -269,7 +269,7 @@ def test_a_reply_to_a_topic_reaches_all_that_listen() -> None:
 
 
 def test_subscribers_of_one_topic_send_messages_with_different_ids() -> None:
-    """Whoever jumps over what has come already would jump over what the second one sends."""
+    """Otherwise a consumer that skips repeats would skip the message of the second subscriber."""
     app = Service("shop")
     topic = app.topic("prices", Number)
     received: list[str] = []

@@ -17,7 +17,7 @@ from truenext.stage.interceptors.tracing import Tracing
 
 
 class Process:
-    """One of a flow's, with spans of its own."""
+    """One process of a flow, with an exporter of its own."""
 
     def __init__(self) -> None:
         self._exporter = InMemorySpanExporter()

@@ -47,7 +47,7 @@ class Customer(pydantic.BaseModel):
 
 
 class Envelope(msgspec.Struct):
-    """Of each kind one, in one another."""
+    """One field of each kind, nested."""
 
     customer: Customer
     lines: list[Line]
@@ -450,7 +450,7 @@ def test_a_model_that_would_not_come_back_as_it_was_is_refused_by_name(model: An
 
 
 class Aliased(pydantic.BaseModel):
-    """Of each kind one that comes back; and it refuses what it does not know."""
+    """One field of each kind of alias that survives a round trip; unknown fields are refused."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
     id: int = pydantic.Field(alias="number")
@@ -491,7 +491,7 @@ def test_a_model_comes_back_with_its_aliases_and_what_it_computes(value: pydanti
 
 
 def test_decoded_data_names_no_class() -> None:
-    """What looks like a class to other serializers is just a field."""
+    """Names that other serializers take for classes are plain fields."""
     codec: Codec[Any] = Codec(dict[str, Any], "what is tested")
     data = b'{"__class__": "subprocess.Popen", "py/object": "os.system", "!!python/object": "x"}'
     assert codec.decode(data) == {"__class__": "subprocess.Popen", "py/object": "os.system", "!!python/object": "x"}

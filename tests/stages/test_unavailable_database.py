@@ -22,7 +22,7 @@ from truenext.testing.stages import stages
 
 MESSAGES = 400
 AWAY_S = float(os.environ.get("TRUENEXT_AWAY_S", "4"))
-"""Longer than what nobody takes is waited for."""
+"""Longer than the kit waits for messages without a consumer."""
 
 
 @pytest.mark.timeout(120 + 2 * AWAY_S)
@@ -77,7 +77,7 @@ def test_unavailable_database_under_load_costs_no_attempt_and_all_flows_end(
 def test_a_message_that_alone_finds_the_database_away_is_charged_after_some_times(
     postgres: PostgresServer, postgres_database: str
 ) -> None:
-    """It makes its own transaction read-only, which says the same as a database that can only be read."""
+    """The function makes its own transaction read-only, which raises the same error as a read-only database."""
     attempts: Counter[int] = Counter()
     done: list[int] = []
     app = Service("shop", concurrency=2)

@@ -102,7 +102,7 @@ def test_request_has_the_waiting_endpoints_and_the_other_fields_of_its_flow() ->
 
 
 def test_a_stage_in_another_language_replies_with_what_the_page_says() -> None:
-    """It knows nothing but the page, and says no more than it must."""
+    """The stage knows only the page, and sends the required fields alone."""
     app = Service("shop")
     there = app.remote("there", Number, Number)
     ended: list[tuple[int, str, str]] = []
@@ -190,7 +190,7 @@ def test_a_forged_message_is_a_dead_letter_at_once_that_says_why() -> None:
 
 
 def test_a_message_of_another_version_is_a_dead_letter_that_says_of_which() -> None:
-    """Version 1 has other names of what is known of a flow, so that these are missing, too."""
+    """Version 1 has other names for the fields of a flow, so that these are missing, too."""
     old = {"id": "0" * 32, "trace": "t", "begunMs": 1, "begunBy": "theirs"}
     for message, advice in (
         (forged([]) | {"version": 1, "flow": old}, "1 of messages of stages, .* 2: use the version that sent it"),

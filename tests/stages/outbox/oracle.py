@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Started(Enum):
-    """What the program knows of what it began."""
+    """The program's knowledge of its initiation."""
 
     YES = "its transaction is committed, and its answer is here"
     NO = "it was rolled back"
@@ -24,19 +24,19 @@ class Started(Enum):
 class Part(NamedTuple):
     order: str
     run: int
-    """Which run of the order's stage has asked for it: each run asks for others. 0 is no part, but what the program
-    itself has told the hall."""
+    """Run of the order's stage that requested the part: each run requests other parts. 0 is the program's own
+    message to the hall, and no part."""
     place: int
 
 
 class Seen(NamedTuple):
-    """All that there is when everything has settled."""
+    """Contents of database and queues when everything has settled."""
 
     orders: list[tuple[str, int, int]]
-    """Of each row of an order its id, the run that wrote it, and how many parts that run has asked for."""
+    """Id, run and number of requested parts of each row of an order."""
     parts: list[Part]
     reported: list[Part]
-    """What lies in the queue of the hall."""
+    """Messages in the queue of the hall."""
     dead_orders: list[str]
     dead_parts: list[Part]
     unsent: int
@@ -70,7 +70,7 @@ class Oracle:
         return {order for order in self.started if not list(self._missing(order, alive))}
 
     def contradictions(self, seen: Seen) -> list[str]:
-        """All that may not be, when everything has settled."""
+        """Return all violations when everything has settled."""
         return [*self._at_any_time(seen), *self._at_the_end(seen)]
 
     def _at_any_time(self, seen: Seen) -> Iterable[str]:

@@ -23,7 +23,7 @@ from truenext.stage.sql.outbox_table import StoredUnit
 
 
 class AtCommit(NamedTuple):
-    """Something happens at one of the COMMITs of SQL that a process says."""
+    """A fault at one of the SQL COMMITs of a process."""
 
     remaining: int
     """COMMITs that pass before."""
@@ -37,7 +37,7 @@ class AtStatement(NamedTuple):
 
 
 class Line:
-    """All connections of one process to the broker go through here, so that they can be cut with it."""
+    """Proxy of all connections of one process to the broker, which can be cut with the process."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -77,7 +77,7 @@ class Line:
             self._tasks.discard(task)
 
     def cut(self) -> None:
-        """Nobody hears what was not sent on, and nobody comes through any more."""
+        """Abort all connections, with the bytes not forwarded yet, and accept no others."""
         if self._server is not None:
             self._server.close()
         for each in list(self._open):
@@ -209,13 +209,13 @@ class Process:
                 raise OperationalError(statement, {}, _io_error())
 
     def cleans_now(self) -> None:
-        """It looks at once for what is to be forgotten, not within a minute."""
+        """Start the cleaning of the inbox now, not within a minute."""
         once = None if self._running is None else self._running.exactly_once
         if once is not None:
             once._cleaner.wake()
 
     def kill_from_any_thread(self) -> None:
-        """From here on nobody hears of it. What is left of it is swept up later."""
+        """Cut the process off from broker and database. Its remains are swept up later."""
         if not self.is_dead:
             self.is_dead = True
             self.running.context.loop.call_soon_threadsafe(self._cut)
@@ -230,7 +230,7 @@ class Process:
             self._cut()
 
     async def swept_up(self) -> None:
-        """Of one that was killed."""
+        """Stop the remains of a process that was killed."""
         await self.stop(timeout=0)
 
     async def stop(self, timeout: float = 30) -> None:

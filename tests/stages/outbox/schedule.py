@@ -38,19 +38,19 @@ from truenext.testing.local import LocalBroker, broker
 
 CHECK_INTERVAL_S = 0.25
 SETTLED_S = 240.0
-"""By then nothing may be left to be done: the longest pauses are half a minute."""
+"""Longest time to settle after the last fault: the longest pauses are half a minute."""
 LONG_S = 1200.0
-"""Of a whole example. Most of it is that of those that do not settle."""
+"""Longest time of a whole example. Most of it is the time of examples that do not settle."""
 START_TIMEOUT_S = 5.0
 FROZEN_S = 2.0
 DEAD_S = 16.0
-"""A process that says nothing for so long counts as dead."""
+"""A silent process counts as dead after this time."""
 STILL = 3
 RETENTION_S = 8 * 86400.0
 
 Fault = Literal["drop", "lose before", "lose after", "crash", "freeze", "lose all", "kill", "kill all"]
 Others = Literal["database", "broker"]
-"""What is replaced: by a copy of before, or by an empty one."""
+"""Part that is replaced, by an older copy or by an empty one."""
 How = Literal["over the broker", "committed", "rolled back", "by a foreign program"]
 SqlFault = Literal["statement", "before", "after", "killed before", "killed after"]
 T = TypeVar("T")
@@ -66,15 +66,15 @@ class StartFlows(NamedTuple):
     """A foreign program sends each message several times, with the same id."""
     key: int | None
     is_other: bool
-    """Something else under a key that was used."""
+    """True for other contents under a key that was used."""
     orders: tuple[tuple[int, tuple[int, ...]], ...]
-    """Of each how often its stage fails, and that of each of its parts."""
+    """Failures of each order's stage, and of the stage of each of its parts."""
     is_interactive: bool
     process: int
 
 
 class At(NamedTuple):
-    """Something goes wrong when a message has come to a point of its way, or the relay to one of its own."""
+    """A fault when a message has reached a point of its way, or the relay one of its own."""
 
     point: str
     queue: str
@@ -84,7 +84,7 @@ class At(NamedTuple):
 
 
 class AtSql(NamedTuple):
-    """Something goes wrong with SQL that a process says."""
+    """A fault of SQL that a process executes."""
 
     what: SqlFault
     remaining: int
@@ -224,7 +224,7 @@ def _whatever(random: Random) -> Step:
 
 
 class Contradiction(AssertionError):
-    """What is there is not what the oracle says."""
+    """Contents of database and queues that contradict the oracle."""
 
 
 class _Machine:
@@ -242,12 +242,12 @@ class _Machine:
         self._orders = 0
         self._kills = 0
         self._keys: dict[int, list[Order]] = {}
-        """What was begun under each, as far as it is known."""
+        """Orders initiated under each key, as far as known."""
         self._generation = 0
         self._safe: set[str] = set()
-        """Of what the backup has all, for good."""
+        """Orders that the backup has completely and for good."""
         self._before: list[oracle.Part] = []
-        """What the brokers of before were told to tell the hall."""
+        """Messages to the hall at earlier brokers."""
         self._notes: list[str] = []
         self._done: dict[type, Callable[[Any], Awaitable[None]]] = {
             StartFlows: self._start_flows,
@@ -322,7 +322,8 @@ class _Machine:
             raise Contradiction("\n".join([*found, f"seen: {seen}"]))
 
     async def _check_dead_letters(self) -> None:
-        """What is lost or stands still is no attempt. That its process was killed is one."""
+        """Check that each dead letter has its attempts: losses and stalls count none, kills of its process count
+        one."""
         letters: list[Order | Part] = [*await self._in("DLQ.order.place", Order)]
         letters += [*await self._in("DLQ.part.pack", Part), *await self._in("DLQ.hall.tell", Part)]
         for each in letters:
@@ -351,7 +352,7 @@ class _Machine:
         self._background(self._replace(process))
 
     async def _replace(self, process: Process) -> None:
-        """Another one is started in place of one that was killed."""
+        """Start another process in place of a killed one."""
         await process.swept_up()
         await self._replace_process(process)
 
@@ -648,7 +649,7 @@ class _Machine:
     # ---- The end ----
 
     async def _settled(self) -> None:
-        """Nothing goes wrong any more, and all that is left to do is done.
+        """End all faults, and wait until all work is done.
 
         Raises: Contradiction if it takes too long
         """

@@ -18,18 +18,17 @@ TABLES = [
 ]
 ATTEMPTS = 4
 BROKEN = 99
-"""It fails until it is mended."""
+"""Failures of a stage that fails until it is mended."""
 SENT_BY_PROGRAM = 0
-"""The program tells the hall by itself that it has begun an order, under this run: nobody's inbox hides if it does so
-twice."""
+"""Run under which the program itself reports an order to the hall. No inbox would hide a report that is sent twice."""
 
 
 class Order(msgspec.Struct, frozen=True):
     id: str
     fails: int
-    """So many runs of its stage."""
+    """Number of runs of the order's stage that fail."""
     parts: tuple[int, ...]
-    """So many runs of the stage of each part fail."""
+    """Number of runs of the stage that fail, for each part."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -40,7 +39,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Runs:
-    """What the world outside of all databases remembers, which nobody takes back."""
+    """Counts of runs outside of all databases, which no rollback takes back."""
 
     def __init__(self) -> None:
         self._runs: Counter[object] = Counter()

@@ -199,7 +199,7 @@ def reported(broker: BrokerProcess) -> Counter[int]:
 
 
 def state(broker: BrokerProcess, engine: Engine) -> tuple[int, int]:
-    """What waits in the outbox; messages that stages have or are to get."""
+    """Return the number of units in the outbox, and of messages that stages have or are to get."""
     queues = broker.queues()
     assert not [name for name in queues if name.startswith("DLQ.")], queues
     waiting = sum(each.waiting + each.unacknowledged for name, each in queues.items() if name.startswith("order."))

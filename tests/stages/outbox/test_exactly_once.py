@@ -50,8 +50,8 @@ def is_async(request: pytest.FixtureRequest) -> bool:
 
 
 class Shop:
-    """A stage that inserts a row and sends a message, whose effects happen once. Nobody takes that message: what is in
-    its queue is what was sent."""
+    """An exactly-once stage that inserts a row and sends a message. The message has no consumer: its queue shows all
+    that was sent."""
 
     def __init__(self, is_async: bool, **settings: Any) -> None:
         self.app = app = Service("shop", exactly_once=True, **settings)
@@ -512,7 +512,8 @@ def test_unit_sent_but_not_confirmed_before_its_process_died_is_not_sent_again(d
 
 
 def test_redelivered_message_sends_its_unit_without_a_relay(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever gets it again sends it before it is acknowledged: it may be the last who knows of it."""
+    """The consumer of the redelivery sends the unit before it acknowledges: it may be the last process that knows of
+    it."""
 
     async def nothing(relay: OutboxRelay) -> None:
         pass
@@ -655,7 +656,7 @@ def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died
 def test_inbox_row_is_not_marked_acknowledged_after_a_repeated_commit(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That COMMIT has acknowledged nothing: the message comes again, and is to be known for as long as that takes."""
+    """The repeated COMMIT acknowledged nothing: the message is redelivered, and must be known until then."""
     shop = Shop(is_async=True)
     commit, add = ClientSession.commit, OutboxConfirmer.add
     marked: list[bool] = []
@@ -785,7 +786,7 @@ def test_a_unit_that_cannot_be_sent_holds_up_nothing_else(database: str) -> None
 
 
 def test_refused_message_after_a_gap_of_numbers_goes_to_the_refused_queue(database: str) -> None:
-    """Fixed: the gap showed only when what is sent in its place was refused, and nobody looked for it there."""
+    """Fixed: the gap showed only when the unit's replacement was refused, and the relay did not expect a gap there."""
     shop = Shop(is_async=True)
     good = EncodedMessage("/queue/take", b"good", "a", 4, True)
     bad = EncodedMessage(f"/queue/{'x' * 300}", b"bad", "b", 4, True)

@@ -41,7 +41,7 @@ class Shop:
 
 @pytest.fixture
 def session(database: str) -> Iterator[Session]:
-    """Of a program that has nothing to do with the service but its database."""
+    """A session of a program that shares only the database with the service."""
     apply_schema(database)
     engine = create_engine(database)
     with Session(engine) as session:
@@ -300,7 +300,7 @@ def test_savepoints_that_end_inside_of_a_block_are_the_programs_own(session: Ses
 
 
 def test_initiation_cancelled_at_random_leaves_the_database_unlocked(session: Session, database: str) -> None:
-    """Fixed: on SQLite the key's statement stayed open, and nobody could write any more."""
+    """Fixed: on SQLite the key's statement stayed open, which locked the file for all writers."""
     shop = Shop()
     url = database.replace("sqlite:", "sqlite+aiosqlite:")
     seed = random.randrange(2**32)
@@ -343,7 +343,7 @@ def test_cancellation_during_any_statement_of_a_key_leaves_the_database_unlocked
     url = database.replace("sqlite:", "sqlite+aiosqlite:")
 
     async def cancelled_at(count: int) -> bool:
-        """Cancel it at a statement; say whether it had so many."""
+        """Cancel the initiation at a statement; False if it has fewer statements."""
         engine = create_async_engine(url)
         texts: list[str] = []
 
@@ -507,8 +507,8 @@ def test_initiate_with_invalid_arguments_is_refused(session: Session) -> None:
 def test_large_unit_waits_for_transaction_bytes_and_is_not_treated_as_refused(
     session: Session, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fixed: with what a worker has open it was more than a connection may have. Each message that is refused by
-    itself, too, goes to the refused, if there is room for it by then."""
+    """Fixed: together with a worker's open transactions the unit exceeded the limit of a connection. Each message of
+    the unit that was refused alone also went to the refused queue, if it had room by then."""
     app = Service("shop", exactly_once=True)
     received: list[int] = []
 
@@ -541,8 +541,8 @@ def test_large_unit_waits_for_transaction_bytes_and_is_not_treated_as_refused(
 
 @pytest.mark.parametrize("face", ["relay's own", "stage's"])
 def test_flows_initiated_right_after_a_stage_has_sent_are_sent(database: str, face: str) -> None:
-    """Fixed: they went under the number of what that had sent and was not deleted yet, so the broker took them for a
-    repeat, and they were lost."""
+    """Fixed: they got the number of a sent unit that was not deleted yet, so the broker took them for a repeat, and
+    they were lost."""
     app = Service("shop", exactly_once=True)
     received: list[int] = []
 
@@ -587,7 +587,7 @@ def test_initiate_in_a_session_without_exactly_once_is_refused(session: Session)
 
 
 def test_a_service_without_stages_sends_what_it_begins_while_it_is_connected(session: Session, database: str) -> None:
-    """Nobody else would: no stage of it runs anywhere."""
+    """No other process would: no stage of the service runs anywhere."""
 
     async def main() -> None:
         async with testing.broker() as broker, asyncio.timeout(30):

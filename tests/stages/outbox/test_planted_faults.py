@@ -205,7 +205,7 @@ def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_planted_faults_can_all_be_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of those that are not drawn."""
+    """Also of the faults that are not drawn."""
     for fault in FAULTS:
         with monkeypatch.context() as patch:
             plant(fault, patch)

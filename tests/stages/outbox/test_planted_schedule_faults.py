@@ -42,7 +42,7 @@ QUICK = {
     "independent initiations have the same ids",
     "inbox rows are deleted before they are marked",
 }
-"""They show in the first few examples. The others take up to minutes, and show in `make faults`."""
+"""Faults that show in the first few examples. The others take up to minutes, and show in `make faults`."""
 
 
 class Change(NamedTuple):
@@ -164,7 +164,7 @@ def plant(fault: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_planted_faults_can_all_be_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of those that are not drawn."""
+    """Also of the faults that are not drawn."""
     for fault in FAULTS:
         with monkeypatch.context() as patch:
             plant(fault, patch)

@@ -302,7 +302,7 @@ def test_tables_of_another_version_are_refused_and_missing_ones_too(database: st
 
 
 def test_tables_of_the_first_version_are_refused_with_what_to_do(database: str) -> None:
-    """Their columns have other names, so that they are not found, either."""
+    """Columns of the first version have other names, so that they are missing, too."""
 
     async def work(both: Processes) -> None:
         await both.execute("ALTER TABLE truenext_inbox RENAME COLUMN acknowledged_ms TO marked_ms")
@@ -330,7 +330,7 @@ REFUSED = (
 def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
     database: str, which: str, has_lost_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fixed: nobody sent it before that process ended. A finer search than that of the tests has found it."""
+    """Fixed: the unit was not sent before that process ended. A finer search than the one of the tests found it."""
 
     async def work(both: Processes) -> None:
         old = await made(both.first)

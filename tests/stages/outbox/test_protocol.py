@@ -81,7 +81,7 @@ def test_states_that_differ_in_names_have_the_same_future(bounds: Bounds) -> Non
 class Noticed(NamedTuple):
     bounds: Bounds
     how: str
-    """What the search says."""
+    """Message of the violation."""
 
 
 TWICE, LOST, STUCK = "is sent twice", "was not sent", "cannot end well"

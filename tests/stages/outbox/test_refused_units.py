@@ -61,7 +61,7 @@ class Shop:
 
 
 class SmallBroker:
-    """Its transactions are to be small."""
+    """A broker with a low limit of the size of transactions."""
 
     def __init__(self, folder: Path, bytes_max: int) -> None:
         self._file = folder / "small.toml"
@@ -186,7 +186,7 @@ def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[OutboxRelay], Awaitable[bool]]:
-    """What a relay does when it looks. From here on it does so when a test says it."""
+    """Return the relay's check of the outbox, and disable it in relays: the test calls it."""
     check = OutboxRelay._check_outbox
 
     async def nothing(relay: OutboxRelay) -> None:
@@ -230,7 +230,8 @@ def shop_of_ten(session: Session) -> Shop:
 def test_split_unit_is_not_sent_by_a_reader_of_the_original(
     shop_of_ten: Shop, session: Session, database: str, check: Callable[[OutboxRelay], Awaitable[bool]]
 ) -> None:
-    """It stands still meanwhile. Sent twice, or not at all, it would be a flow too many or too few."""
+    """The reader stalls meanwhile. If the unit were sent twice, or not at all, the shop would receive too many
+    flows, or too few."""
     received = shop_of_ten.received
 
     async def work(t: Stages) -> None:
@@ -251,7 +252,7 @@ def test_split_unit_is_not_sent_by_a_reader_of_the_original(
 def test_unit_whose_number_was_resolved_before_its_process_died_is_split_by_another_process(
     shop_of_ten: Shop, session: Session, database: str, check: Callable[[OutboxRelay], Awaitable[bool]]
 ) -> None:
-    """To the broker the number counts as used: whoever takes it for sent has lost it."""
+    """The broker counts the number as used: a process that took the unit for sent would lose it."""
     received = shop_of_ten.received
 
     async def work(t: Stages) -> None:

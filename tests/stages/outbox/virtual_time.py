@@ -19,7 +19,7 @@ from truenext.stage.context import ServiceContext
 from truenext.testing import clock
 
 MOMENT_S = 0.001
-"""So long sockets and threads are waited for, in real time."""
+"""Real time for which the loop waits for sockets and threads."""
 LEAP_S = 0.1
 """No more time passes at once: a thread may be at work."""
 JULIAN_EPOCH = 2440587.5

@@ -19,7 +19,7 @@ class Done(msgspec.Struct):
 
 
 ATTEMPTS = int(os.environ.get("TRUENEXT_KILLS", "3"))
-"""So often it kills one; the policy of the queue is 7."""
+"""Processes that one message kills; the policy of the queue allows 7 attempts."""
 app = Service("killing", concurrency=10, attempts=ATTEMPTS)
 done = app.remote("killing.done", Done)
 

@@ -6,7 +6,7 @@ from tests.stages.services.job import Job
 from truenext.stage import Flow, Service
 
 EACH = 20
-"""One of so many is poison."""
+"""Every message whose number is a multiple of this is poison."""
 app = Service("poisoned", retry={ValueError: "10ms"}, attempts=3)
 done = app.remote("poisoned.done", Job)
 

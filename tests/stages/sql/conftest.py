@@ -12,13 +12,13 @@ from tests.stages.sql.shop import Shop
 
 @pytest.fixture(params=each_one_of(["tasks", "threads"], ["tasks", "threads"]))
 def face(request: pytest.FixtureRequest) -> str:
-    """Which kind of functions work."""
+    """Kind of the functions: tasks or threads."""
     return str(request.param)
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Of an empty database of the test's own."""
+    """URL of an empty database of the test's own."""
     return str(request.getfixturevalue("postgres_url" if request.param == "postgresql" else "sqlite_url"))
 
 

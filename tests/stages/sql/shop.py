@@ -52,7 +52,7 @@ def execute_sql(statement: str) -> Step[None]:
 
 
 def swallowing(step: Step[Any], *more: Step[Any]) -> Step[BaseException]:
-    """What the first raises is returned, and the function goes on with the others."""
+    """Make a step that catches and returns the error of the first step, and continues with the others."""
 
     def swallow(session: Session) -> BaseException:
         try:
@@ -211,7 +211,7 @@ class Shop:
         return driven
 
     def in_use(self) -> int:
-        """How many connections are not in their pools."""
+        """Return the number of connections that are checked out of their pools."""
         pools = [
             each
             for kind in self.database._sql_engines.values()
@@ -221,7 +221,7 @@ class Shop:
 
     @contextlib.contextmanager
     def second_engine(self) -> Iterator[Engine]:
-        """Of somebody else's connections, whom stages know nothing of."""
+        """Yield an engine whose connections stages do not know."""
         engine = create_engine(self._direct_url, poolclass=NullPool)
         try:
             yield engine
@@ -229,6 +229,6 @@ class Shop:
             engine.dispose()
 
     def orders(self) -> list[int]:
-        """What is committed."""
+        """Return the numbers of the committed orders."""
         with self.second_engine() as engine, engine.connect() as connection:
             return list(connection.scalars(text("SELECT number FROM orders ORDER BY number")))

@@ -26,7 +26,7 @@ def proxy(postgres: PostgresServer) -> Iterator[CommitProxy]:
 
 @pytest.fixture
 def far_shop(postgres: PostgresServer, postgres_database: str, proxy: CommitProxy, face: str) -> Iterator[Shop]:
-    """Behind a network that loses what it is told to lose."""
+    """A shop behind a proxy that loses answers or COMMITs on demand."""
     far = postgres.url(postgres_database, "127.0.0.1", proxy.port)
     with Shop(far, face, postgres.url(postgres_database)) as made:
         yield made

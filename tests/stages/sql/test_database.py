@@ -187,7 +187,7 @@ except ConfigurationError as error:
 def test_a_folder_that_cannot_be_looked_into_is_a_database_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended the look for the database, which was then never back."""
+    """Fixed: it ended the probing of the database, which then stayed unavailable."""
 
     def exists(self: Path) -> bool:
         raise PermissionError(13, "Permission denied")

@@ -133,7 +133,7 @@ def test_a_rollback_that_is_cancelled_ends_all_the_same(task_shop: Shop) -> None
 
 @types.coroutine
 def _cancelled_at(point: int, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, int]:
-    """Cancel the task when `work` waits for the so many-th time; how often it has waited."""
+    """Cancel the task when `work` waits for the `point`-th time; return how often it waited."""
     task = asyncio.current_task()
     assert task is not None
     waits = 0

@@ -135,7 +135,7 @@ def test_statement_after_a_swallowed_rollback_is_refused(shop: Shop) -> None:
 
 
 def _raw_commit(work: Driven) -> None:
-    """By the driver, which no event tells of."""
+    """Commit through the driver, past all events of SQLAlchemy."""
 
     def commit(session: Session) -> None:
         driver: Any = session.connection().connection.dbapi_connection

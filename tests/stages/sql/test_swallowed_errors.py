@@ -15,7 +15,7 @@ from truenext.stage.sql.errors import DatabaseErrorKind, Swallowed
 
 
 def _is_found(shop: Shop, work: Driven, match: str, trouble: DatabaseErrorKind = DatabaseErrorKind.APPLICATION) -> None:
-    """By the check, and by a commit without one."""
+    """Check that the error is found by the check, and by a commit without one."""
     for end in (work.check, work.commit):
         with pytest.raises(Swallowed, match=match) as raised:
             end()

@@ -34,7 +34,7 @@ MANY = {
 LATE = "has ended: await every statement"
 WAIT_S = 20
 Abandoned = list[asyncio.Task[Any]]
-"""What a function has begun, and not awaited to its end."""
+"""Tasks that a function started and did not await to their end."""
 
 
 class _Failed(Exception):
@@ -84,7 +84,7 @@ def _works_on(shop: Shop) -> None:
 
 
 async def _stage(work: AsyncSqlWork, function: Awaitable[None]) -> None:
-    """As a stage does, with its end in time."""
+    """Run a function as a stage does, within a time limit: check, commit, and roll back."""
     async with asyncio.timeout(WAIT_S):
         try:
             await function

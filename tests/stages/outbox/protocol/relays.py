@@ -132,7 +132,7 @@ class Relays(Workers):
             yield f"{process} takes producer {producer}{how}, and does not know it", True, tuple(after)
 
     def _lock(self, state: State, process: int, producer: int, units: Units) -> Steps:
-        """Only with the fault: the units are as they were before it waited."""
+        """Claim with the fault planted: the units are those from before the wait for the lock."""
         at = self.at
         if not self.is_locked(state, producer):
             after = self._next_state(state, process, READ, producer, state[at.number + producer], units)
@@ -152,7 +152,8 @@ class Relays(Workers):
         return f"{process} asks the broker for producer {producer}: {highest}", False, tuple(after)
 
     def _next(self, state: State, producer: int, number: int, units: Units, highest: int) -> tuple[Any, ...]:
-        """What the broker knows already is not sent. Relay._resolve"""
+        """Return the next step of the relay: units that the broker knows already are deleted and not sent.
+        Relay._resolve"""
         if (
             units
             and units[0][0] in state[self.at.given_up + producer]
@@ -211,9 +212,11 @@ class Relays(Workers):
             yield f"{process} does not delete {producer}:{first}", True, tuple(after)
 
     def _end(self, state: State, process: int, producer: int, number: int, highest: int) -> Steps:
-        """All is sent. A producer is not used again whose last number is not what the broker knows: Outbox.drop.
+        """End the work at a producer whose units are all sent. It is used again only if its last number is the
+        highest that the broker knows; otherwise it is deleted: Outbox.drop.
 
-        Nor is that of a process that is gone. Here any may go, or be used again.
+        The real relay does not use producers of processes that are gone again, either. The model may delete any
+        producer, or use it again.
         """
         at = self.at
         if highest == number:
@@ -386,8 +389,8 @@ class Relays(Workers):
         yield f"{process} takes {producer}:{number} apart", False, tuple(after)
 
     def _be_unanswered(self, state: State, process: int, done: Draft, label: str) -> Steps:
-        """What is said to the database happens, as in `done`, or does not, and nobody here knows. The relay begins
-        anew."""
+        """Lose the answer of the database: the statement is executed, as in `done`, or not, and the process does not
+        know. The relay starts anew."""
         losses = self.at.losses
         if state[losses]:
             lost, kept = list(done), self._next_state(state, process)

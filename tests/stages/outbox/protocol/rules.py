@@ -198,7 +198,7 @@ class Rules:
         return False
 
     def delete(self, after: Draft, units: int) -> None:
-        """Their rows: whatever number they have.
+        """Delete the rows of these units, under any number.
 
         Raises: Violation
         """
@@ -226,7 +226,8 @@ class Rules:
         return tuple(sorted(found.items()))
 
     def new_producers(self, state: State) -> list[int]:
-        """Names that are not used, as far as the search has any left: nobody has anything of them."""
+        """Return unused names of producers, as far as the search has any left: no other part of the state mentions
+        them."""
         at = self.at
         return [
             producer
@@ -262,7 +263,7 @@ class Rules:
         after[self.at.memory[process] + producer] = DOUBT
 
     def has_sent(self, after: Draft, process: int, unit: int) -> None:
-        """Its row may go, at any time."""
+        """Note that the unit is sent: the process may delete its row at any time."""
         if after[self.at.row + unit]:
             after[self.at.sent + process] |= 1 << unit
 
@@ -277,7 +278,7 @@ class Rules:
         return process != NO_OWNER and not state[self.at.is_alive + process]
 
     def forget_all(self, after: Draft, process: int) -> None:
-        """It is dead."""
+        """Forget all that a dead process knew."""
         at = self.at
         after[at.is_alive + process] = 0
         after[at.relay + process] = IDLE

@@ -16,7 +16,7 @@ from tests.stages.outbox.protocol.symmetry import Renamer
 
 class Protocol(Relays):
     def steps(self, state: State) -> Steps:
-        """What may happen next. Raises: Violation"""
+        """Yield the possible next steps. Raises: Violation"""
         at = self.at
         yield from self.of_the_broker(state)
         yield from self.of_the_database(state)
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 class Graph:
-    """Of states, the nearest first. Of those that differ in names only there is one."""
+    """Graph of states, the nearest first, with one of all states that differ in names only."""
 
     def __init__(self, bounds: Bounds, fault: str) -> None:
         self.layout = Layout(bounds)

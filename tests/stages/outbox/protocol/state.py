@@ -19,7 +19,7 @@ PROCESSES: Final = (0, 1)
 # A message, as the broker has it. Else: the process that has it.
 READY, DONE = 2, 3
 LATE = 4
-"""It is with a connection that was given up. A COMMIT on its way may still acknowledge it."""
+"""Held by a connection that was given up. A COMMIT on its way may still acknowledge the message."""
 
 # A row of the outbox. Else: what it is numbered.
 NO_ROW, UNNUMBERED = 0, 1
@@ -27,11 +27,11 @@ NO_ROW, UNNUMBERED = 0, 1
 # An output, as the broker has it.
 NOT_SENT, SENT = 0, 1
 FORGOTTEN = 2
-"""It was there, and the broker that was restored has it no more: it may be sent again, and need not be."""
+"""Sent, and lost with the restore of the broker: the unit may be sent again, and need not be."""
 
 # A producer's owner. Else: a process.
 NO_OWNER = 2
-"""It is not in the table: not yet, or not any more."""
+"""The producer is not in the table: not yet, or not any more."""
 
 # What a process knows of a producer. Else: FREE, or USED, and the number.
 UNKNOWN, DOUBT = -2, -1
@@ -51,7 +51,7 @@ HANDLED = 4
 
 # What a relay does with a producer. The values are (step, producer, number, units, highest number the broker knows).
 CHECKED = 1
-"""Only with a fault planted: it reads the units by the statement that waits for the lock."""
+"""Only with a fault planted: the relay reads the units by the statement that waits for the lock."""
 CLAIMED = 2
 READ = 3
 SENDS = 4
@@ -65,13 +65,13 @@ NUMBERED = 7
 SENDS_OWN = 8
 DELETES_OWN = 9
 GIVES_UP = 11
-"""The broker does not take so much: the number is to be used up, so that nobody sends it any more."""
+"""The unit is too large for the broker: its number is to be used up, so that the unit is not sent under it any more."""
 SPLITS = 12
-"""It is used up: what it stood for is to have no number again."""
+"""The number is used up: its units are to lose it."""
 
 
 class Bounds(NamedTuple):
-    """How much there is, and how often what goes wrong."""
+    """Size of the search, and how often each failure may happen."""
 
     messages: int = 1
     started: int = 0
@@ -82,22 +82,22 @@ class Bounds(NamedTuple):
     """Answers of the database that are lost."""
     deaths: int = 0
     claims: int = 0
-    """Of producers of processes that are alive."""
+    """Claims of producers whose process is alive."""
     restores: int = 0
     """The broker is restored as it was at the beginning, and knows no numbers."""
     refusals: int = 0
-    """Of what programs have begun: it is too much together."""
+    """Refusals of program units that are too large together."""
     resolved: int = 0
-    """So many numbers that a restored broker lacks are settled. Where it lacks more, units are moved."""
+    """Longest gap of numbers of a restored broker that the relay resolves. Units after a longer one are renumbered."""
     producers: int = 2
-    """Names at a time. A name that nobody has anything of any more stands for a new one."""
+    """Names of producers at a time. An unused name stands for a new one."""
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self._asdict().items() if value)
 
 
 class Layout:
-    """Where what is in a state."""
+    """Positions of the values in a state."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
@@ -116,12 +116,12 @@ class Layout:
         """COMMITs on their way from connections that were given up: (producer, number, units, message or -1)."""
         # The database.
         self.inbox = self._allocate(bounds.messages)
-        """It has the message. The effect of the message is there exactly then."""
+        """True if the inbox has the message. The effect of the message is there exactly then."""
         self.row = self._allocate(len(self.units))
         self.owner = self._allocate(bounds.producers)
         self.number = self._allocate(bounds.producers)
         self.pending = self._allocate(bounds.messages)
-        """A transaction of the message that nobody waits for. The database will commit it, or roll it back."""
+        """A transaction of the message without a waiting process. The database will commit it, or roll it back."""
         # Processes.
         self.is_alive = self._allocate(2)
         self.worker = tuple(self._allocate(bounds.messages) for _ in PROCESSES)
@@ -166,7 +166,7 @@ class Layout:
         return tuple(first)
 
     def is_good(self, state: State) -> bool:
-        """All is over, and was done and sent once."""
+        """True if everything is over, and was done and sent once."""
         return (
             all(each == DONE for each in state[self.message : self.message + len(self.messages)])
             and all(state[self.inbox : self.inbox + len(self.messages)])
@@ -176,7 +176,7 @@ class Layout:
         )
 
     def unfinished(self, state: State) -> str:
-        """What keeps it from being good."""
+        """Describe all that keeps the state from being good."""
         remaining = [
             f"message {each} is not acknowledged" for each in self.messages if state[self.message + each] != DONE
         ]

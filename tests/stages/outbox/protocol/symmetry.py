@@ -23,17 +23,17 @@ from tests.stages.outbox.protocol.state import (
 
 
 class Renaming(NamedTuple):
-    """What is called i is called [i] then. Process 0 begins with producer 0, so these go together."""
+    """New numbers: item i is renamed to [i]. Process 0 begins with producer 0, so these go together."""
 
     processes: Sequence[int]
     units: Sequence[int]
     producers: Sequence[int]
     sets: Sequence[int]
-    """Of units."""
+    """New sets of units, by old set."""
 
 
 def renamings(layout: Layout) -> list[Renaming]:
-    """All but the one that changes nothing."""
+    """Return all renamings except the identity."""
     found = []
     ways = product(permutations(PROCESSES), permutations(layout.messages), permutations(layout.started))
     for processes, messages, started in ways:

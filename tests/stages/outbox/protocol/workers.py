@@ -190,7 +190,7 @@ class Workers(Rules):
             yield f"{process} has no answer to COMMIT of {what}", True, tuple(after)
 
     def _acknowledge(self, state: State, process: int, message: int) -> Steps:
-        """By a COMMIT of no number, of which the client finds out what became."""
+        """Acknowledge by a COMMIT without a number, whose outcome the client finds out."""
         at = self.at
         after = self._now(state, process, message)
         if self._has_it(state, process, message):
@@ -205,7 +205,7 @@ class Workers(Rules):
     # ---- Its producers: Relay.borrow ----
 
     def of_borrowing(self, state: State, process: int) -> Steps:
-        """Whoever finds none that is free makes one."""
+        """Make a producer if the process has none free."""
         at = self.at
         memory = state[at.memory[process] : at.memory[process] + len(at.producers)]
         if any(self.is_free(each) for each in memory):
@@ -231,7 +231,7 @@ class Workers(Rules):
     # ---- It dies ----
 
     def of_dying(self, state: State, process: int) -> Steps:
-        """Whatever it has said last may have been said, or not: a COMMIT of SQL, or of the broker."""
+        """Kill the process. Its last COMMIT of SQL or of the broker may have been executed, or not."""
         at = self.at
         if not state[at.deaths]:
             return
@@ -251,5 +251,5 @@ class Workers(Rules):
         yield f"{process} dies", True, tuple(after)
 
     def leave_late(self, state: State, after: Draft, process: int) -> None:
-        """What its relay was sending."""
+        """Leave on its way the COMMIT that the relay of a dying process was sending."""
         raise NotImplementedError
