@@ -163,7 +163,7 @@ class BusyClients:
         self.sessions[index] = self.join()
 
     def subscribe_again(self, index: int) -> None:
-        """What transactions have stays theirs."""
+        """Subscribe again after an unsubscribe. Open transactions keep their messages."""
         session = self.sessions[index]
         if self.consumer(index) is not None:
             self.engine.unsubscribe(session, Unsubscribe("s"))

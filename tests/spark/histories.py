@@ -16,7 +16,7 @@ REASONS = (
     *("nacked", "released", "released", "delayed", "blocking", "nacked", "aborted and delayed", "lost", "lost"),
     "nacked and blocking",
 )
-"""What the histories of this truenext say, and of older ones."""
+"""Reasons in histories of this truenext, and of older ones."""
 EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -36,21 +36,21 @@ class RandomHistory:
         self.visible: set[int] = set()
         self.holders: dict[int, int] = {}
         self.started: set[int] = set()
-        """Those of them that are."""
+        """Held messages that are started."""
         self.attempts: dict[int, int] = {}
         self.with_cause: set[int] = set()
         self.waits: dict[int, str] = {}
-        """Those that wait for their next try, and whether others do as well: `delayed`, `blocking`."""
+        """Messages that wait for their next try: `delayed` alone, or `blocking` others."""
         self.dead: dict[str, list[int]] = {queue: [] for queue in queues}
         self.ending: dict[str, dict[int, Event]] = {queue: {} for queue in queues}
-        """What was in a queue that has ended, and has not expired yet."""
+        """Messages of a queue that has ended, not expired yet."""
         self.paused: set[str] = set()
         self.consumers: dict[str, dict[int, int]] = {queue: {} for queue in queues}
-        """What each of them may hold, or has requested."""
+        """Window of each consumer, or its open pull requests."""
         self.modes: dict[int, str] = {}
-        """Of all there ever were."""
+        """Modes of all consumers that ever existed."""
         self.exclusive: dict[int, tuple[int, int]] = {}
-        """Those of them that are: the lowest of a queue has it."""
+        """Order of each exclusive consumer: the lowest of a queue owns it."""
         self.batch = 1
         self.committed = 0
         self.next_consumer = 0
@@ -169,7 +169,7 @@ class RandomHistory:
         self.add("subscribed", queue=queue, consumer=self.next_consumer, mode=mode, window=window, priority=priority)
 
     def change_credit(self, queue: str) -> None:
-        """Of one of its consumers, or of one that is not there."""
+        """Change the credit of a consumer of the queue, or of one that does not exist."""
         known = [each for each in self.consumers[queue] if not self.modes[each].startswith("auto")]
         consumer = self.random.choice([*(known or [1]), *range(max(1, self.next_consumer - 2), self.next_consumer)])
         count = self.random.choice([0, 1, 2, 3, 6])
@@ -225,7 +225,7 @@ class RandomHistory:
         self.add("returned", queue=queue, sequence=sequence, attempts=attempts, reason=reason, cause=cause)
 
     def receivers(self, queue: str) -> list[int]:
-        """Who has credit, and is kept from nothing by an exclusive one."""
+        """Return the consumers that have credit and are not kept from the queue by an exclusive one."""
         held = Counter(holder for holder in self.holders.values())
         exclusive = [each for each in self.consumers[queue] if each in self.exclusive]
         owner = min(exclusive, key=self.exclusive.__getitem__, default=None)
@@ -310,7 +310,7 @@ class RandomHistory:
         self.add("paused" if queue in self.paused else "resumed", queue=queue)
 
     def move_or_remove(self, queue: str) -> None:
-        """Some of what waits is moved or removed."""
+        """Move or remove some waiting messages."""
         waiting = [each for each in self.present[queue] if each not in self.holders]
         for sequence in waiting[: self.random.choice([1, 2, 5])]:
             moved = {"target_queue": "elsewhere", "target_sequence": 10**9 + sequence} if self.chance(0.5) else {}
@@ -334,7 +334,7 @@ class RandomHistory:
         self.present[queue].clear()
 
     def expire_ended(self, queue: str) -> None:
-        """Some of what is ending is removed, in any order."""
+        """Remove some messages of an ended subscription, in any order."""
         count = min(len(self.ending[queue]), self.random.choice([1, 2, 5]))
         for sequence in self.random.sample(list(self.ending[queue]), count):
             kind = "acknowledged" if self.chance(self.faults) else "expired"

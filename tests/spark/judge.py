@@ -45,17 +45,17 @@ class Letter:
     holder: int | None = None
     group: int | None = None
     is_ended: bool = False
-    """Its durable subscription has ended; `where` then says what a start finds of it."""
+    """True if its durable subscription has ended; `where` then tells what a start finds of it."""
     dispatched: int = 0
     """The last dispatch,"""
     started: bool = False
     """and whether that was started."""
     attempts: int | None = None
     attempts_least: int = 0
-    """As the last return said, whatever was not seen since."""
+    """Attempts by the last return, even if later events are missing."""
     has_cause: bool = False
     was_held: bool = False
-    """It was returned, so it is visible."""
+    """True if the message was returned, so that it is visible."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -73,7 +73,7 @@ class Receiver:
     requested: int | None = None
     is_suspended: bool = False
     priority: int = 0
-    """Of one that is exclusive."""
+    """Priority of an exclusive consumer."""
     has_got: bool = False
     ended: int | None = None
     """The event."""
@@ -225,7 +225,7 @@ class Judge:
 
     @staticmethod
     def _present(letters: dict[int, Letter]) -> dict[int, Letter]:
-        """What is gone, or its queue has ended, is not in the queue."""
+        """Return the messages in the queue: not gone, and not of a queue that has ended."""
         return {
             sequence: letter for sequence, letter in letters.items() if letter.where != "gone" and not letter.is_ended
         }
@@ -237,7 +237,8 @@ class Judge:
 
     @staticmethod
     def ready(letters: dict[int, Letter]) -> list[Letter]:
-        """Section Ready: visible, held by nobody, and no earlier one of equal priority still being committed."""
+        """Return the ready messages, by section Ready: visible, not held, and no earlier one of equal priority is
+        still being committed."""
         waiting = [each for each in letters.values() if each.where == "waiting"]
         first_blocking = min((each.key for each in letters.values() if each.where == "blocking"), default=(10, 0))
         return [
@@ -290,7 +291,7 @@ class Judge:
 
     @staticmethod
     def _forgets(each: Event, letter: Letter | None) -> bool:
-        """Why a consumer has failed with it."""
+        """True if the event names no cause although a consumer has failed with the message and given one."""
         return each.get("cause") is None and letter is not None and letter.where != "gone" and letter.has_cause
 
     def _dispatch(self, queue: str, each: Event) -> None:
@@ -324,7 +325,7 @@ class Judge:
             self._find("premature", queue, each)
 
     def _receivers(self, queue: str, before: int) -> tuple[dict[int, Receiver], bool]:
-        """All that were subscribed before an event, and whether these are all there are."""
+        """Return the consumers that were subscribed before an event, and whether these are all there are."""
         receivers: dict[int, Receiver] = {}
         are_all = False
         previous: int | None = None
@@ -389,7 +390,7 @@ class Judge:
         return not (is_full or receiver.is_suspended or (receiver.requested is not None and receiver.requested <= 0))
 
     def _holder(self, queue: str, each: Event, letter: Letter) -> Receiver | None:
-        """Who holds a message, if that is known, and it was there when it got it."""
+        """Return the holder of a message, if it is known and was subscribed at the dispatch."""
         receiver = self._receivers(queue, each["event"])[0].get(letter.holder or 0)
         if letter.where != "held" or receiver is None:
             return None
@@ -432,7 +433,7 @@ class Judge:
 
     @staticmethod
     def _of_group(letters: dict[int, Letter], group: int | None) -> dict[int, Letter]:
-        """What is evidence for a group, or for all (None)."""
+        """Return the messages that are evidence for a group, or for all (None)."""
         some = {sequence: letter for sequence, letter in letters.items() if letter.group == group}
         if group is None:
             return some

@@ -26,7 +26,7 @@ Event = dict[str, Any]
 
 
 def rows_of(events: list[Event]) -> list[dict[str, Any]]:
-    """What `timeline` makes of `events`, in plain Python."""
+    """Return the rows that `timeline` makes of `events`, in plain Python."""
     queues = sorted({each["queue"] for each in events if each["queue"]})
     runs = sorted({each["run"] for each in events})
     starts = {each["run"]: each for each in events if each["kind"] == "run-started"}
@@ -137,7 +137,7 @@ def outcomes_of(events: list[Event], stuck_seconds: float) -> list[dict[str, Any
 
 
 def counted(findings: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
-    """By kind and queue; `stuck` counts times, all else messages."""
+    """Count findings by kind and queue; `stuck` counts times, the other kinds count messages."""
     total: Counter[tuple[str, str]] = Counter()
     for each in findings:
         total[each["kind"], each["queue"]] += 1 if each["kind"] == "stuck" else each["count"]

@@ -34,10 +34,10 @@ pytestmark = pytest.mark.timeout(300)
 
 Frame = Callable[[list[Event]], DataFrame]
 AUDITS = int(os.environ.get("TRUENEXT_AUDITS", "1"))
-"""Of random histories: more than a minute for each."""
+"""Audits of random histories: each takes more than a minute."""
 STUCK_SECONDS = 10.0
 ODD_NAME = r"run[1]{a,b}*?, 100%25 #1 \[^x]~;'\"<>|&$!\d"
-"""Of a folder; as a pattern, most of it would match others."""
+"""Name of a folder; most of its characters would match others if it were read as a pattern."""
 
 
 def found(results: AuditResults) -> Counter[tuple[str, str]]:

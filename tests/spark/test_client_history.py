@@ -60,7 +60,7 @@ def test_consumers_are_not_idle_while_an_exclusive_consumer_has_a_full_window(ex
 
 
 def after(recorded: RecordedEngine, seconds: int) -> Counter[str]:
-    """What is found when nothing happens for so long."""
+    """Return the findings after a time without events."""
     recorded.commit()
     recorded.engine.tick(seconds * 1_000_000, seconds * 1000)
     recorded.engine.pause("elsewhere")

@@ -23,7 +23,7 @@ MISCOUNTS = ("released", "not started")
 
 
 class Story:
-    """What happened in one queue since the broker started, and consumer 1 came."""
+    """Events in one queue since the start of the broker and the arrival of consumer 1."""
 
     def __init__(self, mode: str = STARTED, window: int | None = 2, messages: int = 9) -> None:
         self.events: list[Event] = []
@@ -156,7 +156,7 @@ def test_ack_and_release_are_no_pull_requests() -> None:
 
 
 def test_pull_request_of_a_consumer_with_a_selector_counts_once_recorded() -> None:
-    """One of a pattern never tells."""
+    """The pull requests of a wildcard consumer are never recorded."""
     pulling = "client with selector pulling"
     assert Story(pulling, None).dispatch(3, 1).found == []
     assert Story(pulling, None).request(1).dispatch(3, 1).found == [("uncredited", 1, UNASKED)]
@@ -295,7 +295,7 @@ def test_redelivery_of_a_held_message_is_a_duplicate() -> None:
 
 
 def taken_over() -> Story:
-    """Consumer 1 has ended with what it had, and consumer 2 has come."""
+    """A history in which consumer 1 has ended with its messages, and consumer 2 has subscribed."""
     return Story().dispatch(1, 2).requeue(1, 2).unsubscribe().subscribe(2)
 
 
@@ -331,7 +331,7 @@ def test_ack_after_the_end_of_the_consumer_is_found() -> None:
 
 
 def test_release_of_a_started_message_without_an_attempt_is_no_finding() -> None:
-    """So a transaction gives back what it has only acknowledged, if it counts its NACKs alone."""
+    """A transaction that counts its NACKs alone releases messages it has only acknowledged without an attempt."""
     lost = Story().dispatch(1, 2).start(1, 2).requeue(1).requeue(2, reason="lost", attempts=1)
     assert lost.unsubscribe().found == []
     counted = Story().dispatch(1).start(1).requeue(1, attempts=1)

@@ -38,7 +38,7 @@ def known(broker: BrokerProcess) -> RawClient:
 
 
 def restart_subscription(client: RawClient) -> None:
-    """End the subscription, and begin another of its name for what is sent then, in one breath."""
+    """End the subscription, begin another one of its name, and send to it, all in one write."""
     end = Frame("UNSUBSCRIBE", {"id": "1", "activemq.subscriptionName": "n"}, b"")
     new = Frame("SEND", {"destination": "/topic/news", "persistent": "true", "receipt": "sent"}, b"new")
     client.write(b"".join(encode(frame, Version.V1_2) for frame in (end, SUBSCRIBE, new)))

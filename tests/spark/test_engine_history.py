@@ -43,7 +43,7 @@ def findings(seed: int, groups: Sequence[str] = ("",), **queues: Sequence[str]) 
 
 
 def events_of(recorded: RecordedEngine) -> list[Event]:
-    """All that it has given away."""
+    """Return the events of the history that the engine has written."""
     nothing = dict.fromkeys(SCHEMA.names)
     return [
         nothing | event | {"at": datetime.fromtimestamp(event["at"] / 1e6, UTC)}
@@ -52,7 +52,7 @@ def events_of(recorded: RecordedEngine) -> list[Event]:
 
 
 def judged(events: list[Event]) -> Counter[str]:
-    """What the account finds, by kind, and the judge as well."""
+    """Return the findings of the audit by kind, which must be those of the judge."""
     findings = [each for each in outcomes_of(events, 10.0) if each["row"] == "finding"]
     assert counted(findings) == Judge(events, stuck_seconds=10.0).judge().found
     found: Counter[str] = Counter()

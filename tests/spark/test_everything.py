@@ -30,11 +30,11 @@ SECONDS = float(os.environ.get("TRUENEXT_SECONDS", "8"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 
 CONNECTION_LOST = (OSError, EOFError)
-"""How a client notices that the broker has ended."""
+"""Errors by which a client notices the end of the broker."""
 LOYALTY_SECONDS = 4.0
-"""Consumers go after so long at most, and come again."""
+"""Longest time of a consumer's connection, before the consumer connects again."""
 AHEAD_MAX = 2000
-"""Producers rest while so many messages wait."""
+"""Waiting messages at which producers pause."""
 
 CONFIG = """
 [policy]
@@ -61,7 +61,7 @@ class Everything:
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
         self.done: Counter[str] = Counter()
-        """What was done, so that a test of nothing is noticed."""
+        """Counts of what was done, so that a test of nothing is noticed."""
         self.faults: list[str] = []
         self._is_over = threading.Event()
         self._is_there = threading.Event()
@@ -125,7 +125,7 @@ class Everything:
         return self._is_there.is_set() and not self._is_over.is_set()
 
     def rest(self, waiting: int) -> None:
-        """What the operator has seen, for the producers."""
+        """Pass the number of waiting messages, seen by the operator, to the producers."""
         self._waiting = waiting
 
     def await_capacity(self) -> None:
@@ -200,7 +200,7 @@ def _settle(everything: Everything, client: RawClient, message: Frame, dice: ran
 
 
 def _consume(queue: str, **subscribed: str) -> Callable[[Everything, RawClient, random.Random], None]:
-    """A role: take messages of a queue, for about so long on one connection, which ends in one way or another."""
+    """Make a role: consume a queue for a limited time on one connection, which then ends in one of several ways."""
 
     def consume(everything: Everything, client: RawClient, dice: random.Random) -> None:
         client.subscribe(queue, prefetch=dice.choice((1, 10, 100, None)), headers=subscribed)

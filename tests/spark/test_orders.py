@@ -39,7 +39,7 @@ LISTED = [
 
 
 class Story:
-    """What is told of these orders if all is right, to be changed."""
+    """Records of a right run with these orders, to be changed."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -58,7 +58,7 @@ class Story:
         self.flows = [each for each in self.flows if each[1] != order]
 
     def cut_flow(self, order: str) -> None:
-        """Its end is not told."""
+        """Remove the end of the order's flow from the records."""
         self.forget_flow(order)
         self.flows.append((f"flow of {order}", order, False, False, 11.0))
 

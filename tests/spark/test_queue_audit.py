@@ -25,7 +25,7 @@ STUCK_SECONDS = 10.0
 
 
 def disagreement(seed: int) -> str | None:
-    """What audit and judge say differently of one history."""
+    """Return the difference between audit and judge for one history."""
     history = RandomHistory(seed, 40 + seed % 60, faults=(0.1, 0.3)[seed % 2]).events
     judge = Judge(history, STUCK_SECONDS).judge()
     findings = [each for each in outcomes_of(history, STUCK_SECONDS) if each["row"] == "finding"]
@@ -108,11 +108,11 @@ def _forget_nothing(self: QueueAudit, event: int) -> None:
 
 
 def _no_check(self: QueueAudit, event: int, at: int) -> None:
-    """Nobody is ever idle."""
+    """Never start idle time."""
 
 
 def _forget_what_ended(self: QueueAudit, event: int, at: int) -> None:
-    """What it had is not looked for at a start."""
+    """Forget the messages of an ended subscription, which a start then does not expect."""
     self.messages.clear()
     self.clear_lanes()
 
@@ -228,7 +228,7 @@ def test_messages_after_one_being_committed_are_no_evidence_until_that_is_durabl
 
 
 def ended(*, was_reset: bool = True) -> QueueAudit:
-    """Of a durable subscription that ended with two messages, 1 and 2, and began anew with 3."""
+    """Return the audit of a durable subscription that ended with two messages, 1 and 2, and began anew with 3."""
     account = QueueAudit(RemovedMessages(), 10)
     account.on_subscribed(1, 1, 1, 10)
     for sequence in (1, 2):

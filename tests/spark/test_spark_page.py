@@ -20,7 +20,7 @@ PAGE = "docs/spark.md"
 TEXT = (Path(__file__).parents[2] / PAGE).read_text()
 REQUIRED = {"url": "stomp://127.0.0.1:61613", "queue": "orders"}
 EXECUTORS = ["truenext", "pyarrow"]
-"""What the page says that the Python of executors needs."""
+"""Packages that the Python of executors needs, by the page."""
 
 CONF = """
 spark.sql.shuffle.partitions     2

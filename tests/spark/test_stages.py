@@ -38,9 +38,9 @@ EventRow = dict[str, Any]
 
 class Story(NamedTuple):
     data: Path
-    """Of the broker."""
+    """Data folder of the broker."""
     events_folder: Path
-    """What the services wrote."""
+    """Folder with the events of the services."""
     history: list[EventRow]
     stages: list[EventRow]
 
@@ -97,7 +97,7 @@ class Judged:
         self._spark = spark
 
     def run(self, trace: str, queue: str, outcome: str = "completed", at: int = 0) -> EventRow:
-        """A `started` by what it is of and what became of it."""
+        """Return the `started` event of an execution by its flow, its queue and its outcome."""
         over = {(each["process"], each["execution"]): each["kind"] for each in self.stages if "execution" in each}
         found = [
             each
@@ -163,7 +163,7 @@ def test_retries_dead_letters_and_a_process_that_was_killed_are_no_findings(stor
 
 
 def renumber(stages: list[EventRow]) -> None:
-    """What was taken away has never been: no number is missing."""
+    """Number the events anew, so that none seems to be missing."""
     numbers: dict[tuple[str, int], int] = {}
     for process in {each["process"] for each in stages}:
         own = sorted((each for each in stages if each["process"] == process), key=lambda each: int(each["number"]))

@@ -76,7 +76,7 @@ def specs(page: str) -> list[dict[str, Any]]:
 
 
 def dom(page: Path, folder: Path) -> str:
-    """What the page shows once its scripts have run."""
+    """Return the DOM of the page after its scripts have run."""
     if CHROMIUM is None:
         pytest.skip("no Chromium here to draw the page")
     done = subprocess.run(
@@ -232,7 +232,7 @@ def test_a_browser_draws_every_plot_and_runs_nothing_else(tmp_path: Path) -> Non
 
 
 def runs_of(flow: str, *, trace: str = "order 7", messages: int = 1, given_up: int = 0, **other: Any) -> list[Any]:
-    """Of one flow: messages one after the other, each from the one before."""
+    """Return the executions of one flow: messages one after the other, each sent by the one before."""
     started = pandas.Timestamp("2026-01-01", tz="UTC")
     return [
         {

@@ -33,25 +33,25 @@ from truenext.spark.sink.publish import HeldByAnother
 from truenext.testing import BlockingBroker
 
 FAILURES_MAX = 4
-"""Of one task; then the run ends."""
+"""Failures of one task that end the run."""
 ATTEMPTS_MAX = 3
-"""Of one task at once."""
+"""Concurrent attempts of one task."""
 STEPS_MAX = 50_000
 UNSEEN_SECONDS = 60.0
 """After which the broker has noticed that a connection is dead."""
 
 
 class Act(Enum):
-    """What may happen to a process, and to the broker under it."""
+    """Event that may happen to a process, or to its broker."""
 
     DIE = auto()
-    """What it has not written is lost."""
+    """The process dies, and its unwritten bytes are lost."""
     DIE_IN_WRITING = auto()
-    """A part of what it has to write leaves."""
+    """The process dies when a part of its bytes is written."""
     DIE_UNSEEN = auto()
     """The broker does not see it before heart-beats are missed."""
     PAUSE = auto()
-    """It is stopped, and the broker may miss its heart-beats."""
+    """The process is stopped, and the broker may miss its heart-beats."""
     CUT = auto()
     """The connection, from outside."""
     CUT_BEHIND = auto()
@@ -65,7 +65,7 @@ class Act(Enum):
 
 @dataclass(eq=False)
 class Task:
-    """Of one run; it may have several attempts."""
+    """Task of one run; it may have several attempts."""
 
     partition: int
     rows: int
@@ -102,18 +102,18 @@ class Machine(World):
         self._attempt_count = 0
         self._driver_count = 0
         self._calls = 0
-        """That may decide or publish and are under way, those of operators too."""
+        """Running calls that may decide or publish, those of operators included."""
         self._call_count = 0
-        """Those, ever."""
+        """Number of such calls so far."""
         self._doomed: list[Process] = []
-        """To be killed."""
+        """Processes to be killed."""
         self._steps_left = STEPS_MAX
         # ---- Of the example ----
         self._fault_rate = random.choice([0.0, 0.03, 0.1, 0.3, 0.5])
         self._race_rate = random.choice([0.0, 0.05, 0.3])
-        """How often a task has several attempts at once."""
+        """Probability that a task has several attempts at once."""
         self._zombie_rate = random.choice([0.1, 0.5, 0.9])
-        """How often what Spark does not need any more goes on."""
+        """Probability that a process that Spark does not need any more continues."""
         self._operator_rate = random.choice([0.0, 0.0, 0.01, 0.05])
         self._patience_s = random.choice(["0", "600", "600"])
         self._bundle_rows = random.choice([1, 2, 3])
@@ -155,7 +155,7 @@ class Machine(World):
                 self._step()
 
     def _settle(self) -> None:
-        """Nothing goes wrong any more."""
+        """End all faults and all processes, and check."""
         self.note("settles")
         self._is_faulty = False
         self._patience_s = "600"

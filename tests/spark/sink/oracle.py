@@ -20,13 +20,13 @@ class Disagreement(AssertionError):
 
 @dataclass(eq=False)
 class Attempt:
-    """Of a task: its rows are those of no other attempt."""
+    """Attempt of a task: its rows differ from those of all other attempts."""
 
     number: int
     batch: int
     partition: int
     destinations: list[tuple[str, ...]]
-    """Of each row."""
+    """Destinations of each row."""
 
     @property
     def rows(self) -> list[Row]:
@@ -46,19 +46,19 @@ class Row(NamedTuple):
 
 @dataclass(eq=False)
 class Call:
-    """Of `commit`, with the rows of its authorised attempts, by their order."""
+    """Call of `commit`, with the rows of its authorised attempts, by their order."""
 
     name: str
     batch: int
     rows: dict[str, list[Row]]
-    """Of each queue."""
+    """Rows of each queue."""
     last_visible: int
     """The highest batch of which a row was visible when the call began."""
     was_visible: bool
     """A row of this batch was visible when the call began."""
     was_closed: bool
     is_calm: bool = False
-    """Nothing has disturbed it, so rows are in order."""
+    """True if no fault has disturbed the call, so that rows are in order."""
 
     @property
     def has_rows(self) -> bool:
@@ -70,14 +70,14 @@ class Oracle:
     here: BlockingBroker
     queues: SinkQueues
     calls: dict[int, Call] = field(default_factory=dict)
-    """By attempt: the call that it was authorised for."""
+    """Call for which each attempt was authorised, by the attempt's number."""
     chosen: dict[int, Call] = field(default_factory=dict)
     """The call of each batch of which a row was visible."""
     returned: set[int] = field(default_factory=set)
     """Batches of which a call has returned, and that are visible for ever. A call without rows is none of these: an
     earlier one may be asleep, and decide later."""
     published_batch: int | None = None
-    """What `close_sink` has returned; None if that never happened."""
+    """Batch that `close_sink` has returned; None if it never returned."""
     was_close_tried: bool = False
     _visible: dict[str, list[Row]] = field(default_factory=dict)
 
@@ -143,7 +143,7 @@ class Oracle:
     # ---- Looks ----
 
     def look(self) -> None:
-        """Compare what is visible with what may be."""
+        """Compare the visible rows with the allowed ones."""
         for queue in OUTPUTS:
             rows = [Row(*map(int, body.split(b"/"))) for body in self.here.queue(queue).bodies]
             self._visible[queue] = rows
@@ -192,7 +192,7 @@ class Oracle:
         return [self.queues.drafts(partition) for partition in range(PARTITIONS_MAX)]
 
     def check_attempts(self) -> None:
-        """Nothing is held, and no death counted as an attempt."""
+        """Check that no message is held, and that no death counted as an attempt."""
         for queue in (self.queues.decisions, *self._draft_queues, *OUTPUTS):
             contents = self.here.queue(queue)
             if contents.unacknowledged or self.here.queue(f"DLQ.{queue}").waiting:
@@ -201,7 +201,7 @@ class Oracle:
                 raise Disagreement(f"messages of {queue} have attempts: {contents.messages}")
 
     def check_end(self) -> None:
-        """All is over, and the last run was not disturbed."""
+        """Check the end, after a last run that was not disturbed."""
         self.look()
         for batch in self.chosen:
             self._check_whole(batch)

@@ -32,7 +32,7 @@ from truenext.testing import BlockingBroker
 
 
 class End(Enum):
-    """What happens to a process when the other goes on."""
+    """End of a process's turn, when the other one continues."""
 
     LEFT = auto()
     KILLED = auto()
@@ -47,10 +47,10 @@ class Turn(NamedTuple):
 
 
 Order = tuple[Turn, ...]
-"""Then the first of these processes goes on to its end, and then the other."""
+"""Turns of an order. Afterwards the first process runs to its end, and then the other one."""
 
 _Rows = dict[int, int]
-"""How many each partition has; each two are a bundle."""
+"""Number of rows of each partition; every two are a bundle."""
 
 _FIRST: _Rows = {0: 3}
 _SECOND: _Rows = {0: 1, 1: 2}
@@ -89,7 +89,7 @@ _ENDS = [
 
 
 def orders(writes: tuple[int, int]) -> Iterator[Order]:
-    """All orders of two processes that write so often when they are alone."""
+    """Yield all orders of two processes with these numbers of writes."""
     for first in (0, 1):
         second = 1 - first
         for before, between in product(range(1, writes[first] + 1), range(1, writes[second] + 1)):
@@ -190,7 +190,7 @@ class Orders(World):
         return self.start(Process(name, run))
 
     def _draft(self, batch: int, rows: _Rows) -> _Drafted:
-        """What tasks do, without a stop."""
+        """Write drafts as tasks do, without a stop."""
         process, self.current = self.current, None
         drafted = _Drafted()
         for partition, count in (rows or {0: 0}).items():

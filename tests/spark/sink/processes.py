@@ -28,7 +28,7 @@ QUERY = "query"
 LOOK_SECONDS = 4.0
 """Between two looks at what another process holds. In fact it is less, and takes more of them."""
 CONNECTIONS_MAX = 2000
-"""Of an example, which has 200 at most: beyond that something goes on for ever."""
+"""Connections of an example that show an endless loop; examples have 200 at most."""
 
 
 class Killed(BaseException):
@@ -41,18 +41,18 @@ class Process:
     def __init__(self, name: str, body: Callable[[], object], attempt: Attempt | None = None) -> None:
         self.name = name
         self.attempt = attempt
-        """What the process writes, if it is a task."""
+        """Attempt that the process writes, if it is a task."""
         self.connections: list[Connection] = []
         self.wake_at = 0.0
-        """When it has slept enough."""
+        """Time at which the process has slept enough."""
         self.is_paused = False
         """Stopped by the system, until that wakes it."""
         self.is_dead = False
         """Killed."""
         self.awaits: Callable[[], bool] | None = None
-        """It has nothing to do before this."""
+        """Condition before which the process has nothing to do."""
         self.error: Exception | None = None
-        """What it has failed with."""
+        """Error with which the process has failed."""
         self.greenlet = greenlet(self._run)
         self._body = body
 
@@ -89,7 +89,7 @@ class Connection(BreakableConnection):
         super().flush()
 
     def lose_answers(self) -> None:
-        """What the broker has sent does not come."""
+        """Discard the answers that the broker has sent."""
         with suppress(OSError):
             self._socket.setblocking(False)
             while self._socket.recv(1 << 16):
@@ -97,15 +97,15 @@ class Connection(BreakableConnection):
 
 
 class World:
-    """All processes, their broker, and the time."""
+    """Processes of a sink, their broker, and their time."""
 
     def __init__(self, here: BlockingBroker, patch: pytest.MonkeyPatch, steps: list[str]) -> None:
         self.here = here
         self.steps = steps
-        """What has happened, for a person."""
+        """Events so far, for a reader."""
         self.now = 0.0
         self.processes: list[Process] = []
-        """All that are not over."""
+        """Processes that are not over."""
         self.current: Process | None = None
         """None between two steps."""
         self.disturbances = 0
@@ -181,7 +181,7 @@ class World:
             self.processes.remove(process)
 
     def kill(self, process: Process) -> None:
-        """What the process has not written is lost."""
+        """Kill a process; its unwritten bytes are lost."""
         self.note(process.name, "is killed")
         process.is_dead = True
         for each in process.connections:

@@ -24,7 +24,7 @@ def connecting(here: BlockingBroker) -> Callable[[], BrokerConnection]:
 
 
 def bundles_of(*bodies: str | bytes, destination: str = "/queue/out", rows: int = 2) -> Iterator[SinkBundle]:
-    """Bundles of so many rows."""
+    """Yield bundles of up to `rows` rows."""
     for start in range(0, len(bodies), rows):
         batch = pa.RecordBatch.from_pydict({"body": list(bodies[start : start + rows])})
         yield from bundles(encode_rows(batch, destination))
@@ -33,7 +33,7 @@ def bundles_of(*bodies: str | bytes, destination: str = "/queue/out", rows: int 
 def draft(
     here: BlockingBroker, batch: int, *bodies: str, partition: int = 0, patience_s: float = 0, rows: int = 2
 ) -> tuple[Draft, ...]:
-    """What a task of this partition writes."""
+    """Write drafts as a task of this partition does."""
     made = bundles_of(*bodies, rows=rows)
     return write_drafts(made, QUEUES, batch, partition, connecting(here), Patience(patience_s)).drafts
 

@@ -34,7 +34,7 @@ from truenext.testing import BlockingBroker
 from truenext.wire.stomp.frame import Frame
 
 MOMENTS: tuple[Literal["before", "after"], ...] = ("before", "after")
-"""Of a COMMIT, at which its connection is lost."""
+"""Moments of a COMMIT at which its connection is lost."""
 
 
 def test_drafts_are_not_published_before_the_batch_is_committed(here: BlockingBroker) -> None:

@@ -14,7 +14,7 @@ from tests.spark.sink.orders import SCENARIOS, End, Order, Orders, Scenario, Tur
 from truenext.testing import blocking_broker
 
 DRAWN = 4
-"""Of each scenario."""
+"""Orders drawn of each scenario."""
 
 
 @pytest.mark.timeout(7200)

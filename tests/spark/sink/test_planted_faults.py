@@ -27,9 +27,9 @@ from truenext.testing import blocking_broker
 
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
 EXAMPLES = 1000
-"""At most; most faults show in ten."""
+"""Examples at most; most faults show in ten."""
 ORDERS_OF_EXAMPLE = 3
-"""Of two processes; a machine meets the rare ones rarely."""
+"""Orders of two processes in each example; a machine meets the rare ones rarely."""
 
 
 _COMMIT_DECISION = """if decide(broker, queues, decision, last):

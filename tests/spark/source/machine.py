@@ -38,12 +38,12 @@ from truenext.spark.source.task import Superseded
 from truenext.testing import BlockingBroker
 
 ATTEMPTS_MAX = 3
-"""Of one task at once."""
+"""Concurrent attempts of one task."""
 RETURN_SECONDS = 30.0
 """After which a broker has noticed that a frozen connection is dead."""
 IDLE_ROUNDS_MAX = 200
 CONNECTIONS_MAX = 3000
-"""Of an example, which has 200 at most: beyond that something goes on for ever."""
+"""Connections of an example that show an endless loop; examples have 200 at most."""
 """Until a query that nothing disturbs has read all there is."""
 
 
@@ -79,12 +79,12 @@ class BrokerOfProcess:
 
 
 class Act(Enum):
-    """What may happen between two frames of a process."""
+    """Event that may happen between two frames of a process."""
 
     DIE = auto()
     """The process; what it has not written is lost."""
     DIE_IN_WRITING = auto()
-    """A part of what it has to write leaves."""
+    """The process dies when a part of its bytes is written."""
     DIE_UNSEEN = auto()
     """The broker does not see it before heart-beats are missed."""
     CUT = auto()
@@ -96,7 +96,7 @@ class Act(Enum):
     LOSE_COMMIT = auto()
     """The next COMMIT loses its connection, before it is carried out or behind it."""
     OTHERS = auto()
-    """Other attempts go on."""
+    """Other attempts continue."""
     SEND = auto()
     FILL_DISK = auto()
 
@@ -136,11 +136,11 @@ class Attempt(Process):
     rows: Generator[Any, None, None]
     seen: list[Row] = field(default_factory=list)
     is_over: bool = False
-    """It has ended, whatever the reason."""
+    """True if the attempt is over, whatever the reason."""
     has_ended: bool = False
-    """It has given all rows."""
+    """True if the attempt has given all rows."""
     disturbances: int = -1
-    """When it started to take; -1 if it was not alone, or not the first."""
+    """Number of disturbances when the attempt started to take; -1 if it was not alone, or not the first."""
 
     @property
     def key(self) -> TaskKey:
@@ -204,7 +204,7 @@ class Machine:
         self.is_faulty = False
         self.stack: list[Process] = []
         self.attempts: list[Attempt] = []
-        """All that are not over."""
+        """Attempts that are not over."""
         self.connections_made = 0
         self._name = name
         self._port = int(here.url.rpartition(":")[2])
@@ -217,7 +217,7 @@ class Machine:
         self._has_transients = random.random() < 0.4
         self._fault_rate = random.choice([0.0, 0.3, 0.6, 0.9])
         self._race_rate = random.choice([0.1, 0.1, 0.5])
-        """How often a task has several attempts at once."""
+        """Probability that a task has several attempts at once."""
         self._acts = ACTS_WITH_PROCESS if not isinstance(here, BlockingBroker) else [*Act, *[Act.OTHERS] * 4]
         self._rival: RawClient | None = None
         # ---- What Spark keeps ----
@@ -232,7 +232,7 @@ class Machine:
         """The rows of each task, as far as any attempt has given them."""
         self._complete: set[TaskKey] = set()
         self._taken: dict[int, TaskKey] = {}
-        """By sequence."""
+        """Task that has taken each message, by sequence."""
         self._cleared = 0
         """The highest batch of which the source was told that it is done."""
         self._crashes = 0
@@ -289,7 +289,7 @@ class Machine:
             self._disturbances += 1
 
     def _settle(self) -> None:
-        """Nothing goes wrong any more."""
+        """End all faults and all attempts."""
         self.is_faulty = False
         self._note("settles")
         self._end_rival()
@@ -505,7 +505,7 @@ class Machine:
             self._close(attempt)
 
     def _close(self, attempt: Attempt) -> None:
-        """As a generator is that is not used any more."""
+        """Close an attempt's rows, like a generator that is not used any more."""
         self._note(attempt.name, "is closed")
         is_faulty, self.is_faulty = self.is_faulty, False
         attempt.rows.close()
@@ -577,7 +577,7 @@ class Machine:
             self._has_unseen_dead = True
 
     def _overtake(self, attempt: Attempt) -> None:
-        """Another attempt of the same task goes on, maybe to its end."""
+        """Let another attempt of the same task continue, maybe to its end."""
         own = [each for each in self.attempts if each.key == attempt.key and each not in self.stack]
         count = sum(each.key == attempt.key for each in self.attempts)
         if count < ATTEMPTS_MAX and attempt.key.batch > self._cleared:
@@ -605,7 +605,7 @@ class Machine:
             rival.close()
 
     def _disturb(self) -> None:
-        """Something has ended that may have held messages."""
+        """Count the end of a process that may have held messages."""
         self._quiesce()
         self._disturbances += 1
 
@@ -614,7 +614,7 @@ class Machine:
             self.here.queue("nothing")
 
     def _await_return(self, seconds: float = RETURN_SECONDS) -> None:
-        """What dead connections held returns."""
+        """Let messages of dead connections return."""
         if self._has_unseen_dead:
             assert isinstance(self.here, BlockingBroker)
             self._note("missing heart-beats are noticed")
@@ -624,7 +624,7 @@ class Machine:
         self._free_disk()
 
     def _sleep(self, seconds: float) -> None:
-        """Of what is patient."""
+        """Sleep in place of a patient process."""
         self._free_disk()
         time.sleep(0.001)
 
@@ -676,7 +676,7 @@ class Machine:
         )
 
     def _begin_rival(self) -> None:
-        """Another consumer, which keeps what it gets for a while."""
+        """Start another consumer, which keeps its messages for a while."""
         self._note("a rival comes")
         self._rival = RawClient(self._port)
         self._rival.send_connect("1.2", "0,0")
@@ -797,7 +797,7 @@ class Machine:
         return [each for each in self._left() if self._selector is None or each["colour"] == "red"]
 
     def _waiting(self, queue: str) -> list[dict[str, str]]:
-        """The headers of what waits there."""
+        """Return the headers of the waiting messages of a queue."""
         browser = RawClient(self._port)
         try:
             browser.send_connect("1.2", "0,0")
@@ -812,6 +812,6 @@ class Machine:
 
 
 def _as_json(offset: dict[str, Any]) -> dict[str, Any]:
-    """As Spark hands it on."""
+    """Return the offset as Spark passes it on."""
     made: dict[str, Any] = json.loads(json.dumps(offset))
     return made

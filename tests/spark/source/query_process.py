@@ -44,7 +44,7 @@ class QueryProcess:
 
     @property
     def log(self) -> str:
-        """What this process has printed, and others that it has started."""
+        """Output of this process, and of the processes that it has started."""
         return self._log.read_bytes()[self._log_start :].decode(errors="replace")
 
     def kill_driver(self) -> None:

@@ -34,7 +34,7 @@ def send(here: BlockingBroker, *messages: str | bytes, queue: str = "orders", **
 
 
 def forget_numbers(here: BlockingBroker, query: str) -> None:
-    """As the broker does in a week, but for the producers' other uses."""
+    """Make the broker forget the numbers of a query's producers, as it does after a week."""
     producers = [f"spark/{query}/{name}" for name in (*range(64), "mark")]
     leaver = client(here)
     names = "[" + ", ".join(f'"{each}"' for each in producers) + "]"
@@ -52,11 +52,11 @@ class SmallQuery:
         self.options = {"url": here.url, "queue": "orders", "partitions": "1", "patience": "0", **options}
         self.offsets: list[dict[str, Any]] = []
         self.rows: list[list[dict[str, Any]]] = []
-        """Of each batch that is in the sink."""
+        """Rows of each batch in the sink."""
         self._readers: list[QueueStreamReader] = []
 
     def reader(self) -> QueueStreamReader:
-        """Of a new run."""
+        """Return the reader of a new run."""
         source = TruenextDataSource(self.options)
         reader = source.streamReader(source.schema())
         assert isinstance(reader, QueueStreamReader)
@@ -69,7 +69,7 @@ class SmallQuery:
 
     @property
     def end(self) -> Offset:
-        """Of the last batch."""
+        """End offset of the last batch."""
         end = parse_offset(self.offsets[-1])
         assert end is not None
         return end

@@ -154,7 +154,7 @@ def test_a_query_that_runs_while_it_is_abandoned_fails_by_name_and_no_row_is_los
 def test_a_bundle_that_is_written_while_the_query_is_closed_is_returned(
     here: BlockingBroker, new_query: NewQuery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There was none when the query was looked up."""
+    """The bundle did not exist when the query was looked up."""
     send(here, *"abc")
     query = new_query()
     reader = query.reader()

@@ -195,7 +195,7 @@ def test_rows_with_long_headers_are_in_bundles_that_fit_into_a_message(here: Blo
 
 
 def test_message_that_expires_beyond_the_calendar_is_read(here: BlockingBroker, query: SmallQuery) -> None:
-    """JMS programs say so of what is to stay for ever."""
+    """JMS programs set such a time for messages that never expire."""
     send(here, "first", headers={"expires": "253402300799999"})
     send(here, "second", headers={"expires": "9" * 18})
     assert query.run_to_end(query.reader()) == ["first", "second"]

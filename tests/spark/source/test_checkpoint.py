@@ -17,7 +17,7 @@ NewQuery = Callable[..., SmallQuery]
 
 
 def rewind(query: SmallQuery, batches: int) -> SmallQuery:
-    """The query with an older copy of its checkpoint, from which so many of the last batches are missing."""
+    """Return the query with an older copy of its checkpoint, without the last batches."""
     older = SmallQuery(query.here, **query.options)
     older.offsets = copy.deepcopy(query.offsets[: len(query.offsets) - batches])
     older.rows = query.rows[: len(older.offsets)]
@@ -61,7 +61,7 @@ def test_a_checkpoint_of_another_queue_is_refused_by_name(here: BlockingBroker, 
 
 
 def test_another_queue_is_refused_before_a_batch_is_repeated(here: BlockingBroker, new_query: NewQuery) -> None:
-    """Else that batch would have rows of both."""
+    """Otherwise the batch would have rows of both queues."""
     send(here, "a")
     send(here, "b", queue="other")
     query = new_query()

@@ -38,7 +38,7 @@ def test_a_mark_is_not_put_back(here: BlockingBroker) -> None:
 
 
 def test_a_driver_that_comes_late_with_the_same_batch_changes_nothing(here: BlockingBroker) -> None:
-    """By its number, though it has seen an older mark."""
+    """The number of the batch prevents a change, though the driver has seen an older mark."""
     late = client(here)
     late.begin("late")
     late.send(QUEUE, b'{"batch":2}', persistent=True, transaction="late")

@@ -25,7 +25,7 @@ from truenext.testing import blocking_broker
 
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
 EXAMPLES = 1000
-"""At most; most faults show in ten."""
+"""Examples at most; most faults show in ten."""
 
 
 FAULTS = [
