@@ -19,17 +19,17 @@ class Lose(Enum):
 
     NOTHING = "nothing"
     ANSWER = "answer"
-    """The server gets it, has answered it, and then the connection is cut: it happened."""
+    """The server executes it and answers, and then the connection is cut: it happened."""
     COMMIT = "commit"
-    """The connection is cut before the server gets it: it did not happen."""
+    """The connection is cut before the server receives it: it did not happen."""
     ALL_FROM_NOW = "all from now"
-    """The server gets it, and the connection stands still: nothing more passes, and nothing is cut."""
+    """The server receives it, and the connection stalls: nothing more passes, and nothing is cut."""
 
 
 class CommitProxy:
-    """Listens on `port` of 127.0.0.1, for the server whose socket is in `folder`.
+    """Proxy that listens on `port` of 127.0.0.1, for the server whose socket is in `folder`.
 
-    `lose` says what the next COMMIT meets, once; `has_lost` is set when that has happened.
+    `lose` is the loss of the next COMMIT, once; `has_lost` is set when it has happened.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -12,7 +12,7 @@ from tests.stages.postgres import PostgresServer, own_server, shared_server
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    """A running PostgreSQL that other tests use too, in other processes as well: not to be stopped."""
+    """A running PostgreSQL that other tests and processes share: a test must not stop it."""
     # The number of the run, and that of a worker of pytest-xdist below it.
     base = tmp_path_factory.getbasetemp()
     run = base.parent if hasattr(request.config, "workerinput") else base
@@ -22,7 +22,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
-    """A running PostgreSQL of the test's own, which it may stop, kill and start again."""
+    """A running PostgreSQL of the test's own, which it may stop, kill and restart."""
     with own_server() as server:
         yield server
 

@@ -50,7 +50,7 @@ NOTHING = object()
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """A type: what it is, and what it is made of."""
+    """A drawn type: its kind, and its parts."""
 
     what: str
     parts: tuple[Kind, ...] = ()
@@ -192,7 +192,7 @@ def changed(draw: st.DrawFn, kind: Kind) -> Kind:
 
 
 class Made:
-    """The types of one kind, made once."""
+    """Types made of one kind, each made once."""
 
     def __init__(self, kind: Kind) -> None:
         self._types: dict[Kind, Any] = {}
@@ -265,7 +265,7 @@ class Made:
         )
 
     def default(self, kind: Kind) -> Any:
-        """Some value of it."""
+        """Return a default value of this kind."""
         plain = {"int": 1, "count": 2, "positive": 3, "float": 1.5, "str": "s", "word": "w", "code": "a", "bool": True}
         match kind.what:
             case "list":

@@ -38,7 +38,7 @@ def run(
     database: str | None = None,
     overrides: Overrides | None = None,
 ) -> None:
-    """Do the work while the service runs. Nothing of it may be left behind."""
+    """Run a service while the work is done, and check that nothing is left behind."""
 
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S):

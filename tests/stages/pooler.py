@@ -21,7 +21,7 @@ _VERSION = 3 << 16
 
 
 class Pooler:
-    """Listens on `port` of 127.0.0.1, for a database of the server whose socket is in `folder`."""
+    """Pooler that listens on `port` of 127.0.0.1, for a database of the server whose socket is in `folder`."""
 
     def __init__(self, folder: Path, database: str, connections: int) -> None:
         self._path = str(folder / ".s.PGSQL.5432")
@@ -79,7 +79,7 @@ class Pooler:
         client.sendall(b"R\0\0\0\x08\0\0\0\0" + server.parameters + key + b"Z\0\0\0\x05I")
 
     def _transaction(self, client: socket.socket, stream: BinaryIO) -> bool:
-        """False: the client has said goodbye."""
+        """Forward one transaction of the client; False if the client has ended its session."""
         kind, message = _message(stream)
         if kind == b"X":
             return False
@@ -140,7 +140,7 @@ class _Server:
 
 
 def _greeted(client: socket.socket, stream: BinaryIO) -> bool:
-    """The client has started a session."""
+    """Answer the start of a connection; False if it is a request to cancel."""
     while True:
         length = int.from_bytes(_read(stream, 4), "big")
         code = int.from_bytes(_read(stream, length - 4)[:4], "big")

@@ -37,10 +37,10 @@ _NUMBERS = itertools.count(1)
 
 
 class PostgresServer:
-    """One server, which can be stopped, killed and started again."""
+    """One server, which can be stopped, killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is there, in a place that any user can reach, and empty or that of a server before."""
+        """`folder` exists, in a place that any user can reach, and is empty or has the data of an earlier server."""
         self.folder = folder
         self._data = folder / "data"
         self._was_killed = False
@@ -68,11 +68,11 @@ class PostgresServer:
         self._run("pg_ctl", *arguments)
 
     def stop(self) -> None:
-        """Connections are ended, as when an administrator restarts the server."""
+        """Stop the server and end its connections, as an administrator does."""
         self._run("pg_ctl", "stop", "--mode=fast", f"--pgdata={self._data}")
 
     def kill(self) -> None:
-        """kill -9 of all of it."""
+        """Kill all processes of the server by kill -9."""
         with self.connect() as connection:
             children = [int(str(number)) for (number,) in connection.execute("SELECT pid FROM pg_stat_activity")]
         # The first that dies would otherwise start the others anew.
@@ -105,7 +105,7 @@ class PostgresServer:
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
-        """The name of a new database, which is dropped afterwards."""
+        """Create a database, yield its name, and drop it afterwards."""
         name = f"d{os.getpid()}_{next(_NUMBERS)}"
         with self.connect() as connection:
             connection.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
@@ -136,7 +136,8 @@ class PostgresServer:
 
 @contextlib.contextmanager
 def shared_server(run: str) -> Iterator[PostgresServer]:
-    """The one server of a test run, whose name is `run`: the first process starts it, the last one removes it."""
+    """Yield the server that the processes of the test run `run` share: the first process starts it, the last one
+    removes it."""
     folder = Path(tempfile.gettempdir()) / f"truenext-postgres-{run}"
     lock = folder.with_name(folder.name + ".users")
     with _users(lock) as users:
@@ -157,7 +158,7 @@ def shared_server(run: str) -> Iterator[PostgresServer]:
 
 @contextlib.contextmanager
 def own_server() -> Iterator[PostgresServer]:
-    """A running server of one test's own."""
+    """Yield a running server of one test's own."""
     server = PostgresServer(Path(tempfile.mkdtemp(prefix="truenext-postgres-")))
     try:
         server.start()

@@ -10,7 +10,7 @@ from tests.integration.forked import Forked
 
 
 class ServiceProcess:
-    """`truenext stages run`, for one service of `tests.stages.services`."""
+    """Process of `truenext stages run`, for one service of `tests.stages.services`."""
 
     def __init__(
         self, folder: Path, service: str, broker: str, *options: str, environment: Mapping[str, str] | None = None

@@ -226,7 +226,7 @@ def test_schema_says_that_printing_and_making_exclude_each_other(folder: Path) -
 
 
 def changed(folder: Path, old: str, new: str) -> Result:
-    """`check` of the service with a change."""
+    """Run `check` of the service with a change."""
     assert stages("check", "shop:app", "--against", "shop.json", "--write").exit_code == 0
     assert old in SHOP
     (folder / "changed.py").write_text(SHOP.replace(old, new))

@@ -113,7 +113,7 @@ def test_concurrency_is_that_of_the_stage_its_endpoint_or_its_service() -> None:
 
 
 def test_stages_of_one_endpoint_work_at_the_same_time() -> None:
-    """8 in the first and 4 in the second, all at once."""
+    """8 functions of the first stage and 4 of the second run concurrently."""
     app = Service("shop")
     crowd = Crowd(12)
     chain = app.endpoint("chain", Number)

@@ -526,7 +526,7 @@ def test_a_test_puts_other_factories_in_the_place_of_those_that_a_stage_depends_
     ],
 )
 def test_an_override_that_replaces_nothing_is_refused(overrides: Any, pattern: str) -> None:
-    """Fixed: the test ran with the factory that it wanted to replace."""
+    """Fixed: the test ran with the factory that it meant to replace."""
     app = Service("shop")
 
     @app.single("take", Number, Number)

@@ -45,7 +45,7 @@ def plan_of(function: Callable[..., Any], **options: Any) -> DependencyPlan:
 
 
 def run(function: Callable[..., Any], **options: Any) -> Any:
-    """The stage as a service runs it: `async` ones in the event loop, others in a thread."""
+    """Run a stage as a service does: `async` ones in the event loop, others in a thread."""
     plan = plan_of(function, **options)
 
     async def in_loop() -> Any:

@@ -48,7 +48,7 @@ def test_reply_goes_to_reply_to_with_the_reply_state() -> None:
 
 
 def three_levels(app: Service, seen: list[str]) -> Endpoint[Number, Number]:
-    """An endpoint of four stages, which asks one of two stages, which asks one of one stage."""
+    """Make an endpoint of four stages, which requests one of two stages, which requests one of one stage."""
 
     @app.single("leaf", Number, Number)
     async def leaf(request: Number) -> Number:

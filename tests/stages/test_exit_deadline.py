@@ -29,7 +29,7 @@ def test_cancelled_exit_deadline_does_not_end_the_process() -> None:
 
 
 def test_exit_deadline_ends_a_process_whose_output_is_not_read() -> None:
-    """The last words went to a pipe that was full, and the process stayed."""
+    """Fixed: the last log record went to a full pipe, and the process did not end."""
     program = """
 import os, threading, time
 from truenext.cli import logs

@@ -31,12 +31,12 @@ class VeryBusy(Busy):
 
 
 class Sending:
-    """A service with a stage that sends what it takes to another one."""
+    """A service with a stage that sends each message on to another one."""
 
     def __init__(self) -> None:
         self.app = Service("shop")
         self.ran: list[int] = []
-        """The attempts of the one that sends."""
+        """Attempts of the sending stage."""
         self.received: list[int] = []
 
         @self.app.terminator("take", Number)
@@ -716,7 +716,7 @@ def test_want_of_room_on_the_brokers_disk_is_no_attempt() -> None:
 
 
 def test_error_with_a_very_long_text_is_logged_shortened(caplog: pytest.LogCaptureFixture) -> None:
-    """To format its traceback took seconds, in which no stage ran."""
+    """Fixed: formatting the traceback took seconds, in which no stage ran."""
     app = Service("shop")
 
     @app.terminator("take", Number, attempts=1)

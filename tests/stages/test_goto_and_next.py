@@ -130,7 +130,7 @@ def test_next_direct_runs_the_next_stage_in_the_same_transaction(is_async: bool)
 
 
 def test_a_message_that_goes_on_directly_does_not_wait_in_the_queue_of_the_next_stage() -> None:
-    """And it is not what JSON would make of it."""
+    """The next stage also gets the object itself, not a copy through JSON."""
     app = Service("shop")
     same: list[bool] = []
     message = Text("this very one")

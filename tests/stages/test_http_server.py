@@ -29,7 +29,7 @@ async def served(now: ServiceHealth, metrics: Metrics | None = None, port: int =
 
 
 async def exchange(port: int, request: bytes) -> tuple[int, bytes]:
-    """Status and body, which is empty where the server has hung up."""
+    """Return status and body; 0 and no body if the server closed the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)

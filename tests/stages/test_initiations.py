@@ -17,7 +17,7 @@ from truenext.testing.stages import Stages, stages
 
 
 class Shop:
-    """A service that notes whatever comes."""
+    """A service that notes the messages it receives."""
 
     def __init__(self) -> None:
         self.app = Service("shop")
@@ -36,7 +36,7 @@ class Shop:
 
 
 def test_initiation_sends_all_its_messages_once_when_it_ends() -> None:
-    """Sent, asked, published, and with sizes and priorities of all kinds."""
+    """Sends, requests and publications, interactive or not, persistent or not."""
     shop = Shop()
     app = shop.app
     topic = app.topic("numbers", Number)
@@ -232,8 +232,7 @@ def _nestings() -> Iterator[tuple[bool, bool, bool, bool]]:
 
 @pytest.mark.parametrize("is_async", [True, False])
 def test_an_exception_undoes_the_transactions_around_it_and_no_other(is_async: bool) -> None:
-    """Three initiations in one another, in a stage; each of the four ends well or with an exception that is caught
-    around it."""
+    """Three nested initiations in a stage; each of the four ends well or with an exception that is caught around it."""
     shop = Shop()
     app = shop.app
     cases = list(_nestings())
@@ -534,7 +533,7 @@ def test_an_initiation_whose_outcome_cannot_be_found_out_in_time_is_in_doubt_and
 
 
 def test_initiation_refused_by_the_broker_is_rolled_back_at_once() -> None:
-    """Two messages that are more than one transaction may have."""
+    """Its two messages exceed one transaction."""
     app = Service("shop")
     take = app.remote("take", Text)
 

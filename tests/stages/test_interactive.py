@@ -105,7 +105,7 @@ def test_messages_of_an_interactive_flow_have_priority_9_and_of_others_4() -> No
 
 
 def test_a_reply_that_is_asked_for_interactively_passes_those_that_are_not() -> None:
-    """The stage of the others is held up; the interactive one goes through request and reply."""
+    """The stage blocks the other flows; the interactive one passes through request and reply."""
     app = Service("shop", concurrency=1)
     held = asyncio.Event()
     outer = app.endpoint("outer", Number, Number)
@@ -197,7 +197,7 @@ def test_messages_of_a_persistent_flow_are_persistent_and_of_others_transient() 
 
 
 def test_the_time_to_live_is_that_of_the_whole_flow() -> None:
-    """Half of it is over at the first wait, and the rest is not enough for the second."""
+    """Half of the time passes during the first wait, and the rest is too short for the second."""
     app = Service("shop")
     ended: list[int] = []
     later = app.remote("later", Number, Number)

@@ -12,7 +12,7 @@ LONG = 1000.0
 
 
 async def is_through(turn: asyncio.Task[None]) -> bool:
-    """After all that was ready has run."""
+    """Let everything ready run, and return whether the task is done."""
     for _ in range(5):
         await asyncio.sleep(0)
     return turn.done()

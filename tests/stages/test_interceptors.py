@@ -13,7 +13,7 @@ from truenext.stage.interceptors.interceptor import Execution, ExecutionResult, 
 
 
 class Noting(Interceptor):
-    """Writes down what it is told, and fails if it is to."""
+    """An interceptor that notes its calls, and fails in one of them if told to."""
 
     def __init__(self, name: str, notes: list[str], fails: str = "") -> None:
         self._name = name

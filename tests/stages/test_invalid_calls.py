@@ -15,7 +15,7 @@ Misuse = Callable[[Flow, "Shop"], object]
 
 
 class Shop:
-    """A service in whose stages a test says something."""
+    """A service whose stages make invalid calls of a test."""
 
     def __init__(self, misuse: Mapping[str, Misuse]) -> None:
         """`misuse`: invalid calls, by the text of the message at which they are made."""

@@ -17,7 +17,7 @@ PATIENCE_S = 100
 
 
 async def _run_until_done(broker: BrokerProcess, folder: Path) -> int:
-    """Start the service again whenever it dies, as an orchestrator does. How often it was started."""
+    """Restart the service whenever it dies, as an orchestrator does; return the number of starts."""
     url = f"stomp://127.0.0.1:{broker.port}"
     async with truenext.connect(url) as connection:
         app.broker = (url,)

@@ -14,7 +14,7 @@ from truenext.stage.interceptors.log import LogFields, StageFields
 
 
 class Keeping(logging.Handler):
-    """Keeps what a format makes of each record."""
+    """A handler that keeps the formatted records."""
 
     def __init__(self) -> None:
         super().__init__()

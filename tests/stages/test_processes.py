@@ -29,7 +29,7 @@ BY_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 @pytest.fixture
 def start(tmp_path: Path, broker: BrokerProcess) -> Iterator[Start]:
-    """A process of the service; `up` waits until it takes messages."""
+    """Function that starts a process of the service; with `up` it waits until the process consumes messages."""
     processes: list[ServiceProcess] = []
 
     def start(*options: str, up: bool = True) -> ServiceProcess:
@@ -49,7 +49,7 @@ def url_of(broker: BrokerProcess) -> str:
 
 
 def start_flows(broker: BrokerProcess, endpoint: Endpoint[Job, None], numbers: range) -> None:
-    """Flows of the service, from elsewhere."""
+    """Initiate flows of the service from another program."""
 
     async def send() -> None:
         other = Service("other", broker=url_of(broker))

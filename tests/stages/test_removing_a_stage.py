@@ -15,7 +15,7 @@ class Step(msgspec.Struct):
 
 
 class Steps:
-    """Functions of stages that say where a flow has been; those of old and new code alike."""
+    """Functions of stages that record the path of a flow, in old and in new code."""
 
     async def begin(self, step: Step, flow: Flow) -> None:
         flow.next(Step([*step.path, "begin"]))
@@ -28,7 +28,7 @@ class Steps:
 
 
 def service(url: str, *names: str) -> Service:
-    """A name is that of the function; behind a colon that of the stage, if it is another."""
+    """Make a service. A name is that of the function, or FUNCTION:STAGE if the stage has another name."""
     app = Service("shop", broker=url, concurrency=1)
     place = app.endpoint("order.place", Step, Step)
     for name in names:

@@ -88,7 +88,7 @@ def test_requested_endpoint_does_not_see_the_state_of_the_requester() -> None:
 
 
 def test_the_state_of_one_flow_is_not_seen_by_another() -> None:
-    """A state with a list: no default is shared."""
+    """Its state has a list: no default is shared."""
     app = Service("shop")
     seen: list[list[int]] = []
     gather = app.endpoint("gather", Number, state=dict[str, list[int]])
@@ -439,7 +439,7 @@ def test_many_requests_of_one_stage_are_no_circle() -> None:
 
 
 def test_the_requests_of_a_stage_are_handled_at_once() -> None:
-    """Three that wait for one another."""
+    """Three requests that wait for one another."""
     app = Service("shop")
     three = asyncio.Barrier(3)
 

@@ -208,7 +208,7 @@ def test_a_consume_whose_caller_has_swallowed_a_cancellation_before_goes_on() ->
 
 
 def test_a_stage_that_is_cancelled_before_it_began_is_not_said_to_be_never_awaited() -> None:
-    """Fixed: a process that ended in just that moment printed a RuntimeWarning."""
+    """Fixed: a process that ended at that moment printed a RuntimeWarning."""
 
     async def stage() -> None:
         raise AssertionError("it has not begun")

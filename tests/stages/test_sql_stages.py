@@ -34,7 +34,7 @@ class Shop:
     """A service with a stage that inserts a row and sends a message, of either kind."""
 
     def __init__(self, is_async: bool, body: Body = lambda number, flow, shop: None, **settings: Any) -> None:
-        """`body` is what the stage does behind its statement."""
+        """`body` is the stage's code after its statement."""
         self.app = app = Service("shop", **settings)
         self.received: list[int] = []
         self.attempts: list[int] = []
@@ -158,7 +158,7 @@ def test_error_before_the_sql_commit_rolls_back_rows_and_messages(point: Point, 
 
 
 def test_error_after_the_sql_commit_repeats_sql_and_no_message(database: str, is_async: bool) -> None:
-    """The commit gap."""
+    """This is the commit gap."""
     shop = Shop(is_async, attempts=3)
 
     def fails() -> None:
@@ -230,7 +230,7 @@ def test_want_of_room_at_the_broker_is_known_before_sql_is_committed_and_no_atte
 
 
 def test_sql_begins_when_the_function_first_says_something_to_the_database(database: str) -> None:
-    """A stage that asks for a session and does not use it leaves out what is about it."""
+    """Without a use of its session a stage skips all SQL."""
     app = Service("shop")
     points: list[str] = []
 
@@ -455,7 +455,7 @@ def test_a_deadlock_is_run_again_in_place_and_is_no_attempt(postgres_database: s
 
 
 def test_unavailable_database_pauses_its_stages_and_no_others(database: str) -> None:
-    """The database itself says that it is away; the gate looks for it, and finds it."""
+    """The database reports itself unavailable; the gate probes it, and finds it."""
     app = Service("shop")
     attempts: list[int] = []
     received: list[int] = []
@@ -516,7 +516,7 @@ def test_an_error_of_the_own_statement_is_an_attempt_and_not_trouble_of_the_data
 
 
 def test_interactive_work_has_connections_of_its_own(postgres_database: str, postgres: Any) -> None:
-    """Two of each, at once, each in a transaction."""
+    """Two works of each kind run concurrently, each in a transaction."""
     app = Service("shop", concurrency=2)
     four = asyncio.Barrier(4)
     backends: set[int] = set()

@@ -25,7 +25,7 @@ async def attempts_of(t: Stages, queue: str) -> list[int]:
 
 
 def test_a_plain_function_that_does_not_end_is_no_attempt(caplog: pytest.LogCaptureFixture) -> None:
-    """Nor is it one that the threads, which take nothing any more by then, refuse to roll back."""
+    """Nor does the refused rollback count one: the threads accept no work by then."""
     is_started, may_end = threading.Event(), threading.Event()
     app = Service("stopping", database="sqlite://")
 

@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "stages-testing.md"
 
 
 def shop() -> tuple[Service, Endpoint[Number, Text], Endpoint[Number, Text]]:
-    """An endpoint that asks one of another service."""
+    """Make a service with an endpoint that requests one of another service."""
     app = Service("shop", attempts=2)
     stock = app.remote("stock", Number, Text)
     place = app.endpoint("place", Number, Text, state=Memo)

@@ -30,7 +30,7 @@ class Process:
         return self._exporter.get_finished_spans()
 
     def start_flow(self) -> dict[str, str]:
-        """A flow, with a message to `order.place`: its carrier."""
+        """Start a flow with a message to `order.place`, and return its carrier."""
         outgoing = send("order.place")
         self.tracing.sending(None, outgoing)
         return outgoing.carrier
@@ -38,7 +38,7 @@ class Process:
     def handle(
         self, carrier: Mapping[str, str], outcome: ExecutionOutcome = "completed", error: BaseException | None = None
     ) -> dict[str, str]:
-        """A message, with a message to `price` that leaves when the stage has returned: its carrier."""
+        """Handle a message and send one to `price` after the stage has returned; return its carrier."""
         here = execution(carrier=carrier)
         with self.tracing.around(here), self.provider.get_tracer("sql").start_as_current_span("SELECT"):
             pass
@@ -154,7 +154,7 @@ def test_a_span_of_a_stage_is_not_current_when_it_has_ended() -> None:
 
 
 def test_two_runs_for_one_message_are_one_span() -> None:
-    """Again in place, or directly with the next stage; the first span was never ended."""
+    """Fixed: after a repetition in place, or a direct next stage, the first span was never ended."""
     shop = Process()
     here = execution()
     with shop.tracing.around(here):

@@ -211,7 +211,7 @@ def test_foreign_message_in_the_queue_of_a_stage_is_a_dead_letter_at_once(body: 
 
 
 def test_a_message_of_a_flow_that_is_not_what_its_stage_takes_is_a_dead_letter_at_once() -> None:
-    """Two services that have another idea of one endpoint."""
+    """Two services have different definitions of one endpoint."""
     app = Service("shop")
     ran: list[Number] = []
 

@@ -53,7 +53,7 @@ def old_shop(url: str) -> Service:
 
 
 def new_shop(url: str, priced: list[str]) -> Service:
-    """With one more stage in the middle, and one more field in the state."""
+    """The shop with one more stage in the middle, and one more field in the state."""
     app = Service("shop", broker=url)
     stock = app.remote("stock.reserve", Reserve, Reserved)
     prices = app.remote("prices", Reserve, Placed)

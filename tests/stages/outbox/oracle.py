@@ -48,7 +48,8 @@ class Oracle:
         self._started: dict[str, Started] = {}
         self._spoiled: set[str] = set()
         self.sent_often: set[str] = set()
-        """Orders that came in several messages, with the same id. Of these some may be given up, and one be handled."""
+        """Orders that were sent in several messages with the same id. Some of the messages may be given up, and one
+        be processed."""
 
     def start(self, order: str, started: Started) -> None:
         # What began once has begun, whatever becomes of those who say it again.
@@ -56,16 +57,16 @@ class Oracle:
             self._started[order] = started
 
     def something_was_lost(self, under_way: Iterable[str]) -> None:
-        """The database or the broker was restored: of the orders that were under way then little is promised."""
+        """Note that the database or the broker was restored: little is promised for the orders under way then."""
         self._spoiled.update(under_way)
 
     @property
     def started(self) -> set[str]:
-        """The orders of which something may have come."""
+        """Orders that may have begun."""
         return {order for order, started in self._started.items() if started is not Started.NO}
 
     def done(self, seen: Seen) -> set[str]:
-        """The orders of which all has happened. What was given up may still be re-driven."""
+        """Return the orders that are complete. Messages that were given up may still be re-driven."""
         alive = seen._replace(dead_orders=[], dead_parts=[])
         return {order for order in self.started if not list(self._missing(order, alive))}
 

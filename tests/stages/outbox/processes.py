@@ -26,9 +26,9 @@ class AtCommit(NamedTuple):
     """A fault at one of the SQL COMMITs of a process."""
 
     remaining: int
-    """COMMITs that pass before."""
+    """Number of COMMITs that pass before the fault."""
     when: str
-    """"before" it happens, so that it does not, or "after", so that its answer is lost."""
+    """"before" the COMMIT, so that it does not happen, or "after" it, so that its answer is lost."""
     is_killed: bool
 
 
@@ -121,7 +121,7 @@ class Process:
         virtual: VirtualTime,
         reached: Callable[[Process, str, str], None],
     ) -> None:
-        """`reached` is told of each point that a message passes, and of its stage."""
+        """`reached` is called at each point that a message passes, with its stage."""
         self.shop = shop
         self.is_dead = False
         self.at_commit: AtCommit | None = None
@@ -243,7 +243,7 @@ class Process:
 
 
 def _io_error() -> sqlite3.OperationalError:
-    """Whether something was committed it does not say."""
+    """Return an error that does not tell whether something was committed."""
     error = sqlite3.OperationalError("disk I/O error, by a test")
     error.sqlite_errorcode = sqlite3.SQLITE_IOERR
     error.sqlite_errorname = "SQLITE_IOERR"

@@ -60,7 +60,7 @@ RELAY = [("relay sends", "outbox"), ("relay sent", "outbox")]
 
 
 class StartFlows(NamedTuple):
-    """A program begins orders, all or none."""
+    """A program initiates orders, all or none."""
 
     how: How
     """A foreign program sends each message several times, with the same id."""
@@ -79,7 +79,7 @@ class At(NamedTuple):
     point: str
     queue: str
     passed: int
-    """Messages that come so far before."""
+    """Number of messages that pass the point before."""
     fault: Fault
 
 
@@ -101,7 +101,7 @@ class Wait(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A process ends in order, and comes up again."""
+    """A process stops in order, and starts again."""
 
     process: int
 
@@ -116,11 +116,11 @@ class Backup(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """The database is as it was at the backup."""
+    """The database is restored from the backup."""
 
 
 class OtherBroker(NamedTuple):
-    """An empty one is in its place."""
+    """An empty broker replaces the broker."""
 
     is_settled: bool
 
@@ -141,8 +141,8 @@ ON_THE_WAY: list[Fault] = [*FAULTS, "lose all", "lose all", "kill", "lose before
 
 
 def drawn(random: Random, others: Others | None = None) -> Schedule:
-    """A part is some trouble, then some orders that meet it, then whatever else. Another database or broker comes in
-    few examples, and once: whatever comes after one of these may be lost, so it hides much."""
+    """Draw a schedule in parts: some faults, then some orders that meet them, then any other steps. Few examples
+    replace the database or the broker, and only once: all that follows may be lost, so a replacement hides much."""
     steps: list[Step] = []
     choices: list[Others | None] = [None, None, None, "database", "broker"]
     others = others or random.choice(choices)
@@ -270,7 +270,7 @@ class _Machine:
             beating.cancel()
 
     async def _beat(self) -> None:
-        """Clients send their heart-beats in real time, from a thread."""
+        """Send heart-beats of clients in real time, from a thread."""
         while True:
             await asyncio.sleep(1)
             for each in list(self._broker._broker_run.connections.values()):

@@ -54,7 +54,7 @@ class Runs:
 
 
 class Shop:
-    """The service as one process has it."""
+    """The service in one process."""
 
     def __init__(self, runs: Runs, concurrency: int) -> None:
         self.app = app = Service(

@@ -42,7 +42,7 @@ END_CONNECTIONS = (
 
 
 class Web:
-    """A program that begins orders in transactions of its own, from a thread, whatever happens around it."""
+    """A program that initiates orders in its own transactions, from a thread, whatever fails around it."""
 
     def __init__(self, url: str, random: Random) -> None:
         self._engine = create_engine(url)

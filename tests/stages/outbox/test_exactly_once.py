@@ -107,7 +107,7 @@ async def all_is_over(t: Stages) -> None:
 
 
 async def expect(t: Stages, *placed: int) -> None:
-    """Each of these was done once, and sent once."""
+    """Check that each of these orders was inserted once, and sent once."""
     await all_is_over(t)
     assert not await t.dead_letters()
     assert await numbers(t, "SELECT n FROM orders") == sorted(placed)
@@ -234,7 +234,7 @@ def test_a_broker_that_is_another_one_gets_what_is_left_under_new_numbers(databa
 def test_stale_readers_do_not_send_a_unit_twice_after_a_restored_broker_lost_numbers(
     database: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two have read their units before the broker was restored, and send them while its relay finds a gap."""
+    """Stale readers have read the units before the broker was restored, and send them while its relay finds a gap."""
     shop = Shop(is_async=True)
     check, is_sent = OutboxRelay._check_outbox, OutboxRelay._send_unit
 
@@ -425,7 +425,7 @@ def test_processed_message_runs_again_only_by_rerun(database: str) -> None:
 
 
 def test_rerun_sends_large_messages(database: str) -> None:
-    """Fixed: together they were more than the broker takes in one transaction, and none behind them was sent."""
+    """Fixed: together they exceeded one transaction of the broker, and no message after them was sent."""
     app = Service("shop", exactly_once=True)
     received: list[int] = []
 
@@ -591,7 +591,8 @@ def test_a_message_that_comes_twice_and_sends_nothing_is_handled_once(database: 
 
 @pytest.mark.parametrize("how", ["one message to two queues", "two messages with one id"])
 def test_a_message_that_comes_to_two_stages_has_both_send_something(database: str, how: str) -> None:
-    """Fixed: what they sent had the same ids, so that the inbox of the third took the second for the first."""
+    """Fixed: the messages of both stages had the same ids, so that the inbox of the third stage took the second for
+    the first."""
     app = Service("shop", exactly_once=True)
     received: list[str] = []
 
@@ -626,7 +627,8 @@ def test_a_message_that_comes_to_two_stages_has_both_send_something(database: st
 
 
 def test_a_producer_that_is_used_here_is_not_taken_over_from_a_process_that_died_with_it(database: str) -> None:
-    """Fixed: it was there twice then, and had two units under way. The search of all orders of steps has found it."""
+    """Fixed: the process then had the producer twice, with two units under way. The search of all orders of steps
+    found it."""
     app = Service("shop", exactly_once=True)
 
     @app.terminator("placing", Number)
@@ -752,7 +754,7 @@ def test_refused_message_of_a_unit_goes_to_the_refused_queue_with_its_reason_and
 
 
 async def insert_unit_of_dead_process(t: Stages, unit: bytes, number: int) -> None:
-    """A producer whose unit has this number, of a process that is gone."""
+    """Insert a producer of a process that is gone, with a unit under this number."""
     async with t.sql() as sql:
         await sql.execute(
             text("INSERT INTO truenext_producers VALUES ('left', 'shop', 'one that died', :number, 0)"),
@@ -768,7 +770,7 @@ async def insert_unit_of_dead_process(t: Stages, unit: bytes, number: int) -> No
 
 
 def test_a_unit_that_cannot_be_sent_holds_up_nothing_else(database: str) -> None:
-    """Fixed: the relay began each look with it, and came to nothing behind it."""
+    """Fixed: the relay began each check of the outbox with that unit, and sent nothing after it."""
     shop = Shop(is_async=True)
 
     async def work(t: Stages) -> None:

@@ -157,7 +157,7 @@ def test_a_repeated_call_begins_nothing_after_the_first_was_sent_either(session:
 
 
 def test_a_key_that_was_forgotten_begins_another_flow(session: Session, database: str) -> None:
-    """Fixed: its ids were made of the key alone, so the inbox, which had not forgotten yet, had it swallowed."""
+    """Fixed: the flow's ids were derived from the key alone, so the inbox, which still had them, skipped the flow."""
     shop = Shop()
     weeks = 8 * 86_400_000
     ids: list[str] = []
@@ -338,7 +338,7 @@ def test_initiation_cancelled_at_random_leaves_the_database_unlocked(session: Se
 def test_cancellation_during_any_statement_of_a_key_leaves_the_database_unlocked(
     session: Session, database: str, is_first: bool
 ) -> None:
-    """Fixed: on SQLite a SELECT whose answer was not read stayed open, and its connection kept the lock."""
+    """Fixed: on SQLite a SELECT with unread rows stayed open, and its connection kept the lock."""
     shop = Shop()
     url = database.replace("sqlite:", "sqlite+aiosqlite:")
 
@@ -382,7 +382,7 @@ def test_cancellation_during_any_statement_of_a_key_leaves_the_database_unlocked
 
 
 def test_session_may_initiate_flows_in_many_transactions(session: Session) -> None:
-    """Fixed: each of them left a listener, which all later ones called."""
+    """Fixed: each transaction left a listener, which all later ones called."""
     woken: list[int] = []
     transaction = SessionOutbox(session)
     for _ in range(3):
@@ -605,7 +605,7 @@ def test_a_service_without_stages_sends_what_it_begins_while_it_is_connected(ses
 
 
 def test_initiation_just_before_the_program_ends_is_sent(session: Session, database: str) -> None:
-    """Fixed: it waited until the next one was connected."""
+    """Fixed: it was sent only when the next program connected."""
 
     async def main() -> None:
         async with testing.broker() as broker, asyncio.timeout(PATIENCE_S):
@@ -624,7 +624,7 @@ def test_initiation_just_before_the_program_ends_is_sent(session: Session, datab
 def test_expired_unit_is_not_delivered_and_delays_no_other_unit(
     session: Session, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fixed: a program without stages stumbled over it for ever; a stage that waited for it got it."""
+    """Fixed: a program without stages failed with it for ever, and a waiting stage received it."""
     received: list[int] = []
 
     async def main() -> None:

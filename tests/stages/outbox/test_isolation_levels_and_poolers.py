@@ -22,7 +22,7 @@ from truenext.testing.stages import Stages
 
 @pytest.fixture(params=["read committed", "repeatable read", "serializable"])
 def leveled(request: pytest.FixtureRequest, postgres: PostgresServer, postgres_database: str) -> str:
-    """A database whose transactions are of this level, unless they say otherwise."""
+    """URL of a database with this default isolation level."""
     with postgres.connect() as connection:
         connection.execute(f"ALTER DATABASE {postgres_database} SET default_transaction_isolation = '{request.param}'")
     return postgres.url(postgres_database)
@@ -65,7 +65,7 @@ def test_concurrent_messages_are_processed_without_an_attempt_at_each_isolation_
 
 @pytest.fixture
 def pooler(postgres: PostgresServer, postgres_database: str) -> Iterator[Pooler]:
-    """With fewer connections to the server than a service has workers."""
+    """A pooler with fewer connections to the server than a service has workers."""
     with Pooler(postgres.folder, postgres_database, connections=3) as pooler:
         yield pooler
 

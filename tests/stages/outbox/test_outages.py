@@ -32,7 +32,7 @@ PATIENCE_S = 30
 MIB = 1024 * 1024
 THREADS, TIMES, ROWS = 6, 20, 5
 BEGIN = None
-"""A step of a program's transaction that begins a flow; the others change a row."""
+"""Step of a program's transaction that initiates a flow; the other steps change a row."""
 
 
 def test_flows_initiated_without_a_broker_are_sent_once_when_it_is_back(database: str) -> None:
@@ -84,7 +84,7 @@ def test_outbox_unit_may_be_as_large_as_a_message(database: str, size: int) -> N
 def test_a_process_that_begins_while_others_write_to_its_file_waits_for_them(
     broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    """Fixed: it ended, since the outbox could not be reached."""
+    """Fixed: the process ended, since it could not reach the outbox."""
     file = tmp_path / "chaos.db"
     file.touch()
     apply_schema(f"sqlite:///{file}")
@@ -156,8 +156,8 @@ def test_full_broker_costs_no_attempt_and_each_message_is_processed_once_afterwa
 def test_crossing_user_transactions_get_no_deadlock_from_the_outbox(
     postgres: PostgresServer, postgres_database: str
 ) -> None:
-    """Each locks rows in their order, and begins flows before, between and after, while the relay numbers what the
-    others have begun."""
+    """Each user transaction locks rows in its own order, and initiates flows before, between and after, while the
+    relay numbers the flows of the others."""
     url = postgres.url(postgres_database)
     shop = Shop(is_async=True)
     seed = random.randrange(2**32)
@@ -208,7 +208,7 @@ def test_crossing_user_transactions_get_no_deadlock_from_the_outbox(
 def test_tables_that_cannot_be_used_for_a_while_are_no_failure_of_a_message(
     database: str, table: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fixed: a right that was taken away made dead letters of all that came."""
+    """Fixed: a revoked privilege made dead letters of all messages."""
     shop = Shop(is_async=True, attempts=1)
 
     async def work(t: Stages) -> None:
@@ -255,7 +255,7 @@ def test_a_table_that_has_lost_a_column_is_named_with_what_to_do(
 def test_a_database_that_is_locked_for_long_is_no_failure_of_a_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fixed: what was said to the outbox, and was not answered in time, counted as an attempt after some times."""
+    """Fixed: a statement on the outbox that timed out counted as an attempt after some repetitions."""
     file = tmp_path / "stages.db"
     file.touch()
     monkeypatch.setitem(sqlite.CONNECT_ARGS, "timeout", 0.01)
@@ -296,7 +296,7 @@ def test_reading_the_outbox_does_not_wait_for_a_writer(tmp_path: Path) -> None:
 
 
 def test_the_inbox_is_cleaned_as_fast_as_it_grows(database: str) -> None:
-    """Fixed: a thousand rows a second went, however many came."""
+    """Fixed: a thousand rows a second were deleted, however many were inserted."""
     shop = Shop(is_async=True)
     rows = 20_000
 

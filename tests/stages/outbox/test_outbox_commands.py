@@ -29,7 +29,7 @@ RunCommand = Callable[..., Result]
 
 @pytest.fixture
 def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunCommand:
-    """A command, in a folder with a service."""
+    """Function that runs a command in a folder with a service."""
     module = f"outbox_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{module}.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)

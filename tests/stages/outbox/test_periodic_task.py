@@ -8,7 +8,7 @@ from truenext.stage.outbox.housekeeping import PeriodicTask
 
 
 def test_periodic_task_that_has_ended_stops_at_once() -> None:
-    """Fixed: a service took twenty seconds to end, for all is stopped once more if the first time was interrupted."""
+    """Fixed: a service took twenty seconds to end, as an interrupted stop is repeated for all tasks."""
 
     async def main() -> None:
         async def step() -> float:

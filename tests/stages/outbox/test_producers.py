@@ -31,7 +31,7 @@ UNIT = OutboxUnit([EncodedMessage("/queue/a", b"x", "id", 4, True)], False)
 
 
 class Processes:
-    """Two of them, of one service, on one database."""
+    """Outboxes of two processes of one service, on one database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -40,7 +40,7 @@ class Processes:
         self._messages = 0
 
     async def write(self, number: CommitNumber, message: str = "") -> AsyncSqlWork:
-        """A transaction that has all but its COMMIT."""
+        """Execute all of a transaction except its COMMIT."""
         self._messages += 1
         id = inbox_id("shop", "q", message or str(self._messages))
         work = self.database.new_async_work(inbox_id=id)
@@ -378,10 +378,10 @@ def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_s
 
 
 def test_rows_that_come_while_others_go_are_gathered() -> None:
-    """Fixed: where the outbox need not wait for its turn, each message had a transaction of its own for that."""
+    """Fixed: if the outbox did not have to wait for its turn, each message had a transaction of its own for that."""
 
     class Quick:
-        """Each time that rows go, another one has come."""
+        """An outbox that has another row to confirm whenever it confirms rows."""
 
         def __init__(self) -> None:
             self.times = 0

@@ -67,7 +67,7 @@ def test_protocol_loses_and_repeats_nothing_with_more_failures(bounds: Bounds) -
     "bounds", [Bounds(2, cuts=1), Bounds(1, started=2, claims=1), Bounds(0, started=2, refusals=1)], ids=str
 )
 def test_states_that_differ_in_names_have_the_same_future(bounds: Bounds) -> None:
-    """Otherwise the search would pass over what it should see."""
+    """Otherwise the search would skip states that it must visit."""
     graph = Graph(bounds, "")
     graph.search()
     steps, renamer = graph.protocol.steps, Renamer(graph.layout)

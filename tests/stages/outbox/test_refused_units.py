@@ -53,7 +53,7 @@ class Shop:
         self.take = take
 
     def initiation(self, session: Session, *sizes: int) -> None:
-        """One unit."""
+        """Initiate one flow, which is one unit."""
         with self.app.initiate(session) as initiation:
             for size in sizes:
                 initiation.send(self.take, Text("x" * size), trace="order")
@@ -98,7 +98,8 @@ def small(tmp_path: Path) -> Iterator[SmallBroker]:
 def test_units_too_large_together_are_sent_in_smaller_parts(
     session: Session, database: str, small: SmallBroker
 ) -> None:
-    """Fixed: a thousand units have one number, and the broker took no more than three at once: nothing was sent."""
+    """Fixed: a thousand units shared one number, and the broker accepted no more than three at once: nothing was
+    sent."""
     shop = Shop()
     sizes = range(20 * KIB, 20 * KIB + 50)
     for size in sizes:
@@ -116,7 +117,7 @@ def test_units_too_large_together_are_sent_in_smaller_parts(
 def test_unit_that_the_broker_does_not_accept_waits_and_later_units_are_sent(
     session: Session, database: str, small: SmallBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Fixed: nothing that was begun later got a number."""
+    """Fixed: later units got no number."""
     shop = Shop()
     shop.initiation(session, 40 * KIB, 40 * KIB + 1)
     for size in range(20):
@@ -146,7 +147,7 @@ def test_unit_that_the_broker_does_not_accept_waits_and_later_units_are_sent(
 def test_a_queue_for_which_the_broker_has_no_room_holds_up_nothing_else(
     session: Session, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fixed: all that had a number together, and all that was begun later, waited for room for one queue."""
+    """Fixed: all units with the same number, and all later ones, waited for space for one queue."""
     shop = Shop()
     full = shop.app.remote("full", Number)
     can_make = Queues._check_can_create
@@ -197,7 +198,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Callable[[OutboxRelay], Awaitable[
 
 
 class ManualRelay:
-    """A relay that does what the test says, with a unit that ten flows of the shop have become."""
+    """A relay whose steps the test calls, with one unit of ten flows of the shop."""
 
     def __init__(self, t: Stages, session: Session, check: Callable[[OutboxRelay], Awaitable[bool]]) -> None:
         once = t._service_run.exactly_once

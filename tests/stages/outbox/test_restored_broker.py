@@ -26,7 +26,7 @@ PATIENCE_S = 60
 
 
 class Copied:
-    """A broker of which there is a copy."""
+    """A broker with a copy of its data."""
 
     def __init__(self, broker: BrokerProcess, folder: Path) -> None:
         self._broker = broker
@@ -47,7 +47,7 @@ class Copied:
 
 
 def test_a_session_goes_on_after_its_broker_has_lost_numbers(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Fixed: all its transactions were rolled back from then on."""
+    """Fixed: all later transactions of the session were rolled back."""
     copied = Copied(broker, tmp_path)
     lost = 0
     with (
@@ -79,7 +79,7 @@ def test_a_session_goes_on_after_its_broker_has_lost_numbers(broker: BrokerProce
 def test_a_service_goes_on_after_its_broker_has_lost_numbers(
     broker: BrokerProcess, tmp_path: Path, database: str, happens_once: bool
 ) -> None:
-    """Fixed: each worker gave its message back for ever, and without `exactly_once` had its effects again each time."""
+    """Fixed: each worker released its message for ever, and without `exactly_once` repeated its effects each time."""
     copied = Copied(broker, tmp_path)
     apply_schema(database)
     engine = create_engine(database)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.stages.outbox.schedule import Others, drawn, play
 
 EXAMPLES = max(1, int(os.environ.get("TRUENEXT_EXAMPLES", "80")) // 10)
-"""One takes as long as ten of other machines. A quarter of them are by Hypothesis, which makes small what fails; the
-rest are drawn plainly, and are larger."""
+"""Number of examples; each takes as long as ten of other machines. Hypothesis draws a quarter of them, and shrinks
+failures; the others are drawn at random, and are larger."""
 
 
 @pytest.mark.timeout(300 + EXAMPLES * 10)

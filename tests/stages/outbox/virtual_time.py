@@ -21,7 +21,7 @@ from truenext.testing import clock
 MOMENT_S = 0.001
 """Real time for which the loop waits for sockets and threads."""
 LEAP_S = 0.1
-"""No more time passes at once: a thread may be at work."""
+"""Longest leap of the clock at once: a thread may be at work."""
 JULIAN_EPOCH = 2440587.5
 """1970-01-01 as SQLite counts days."""
 
@@ -30,7 +30,7 @@ class VirtualTime:
     def __init__(self) -> None:
         self.skipped_ns = 0
         self.database_ahead_s = 0.0
-        """The clock of the database may be put forward alone."""
+        """Seconds by which the clock of the database is ahead of the others."""
 
     # ---- As truenext.clock has it ----
 
@@ -49,13 +49,13 @@ class VirtualTime:
         return self.time_ns() // 1_000_000
 
     def patch_clocks(self, patch: pytest.MonkeyPatch) -> None:
-        """Have the broker and the program tell this time."""
+        """Give the broker and the program this clock."""
         patch.setattr(clock, "time_ns", self.time_ns)
         patch.setattr(clock, "monotonic_ns", self.monotonic_ns)
         patch.setattr(ServiceContext, "now_ms", staticmethod(self.now_ms))
 
     def patch_database_clock(self, engine: Engine) -> None:
-        """Have the connections of `engine` tell this time, and not wait for the disk: nothing here crashes it."""
+        """Give the connections of `engine` this clock, and no wait for the disk: no test crashes it."""
 
         @event.listens_for(engine, "connect")
         def prepare(connection: Any, _: object) -> None:

@@ -56,7 +56,7 @@ RELAY: dict[str, tuple[Any, str]] = {
     "sent": (OutboxRelay, "_send_unit"),
     "deleted": (Outbox, "delete_sent"),
 }
-"""Points behind which nothing of that step is lost: what programs have begun has a number, was sent, and is gone."""
+"""Points after each step of the relay: initiations are numbered, sent, and deleted."""
 
 
 def _reach(point: str, stage: Stage | None = None) -> None:

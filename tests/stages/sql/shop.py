@@ -36,7 +36,7 @@ class Order(Base):
 
 
 def insert(number: int) -> Step[None]:
-    """An order with this number."""
+    """Make a step that inserts an order with this number."""
 
     def step(session: Session) -> None:
         session.execute(text("INSERT INTO orders (number, what) VALUES (:number, 'apples')"), {"number": number})
@@ -69,7 +69,7 @@ def swallowing(step: Step[Any], *more: Step[Any]) -> Step[BaseException]:
 
 
 class DrivenWork(Protocol):
-    """A work of either kind, from outside."""
+    """SQL work of either kind, driven from outside."""
 
     @property
     def inner(self) -> AsyncSqlWork | ThreadSqlWork: ...
@@ -80,7 +80,7 @@ class DrivenWork(Protocol):
 
 
 class Driven:
-    """One work; what is called `start_...` goes on while the test does something else."""
+    """One driven work; the steps of `start_...` run while the test continues."""
 
     def __init__(self, work: DrivenWork) -> None:
         self._work = work
@@ -169,7 +169,7 @@ class _Threads:
 
 
 class Shop:
-    """One database, open, with its works; `url` is that of the database, which may be behind a proxy."""
+    """One open database, with its works; `url` is the URL of the database, which may be behind a proxy."""
 
     def __init__(self, url: str, face: str, direct_url: str | None = None, workers: int = 4) -> None:
         self.url = url

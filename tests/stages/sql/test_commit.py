@@ -33,7 +33,8 @@ def far_shop(postgres: PostgresServer, postgres_database: str, proxy: CommitProx
 
 
 def _orders_in_the_end(shop: Shop, expected: list[int]) -> list[int]:
-    """The server may still be at work when its client has given up."""
+    """Return the committed orders, once the server has finished: it may still be at work when its client has given
+    up."""
     deadline = time.monotonic() + 20
     while (found := shop.orders()) != expected and time.monotonic() < deadline:
         time.sleep(0.01)

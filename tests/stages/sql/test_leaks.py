@@ -39,7 +39,7 @@ def _slow(shop: Shop) -> str:
 
 
 def _works_on(shop: Shop) -> None:
-    """The one connection of the pool, or another in its place."""
+    """Check that the pool's one connection, or its replacement, works."""
     assert shop.in_use() == 0
     work = shop.work()
     work.do(insert(100))
@@ -215,7 +215,7 @@ def test_a_work_that_ends_after_its_database_was_closed_leaves_no_connection(url
 
 
 def _in_the_end(is_so: Callable[[], bool]) -> bool:
-    """A server notices the end of a connection a little later."""
+    """True if the condition comes true: a server notices the end of a connection a little later."""
     return any(is_so() for _ in range(10_000))
 
 
@@ -245,7 +245,7 @@ class _Failed(Exception):
 INSERT = text("INSERT INTO orders (number, what) VALUES (1, 'x')")
 LATE = "transaction that this statement was for has ended: await every statement"
 Abandoned = list[asyncio.Future[Any]]
-"""Statements that a function has begun, and not awaited to their end."""
+"""Statements that a function started and did not await to their end."""
 
 
 async def _fails() -> None:

@@ -65,7 +65,7 @@ _NUMBERS = itertools.count(1000)
 
 
 def _works_on(shop: Shop) -> None:
-    """The one connection of the pool, or another in its place; and nothing is left at the database."""
+    """Check that the pool's one connection, or its replacement, works, and that the database keeps nothing."""
     assert shop.in_use() == 0
     number = next(_NUMBERS)
     work = shop.work()
@@ -101,7 +101,8 @@ async def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def _is_too_late(error: BaseException | None) -> bool:
-    """The error, or the one that was raised first: a savepoint that cannot be rolled back any more says so."""
+    """True if the error, or an earlier one in its context, says that the transaction has ended: a savepoint that can
+    no longer be rolled back raises its own error."""
     while error is not None:
         if isinstance(error, LocalProtocolError):
             return LATE in str(error)
@@ -405,7 +406,7 @@ def test_a_savepoint_that_is_open_when_the_function_raises_does_not_keep_the_con
 
 
 def test_a_statement_that_waits_for_another_one_when_the_stage_ends_is_not_committed(task_shop: Shop) -> None:
-    """SQLite would commit it by itself, if it came after the rollback."""
+    """SQLite would commit the statement by itself, if it came after the rollback."""
 
     async def late() -> list[BaseException | None]:
         work = task_shop.database.new_async_work()
@@ -428,7 +429,7 @@ def test_a_statement_that_waits_for_another_one_when_the_stage_ends_is_not_commi
 
 
 def test_a_statement_that_comes_while_the_stage_commits_is_refused(task_shop: Shop) -> None:
-    """SQLite would commit it by itself, behind the COMMIT."""
+    """SQLite would commit the statement by itself, after the COMMIT."""
 
     async def late() -> BaseException | None:
         work = task_shop.database.new_async_work()
@@ -459,7 +460,7 @@ async def _executes_on(connection: Any, number: int) -> None:
 
 
 def test_statement_of_a_left_task_behind_the_return_is_refused_and_the_stage_commits(task_shop: Shop) -> None:
-    """Fixed: SQLite committed what came between the check and the COMMIT."""
+    """Fixed: SQLite committed statements between the check and the COMMIT."""
 
     async def late() -> list[BaseException | None]:
         work = task_shop.database.new_async_work()

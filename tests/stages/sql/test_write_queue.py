@@ -157,7 +157,7 @@ def test_async_and_plain_work_of_several_databases_share_the_write_queue_of_thei
 
 
 def test_outbox_writes_are_served_before_work_that_is_not_interactive(sqlite_url: str) -> None:
-    """The relay sends what a user's transaction has begun. Behind a batch it took seconds instead of one."""
+    """The relay sends units of user transactions. Behind a batch it took seconds instead of one."""
     apply_schema(sqlite_url)
     served: list[str] = []
 

@@ -35,7 +35,7 @@ from tests.stages.outbox.protocol.state import (
 from tests.stages.outbox.protocol.workers import Workers
 
 Units = tuple[tuple[int, int], ...]
-"""Numbers, and what has each."""
+"""Numbers, each with the set of its units."""
 
 
 class Relays(Workers):
@@ -236,9 +236,9 @@ class Relays(Workers):
         yield f"{process} retires producer {producer}", False, tuple(after)
 
     def _resolve(self, state: State, process: int, producer: int, number: int, units: Units) -> tuple[str, bool, State]:
-        """Relay._send_after_gap: the next number counts as used, until it is the unit's own turn.
+        """Use up the numbers that the broker lacks, one by one, until it is the unit's turn: Relay._send_after_gap.
 
-        What comes late under such a number is refused. Here it is a repeat, which does as little.
+        A late COMMIT under such a number is refused. Here it is a repeat, with the same effect.
         """
         at = self.at
         highest = state[at.highest + producer]

@@ -58,7 +58,7 @@ FAULTS: Final = (
     "a unit whose number was given up counts as sent",
     "a unit is split before its number is given up",
 )
-"""Each breaks one rule. An empty name breaks none."""
+"""Names of faults, each of which breaks one rule. An empty name breaks none."""
 
 
 class Violation(Exception):
@@ -102,9 +102,9 @@ class Rules:
         return answer
 
     def cut(self, after: Draft, numbered: Numbered, units: int, acknowledged: int = -1) -> None:
-        """The connection is lost behind this COMMIT, which the broker may execute at any time, or never.
+        """Lose the connection after this COMMIT, which the broker may execute at any time, or never.
 
-        That the answer alone is lost is the case in which it does so at once.
+        If it executes the COMMIT at once, only the answer is lost.
         """
         at = self.at
         late = set(after[at.late])
@@ -144,7 +144,7 @@ class Rules:
     # ---- The database ----
 
     def commit_work(self, after: Draft, message: int, numbered: Numbered) -> None:
-        """Effect, inbox, unit and number, in one transaction.
+        """Commit effect, inbox, unit and number in one transaction.
 
         Raises: Violation
         """
@@ -170,10 +170,10 @@ class Rules:
                 yield f"the database commits message {message}, late", False, tuple(after)
 
     def is_locked(self, state: State, producer: int) -> bool:
-        """A transaction that has not ended has changed its row.
+        """True if an open transaction has changed the producer's row.
 
-        Only those of messages last. All others do nothing between their first lock and their end but to wait for the
-        database, so they are one step each.
+        Only transactions of messages last. All others only wait for the database between their first lock and their
+        end, so they are one step each.
         """
         at = self.at
         for message in at.messages:
@@ -187,7 +187,7 @@ class Rules:
         return False
 
     def is_under_way(self, state: State, message: int) -> bool:
-        """A transaction that has not ended has its row of the inbox."""
+        """True if an open transaction has the message's row of the inbox."""
         at = self.at
         if state[at.pending + message]:
             return True
@@ -216,7 +216,7 @@ class Rules:
         return sum(1 << unit for unit in at.units if state[at.row + unit] == numbered)
 
     def units_of(self, state: State, producer: int) -> tuple[tuple[int, int], ...]:
-        """Each number that is in the outbox, with all that has it."""
+        """Return each number of the producer in the outbox, with the set of its units."""
         at = self.at
         found: dict[int, int] = {}
         for unit in at.units:
@@ -259,7 +259,7 @@ class Rules:
     # ---- What a process knows ----
 
     def doubt(self, after: Draft, process: int, producer: int) -> None:
-        """An answer is missing: it is not used before it was taken anew."""
+        """Put a producer in doubt, as an answer is missing: it is not used before it is claimed anew."""
         after[self.at.memory[process] + producer] = DOUBT
 
     def has_sent(self, after: Draft, process: int, unit: int) -> None:

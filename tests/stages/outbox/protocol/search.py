@@ -85,8 +85,8 @@ class Graph:
         return index
 
     def way(self, to: int) -> str:
-        """The fewest steps that lead there. They are taken once more: to keep their descriptions would need more room
-        than the states, and a state may be known under other names than those it was reached with."""
+        """Return the shortest way to a state. It executes the steps once more: their descriptions would need more
+        memory than the states, and a state may be known under other names than those by which it was reached."""
         indexes = [to]
         while (before := self._came_from[indexes[-1]]) >= 0:
             indexes.append(before)
@@ -100,7 +100,10 @@ class Graph:
 
 
 def search(bounds: Bounds, fault: str = "") -> Found:
-    """Raises: Violation, with the fewest steps that lead to it"""
+    """Search all states, and check that each can end well.
+
+    Raises: Violation, with the shortest way to it
+    """
     graph = Graph(bounds, fault)
     graph.search()
     good = [index for index, state in enumerate(graph.states) if graph.layout.is_good(state)]
@@ -112,11 +115,10 @@ def search(bounds: Bounds, fault: str = "") -> Found:
 
 
 def _first_that_cannot_end_well(count: int, sources: array[int], targets: array[int], good: list[int]) -> int | None:
-    """Is a good end to be reached from each state, backwards over steps with which nothing goes wrong?
+    """Return a state that cannot reach a good end, searching backwards over steps without a failure.
 
-    That is enough. Where nothing more goes wrong one never leaves these states, and there are finitely many of them. So
-    whoever takes each step that is possible again and again, some day, comes to a good end: no circle avoids it for
-    ever.
+    That is enough: without failures the search never leaves these states, and they are finitely many. If every
+    possible step is taken again and again, a good end is reached, as no circle avoids it for ever.
     """
     # The steps that lead to a state, one behind the other: fewer objects than a list for each.
     first = array("i", [-1]) * count

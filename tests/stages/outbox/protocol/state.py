@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 State = tuple[Any, ...]
 Draft = list[Any]
-"""A state that is being changed."""
+"""State that is being changed."""
 Numbered = tuple[int, int]
-"""A producer, and a number of it."""
+"""Producer and number."""
 
 PROCESSES: Final = (0, 1)
 
@@ -43,11 +43,11 @@ RAN = 1
 """The last statement before SQL's COMMIT has returned. The transaction has locks on the row of its message in the
 inbox, and on that of its producer."""
 COMMITTED = 2
-"""In SQL."""
+"""The SQL transaction is committed."""
 FOUND = 3
-"""The message was already processed. This is what it has to send."""
+"""The message was already processed, and this unit is still to be sent."""
 HANDLED = 4
-"""The message was already processed. Nothing is left to be sent."""
+"""The message was already processed, and nothing is left to be sent."""
 
 # What a relay does with a producer. The values are (step, producer, number, units, highest number the broker knows).
 CHECKED = 1
@@ -59,7 +59,7 @@ DELETES = 5
 """The first of the units is known to be sent."""
 MOVES = 6
 RESOLVES = 10
-"""The broker lacks numbers before that of the first of the units."""
+"""The broker lacks numbers before the number of the first unit."""
 # With what programs have begun: (step, producer, number, units).
 NUMBERED = 7
 SENDS_OWN = 8
@@ -75,7 +75,7 @@ class Bounds(NamedTuple):
 
     messages: int = 1
     started: int = 0
-    """Units that programs begin."""
+    """Units that programs initiate."""
     cuts: int = 0
     """Connections to the broker that are lost in a transaction."""
     losses: int = 0
@@ -84,7 +84,7 @@ class Bounds(NamedTuple):
     claims: int = 0
     """Claims of producers whose process is alive."""
     restores: int = 0
-    """The broker is restored as it was at the beginning, and knows no numbers."""
+    """Restores of the broker to its state at the beginning, without any numbers."""
     refusals: int = 0
     """Refusals of program units that are too large together."""
     resolved: int = 0
@@ -111,7 +111,7 @@ class Layout:
         self.output = self._allocate(len(self.units))
         self.highest = self._allocate(bounds.producers)
         self.given_up = self._allocate(bounds.producers)
-        """Numbers that were used up, and stand for nothing."""
+        """Numbers that were used up without a unit."""
         self.late = self._allocate(1)
         """COMMITs on their way from connections that were given up: (producer, number, units, message or -1)."""
         # The database.
@@ -138,7 +138,7 @@ class Layout:
         return at
 
     def initial_state(self) -> State:
-        """Each process has a producer."""
+        """Return the initial state, in which each process has a producer."""
         bounds = self.bounds
         first: Draft = [0] * self._size
         for message in self.messages:
@@ -190,5 +190,5 @@ class Layout:
         return ", ".join(remaining) or "a transaction is under way"
 
     def was_restored(self, state: State | Draft) -> bool:
-        """The broker."""
+        """True if the broker was restored."""
         return bool(state[self.restores] < self.bounds.restores)

@@ -49,7 +49,7 @@ class Renamer:
         self.renamings = renamings(layout)
 
     def others(self, state: State) -> Iterator[State]:
-        """States that are as this one, with other names."""
+        """Return the states that differ from this one in names only."""
         for renaming in self.renamings:
             yield self.renamed(state, renaming)
 
@@ -108,7 +108,7 @@ def _relay(doing: tuple[Any, ...], producers: Sequence[int], sets: Sequence[int]
 
 
 def _relay_of_others(step: int, producer: int, rest: list[Any], sets: Sequence[int]) -> tuple[Any, ...]:
-    """With what programs have begun, and with the fault that looks before it locks."""
+    """Rename steps of a relay with program units, and of the fault that reads units by the locking statement."""
     if len(rest) == 1:
         return (step, producer, tuple((each, sets[what]) for each, what in rest[0]))
     number, what = rest

@@ -50,7 +50,7 @@ class Workers(Rules):
         return after
 
     def _has_it(self, state: State, process: int, message: int) -> bool:
-        """No: its connection was lost, and the message may be another's."""
+        """False if the connection was lost, so that another process may have the message."""
         return bool(state[self.at.message + message] == process)
 
     def _release(self, after: Draft, process: int, message: int) -> None:
@@ -60,7 +60,7 @@ class Workers(Rules):
     # ---- It runs ----
 
     def _run(self, state: State, process: int, message: int) -> Steps:
-        """Once.insert_inbox_id, the function, Once.insert_unit."""
+        """Run the message: Once.insert_inbox_id, the function, Once.insert_unit."""
         at = self.at
         if self.is_under_way(state, message):
             # It waits for the other's row of the inbox, and has nothing meanwhile that anybody needs.
@@ -158,7 +158,7 @@ class Workers(Rules):
     # ---- It was already processed: ExactlyOnce.ensure_sent ----
 
     def _found(self, state: State, process: int, message: int) -> tuple[str, bool, State]:
-        """The inbox forgets nothing, so to ask it and to read the unit is one step."""
+        """Find a message in the inbox. The inbox forgets nothing, so checking it and reading the unit are one step."""
         row = state[self.at.row + message]
         after = self._now(state, process, message, *((FOUND, *row) if row else (HANDLED,)))
         after[self.at.message + message] = process
