@@ -12,7 +12,7 @@ class BreakableConnection(BrokerConnection):
         return self._link.session_id
 
     def write_some(self, share: float) -> None:
-        """Write the first part of the bytes that wait, and drop the others."""
+        """Write the first part of the pending bytes, and drop the others."""
         data = b"".join(self._link.out_chunks)
         self._link.out_chunks = []
         with suppress(OSError):
@@ -23,7 +23,7 @@ class BreakableConnection(BrokerConnection):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def shut(self) -> None:
-        """Close as the system does when the process is gone."""
+        """Close the socket as the system does when the process is gone."""
         self._has_ended.set()
         self.cut()
         self._socket.close()

@@ -85,7 +85,7 @@ class BusyClients:
         return self.sessions[index].consumers.get("s")
 
     def some_of(self, consumer: BrokerConsumer | None) -> int | None:
-        """The sequence of something that it holds and answers for itself."""
+        """Return the sequence of a random message that the consumer holds and must settle itself."""
         if consumer is None or not consumer.held or consumer.mode is AckMode.AUTO:
             return None
         return self.random.choice(list(consumer.held))

@@ -21,7 +21,7 @@ EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 class RandomHistory:
-    """A broker that mostly does what it should, and writes down what it did."""
+    """A random broker that mostly works correctly, and records its events."""
 
     def __init__(self, seed: int, steps: int, queues: tuple[str, ...] = ("a", "b"), faults: float = 0.15) -> None:
         self.random = random.Random(seed)
@@ -55,7 +55,7 @@ class RandomHistory:
         self.committed = 0
         self.next_consumer = 0
         self.before_gaps: list[Event] = []
-        """The events, and those that a crash has taken."""
+        """All events, those that a crash has taken included."""
         self.start("clean")
         for _ in range(steps):
             self.step()
@@ -320,7 +320,7 @@ class RandomHistory:
             self.dead[queue].append(sequence)
 
     def end(self, queue: str) -> None:
-        """The durable subscription has ended, and another begins under its name."""
+        """End the durable subscription; another one begins under its name."""
         for consumer in list(self.consumers[queue]):
             if not self.chance(self.faults):
                 del self.consumers[queue][consumer]
@@ -346,7 +346,7 @@ class RandomHistory:
             self.add("drained", queue=queue)
 
     def spoil(self) -> None:
-        """Retention takes the beginning, a crash takes some of the rest."""
+        """Lose events: retention deletes the beginning, a crash some of the others."""
         if self.chance(0.2):
             del self.events[: self.random.randrange(len(self.events) // 2)]
         self.before_gaps = list(self.events)

@@ -34,7 +34,7 @@ Event = dict[str, Any]
 
 @dataclass
 class Letter:
-    """A message as far as the history up to some event tells."""
+    """State of a message, as far as the history up to some event tells."""
 
     sequence: int
     priority: int | None
@@ -47,9 +47,9 @@ class Letter:
     is_ended: bool = False
     """True if its durable subscription has ended; `where` then tells what a start finds of it."""
     dispatched: int = 0
-    """The last dispatch,"""
+    """Event of the last dispatch."""
     started: bool = False
-    """and whether that was started."""
+    """True if that dispatch was started."""
     attempts: int | None = None
     attempts_least: int = 0
     """Attempts by the last return, even if later events are missing."""
@@ -65,7 +65,7 @@ class Letter:
 
 @dataclass
 class Receiver:
-    """A consumer as far as the history up to some event tells."""
+    """State of a consumer, as far as the history up to some event tells."""
 
     since: int
     mode: str
@@ -76,7 +76,7 @@ class Receiver:
     """Priority of an exclusive consumer."""
     has_got: bool = False
     ended: int | None = None
-    """The event."""
+    """Event of the end."""
 
     def has(self, word: str) -> bool:
         return word in self.mode.split()
@@ -367,7 +367,7 @@ class Judge:
 
     @staticmethod
     def _exclusive(receivers: dict[int, Receiver]) -> int | None:
-        """The one that has the queue, of those that are known."""
+        """Return the known exclusive consumer that owns the queue."""
         exclusive = {
             number: receiver
             for number, receiver in receivers.items()
@@ -377,7 +377,7 @@ class Judge:
 
     @staticmethod
     def _has_credit(receiver: Receiver, consumer: int, letters: dict[int, Letter]) -> bool:
-        """Or that is not known."""
+        """True if the consumer has credit, or if its credit is not known."""
         unstarted = [
             letter
             for letter in letters.values()
@@ -521,7 +521,8 @@ class Judge:
         return letters
 
     def _stuck(self, queue: str) -> None:
-        """Between two events nothing changes: one look after each event tells until the next one."""
+        """Find times in which the queue is stuck. Nothing changes between two events, so the state after each event
+        holds until the next one."""
         since: float | None = None
         numbers = [each["event"] for each in self.events]
         for index, each in enumerate(self.events):
@@ -549,7 +550,8 @@ class Judge:
             self.found["stuck", queue] += 1
 
     def _is_paused(self, queue: str, index: int) -> bool:
-        """After this event, as far as the history tells: a start tells again what is paused, and a gap hides it."""
+        """True if the queue is paused after this event, as far as the history tells: a start records paused queues
+        again, and a gap hides pauses."""
         is_paused = False
         previous = None
         for each in self.events[: index + 1]:
@@ -561,7 +563,7 @@ class Judge:
         return is_paused
 
     def _could(self, queue: str, index: int) -> bool:
-        """After this event: is a message ready and a consumer free?"""
+        """True if after this event a message is ready and a consumer is free."""
         letters = self._present(self._letters_after(queue, index))
         if not self.ready(self._of_group(letters, None)) or self._is_paused(queue, index):
             return False
@@ -583,7 +585,7 @@ class Judge:
         )
 
     def _letters_after(self, queue: str, index: int) -> dict[int, Letter]:
-        """Directly behind it: a number that is missing there says nothing yet."""
+        """Return the messages directly after this event. A later gap of event numbers does not count yet."""
         kept = self.events
         self.events = kept[: index + 1]
         try:

@@ -27,25 +27,26 @@ def true_next(waiting: Waiting, _turn: int) -> Event:
 
 
 def two_buckets(waiting: Waiting, _turn: int) -> Event:
-    """Transient messages of a priority wait apart from persistent ones, and are served first."""
+    """Keep transient messages of a priority apart from persistent ones, and serve them first."""
     return min(waiting, key=lambda each: (9 - each["priority"], each["persistent"], each["sequence"]))
 
 
 def alternating_buckets(waiting: Waiting, turn: int) -> Event:
-    """The two buckets take turns."""
+    """Serve the two buckets in turn."""
     own = [each for each in waiting if each["persistent"] is (turn % 2 == 0)] or waiting
     return min(own, key=key)
 
 
 def three_classes(waiting: Waiting, _turn: int) -> Event:
-    """0 to 3, 4, 5 to 9 count as one priority each."""
+    """Treat priorities 0 to 3, 4, and 5 to 9 as one priority each."""
     return min(
         waiting, key=lambda each: (0 if each["priority"] > 4 else 1 if each["priority"] == 4 else 2, each["sequence"])
     )
 
 
 def serve(policy: Policy, seed: int, messages: int = 300) -> tuple[list[Event], Counter[str]]:
-    """The history, and how many dispatches were inversions or out of order by a look at all that waited."""
+    """Return the history of a served queue, and the dispatches that were inversions or out of order, counted
+    naively."""
     numbers = random.Random(seed)
     events: list[Event] = []
     wrong: Counter[str] = Counter()

@@ -168,7 +168,7 @@ def test_nacked_aborted_and_lost_are_told_apart_in_the_redelivery_of_a_queue(fra
     ],
 )
 def test_a_history_of_another_version_is_refused_by_name(old: Event, frame: Frame, tmp_path: Path) -> None:
-    """Parquet files do not say their version: an event that no broker of this version writes gives them away."""
+    """Parquet files have no version: an event that no broker of this version writes reveals theirs."""
     right, _ = serve(true_next, 3)
     own = {"kind": "started", "reason": None, "mode": None}
     ordinary = {"queue": "orders", "sequence": 1, "consumer": 1}

@@ -183,7 +183,7 @@ def ended_consumers_still_get_messages(patch: Patch) -> None:
 
 
 def after_disconnect(act: Callable[[Connecting, BrokerConsumer, Entry], None]) -> Callable[[Patch], None]:
-    """The last frame of a connection that was taken over acts after its end."""
+    """Make a fault: the last frame of a connection that was taken over is executed after its end."""
 
     def plant(patch: Patch) -> None:
         disconnect = Connecting.disconnect
@@ -239,7 +239,7 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
 
 
 def test_dispatch_to_another_than_the_exclusive_consumer_is_found(monkeypatch: Patch) -> None:
-    """And no other finding: who got it has credit, and it is the true next message."""
+    """There is no other finding: the consumer has credit, and the message is the true next one."""
     exclusive_consumers_share_their_queue(monkeypatch)
     recorded = RecordedEngine()
     for number in (1, 2):

@@ -90,7 +90,7 @@ class Story:
 
     @property
     def found(self) -> list[tuple[str, int | None, str]]:
-        """Kind, message, and what the account says of it."""
+        """Kind, message and detail of each finding."""
         findings = [each for each in outcomes_of(self.events, STUCK_SECONDS) if each["row"] == "finding"]
         judge = Judge(self.events, STUCK_SECONDS).judge()
         assert (counted(findings), witnessed(findings)) == (judge.found, judge.witnesses)

@@ -34,7 +34,7 @@ OF_MANY = {
     "addresses": ("/queue/orders", "/queue/>", "/queue/orders.*"),
     "sent_to": ("/queue/orders", "/queue/orders.eu", "/queue/orders.us"),
 }
-"""Some take from one queue, some from many, which are made meanwhile."""
+"""Consumers of one queue and of many, which are created meanwhile."""
 
 
 def findings(seed: int, groups: Sequence[str] = ("",), **queues: Sequence[str]) -> Counter[str]:
@@ -129,7 +129,8 @@ def test_a_fault_planted_in_the_engine_is_seen_in_its_history(
 def test_an_ended_subscription_leaves_a_history_that_is_judged_right(
     is_visible: bool, is_new_subscription: bool
 ) -> None:
-    """With messages that wait, that its last consumer held, and that an open transaction has; in memory and not."""
+    """The subscription ends with messages that wait, that its last consumer held, and that an open transaction has;
+    in memory and not."""
     recorded, store = RecordedEngine(), MemoryStore()
     store.recover()
     engine, session = recorded.engine, recorded.session()

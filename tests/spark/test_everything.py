@@ -56,7 +56,7 @@ QUEUES = ["work", "held", "concurrent", "grouped", "scheduled", "selected"]
 
 
 class Everything:
-    """The broker, and those who work with it, each on a thread and a connection of his own."""
+    """The broker and its users, each on a thread and a connection of its own."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
@@ -77,7 +77,7 @@ class Everything:
         thread.start()
 
     def _work(self, role: Callable[["Everything", RawClient, random.Random], None], dice: random.Random) -> None:
-        """Connect and do it again and again, whatever ends the connection."""
+        """Connect and work again and again, whatever ends the connection."""
         while not self._is_over.is_set():
             if not self._is_there.wait(0.1):
                 continue
@@ -233,7 +233,7 @@ def consume_one_by_one(everything: Everything, client: RawClient, dice: random.R
 
 
 def forward(everything: Everything, client: RawClient, dice: random.Random) -> None:
-    """In transactions, cumulatively."""
+    """Forward messages in transactions, with cumulative ACKs."""
     client.subscribe("concurrent", ack="client", prefetch=50)
     while everything.is_running():
         messages = []

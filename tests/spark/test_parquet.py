@@ -158,7 +158,7 @@ def test_history_that_cannot_be_exported_is_one_line_of_the_log(tmp_path: Path) 
 
 
 def test_a_recording_of_the_examples_begins_with_the_start_of_a_run_in_this_format() -> None:
-    """`make demo` audits it, and refuses another format."""
+    """`make demo` audits the recording, and refuses another format."""
     files = [*(Path(__file__).parents[2] / "examples" / "recordings").rglob("*.parquet")]
     assert files
     for file in files:

@@ -52,8 +52,8 @@ def test_events_hidden_by_a_gap_cause_no_finding() -> None:
 
 
 def _accused(history: RandomHistory, events: list[Event]) -> set[tuple[str, str, int]]:
-    """Kind, queue and event of wrong dispatches, lost messages and the like. A consumer with a selector of which a gap
-    hides that is left out."""
+    """Return kind, queue and event of wrong dispatches, lost messages and the like. Consumers whose selector a gap
+    hides are left out."""
     kinds = ("order", "inversion", "premature", "duplicate", "lost", "resurrected", "uncredited")
     return {
         (each["kind"], each["queue"], each["event"])
@@ -100,11 +100,11 @@ def test_a_policy_gets_the_findings_that_a_naive_count_gives(policy: Callable[..
 
 
 def _blind_to_commits(self: QueueAudit, event: int) -> None:
-    """Messages never become visible."""
+    """Never make messages visible."""
 
 
 def _forget_nothing(self: QueueAudit, event: int) -> None:
-    """A gap changes nothing."""
+    """Ignore a gap."""
 
 
 def _no_check(self: QueueAudit, event: int, at: int) -> None:

@@ -30,11 +30,11 @@ spark.ui.enabled                 false
 spark.driver.host                127.0.0.1
 spark.driver.bindAddress         127.0.0.1
 """
-"""Besides those of all tests: the tutorial's few rows are not worth what Java would compile for them."""
+"""Settings besides those of all tests: for the tutorial's few rows Java's compilation does not pay."""
 
 
 def rows(header: str, which: int = 0) -> list[list[str]]:
-    """The cells of a table with this header: of the first one, or of a later one."""
+    """Return the cells of a table with this header: of the first one, or of a later one."""
     table = TEXT.split(f"{header}\n")[1 + which].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[1:]]
 

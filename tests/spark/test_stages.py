@@ -47,7 +47,7 @@ class Story(NamedTuple):
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Story]:
-    """Retries, dead letters, a process that is killed, and one that then does its work."""
+    """A story with retries, dead letters, a process that is killed, and one that then does its work."""
     folder = tmp_path_factory.mktemp("stages")
     events_folder = folder / "told"
     broker = BrokerProcess(folder)
@@ -89,7 +89,7 @@ async def serve(broker: BrokerProcess, url: str, folder: Path) -> None:
 
 
 class Judged:
-    """A story, and what is found in it once it has been changed."""
+    """A story that a test changes, and the findings of its audit."""
 
     def __init__(self, story: Story, spark: SparkSession) -> None:
         self.history = deepcopy(story.history)
@@ -117,7 +117,7 @@ class Judged:
         )
 
     def forget(self, started: EventRow, kind: str) -> EventRow:
-        """The history does not tell this of its message."""
+        """Remove the event of this kind about an execution's message from the history, and return it."""
         event = next(
             each
             for each in self.history
@@ -299,7 +299,7 @@ def test_events_that_are_lost_or_not_recorded_yet_cause_no_finding(judged: Judge
 
 
 def test_message_acknowledged_in_the_history_is_not_in_progress(judged: Judged) -> None:
-    """A process that is killed may have committed what it had not told yet."""
+    """A killed process may have committed more than it had recorded."""
     for kind, order in (("completed", "order 1"), ("acknowledged", "order 2")):
         started = judged.run(order, "order.place.stage.reserve")
         judged.stages.remove(judged.end(started))

@@ -32,7 +32,8 @@ def broken(sentence: str, *notes: str) -> Verdict:
 
 
 def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.DataFrame]:
-    """30 persistent of priority 4 and 10 transient of priority 9, delivered as contracted or as they came."""
+    """Make tables of 30 persistent messages of priority 4 and 10 transient ones of priority 9, delivered as
+    contracted or in order of arrival."""
     arrivals = [*range(31, 41), *range(1, 31)] if is_right else list(range(1, 41))
     positions = pandas.DataFrame(
         {
@@ -65,7 +66,7 @@ def tables(queue: str = "orders", *, is_right: bool = True) -> dict[str, pandas.
 
 
 def write_report(found: dict[str, pandas.DataFrame], verdict: Verdict, path: Path, *, title: str) -> None:
-    """The page of one run."""
+    """Write the page of one run."""
     write_comparison([AuditedHistory(title, found, verdict)], path, title=title)
 
 

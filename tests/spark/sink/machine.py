@@ -38,7 +38,7 @@ ATTEMPTS_MAX = 3
 """Concurrent attempts of one task."""
 STEPS_MAX = 50_000
 UNSEEN_SECONDS = 60.0
-"""After which the broker has noticed that a connection is dead."""
+"""Time after which the broker has noticed that a connection is dead."""
 
 
 class Act(Enum):
@@ -49,17 +49,17 @@ class Act(Enum):
     DIE_IN_WRITING = auto()
     """The process dies when a part of its bytes is written."""
     DIE_UNSEEN = auto()
-    """The broker does not see it before heart-beats are missed."""
+    """The process dies, and the broker notices it by missing heart-beats only."""
     PAUSE = auto()
     """The process is stopped, and the broker may miss its heart-beats."""
     CUT = auto()
-    """The connection, from outside."""
+    """The connection is cut from outside."""
     CUT_BEHIND = auto()
-    """Once the broker has carried out what was written."""
+    """The connection is cut once the broker has carried out what was written."""
     CRASH = auto()
-    """The broker."""
+    """The broker crashes."""
     LOSE_COMMIT = auto()
-    """The next COMMIT loses its connection, before it is carried out or behind it."""
+    """The next COMMIT loses its connection, before or after it is carried out."""
     FILL_DISK = auto()
 
 
@@ -72,7 +72,7 @@ class Task:
     attempts: list[Process] = field(default_factory=list)
     message: WriterCommitMessage | None = None
     authorised: Attempt | None = None
-    """The attempt whose message counts."""
+    """Attempt whose message counts."""
     failures: int = 0
 
     @property
@@ -81,7 +81,7 @@ class Task:
 
 
 class _TaskFailed(Exception):
-    """Too often: the run ends."""
+    """The task failed too often, so the run ends."""
 
 
 _DESTINATIONS = [("out",), ("out",), ("other",), ("out", "other")]
@@ -96,7 +96,7 @@ class Machine(World):
         self._is_faulty = True
         self._is_disk_full = False
         self._has_lost_commits = False
-        """One may come at any time."""
+        """True once the loss of a COMMIT was ordered: it may happen at any time."""
         self._log = 0
         """Batches in the commit log."""
         self._attempt_count = 0
@@ -136,7 +136,7 @@ class Machine(World):
             self.kill_all()
 
     def _live(self) -> None:
-        """A run of the query, until it ends or the next one is started."""
+        """Run the query, until it ends or the next run is started."""
         random = self.random
         batch = self._log
         if random.random() < 0.1:
@@ -352,7 +352,7 @@ class Machine(World):
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        """A driver, or an operator, may decide or publish."""
+        """Count a call of a driver or an operator that may decide or publish."""
         self._calls += 1
         self._call_count += 1
         try:
@@ -398,7 +398,7 @@ class Machine(World):
             self.pause()
 
     def _leave(self, task: Task) -> None:
-        """Spark does not need its attempts any more."""
+        """Have the attempts of a task killed that Spark does not need any more; some continue as zombies."""
         for each in task.attempts:
             if not each.is_over and (not self._is_faulty or self.random.random() >= self._zombie_rate):
                 self._doomed.append(each)

@@ -10,7 +10,7 @@ from truenext.spark.sink.decision import SinkQueues
 from truenext.testing import BlockingBroker
 
 OUTPUTS = ("out", "other")
-"""Queues that rows go to."""
+"""Queues to which rows go."""
 PARTITIONS_MAX = 4
 
 
@@ -53,9 +53,9 @@ class Call:
     rows: dict[str, list[Row]]
     """Rows of each queue."""
     last_visible: int
-    """The highest batch of which a row was visible when the call began."""
+    """Highest batch with a visible row when the call began."""
     was_visible: bool
-    """A row of this batch was visible when the call began."""
+    """True if a row of this batch was visible when the call began."""
     was_closed: bool
     is_calm: bool = False
     """True if no fault has disturbed the call, so that rows are in order."""
@@ -72,10 +72,10 @@ class Oracle:
     calls: dict[int, Call] = field(default_factory=dict)
     """Call for which each attempt was authorised, by the attempt's number."""
     chosen: dict[int, Call] = field(default_factory=dict)
-    """The call of each batch of which a row was visible."""
+    """Call of each batch with a visible row."""
     returned: set[int] = field(default_factory=set)
-    """Batches of which a call has returned, and that are visible for ever. A call without rows is none of these: an
-    earlier one may be asleep, and decide later."""
+    """Batches whose call has returned, and that are visible for ever. Calls without rows do not count: an earlier
+    call may be asleep, and decide later."""
     published_batch: int | None = None
     """Batch that `close_sink` has returned; None if it never returned."""
     was_close_tried: bool = False
@@ -84,7 +84,7 @@ class Oracle:
     # ---- Calls ----
 
     def begin(self, name: str, batch: int, attempts: list[Attempt]) -> Call:
-        """A driver calls `commit`."""
+        """Note that a driver calls `commit`."""
         self.look()
         rows: dict[str, list[Row]] = {queue: [] for queue in OUTPUTS}
         for attempt in sorted(attempts, key=lambda attempt: attempt.partition):
@@ -118,7 +118,7 @@ class Oracle:
             self.returned.add(batch)
 
     def on_outdated(self, call: Call) -> None:
-        """`commit` has raised OutdatedBatch."""
+        """Note that `commit` has raised OutdatedBatch."""
         self.look()
         later = [batch for batch in self.chosen if batch > call.batch]
         if not later and not self.was_close_tried:
@@ -128,12 +128,12 @@ class Oracle:
             self._check_whole(min(later))
 
     def on_published(self, batch: int) -> None:
-        """`publish_decision` has returned this batch."""
+        """Note that `publish_decision` has returned this batch."""
         self.look()
         self._check_whole_until(batch)
 
     def on_closed(self, batch: int) -> None:
-        """`close_sink` has returned this batch."""
+        """Note that `close_sink` has returned this batch."""
         if self.published_batch not in (None, batch):
             raise Disagreement(f"the sink was closed after batch {self.published_batch}, and now after {batch}")
         self.published_batch = batch

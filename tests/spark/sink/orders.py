@@ -37,7 +37,7 @@ class End(Enum):
     LEFT = auto()
     KILLED = auto()
     CUT = auto()
-    """The broker carries out its next write, and its connection is lost."""
+    """The broker carries out the process's next write, and its connection is lost."""
 
 
 class Turn(NamedTuple):
@@ -60,9 +60,9 @@ _CLOSE = -1
 class Scenario(NamedTuple):
     name: str
     before: tuple[int, ...]
-    """Batches that were published before."""
+    """Batches published before."""
     programs: tuple[tuple[int, ...], tuple[int, ...]]
-    """The batches that each process commits; _CLOSE closes the sink."""
+    """Batches that each process commits; _CLOSE closes the sink."""
     rows: tuple[_Rows, _Rows] = (_FIRST, _SECOND)
 
 
@@ -110,7 +110,7 @@ class _Drafted:
 
 
 class Orders(World):
-    """One order."""
+    """Processes of a scenario that write in one order."""
 
     def __init__(self, scenario: Scenario, here: BlockingBroker, patch: pytest.MonkeyPatch, steps: list[str]) -> None:
         super().__init__(here, patch, steps)
@@ -150,7 +150,7 @@ class Orders(World):
         return writes[0], writes[1]
 
     def _check(self) -> None:
-        """The query is started again."""
+        """Start the query again, and check the end."""
         batch = max(max(each) for each in self._scenario.programs)
         if self.oracle.was_close_tried:
             self._close()
@@ -161,7 +161,7 @@ class Orders(World):
         self.oracle.check_end()
 
     def _go(self, process: Process) -> None:
-        """Have it go on; one that sleeps waits for the other."""
+        """Let a process run; a sleeping one waits for the other."""
         while not process.is_over and process.wake_at > self.now:
             others = [each for each in self.processes if each is not process and each.wake_at <= self.now]
             if not others:
@@ -204,7 +204,7 @@ class Orders(World):
         return drafted
 
     def _commit(self, name: str, batch: int, drafted: _Drafted) -> bool:
-        """False if it is too late."""
+        """Commit a batch; False if it is too late."""
         call = self.oracle.begin(f"commit({batch}) of {name}", batch, drafted.attempts)
         writer = QueueStreamWriter(parse_options({"url": self.here.url}, is_streaming=True))
         try:
@@ -217,7 +217,7 @@ class Orders(World):
         return True
 
     def _close(self) -> None:
-        """An operator begins again when its connection was lost."""
+        """Close the sink, as an operator who repeats it after a lost connection."""
         self.oracle.was_close_tried = True
         while self.oracle.published_batch is None:
             with suppress(ConnectionLost), self._connect() as broker:

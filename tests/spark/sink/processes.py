@@ -26,13 +26,14 @@ from truenext.testing import BlockingBroker
 
 QUERY = "query"
 LOOK_SECONDS = 4.0
-"""Between two looks at what another process holds. In fact it is less, and takes more of them."""
+"""Time between two checks of messages held by another process. In the product it is shorter, which takes more
+checks."""
 CONNECTIONS_MAX = 2000
 """Connections of an example that show an endless loop; examples have 200 at most."""
 
 
 class Killed(BaseException):
-    """The process is gone: nothing of it goes on."""
+    """The process was killed, and does not continue."""
 
 
 class Process:
@@ -46,9 +47,9 @@ class Process:
         self.wake_at = 0.0
         """Time at which the process has slept enough."""
         self.is_paused = False
-        """Stopped by the system, until that wakes it."""
+        """True if the system has stopped the process, until it wakes it."""
         self.is_dead = False
-        """Killed."""
+        """True if the process was killed."""
         self.awaits: Callable[[], bool] | None = None
         """Condition before which the process has nothing to do."""
         self.error: Exception | None = None
@@ -70,7 +71,7 @@ class Process:
 
 
 class Connection(BreakableConnection):
-    """Lets other processes go on before each write."""
+    """Connection that lets other processes continue before each write."""
 
     def __init__(self, world: World, addresses: Sequence[Address]) -> None:
         self._world = world
@@ -107,11 +108,11 @@ class World:
         self.processes: list[Process] = []
         """Processes that are not over."""
         self.current: Process | None = None
-        """None between two steps."""
+        """Process that runs; None between two steps."""
         self.disturbances = 0
-        """Events after which bundles may come out of order."""
+        """Number of events after which bundles may arrive out of order."""
         self.has_frozen = False
-        """The broker has not noticed yet that a connection is dead."""
+        """True if the broker has not noticed yet that a connection is dead."""
         self.connections_made = 0
         self._main = getcurrent()
         self._names = count()
@@ -135,7 +136,7 @@ class World:
     # ---- From within a process ----
 
     def pause(self) -> None:
-        """Let others go on."""
+        """Stop the current process, and let others continue."""
         process = self.current
         if process is not None and not process.is_dead:
             self._main.switch()
@@ -170,7 +171,7 @@ class World:
         return process
 
     def go(self, process: Process) -> None:
-        """Have a process go on until it stops the next time. Time passes until it has slept enough."""
+        """Let a process run until it stops the next time. Time passes until it has slept enough."""
         self.pass_time(process.wake_at - self.now)
         before, self.current = self.current, process
         try:
@@ -197,7 +198,7 @@ class World:
         self.disturb()
 
     def freeze(self, process: Process) -> None:
-        """The broker hears nothing of the process, and does not notice that for a while."""
+        """Hang a process's connections: the broker receives nothing, and does not notice that for a while."""
         self.disturbances += 1
         for each in process.connections:
             with suppress(LookupError):
@@ -211,7 +212,7 @@ class World:
         self.disturb()
 
     def lose_connection(self, process: Process, *, is_carried_out: bool) -> None:
-        """The broker may have carried out what the process has to write; then the answers are lost."""
+        """Lose the connection: the broker may have carried out the process's writes, but the answers are lost."""
         for each in process.connections:
             if is_carried_out:
                 each.write_some(1.0)
@@ -225,7 +226,7 @@ class World:
         self.disturbances += 1
 
     def quiesce(self) -> None:
-        """The broker carries out all that was sent."""
+        """Wait until the broker has carried out all that was sent."""
         self.here.queue("nothing")
 
     def pass_time(self, seconds: float) -> None:

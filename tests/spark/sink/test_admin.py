@@ -32,7 +32,7 @@ SPARK_QUERY = QUEUES.id
 
 @pytest.fixture
 def query(here: BlockingBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallQuery]:
-    """Reads the queue `orders` for a query of Spark's that writes by `small_write`."""
+    """A query without Spark that reads the queue `orders`, and that writes by `small_write`."""
     monkeypatch.setattr(driver, "READY_SECONDS", 0.05)
     made = SmallQuery(here, maxRowsPerTrigger="2")
     yield made
@@ -45,7 +45,7 @@ def listed(here: BlockingBroker) -> list[SinkStatus]:
 
 
 def read_batch(query: SmallQuery, reader: QueueStreamReader, batch: int) -> list[str]:
-    """A batch of the source, as a task of this query's batch reads it."""
+    """Read a batch of the source, as a task of the query's batch does."""
     planned = query.plan(reader)
     for each in planned:
         each.plan = each.plan.with_query(SPARK_QUERY, str(batch))
@@ -108,7 +108,7 @@ def test_forget_removes_what_is_kept_of_a_query_but_no_row_that_was_decided(here
 def test_a_sink_that_was_forgotten_cannot_be_closed_and_says_so(
     here: BlockingBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fixed: its first decision has a number that was used, and it was tried for ever."""
+    """Fixed: the number of its first decision was used already, and the close was retried for ever."""
     monkeypatch.setattr("truenext.spark.sink.driver.HELD_SECONDS", 0.3)
     write_batch(here, 0, "a")
     with connecting(here)() as broker:

@@ -144,7 +144,7 @@ def test_the_commit_of_a_bundle_in_doubt_publishes_its_rows_once(here: BlockingB
 
 
 def test_a_bundle_whose_receipt_is_lost_is_published_once(here: BlockingBroker) -> None:
-    """Fixed by design: what is behind the last confirmed bundle of a connection is sent again under another name."""
+    """Fixed by design: bundles after the last confirmed one of a connection are sent again under another name."""
     broken: list[BrokerConnection] = []
 
     def connect() -> BrokerConnection:
@@ -275,7 +275,7 @@ def test_a_driver_that_was_overtaken_before_its_decision_publishes_nothing(here:
 
 
 def test_the_same_id_in_another_space_is_another_query(here: BlockingBroker) -> None:
-    """Fixed: numbers were those of the id, so that a second space could decide nothing."""
+    """Fixed: numbers were derived from the id alone, so that a second space could decide nothing."""
     write_batch(here, 1, "a")
     other = SinkQueues("other", QUEUES.id)
     drafts = write_drafts(bundles_of("b"), other, 1, 0, connecting(here), Patience(0)).drafts
@@ -284,7 +284,8 @@ def test_the_same_id_in_another_space_is_another_query(here: BlockingBroker) -> 
 
 
 def test_two_first_decisions_of_different_batches_exclude_each_other(here: BlockingBroker) -> None:
-    """Fixed: they had the numbers of their batches, so that both were made, and the earlier one was not finished."""
+    """Fixed: the decisions had the numbers of their batches, so that both were made, and the earlier one was not
+    finished."""
     first, second = draft(here, 0, "a"), draft(here, 1, "b")
     with connecting(here)() as broker, connecting(here)() as other:
         assert not decide_meanwhile(broker, other, Decision(1, second), Decision(0, first))
@@ -294,7 +295,7 @@ def test_two_first_decisions_of_different_batches_exclude_each_other(here: Block
 
 
 def test_a_first_decision_and_the_closing_of_the_sink_exclude_each_other(here: BlockingBroker) -> None:
-    """Fixed: `abandon` said that nothing was published, and then the batch was."""
+    """Fixed: `abandon` reported that nothing was published, and then the batch was published."""
     drafts = draft(here, 0, "a")
     with connecting(here)() as broker, connecting(here)() as other:
         assert not decide_meanwhile(broker, other, Decision(CLOSED_BATCH), Decision(0, drafts))
@@ -303,7 +304,7 @@ def test_a_first_decision_and_the_closing_of_the_sink_exclude_each_other(here: B
 
 
 def decide_meanwhile(broker: BrokerConnection, other: BrokerConnection, late: Decision, early: Decision) -> bool:
-    """Have `other` make its decision when `broker` has seen that there is none, and is about to make the late one."""
+    """Let `other` make its decision when `broker` has read that there is none, and is about to make a late one."""
     call = broker.call
 
     def call_late(command: str, headers: dict[str, str]) -> Frame:
@@ -319,7 +320,7 @@ def decide_meanwhile(broker: BrokerConnection, other: BrokerConnection, late: De
 def test_a_bundle_that_returns_while_it_is_counted_is_published(
     here: BlockingBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fixed: it was counted neither as one that waits nor as one that is held, and then dropped."""
+    """Fixed: the bundle was counted neither as waiting nor as held, and then dropped."""
     drafts = draft(here, 0, *"ab")
     # Of a failed attempt, so that there is more than one piece to be counted.
     draft(here, 0, "x")

@@ -30,7 +30,7 @@ def test_sink_publishes_each_batch_once_in_every_order(scenario: Scenario) -> No
 
 
 def count_writes(scenario: Scenario) -> tuple[int, int]:
-    """Return how often each process writes if it is the first."""
+    """Return the number of writes of each process if it runs first."""
     first, second = (run_order(scenario, (Turn(process, 0, End.LEFT),))[process] for process in (0, 1))
     return first, second
 

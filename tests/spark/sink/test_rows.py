@@ -36,7 +36,7 @@ def frames_of(data: bytes) -> list[Frame]:
 
 
 def encode(destination: str | None = "/queue/out", **columns: Any) -> Frame:
-    """One row, as the broker reads it."""
+    """Encode one row, and return its frame as the broker reads it."""
     batch = pa.RecordBatch.from_pydict(columns)
     (frame,) = frames_of(b"".join(encode_rows(batch, destination)))
     return frame
@@ -189,7 +189,7 @@ def test_a_header_of_stomp_or_the_broker_is_refused(name: str) -> None:
     ],
 )
 def test_a_header_that_the_broker_would_refuse_is_refused_before_the_decision(name: str, value: str) -> None:
-    """Fixed: such a row was found when it was published, and then its query was stuck for good."""
+    """Fixed: the row was refused when it was published, and then its query was blocked for good."""
     headers = pa.array([[(name, value)]], pa.map_(pa.string(), pa.string()))
     with pytest.raises(UnsendableRow, match="row can be no message"):
         encode(body=[b""], headers=headers)

@@ -9,7 +9,7 @@ from truenext.testing import BlockingBroker
 
 @pytest.fixture
 def new_query(here: BlockingBroker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., SmallQuery]]:
-    """Makes queries that read the queue `orders`, if they are not told otherwise."""
+    """Function that makes queries that read the queue `orders`, or as told by options."""
     monkeypatch.setattr(driver, "READY_SECONDS", 0.05)
     monkeypatch.setattr(driver, "RETURN_SECONDS", 0.1)
     made: list[SmallQuery] = []

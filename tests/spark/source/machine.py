@@ -40,7 +40,7 @@ from truenext.testing import BlockingBroker
 ATTEMPTS_MAX = 3
 """Concurrent attempts of one task."""
 RETURN_SECONDS = 30.0
-"""After which a broker has noticed that a frozen connection is dead."""
+"""Time after which a broker has noticed that a frozen connection is dead."""
 IDLE_ROUNDS_MAX = 200
 CONNECTIONS_MAX = 3000
 """Connections of an example that show an endless loop; examples have 200 at most."""
@@ -52,21 +52,21 @@ class Disagreement(AssertionError):
 
 
 class Killed(BaseException):
-    """The process is gone: nothing of it goes on."""
+    """The process was killed, and does not continue."""
 
 
 class Here(Protocol):
-    """A broker whose end can be ordered."""
+    """A broker that can be killed and started again."""
 
     @property
     def url(self) -> str: ...
 
     def crash(self) -> None:
-        """Kill it, and start it again."""
+        """Kill the broker, and start it again."""
 
 
 class BrokerOfProcess:
-    """`truenext serve`, killed by kill -9."""
+    """Process of `truenext serve`, killed by kill -9."""
 
     def __init__(self, process: BrokerProcess) -> None:
         self._process = process
@@ -82,19 +82,19 @@ class Act(Enum):
     """Event that may happen between two frames of a process."""
 
     DIE = auto()
-    """The process; what it has not written is lost."""
+    """The process dies, and its unwritten bytes are lost."""
     DIE_IN_WRITING = auto()
     """The process dies when a part of its bytes is written."""
     DIE_UNSEEN = auto()
-    """The broker does not see it before heart-beats are missed."""
+    """The process dies, and the broker notices it by missing heart-beats only."""
     CUT = auto()
-    """The connection, from outside."""
+    """The connection is cut from outside."""
     CUT_BEHIND = auto()
-    """Once the broker has carried out what was written."""
+    """The connection is cut once the broker has carried out what was written."""
     CRASH = auto()
-    """The broker."""
+    """The broker crashes."""
     LOSE_COMMIT = auto()
-    """The next COMMIT loses its connection, before it is carried out or behind it."""
+    """The next COMMIT loses its connection, before or after it is carried out."""
     OTHERS = auto()
     """Other attempts continue."""
     SEND = auto()
@@ -102,7 +102,7 @@ class Act(Enum):
 
 
 ACTS_WITH_PROCESS = [Act.DIE, Act.DIE_IN_WRITING, Act.CUT, Act.CRASH, *[Act.OTHERS] * 3, Act.SEND]
-"""A broker in a process of its own cannot be asked for the others."""
+"""Events with a broker in a process of its own, which does not support the others."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ class Connection(BreakableConnection):
 
 class Machine:
     def __init__(self, random: Random, here: Here, patch: pytest.MonkeyPatch, steps: list[str], name: str) -> None:
-        """`name` is that of no other example of this broker."""
+        """`name` must differ from the names of all other examples of this broker."""
         self.random = random
         self.here = here
         self.steps = steps
@@ -229,15 +229,15 @@ class Machine:
         # ---- The oracle ----
         self._sent: dict[str, Sent] = {}
         self._rows: dict[TaskKey, list[Row]] = {}
-        """The rows of each task, as far as any attempt has given them."""
+        """Rows of each task, as far as any attempt has given them."""
         self._complete: set[TaskKey] = set()
         self._taken: dict[int, TaskKey] = {}
         """Task that has taken each message, by sequence."""
         self._cleared = 0
-        """The highest batch of which the source was told that it is done."""
+        """Highest batch that the source was told is done."""
         self._crashes = 0
         self._disturbances = 0
-        """Events after which a message may be ready that is not behind those that were taken."""
+        """Number of events after which a message may be ready that belongs before messages already taken."""
         self._has_unseen_dead = False
         self._patch(patch)
 
@@ -310,7 +310,7 @@ class Machine:
     # ---- The driver ----
 
     def _live(self, batches_max: int, *, until_idle: bool = False) -> None:
-        """One run of the query, from its start until its driver is stopped or killed."""
+        """Run the query, until its driver is stopped or killed."""
         options = self._draw_options()
         self._note("driver", options)
         process = Process(name="driver")
@@ -469,7 +469,7 @@ class Machine:
         return attempt
 
     def _step(self, attempt: Attempt) -> None:
-        """Have it give some rows, or end."""
+        """Let an attempt give some rows, or end."""
         self._note(attempt.name, "goes on")
         self.stack.append(attempt)
         try:
@@ -493,7 +493,7 @@ class Machine:
             self.stack.pop()
 
     def _leave(self, attempt: Attempt) -> None:
-        """Spark does not need it any more."""
+        """Leave alone, kill or close an attempt that Spark does not need any more."""
         if attempt.is_over:
             return
         how = self.random.random()
@@ -526,7 +526,7 @@ class Machine:
     # ---- What happens ----
 
     def draw_calls(self) -> int:
-        """Calls until something happens to a connection; -1 is never."""
+        """Draw the number of calls until something happens to a connection; -1 is never."""
         if not self.is_faulty or self.random.random() >= self._fault_rate:
             return -1
         return self.random.choice([self.random.randint(1, 8), self.random.randint(5, 16), self.random.randint(1, 40)])
@@ -633,7 +633,7 @@ class Machine:
             self.here.free_disk()
 
     def _send_some(self) -> None:
-        """Messages that are confirmed."""
+        """Send some messages, and wait for their receipts."""
         self._free_disk()
         random = self.random
         producer = RawClient(self._port)
@@ -763,7 +763,7 @@ class Machine:
             raise Disagreement(f"{row} is not wanted")
 
     def _check(self) -> None:
-        """The query has read all there is."""
+        """Check all rows, once the query has read everything."""
         counts = Counter(row["correlation_id"] for rows in self._sink.values() for row in rows)
         left = Counter(each["correlation-id"] for each in self._left())
         for sent in self._sent.values():

@@ -11,7 +11,7 @@ from truenext.spark.session import start
 
 
 def main(url: str, queue: str, folder: str, master: str = "local[2]", target: str = "") -> None:
-    """Without a target the rows go to Parquet."""
+    """Run the query. Without a target the rows go to Parquet."""
     spark = start(master)
     rows = (
         spark.readStream.format("truenext")

@@ -21,8 +21,8 @@ QUERY_SECONDS = 180
 
 
 class QueryProcess:
-    """A query that runs until it is killed or finds nothing more; the context manager kills what is left of it. What it
-    prints is appended to `query.log`."""
+    """A query that runs until it is killed or finds nothing more; its context manager kills the rest of it. Its
+    output is appended to `query.log`."""
 
     def __init__(self, folder: Path, module: str, *arguments: str) -> None:
         """Start `python -m tests.spark.source.MODULE` with these arguments."""
@@ -75,13 +75,13 @@ class QueryProcess:
                 os.kill(process, number)
 
     def end(self) -> None:
-        """Kill what is left of it."""
+        """Kill the rest of the query's processes."""
         self.send_signal(signal.SIGKILL)
         self._process.wait()
 
 
 def written_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows in the sink's folder: those of files in Spark's own log of it, not what killed tasks wrote."""
+    """Return the rows in the sink's folder: those of files in Spark's own log, without those of killed tasks."""
     logs = (folder / "_spark_metadata").glob("[0-9]*")
     lines = [line for log in logs for line in log.read_text().splitlines()[1:]]
     files = sorted({json.loads(line)["path"].removeprefix("file://") for line in lines})

@@ -25,7 +25,7 @@ def client(here: BlockingBroker) -> RawClient:
 
 
 def send(here: BlockingBroker, *messages: str | bytes, queue: str = "orders", **options: Any) -> None:
-    """Persistent messages that are confirmed; see RawClient.send."""
+    """Send persistent messages, and wait for their receipts; see RawClient.send."""
     producer = client(here)
     for message in messages:
         body = message.encode() if isinstance(message, str) else message
@@ -75,7 +75,7 @@ class SmallQuery:
         return end
 
     def plan(self, reader: QueueStreamReader) -> list[PlannedTask]:
-        """The next batch, as far as the offset log; no tasks if nothing is ready."""
+        """Plan the next batch, and write it to the offset log; no tasks if nothing is ready."""
         start = self.start
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
         if end == start:
@@ -84,12 +84,12 @@ class SmallQuery:
         return self.replan(reader)
 
     def replan(self, reader: QueueStreamReader) -> list[PlannedTask]:
-        """The last batch, once more."""
+        """Plan the last batch once more."""
         start = self.offsets[-2] if len(self.offsets) > 1 else reader.initialOffset()
         return [each for each in reader.partitions(start, self.offsets[-1]) if isinstance(each, PlannedTask)]
 
     def run_batch(self, reader: QueueStreamReader) -> list[str]:
-        """The next batch whole; the bodies of its rows, decoded."""
+        """Run the next batch, and return the bodies of its rows, decoded."""
         return self.finish(reader, self.plan(reader))
 
     def finish(self, reader: QueueStreamReader, planned: list[PlannedTask]) -> list[str]:

@@ -27,7 +27,7 @@ def listed(here: BlockingBroker) -> list[QueryStatus]:
 
 
 def abandoned(here: BlockingBroker, query: SmallQuery) -> int:
-    """The number of rows that were returned."""
+    """Abandon the query, and return the number of rows that were returned."""
     with connect(here) as broker:
         return sum(returned for returned, _ in abandon(broker, find_source(broker, query.end.id)))
 
@@ -112,7 +112,7 @@ def test_to_abandon_a_query_twice_changes_nothing(here: BlockingBroker, query: S
 def test_a_query_that_runs_while_it_is_abandoned_fails_by_name_and_no_row_is_lost(
     here: BlockingBroker, new_query: NewQuery, monkeypatch: pytest.MonkeyPatch, steps: int, crashes: bool
 ) -> None:
-    """Two tasks of it stand at any place."""
+    """Two tasks of the query have stopped at arbitrary points."""
     monkeypatch.setattr("truenext.spark.source.bundle.BUNDLE_ROWS", 2)
     send(here, *(str(number) for number in range(10)))
     query = new_query(partitions="2", maxRowsPerTrigger="8", patience="30")

@@ -178,7 +178,7 @@ def test_a_body_above_15_mib_ends_a_batch_by_name_and_stays_with_the_others(
 
 
 def test_a_body_of_15_mib_comes_behind_a_bundle_that_is_nearly_full(here: BlockingBroker, query: SmallQuery) -> None:
-    """With it a bundle is as large as can be, and must fit into one message of the broker."""
+    """With this body a bundle reaches its largest size, and must fit into one message of the broker."""
     producer = client(here)
     for _ in range(4000):
         producer.send("orders", bytes((BUNDLE_BYTES - 4000) // 4000), persistent=True)
@@ -189,7 +189,7 @@ def test_a_body_of_15_mib_comes_behind_a_bundle_that_is_nearly_full(here: Blocki
 
 
 def test_rows_with_long_headers_are_in_bundles_that_fit_into_a_message(here: BlockingBroker, query: SmallQuery) -> None:
-    """Bodies alone do not fill these."""
+    """Their bodies alone do not fill the bundles."""
     send(here, *(str(number) for number in range(600)), headers={f"x{i}": "h" * 10_000 for i in range(6)})
     assert query.run_to_end(query.reader()) == [str(number) for number in range(600)]
 

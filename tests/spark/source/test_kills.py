@@ -26,9 +26,9 @@ from truenext import blocking
 KILLS = int(os.environ.get("TRUENEXT_KILLS", "0"))
 SEED = int(os.environ.get("TRUENEXT_SEED", "0")) or random.SystemRandom().randrange(10**9)
 MESSAGES = 9_000
-"""Sent before each kill: six batches."""
+"""Messages sent before each kill: six batches."""
 RUN_SECONDS = 15.0
-"""About the time that they take, on two cores."""
+"""Approximate time of a run, on two cores."""
 COMMANDS = {
     "java": "org.apache.spark.deploy.SparkSubmit",
     "source": "pyspark.sql.streaming.python_streaming_source_runner",
@@ -36,10 +36,9 @@ COMMANDS = {
     "worker": "pyspark.daemon pyspark.worker",
     "executor": "CoarseGrainedExecutorBackend",
 }
-"""Words in the command of each kind of process that can be killed; `source` and `sink` have the driver's part of
-these."""
+"""Words in the command of each kind of process that can be killed; `source` and `sink` have the driver's."""
 SURVIVED = {"broker", "executor"}
-"""After the death of one of these the query goes on by itself."""
+"""Processes after whose death the query continues by itself."""
 
 pytestmark = [
     pytest.mark.skipif(not KILLS, reason="takes minutes: make spark"),

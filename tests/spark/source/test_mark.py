@@ -50,7 +50,7 @@ def test_a_driver_that_comes_late_with_the_same_batch_changes_nothing(here: Bloc
 
 
 def test_higher_of_two_marks_counts_and_the_next_replaces_both(here: BlockingBroker) -> None:
-    """A dead driver held one of them for a while."""
+    """One of the marks was held by a dead driver for a while."""
     with connect(here) as broker:
         replace_mark(broker, QUEUE, 1, mark_producer("q"), 1)
     holder = client(here)

@@ -145,7 +145,7 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 def _said(log: Path, words: str) -> str:
-    """Wait until a log has these words; what comes behind them."""
+    """Wait until a log has these words, and return the text after them."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while words not in (text := log.read_text()):
         assert time.monotonic() < deadline, text
@@ -196,7 +196,7 @@ def _read_full_queue(broker: BrokerProcess, size: int, folder: Path) -> None:
 
 
 def fill(broker: BrokerProcess, queue: str, size: int) -> int:
-    """Send numbered messages until the broker refuses one for lack of room; how many it has taken."""
+    """Send numbered messages until the broker refuses one for lack of space; return the number of accepted ones."""
     client = broker.connect()
     # A client that only sends would wait for room.
     client.subscribe("nothing")

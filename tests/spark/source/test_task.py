@@ -25,7 +25,7 @@ def small_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attempt(query: SmallQuery, planned: PlannedTask) -> Generator[list[str], None, None]:
-    """The bodies of each bundle."""
+    """Yield the bodies of each bundle of an attempt."""
     for batch in query.reader().read(planned):
         yield [body.decode() for body in batch.column("body").to_pylist()]
 
@@ -138,7 +138,7 @@ def test_three_concurrent_attempts_give_the_same_rows(here: BlockingBroker, quer
 def test_a_number_that_was_forgotten_is_no_reason_to_take_anything_twice(
     here: BlockingBroker, query: SmallQuery
 ) -> None:
-    """In a week in which the query did nothing; its batch is to be repeated."""
+    """The query did nothing for a week; its batch is to be repeated."""
     send(here, *"abc")
     reader = query.reader()
     (planned,) = query.plan(reader)
@@ -227,7 +227,7 @@ def test_latest_offset_reports_waiting_messages_at_intervals(
 def test_available_now_reads_all_that_waited_though_bytes_limit_its_batches(
     here: BlockingBroker, new_query: Callable[..., SmallQuery]
 ) -> None:
-    """Fixed: rows were taken off that a batch might have had, so the run ended while messages waited."""
+    """Fixed: rows were deducted that a batch might have had, so the run ended while messages waited."""
     for partitions in ("1", "2"):
         send(here, *"abcdefghij")
         query = new_query(maxBytesPerTrigger="1", partitions=partitions)
@@ -244,7 +244,7 @@ def test_available_now_reads_all_that_waited_though_bytes_limit_its_batches(
 def test_the_first_run_creates_the_queue_of_a_virtual_topic_though_nothing_waits(
     here: BlockingBroker, new_query: Callable[..., SmallQuery]
 ) -> None:
-    """Fixed: a run with availableNow asked nothing of a queue in which nothing waited."""
+    """Fixed: a run with availableNow did not subscribe to a queue without waiting messages."""
     query = new_query(queue="Consumer.A.VirtualTopic.news")
     reader = query.reader()
     reader.prepareForTriggerAvailableNow()

@@ -67,7 +67,7 @@ OPTIONS = (
 
 
 def _note_attempt(attempts: Path) -> tuple[str, int, int]:
-    """Write down that a task has got rows, for the test; return its batch, partition and attempt."""
+    """Note for the test that a task has got rows; return its batch, partition and attempt."""
     context = TaskContext.get()
     assert context is not None
     batch = context.getLocalProperty("streaming.sql.batchId") or ""
