@@ -338,7 +338,7 @@ def test_release_of_a_started_message_without_an_attempt_is_no_finding() -> None
     assert counted.found == [("miscount", 1, "released")]
 
 
-def test_a_transaction_outlives_the_subscription_and_its_messages_may_be_refused_in_it_and_go_with_it() -> None:
+def test_ack_nack_and_loss_in_a_transaction_after_the_subscription_are_no_findings() -> None:
     assert Story().dispatch(1, 2).start(1, 2).unsubscribe().acknowledge(1, 2).found == []
     started_again = Story().dispatch(1).start(1).unsubscribe().start(1)
     assert started_again.requeue(1, reason="nacked", attempts=1).found == []

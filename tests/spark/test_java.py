@@ -33,7 +33,7 @@ def test_versions_are_read(printed: str, version: int, tmp_path: Path) -> None:
     assert java_version(fake_java(tmp_path, printed) / "bin" / "java") == version
 
 
-def test_no_java_has_no_version(tmp_path: Path) -> None:
+def test_missing_java_has_no_version(tmp_path: Path) -> None:
     assert java_version(tmp_path / "java") is None
 
 
@@ -56,14 +56,14 @@ def test_the_packaged_java_starts_with_the_argument_that_it_would_refuse(tmp_pat
     assert subprocess.run([command, *options], capture_output=True).returncode == 0
 
 
-def test_without_any_java_cause_and_cure_are_named(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_is_an_error_with_its_remedy(no_java: pytest.MonkeyPatch, tmp_path: Path) -> None:
     no_java.setenv("JAVA_HOME", str(fake_java(tmp_path, "11.0.2")))
     no_java.setattr(java, "packaged_home", lambda: None)
     with pytest.raises(ConfigurationError, match=r"JAVA_HOME .* is version 11; pip install 'truenext\[spark\]'"):
         find_java()
 
 
-def test_without_pyspark_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_without_pyspark_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [each for each in sys.modules if each.startswith("truenext.spark.audit")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)

@@ -213,7 +213,9 @@ def test_messaging_without_sql_survives_a_crash_at_every_point(
 
 
 @pytest.mark.parametrize("case", _cases(("stage", "broker"), SQL, (("stage", "SQL committed"),)), ids="-".join)
-def test_on_sqlite_only_the_window_repeats(broker: BrokerProcess, tmp_path: Path, case: Case) -> None:
+def test_best_effort_on_sqlite_repeats_only_the_commit_gap_after_a_crash_at_every_point(
+    broker: BrokerProcess, tmp_path: Path, case: Case
+) -> None:
     file = tmp_path / "shop.db"
     _try(broker, tmp_path, case, _Table(f"sqlite:///{file}", lambda: sqlite3.connect(file)))
 
@@ -229,7 +231,7 @@ def own_postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.mark.parametrize("case", _cases(("stage", "broker", "database"), SQL, FEW), ids="-".join)
-def test_on_postgresql_only_the_window_repeats(
+def test_best_effort_on_postgresql_repeats_only_the_commit_gap_after_a_crash_at_every_point(
     broker: BrokerProcess, own_postgres: PostgresServer, tmp_path: Path, case: Case
 ) -> None:
     with own_postgres.database() as name:

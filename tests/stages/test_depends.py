@@ -268,7 +268,7 @@ def where() -> Iterator[threading.Thread]:
     assert threading.current_thread() is here
 
 
-def test_factories_of_a_plain_stage_run_in_its_thread_and_those_of_an_async_stage_in_that_of_the_event_loop() -> None:
+def test_factories_run_in_the_thread_of_their_stage() -> None:
     def stage(made: Annotated[threading.Thread, Depends(where)]) -> bool:
         return made is threading.current_thread() is not threading.main_thread()
 

@@ -51,7 +51,7 @@ class Sending:
         self.send: Endpoint[Number, None] = send
 
 
-def test_a_stage_that_fails_for_ever_is_tried_so_often_and_its_message_is_a_dead_letter_and_nothing_was_sent() -> None:
+def test_stage_that_always_fails_uses_its_attempts_and_its_message_is_a_dead_letter() -> None:
     app = Service("shop")
     ran: list[int] = []
     replies: list[Number] = []
@@ -178,7 +178,7 @@ def test_attempts_beyond_the_policy_of_the_queue_change_nothing() -> None:
     run(app, work)
 
 
-def test_the_delay_after_each_failure_is_the_next_of_its_list_and_the_last_one_for_all_that_follow() -> None:
+def test_retry_delays_are_those_of_the_list_and_the_last_one_repeats() -> None:
     app = Service("shop", retry={Busy: "2s, 10s, 1m"})
     ran: list[int] = []
 
@@ -215,7 +215,7 @@ def test_retry_never_makes_a_dead_letter_at_once() -> None:
     run(app, work)
 
 
-def test_the_nearest_class_in_the_order_of_inheritance_counts_and_of_stage_endpoint_and_service_the_nearest() -> None:
+def test_retry_rule_is_that_of_the_nearest_class_and_of_stage_then_endpoint_then_service() -> None:
     app = Service("shop", retry={Exception: "never", Busy: "1ms"}, attempts=3)
     attempts: Counter[str] = Counter()
     raises = {"very busy": VeryBusy, "busy": Busy, "other": ValueError}
@@ -509,7 +509,7 @@ def test_a_dead_letter_that_was_refused_says_the_reason() -> None:
     run(app, work)
 
 
-def test_a_message_whose_last_attempt_was_lost_says_so_and_what_had_failed_before() -> None:
+def test_cause_of_a_lost_last_attempt_names_the_failure_before() -> None:
     """Fixed: the cause said "see its last cause", and had become that itself."""
     app = Service("shop")
     lost, end = asyncio.Event(), asyncio.Event()

@@ -168,7 +168,7 @@ def test_a_flow_that_a_stage_begins_is_called_after_its_parent() -> None:
     run(app, work)
 
 
-def test_a_flow_that_a_stage_begins_is_interactive_and_persistent_as_that_of_the_stage_unless_told() -> None:
+def test_flow_sent_by_a_stage_inherits_interactive_and_persistent_unless_given() -> None:
     app = Service("shop")
     seen: dict[int, tuple[bool, bool, dict[str, object]]] = {}
 
@@ -471,7 +471,7 @@ def test_an_initiation_waits_for_a_broker_that_is_away_for_a_moment() -> None:
     run(shop.app, work)
 
 
-def test_an_initiation_for_which_there_is_no_room_waits_until_there_is() -> None:
+def test_initiation_without_disk_space_waits_for_it() -> None:
     shop = Shop()
 
     async def work(t: Stages) -> None:
@@ -489,7 +489,7 @@ def test_an_initiation_for_which_there_is_no_room_waits_until_there_is() -> None
     run(shop.app, work)
 
 
-def test_an_initiation_for_which_there_is_no_room_is_tried_again_a_few_times_and_not_all_the_time(
+def test_initiation_without_disk_space_is_retried_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shop = Shop()
@@ -512,7 +512,7 @@ def test_an_initiation_for_which_there_is_no_room_is_tried_again_a_few_times_and
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_initiation_whose_outcome_cannot_be_found_out_in_time_is_in_doubt_and_can_be_asked_for(when: str) -> None:
+def test_initiation_with_an_unknown_outcome_is_in_doubt_and_can_be_queried(when: str) -> None:
     shop = Shop()
 
     async def work(t: Stages) -> None:

@@ -10,7 +10,7 @@ from truenext.stage import Flow, Service
 from truenext.testing.stages import Stages
 
 
-def test_40_interactive_flows_that_come_later_are_all_there_before_400_others() -> None:
+def test_interactive_flows_that_begin_later_end_before_400_others() -> None:
     app = Service("shop", concurrency=1)
     order: list[bool] = []
     go_on = asyncio.Event()

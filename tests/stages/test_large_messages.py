@@ -41,7 +41,7 @@ def test_ten_messages_of_a_megabyte_go_through_a_request_and_a_reply() -> None:
     run(app, work)
 
 
-def test_more_large_messages_than_one_connection_may_have_in_open_transactions_are_sent_one_after_the_other() -> None:
+def test_large_messages_beyond_the_transaction_bytes_of_a_connection_are_sent_one_by_one() -> None:
     app = Service("shop")
     received: list[int] = []
     large = "x" * 6_000_000

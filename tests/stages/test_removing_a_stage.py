@@ -52,7 +52,7 @@ def test_removal_of_a_stage_in_one_deployment_breaks_flows_and_the_first_of_two_
     assert not changes(OLD, FIRST_DEPLOYMENT)
 
 
-def test_flows_of_before_go_the_old_way_and_new_ones_the_new_way() -> None:
+def test_earlier_flows_pass_the_removed_stage_and_new_ones_do_not() -> None:
     async def run() -> None:
         async with truenext.testing.broker() as broker:
             ended: dict[str, list[str]] = {}

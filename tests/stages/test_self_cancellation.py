@@ -175,7 +175,7 @@ def test_a_stage_that_cancels_itself_when_it_runs_again_in_place_has_failed() ->
     run(app, work, database="sqlite://")
 
 
-def test_a_consume_whose_caller_has_swallowed_a_cancellation_before_goes_on() -> None:
+def test_consume_continues_though_its_caller_swallowed_an_earlier_cancellation() -> None:
     received: list[bytes] = []
 
     async def handle(message: truenext.Message, session: truenext.Session) -> None:

@@ -356,9 +356,7 @@ def test_an_initiation_of_its_own_stays_though_its_stage_and_sql_are_taken_back(
     run(app, work, database=database)
 
 
-def test_an_error_that_the_function_has_caught_and_that_has_ended_the_transaction_fails_the_stage(
-    postgres_database: str, postgres: Any
-) -> None:
+def test_caught_error_that_ended_the_transaction_fails_the_stage(postgres_database: str, postgres: Any) -> None:
     app = Service("shop", attempts=1)
     received: list[int] = []
 
@@ -598,7 +596,7 @@ def test_a_session_that_a_task_left_behind_uses_first_after_the_end_of_its_stage
     run(app, work, database=database)
 
 
-def test_a_statement_that_runs_when_its_stage_fails_holds_up_neither_its_end_nor_its_next_attempt(
+def test_running_statement_delays_neither_the_failure_of_its_stage_nor_the_next_attempt(
     database: str,
 ) -> None:
     app = Service("shop")

@@ -74,7 +74,7 @@ def test_unavailable_database_under_load_costs_no_attempt_and_all_flows_end(
         asyncio.run(main(name))
 
 
-def test_a_message_that_alone_finds_the_database_away_is_charged_after_some_times(
+def test_message_that_alone_finds_the_database_unavailable_counts_an_attempt_after_some_retries(
     postgres: PostgresServer, postgres_database: str
 ) -> None:
     """The function makes its own transaction read-only, which raises the same error as a read-only database."""
@@ -104,7 +104,9 @@ def test_a_message_that_alone_finds_the_database_away_is_charged_after_some_time
     assert attempts == {1: 1 + UNCOUNTED_RETRIES[DatabaseErrorKind.UNAVAILABLE], 2: 1}
 
 
-def test_a_message_that_does_not_end_while_the_database_was_away_is_said_to_hold_up_its_stage(tmp_path: Path) -> None:
+def test_message_still_running_after_an_outage_of_the_database_is_reported_as_blocking_its_stage(
+    tmp_path: Path,
+) -> None:
     app = Service("shop", concurrency=2)
     is_started, may_end = asyncio.Event(), asyncio.Event()
     done: list[int] = []

@@ -274,7 +274,7 @@ def test_a_driver_that_was_overtaken_before_its_decision_publishes_nothing(here:
     assert bodies_in(here) == ["new", "next"]
 
 
-def test_the_same_id_in_another_space_is_another_query(here: BlockingBroker) -> None:
+def test_query_of_the_same_id_in_another_space_is_another_query(here: BlockingBroker) -> None:
     """Fixed: numbers were derived from the id alone, so that a second space could decide nothing."""
     write_batch(here, 1, "a")
     other = SinkQueues("other", QUEUES.id)

@@ -25,7 +25,7 @@ def numbers_in(broker: BrokerProcess, queue: str) -> list[int]:
         return [int(message.text) for message in connection.browse(f"/queue/{queue}")]
 
 
-def test_each_message_goes_from_queue_to_queue_once_over_restarts(
+def test_messages_go_from_queue_to_queue_once_over_restarts(
     spark: SparkSession, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     for round_ in range(2):

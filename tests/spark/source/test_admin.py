@@ -100,7 +100,7 @@ def test_an_abandoned_query_gives_its_rows_back_as_they_were(here: BlockingBroke
     assert (status.is_abandoned, status.batch, status.rows) == (True, 0, 0)
 
 
-def test_to_abandon_a_query_twice_changes_nothing(here: BlockingBroker, query: SmallQuery) -> None:
+def test_second_abandon_of_a_query_changes_nothing(here: BlockingBroker, query: SmallQuery) -> None:
     send(here, *"abc")
     query.run_batch(query.reader())
     assert [abandoned(here, query), abandoned(here, query)] == [3, 0]

@@ -174,9 +174,7 @@ def test_a_connection_or_broker_that_is_lost_at_any_point_doubles_and_loses_noth
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_lost_answer_of_the_broker_to_its_commit_doubles_and_loses_nothing(
-    database: str, is_async: bool, when: str
-) -> None:
+def test_lost_answer_to_a_commit_loses_and_repeats_nothing(database: str, is_async: bool, when: str) -> None:
     shop = Shop(is_async)
 
     async def work(t: Stages) -> None:
@@ -532,7 +530,7 @@ def test_redelivered_message_sends_its_unit_without_a_relay(database: str, monke
 
 
 @pytest.mark.parametrize("whose", ["of the broker", "of the broker, which did not hear", "of the database"])
-def test_a_lost_answer_to_the_relay_doubles_nothing_either(
+def test_lost_answer_to_the_relay_loses_and_repeats_nothing(
     database: str, whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = Shop(is_async=True)
@@ -705,7 +703,7 @@ def test_error_after_the_sql_commit_counts_no_attempt(database: str, is_async: b
     run(shop.app, work, database=database)
 
 
-def test_a_stage_that_fails_is_charged_and_leaves_nothing(database: str, is_async: bool) -> None:
+def test_failed_stage_counts_its_attempts_and_leaves_no_rows(database: str, is_async: bool) -> None:
     shop = Shop(is_async, attempts=2, retry={ValueError: "1ms"})
 
     def body(number: Number, flow: Flow) -> None:

@@ -22,19 +22,17 @@ Notices = Callable[[str], None]
 
 
 def lost_answer_of_the_broker(when: Any) -> Notices:
-    return lambda url: test_exactly_once.test_a_lost_answer_of_the_broker_to_its_commit_doubles_and_loses_nothing(
-        url, True, when
-    )
+    return lambda url: test_exactly_once.test_lost_answer_to_a_commit_loses_and_repeats_nothing(url, True, when)
 
 
 def lost_answer_of_the_database(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_exactly_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(url, "of the database", patch)
+        test_exactly_once.test_lost_answer_to_the_relay_loses_and_repeats_nothing(url, "of the database", patch)
 
 
 def lost_commit_of_the_relay(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_exactly_once.test_a_lost_answer_to_the_relay_doubles_nothing_either(
+        test_exactly_once.test_lost_answer_to_the_relay_loses_and_repeats_nothing(
             url, "of the broker, which did not hear", patch
         )
 
@@ -46,9 +44,7 @@ def redelivery_without_a_relay(url: str) -> None:
 
 def unknown_producer(url: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        test_producers.test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
-            url, "claim", False, patch
-        )
+        test_producers.test_producer_claimed_with_a_lost_answer_is_found_and_its_unit_sent(url, "claim", False, patch)
 
 
 def repeated_commit(url: str) -> None:

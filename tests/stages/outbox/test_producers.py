@@ -327,7 +327,7 @@ REFUSED = (
 
 @pytest.mark.parametrize("has_lost_another", [False, True])
 @pytest.mark.parametrize("which", ["claim", "renumber"])
-def test_a_producer_that_a_lost_answer_has_made_ones_own_is_found_and_its_unit_sent(
+def test_producer_claimed_with_a_lost_answer_is_found_and_its_unit_sent(
     database: str, which: str, has_lost_another: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fixed: the unit was not sent before that process ended. A finer search than the one of the tests found it."""

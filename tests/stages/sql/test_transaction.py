@@ -57,7 +57,7 @@ def test_a_work_is_used_from_the_first_object_or_statement_on(shop: Shop) -> Non
     assert shop.orders() == [1]
 
 
-def test_the_check_writes_what_the_session_has_not_written_so_that_its_errors_come_before_the_commit(
+def test_check_flushes_the_session_so_that_errors_are_raised_before_the_commit(
     shop: Shop,
 ) -> None:
     before = shop.work()
