@@ -68,7 +68,7 @@ def report(tried: int, across_growth: int) -> None:
 
 
 @pytest.mark.timeout(300 + CRASHES // 20)
-def test_whenever_the_power_goes_every_confirmed_batch_is_there() -> None:
+def test_confirmed_batches_survive_a_power_cut_at_any_operation() -> None:
     tried = Tried()
     life = 0
     while tried.states < CRASHES // 2:
@@ -90,7 +90,7 @@ def _threads_change_often() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_threads_change_often")
 @pytest.mark.parametrize("seed", range(8))
-def test_however_often_the_power_goes_in_recoveries_too_every_confirmed_batch_is_there(seed: int) -> None:
+def test_confirmed_batches_survive_repeated_power_cuts_even_during_recovery(seed: int) -> None:
     rng = random.Random(f"{SEED} {seed}")
     disk, may_hold = Disk(), [Held()]
     for _ in range(20):
@@ -103,7 +103,7 @@ def test_however_often_the_power_goes_in_recoveries_too_every_confirmed_batch_is
     COMPILER is None, reason="there is no C compiler (cc) to make the library that records LMDB's calls"
 )
 @pytest.mark.timeout(300 + CRASHES // 20)
-def test_whenever_the_power_goes_in_lmdb_every_confirmed_batch_is_there() -> None:
+def test_confirmed_batches_survive_power_cuts_and_failing_calls_within_lmdb() -> None:
     """Its calls fail as well, one after the other."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.contract.try_crashes", str(CRASHES // 2), str(SEED)],
@@ -123,7 +123,7 @@ def test_whenever_the_power_goes_in_lmdb_every_confirmed_batch_is_there() -> Non
 # What is tested
 
 
-def test_what_is_tested_is_the_store_as_it_is_shipped(tmp_path: Path) -> None:
+def test_recorder_leaves_the_shipped_store_unchanged(tmp_path: Path) -> None:
     before = {module: dict(functions(module)) for module in MODULES}
     recorder = Recorder(Disk(), tmp_path)
     with recorder.recording():
@@ -166,7 +166,7 @@ def with_a_file(size: int) -> Walk:
     return Walk(Disk({1: bytes(size)}, {"journal": 0, "journal/a": 1}))
 
 
-def test_of_a_write_that_was_not_synced_any_of_its_sectors_may_be_there() -> None:
+def test_unsynced_write_may_leave_any_subset_of_its_sectors() -> None:
     walk = with_a_file(3 * SECTOR)
     walk.do(Write(1, 500, b"x" * 600))
     parts = [b"x" * 12, b"x" * SECTOR, b"x" * 76]
@@ -177,7 +177,7 @@ def test_of_a_write_that_was_not_synced_any_of_its_sectors_may_be_there() -> Non
     assert sorted(one["journal/a"] or b"" for one in states(walk)) == sorted(expected)
 
 
-def test_what_was_synced_is_there_whatever_becomes_of_what_was_written_before_and_after() -> None:
+def test_synced_write_persists_whatever_happens_to_writes_before_and_after_it() -> None:
     walk = with_a_file(SECTOR)
     walk.do(Write(1, 0, b"aaaa"))
     walk.do(Write(1, 2, b"bb"))
@@ -205,7 +205,7 @@ def test_names_change_in_any_order_but_for_those_that_depend_on_one_another() ->
     assert found == [[f"journal/{one}" for one in two] for two in ("a", "ad", "b", "bd", "c", "cd")]
 
 
-def test_what_is_in_a_folder_without_a_name_is_lost() -> None:
+def test_files_in_a_folder_without_a_name_are_lost() -> None:
     walk = Walk(Disk())
     walk.do(Name({"journal": 0}))
     walk.do(Name({"journal/a": 1}))
@@ -213,7 +213,7 @@ def test_what_is_in_a_folder_without_a_name_is_lost() -> None:
     assert states(walk) == [{}, {"journal": None, "journal/a": b""}]
 
 
-def test_what_a_kill_left_in_memory_is_seen_and_can_still_be_lost() -> None:
+def test_unsynced_write_is_visible_after_a_kill_and_can_still_be_lost() -> None:
     walk = with_a_file(1)
     walk.do(Write(1, 0, b"x"))
     walk.do(Durable(frozenset()))

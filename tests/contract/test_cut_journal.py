@@ -12,7 +12,7 @@ from tests.contract.simulated_disk import quick_folder
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_what_the_journal_has_lost_is_missed_after(scene: Callable[[Path], None]) -> None:
+def test_lost_end_of_the_journal_is_detected_after(scene: Callable[[Path], None]) -> None:
     with tempfile.TemporaryDirectory(dir=quick_folder()) as folder:
         scene(Path(folder) / "data")
 

@@ -23,7 +23,7 @@ def test_a_folder_with_others_files_is_refused_by_name_and_left_as_it_is(tmp_pat
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
-def test_of_many_files_the_first_are_named(tmp_path: Path) -> None:
+def test_error_names_only_the_first_of_many_foreign_files(tmp_path: Path) -> None:
     for name in "edcba":
         (tmp_path / name).touch()
     with pytest.raises(ConfigurationError, match=r"truenext's: a, b, c, \.\.\.; name"):
@@ -36,12 +36,12 @@ def test_a_folder_that_is_empty_or_not_there_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(IGNORED_FILES))
-def test_what_is_harmless_may_be_there(tmp_path: Path, name: str) -> None:
+def test_ignored_files_may_be_in_a_data_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     use(tmp_path)
 
 
-def test_whatever_a_crash_leaves_of_the_first_start_is_used(tmp_path: Path) -> None:
+def test_folder_left_by_a_crash_during_the_first_start_is_used(tmp_path: Path) -> None:
     """Each moment of it: the files that it makes at the top are there or are not, in the order in which they come."""
     made: list[str] = []
     use(tmp_path / "first")
@@ -57,7 +57,7 @@ def test_whatever_a_crash_leaves_of_the_first_start_is_used(tmp_path: Path) -> N
         use(folder)
 
 
-def test_the_folder_of_a_broker_is_used_whatever_somebody_has_put_there(tmp_path: Path) -> None:
+def test_folder_of_a_broker_is_used_in_spite_of_foreign_files(tmp_path: Path) -> None:
     use(tmp_path)
     (tmp_path / "README").touch()
     use(tmp_path)

@@ -278,7 +278,7 @@ def test_a_page_of_a_closed_store_is_a_store_error(embedded_disk: Disk) -> None:
 # Durability
 
 
-def test_what_is_written_to_the_journal_is_synced_by_the_write_itself(embedded_disk: Disk) -> None:
+def test_journal_writes_are_synced_by_the_write_itself(embedded_disk: Disk) -> None:
     """Only a power cut would show the difference; a killed process loses nothing either way."""
     embedded_disk.apply(puts=put(1))
     store = embedded_disk.store
@@ -347,7 +347,7 @@ while True:
 
 @pytest.mark.parametrize("segment_bytes", [500, 1 << 20])
 @pytest.mark.parametrize("least", [1, 30, 200])
-def test_everything_applied_is_there_after_kill_9(tmp_path: Path, segment_bytes: int, least: int) -> None:
+def test_applied_batches_survive_kill_9(tmp_path: Path, segment_bytes: int, least: int) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path), str(segment_bytes)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -404,7 +404,7 @@ def test_the_last_batch_is_written_again_when_the_store_opens(tmp_path: Path, mo
 # The journal's segments
 
 
-def test_what_was_consumed_never_reaches_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumed_messages_never_reach_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("a message was moved")
 
@@ -431,7 +431,7 @@ def test_segments_are_used_again_and_few_are_kept(tmp_path: Path) -> None:
     disk.store.close()
 
 
-def test_one_old_message_pins_no_segment(tmp_path: Path) -> None:
+def test_old_message_pins_no_segment(tmp_path: Path) -> None:
     disk = Disk("checkpointing", tmp_path)
     disk.apply(puts=put(1))
     for n in range(2, 100):
@@ -511,7 +511,7 @@ def test_a_crash_drops_transients_for_good_although_the_journal_still_has_them(e
     assert sequences(embedded_disk.store) == [1, 3]
 
 
-def test_nothing_moves_until_the_first_batch_shows_that_the_history_was_taken(
+def test_checkpointing_waits_for_the_first_batch_which_shows_that_the_history_was_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the history in what moves would be nowhere: `recover` has only just returned it."""
@@ -952,7 +952,7 @@ def test_a_page_that_is_being_read_keeps_the_contents_that_go_or_move_meanwhile(
     disk.store.close()
 
 
-def test_what_many_queues_have_is_written_once_and_its_room_is_used_again(tmp_path: Path) -> None:
+def test_content_shared_by_many_queues_is_written_once_and_its_space_is_reused(tmp_path: Path) -> None:
     """Through the journal, and through the checkpoint."""
     disk = Disk("checkpointing", tmp_path)
     lanes = [lane_key(number, 5) for number in range(1, 101)]

@@ -14,7 +14,7 @@ SEED = int(os.environ.get("TRUENEXT_SEED", "1"))
 
 
 @one_of("error", [errno.EIO, errno.ENOSPC], ["EIO", "ENOSPC"])
-def test_whichever_call_fails_every_confirmed_batch_is_there(error: int) -> None:
+def test_confirmed_batches_survive_the_failure_of_any_call(error: int) -> None:
     tried = Tried()
     fail_everywhere(error, SEED, tried, batches=12)
     assert tried.states > 100

@@ -129,7 +129,7 @@ def test_a_persistent_message_is_told_from_acceptance_to_acknowledgement() -> No
     ]
 
 
-def test_of_a_message_of_a_group_is_told_which_that_is_and_of_others_nothing() -> None:
+def test_accepted_event_names_the_group_of_grouped_messages_only() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     for group in ("", "g", "g", "", "h", "g"):
@@ -187,7 +187,7 @@ def test_a_pause_and_what_was_moved_and_purged_are_told() -> None:
     assert [event["target_queue"] for event in recorded.events() if event["kind"] == "moved"] == ["elsewhere"]
 
 
-def test_what_a_leaving_consumer_held_is_told_as_released() -> None:
+def test_messages_held_at_unsubscribe_are_recorded_as_released() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     recorded.send(session)
@@ -275,7 +275,9 @@ def test_a_lost_connection_is_told_as_lost_of_what_counts_as_an_attempt_and_of_t
 
 
 @pytest.mark.parametrize("is_aborted", [True, False])
-def test_what_a_transaction_that_counts_nacks_has_only_acknowledged_is_told_as_released(is_aborted: bool) -> None:
+def test_messages_only_acknowledged_in_a_transaction_that_counts_nacks_are_recorded_as_released(
+    is_aborted: bool,
+) -> None:
     recorded, session = holding(2)
     recorded.engine.begin(session, Begin("u", counts_all=False))
     recorded.engine.acknowledge(session, Ack("s", 1, "u"))
@@ -295,7 +297,7 @@ def test_a_disconnect_is_told_as_released() -> None:
 
 
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
-def test_what_waits_for_its_next_try_is_told_with_what_its_consumer_did(while_waiting: WhileWaiting) -> None:
+def test_delayed_retries_are_recorded_with_their_reason_and_again_when_due(while_waiting: WhileWaiting) -> None:
     recorded, session = holding(2, while_waiting=while_waiting, first_delay_ms=1000)
     wait = {WhileWaiting.SKIP: "delayed", WhileWaiting.BLOCK: "blocking"}[while_waiting]
     recorded.engine.nack(session, Nack("s", 1))
@@ -337,7 +339,7 @@ def test_an_acknowledgement_in_a_transaction_is_told_at_commit_and_never_after_a
     ]
 
 
-def test_what_an_auto_consumer_has_taken_is_told_as_acknowledged() -> None:
+def test_messages_sent_to_an_auto_consumer_are_recorded_as_acknowledged() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     for persistent in (True, False):
@@ -433,7 +435,7 @@ def consumer_of(recorded: RecordedEngine, mode: AckMode = AckMode.INDIVIDUAL, **
     return session.consumers["s"]
 
 
-def test_what_a_connection_names_as_begun_is_told_of_one_and_of_many_and_of_each_whose_it_is() -> None:
+def test_started_events_name_their_consumer_for_single_and_for_several_messages() -> None:
     recorded = RecordedEngine()
     consumer = consumer_of(recorded)
     for _ in range(4):
@@ -452,7 +454,7 @@ def test_what_a_connection_names_as_begun_is_told_of_one_and_of_many_and_of_each
     ]
 
 
-def test_what_many_consumers_begin_in_many_queues_is_each_ones_own() -> None:
+def test_started_events_of_many_consumers_and_queues_name_their_own_consumer() -> None:
     recorded = RecordedEngine()
     held: list[tuple[Entry, BrokerConsumer]] = []
     for number, address in enumerate(("/queue/a", "/queue/a", "/queue/b"), 1):
@@ -513,7 +515,7 @@ def test_a_subscription_tells_all_that_decides_what_it_may_have(
     assert found.get("window") == (None if pulls or mode is AckMode.AUTO else 10)
 
 
-def test_of_a_consumer_of_a_pattern_that_rests_when_a_queue_is_made_a_window_of_0_is_told() -> None:
+def test_suspended_wildcard_consumer_is_recorded_with_window_0_when_a_queue_is_created() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     session.has_rounds = True
@@ -550,7 +552,7 @@ def record_all(recorded: RecordedEngine, log: EventLog) -> None:
     log.started(entry, consumer)
 
 
-def test_temporary_queues_are_nobodys_business() -> None:
+def test_temporary_queues_are_not_recorded() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     recorded.subscribe(session, destination=PRIVATE)
@@ -669,13 +671,13 @@ def write(folder: Path, recorded: RecordedEngine) -> HistoryWriter:
     return history
 
 
-def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+def test_appended_events_are_read_back(tmp_path: Path) -> None:
     recorded = busy(random.Random(1))
     write(tmp_path, recorded).close()
     assert read_folder(tmp_path) == recorded.events()
 
 
-def test_what_was_appended_can_be_read_once_it_is_flushed_or_synced_or_much(tmp_path: Path) -> None:
+def test_appended_events_can_be_read_after_a_flush_a_sync_or_many_more_events(tmp_path: Path) -> None:
     recorded = busy(random.Random(1))
     history = HistoryWriter(tmp_path)
     history.append(recorded.chunks[0])
@@ -743,7 +745,7 @@ def test_a_torn_chunk_is_cut_wherever_it_tears_and_the_store_brings_it_back(tmp_
         assert read_folder(tmp_path) == recorded.events()
 
 
-def test_what_the_files_have_is_not_restored_twice(tmp_path: Path) -> None:
+def test_restore_skips_chunks_that_the_files_have(tmp_path: Path) -> None:
     recorded = busy(random.Random(1), steps=40)
     history = write(tmp_path, recorded)
     history.restore(recorded.chunks)

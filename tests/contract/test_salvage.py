@@ -182,7 +182,7 @@ def test_a_sound_folder_is_sound_and_counted(data: Path, content: Content) -> No
         assert line.split()[2:4] == [str(persistent), str(len(of_queue) - persistent)]
 
 
-def test_everything_of_a_sound_folder_is_exported(data: Path, content: Content) -> None:
+def test_export_of_a_sound_folder_is_complete(data: Path, content: Content) -> None:
     assert export(data) == content
     before, after = recovered_of(data), recovered_of(data.parent / "new")
     assert (after.sequence_limit, after.redelivered_below) == (before.sequence_limit, before.redelivered_below)
@@ -210,7 +210,7 @@ def test_a_folder_in_use_is_refused(data: Path) -> None:
     store.close()
 
 
-def test_what_is_no_data_folder_is_left_alone(tmp_path: Path) -> None:
+def test_path_that_is_no_data_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         result = truenext("check", path)
         assert result.exit_code == 2
@@ -270,7 +270,7 @@ def test_a_folder_of_another_format_is_not_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("remaining", ["no bytes", "zeros", "many zeros", "first page", "second page"])
-def test_what_a_power_cut_left_of_the_very_first_start_holds_nothing(tmp_path: Path, remaining: str) -> None:
+def test_interrupted_first_start_is_reported_as_empty(tmp_path: Path, remaining: str) -> None:
     lmdb.open(str(tmp_path / "lmdb")).close()
     first, second = (tmp_path / "lmdb/data.mdb").read_bytes()[:PAGE], (tmp_path / "lmdb/data.mdb").read_bytes()[PAGE:]
     contents = {
@@ -364,7 +364,7 @@ def shown(content: Content) -> dict[int, tuple[int, int]]:
         (4, {2: (0, 0), 3: (0, 0)}),
     ],
 )
-def test_what_stands_behind_a_damaged_frame_counts_and_the_frame_does_not(
+def test_export_skips_a_damaged_frame_and_keeps_the_frames_after_it(
     in_journal: Path, frame: int, remaining: dict[int, tuple[int, int]]
 ) -> None:
     """A message that it acknowledged is there again, rather than none of those behind it."""
@@ -408,7 +408,7 @@ def test_a_queue_that_has_gone_is_no_damage_nor_is_another_that_has_its_number(t
     disk.store.close()
 
 
-def test_one_wrong_bit_in_the_last_frame_is_no_tear(in_journal: Path) -> None:
+def test_flipped_bit_in_the_last_frame_is_not_taken_for_a_tear(in_journal: Path) -> None:
     (path,) = segments(in_journal)
     whole = path.read_bytes()
     start, end = frames(path)[-1]
@@ -680,7 +680,7 @@ def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, con
 
 
 @pytest.mark.parametrize("database", [name.decode() for name in DATABASES])
-def test_what_the_root_of_a_database_led_to_is_found(data: Path, content: Content, database: str) -> None:
+def test_export_finds_the_pages_below_a_lost_database_root(data: Path, content: Content, database: str) -> None:
     """Whatever stands on the root itself is lost where the database has no other page."""
     root, leaves = pages_of(data, database.encode())
     overwrite(data, root)
@@ -727,7 +727,7 @@ def names_on(data: Path, page: int) -> list[bytes]:
     return found
 
 
-def test_nothing_that_is_over_comes_back_when_nobody_knows_what_is_free(data: Path, content: Content) -> None:
+def test_export_omits_acknowledged_messages_when_the_free_page_list_is_lost(data: Path, content: Content) -> None:
     """Free pages hold what was acknowledged long ago."""
     overwrite(data, read_metas(data / "lmdb/data.mdb")[0][0].free.root)
     expect_all_but(export(data), content, [])
@@ -740,7 +740,7 @@ def test_nothing_that_is_over_comes_back_when_nobody_knows_what_is_free(data: Pa
 
 
 @pytest.mark.parametrize("page", [0, 1])
-def test_one_of_the_first_two_pages_may_be_gone(data: Path, page: int) -> None:
+def test_folder_with_a_lost_meta_page_is_exported(data: Path, page: int) -> None:
     """They are written in turns, so the other one is of the transaction before, or of this one."""
     overwrite(data, page)
     assert f"lmdb/data.mdb: its page {page} cannot be read" in check(data)
@@ -916,7 +916,7 @@ def test_a_database_that_is_ordered_otherwise_is_not_read(data: Path, name: byte
     assert f"lmdb/data.mdb: it has flags 0x2 ({name.decode()})" in check(data)
 
 
-def test_what_lmdb_refuses_is_found(data: Path) -> None:
+def test_damage_that_lmdb_rejects_is_found(data: Path) -> None:
     """Where nothing should be in a tree, and what kind of entry a database is."""
     path = data / "lmdb/data.mdb"
     flip_in_main(data, b"messages", len(b"messages"), 0)
@@ -953,7 +953,7 @@ def test_values_that_are_out_of_order_are_not_believed(data: Path, database: str
     assert any(f"page {root} has keys that are not in order ({database})" in line for line in check(data))
 
 
-def test_messages_that_nobody_counts_are_missed(data: Path) -> None:
+def test_uncounted_messages_are_missed(data: Path) -> None:
     counts: list[bytes] = []
     rewrite(data, "counts", lambda txn, db: counts.extend(txn.cursor(db).iternext(values=False)))
     rewrite(data, "counts", lambda txn, db: txn.delete(counts[0], db=db))

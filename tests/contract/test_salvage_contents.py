@@ -135,7 +135,7 @@ def test_a_damaged_content_costs_its_copies_and_no_others(data: Path) -> None:
     assert exported(data) == {one: message for one, message in remaining().items() if one not in copies(4)}
 
 
-def test_a_content_that_nobody_refers_to_is_named_and_left_out(data: Path) -> None:
+def test_unreferenced_content_is_named_and_left_out(data: Path) -> None:
     checkpoint = checkpoint_of(data)
     checkpoint.delete_messages([(one, True) for one in copies(4)[1:]])
     checkpoint.close()
@@ -152,7 +152,7 @@ def test_a_wrong_count_is_named_and_put_right(data: Path, stored_count: int) -> 
     assert exported(data) == remaining()
 
 
-def test_what_a_lost_batch_had_removed_is_counted_again(data: Path) -> None:
+def test_copy_removed_by_a_lost_batch_is_counted_again(data: Path) -> None:
     """Of the last content: its copy is there again, and the content outlives all three."""
     segments = sorted((data / "journal").glob("*.journal"))
     segment = [path for path in segments if copies(10)[0] in path.read_bytes()][-1]

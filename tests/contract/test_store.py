@@ -108,7 +108,7 @@ def test_close_can_be_called_twice(disk: Disk) -> None:
 # What a batch does
 
 
-def test_what_was_applied_is_there_after_a_crash(disk: Disk) -> None:
+def test_applied_batch_survives_a_crash(disk: Disk) -> None:
     resolved = (2, 2**63 - 2)
     producer = ProducerState(2**63 - 1, 1_700_000_000_000, highest_commit=2**63 - 1, is_gapless=True, resolved=resolved)
     disk.apply(
@@ -428,7 +428,7 @@ def test_the_first_and_the_last_cause_of_a_message_stay_until_it_goes(disk: Disk
     assert causes_of(disk) == {}
 
 
-def test_what_is_said_of_many_messages_is_written_once(tmp_path: Path) -> None:
+def test_cause_shared_by_many_messages_is_written_once(tmp_path: Path) -> None:
     texts = {key(n): ("why " * 1000, "because " * 500) for n in range(1, 1001)}
     batch = Batch(1)
     batch.marks, batch.causes = {k: Mark(1, 1) for k in texts}, {k: Causes(*both) for k, both in texts.items()}
@@ -483,7 +483,7 @@ def test_a_message_without_a_mark_may_be_unmarked(disk: Disk) -> None:
     assert sequences(disk.store) == []
 
 
-def test_what_is_paused_is_paused_until_it_is_resumed(disk: Disk) -> None:
+def test_paused_queues_stay_paused_after_a_crash_until_they_are_resumed(disk: Disk) -> None:
     disk.apply(queues={1: "orders", 2: "invoices", 3: "mail"}, paused={1: True, 3: True})
     assert disk.crash().paused == {1, 3}
     disk.apply(paused={1: False, 2: True})
@@ -526,7 +526,7 @@ def test_a_producer_forgotten_and_back_in_one_batch_is_there(disk: Disk) -> None
     assert disk.crash().producers == {"a": ProducerState(5, 9)}
 
 
-def test_what_may_have_been_dispatched_without_a_trace_stays_known(disk: Disk) -> None:
+def test_redelivered_below_survives_crash_and_stop(disk: Disk) -> None:
     assert disk.crash().redelivered_below == 0
     disk.apply(redelivered_below=7)
     for n in range(1, 30):
@@ -628,7 +628,7 @@ def test_a_page_of_timers_says_whether_it_is_the_last_and_up_to_which_batch_it_i
     assert disk.store.read_timers(second, 2) == TimerPage(timers=[], as_of=1, is_end=True)
 
 
-def test_to_set_a_timer_that_is_there_or_clear_one_that_is_not_changes_nothing(disk: Disk) -> None:
+def test_setting_an_existing_timer_or_clearing_a_missing_one_changes_nothing(disk: Disk) -> None:
     disk.apply(timers=timers(1, 2))
     disk.apply(timers=timers(2, 3), cleared_timers=[*timers(4)])
     assert all_timers(disk.store) == [*timers(1, 2, 3)]
@@ -730,7 +730,7 @@ def test_a_crash_drops_a_transient_content_with_its_references_and_no_persistent
 
 
 @OF_EITHER_KIND
-def test_one_batch_may_remove_several_references(disk: Disk, persistent: bool) -> None:
+def test_batch_may_remove_several_references(disk: Disk, persistent: bool) -> None:
     copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
     disk.apply(**share(7, *copies, persistent=persistent))
     disk.apply(**unshare(7, *copies[:2], persistent=persistent))
@@ -981,7 +981,7 @@ def _shown(message: UndecodedMessage) -> tuple[bytes, bytes, Mark, bytes, tuple[
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_any_history_leaves_what_a_plain_model_says(kind: str, data: st.DataObject) -> None:
+def test_store_agrees_with_a_plain_model_after_random_batches_and_restarts(kind: str, data: st.DataObject) -> None:
     folder = Path(tempfile.mkdtemp())
     disk = Disk(kind, folder / "data")
     try:

@@ -417,7 +417,7 @@ def test_a_store_that_opens_beyond_its_limit_says_so_at_once(tmp_path: Path) -> 
     store.close()
 
 
-def test_others_who_fill_the_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_level_follows_the_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointer, "CHECK_INTERVAL_S", 0.01)
     disk = Disk("embedded", tmp_path)
     disk.apply(puts=put(1))

@@ -50,7 +50,7 @@ class ScriptedBroker:
         return (letter.holder.subscription, self.oracle.sequences[letter], letter.deliveries)
 
 
-def test_what_is_given_back_comes_again_without_an_attempt_but_for_what_is_kept() -> None:
+def test_released_messages_come_again_without_an_attempt_except_those_kept() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer)
@@ -61,7 +61,7 @@ def test_what_is_given_back_comes_again_without_an_attempt_but_for_what_is_kept(
     broker.turn((reader, "m1"), (reader, "m3"))
 
 
-def test_what_is_kept_by_an_earlier_dispatch_is_given_back() -> None:
+def test_release_that_keeps_only_an_earlier_dispatch_releases_the_message() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer)
@@ -75,7 +75,7 @@ def test_what_is_kept_by_an_earlier_dispatch_is_given_back() -> None:
     broker.turn((reader, "m1"))
 
 
-def test_one_that_rests_gets_nothing_until_it_is_woken() -> None:
+def test_suspended_consumer_gets_nothing_until_it_is_woken() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer)
@@ -133,7 +133,7 @@ def test_a_lost_connection_is_charged_for_what_it_has_begun_in_this_dispatch() -
     assert [broker.letter(label).was_lost for label in ("m1", "m2", "m3")] == [False, True, False]
 
 
-def test_one_that_pulls_gets_what_it_asks_for_and_is_told_of_the_rest() -> None:
+def test_pulling_consumer_gets_its_credit_and_is_told_the_unused_rest() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer, is_pulling=True)
@@ -185,7 +185,7 @@ def test_a_wish_does_not_end_while_something_is_ready() -> None:
         broker.oracle.check_turn({}, [], {"q": 0}, [(reader, Ended(3, None))])
 
 
-def test_a_wish_ends_with_a_request_to_give_back_and_nobody_says_so() -> None:
+def test_pull_request_ends_with_a_release_without_notice() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer, is_pulling=True)

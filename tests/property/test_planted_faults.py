@@ -75,7 +75,7 @@ def test_the_machines_notice_when(
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("machine", [each for each in MACHINES if planted_faults.faults_of(each)])
-def test_what_a_fault_replaces_is_called(
+def test_functions_that_faults_replace_are_called(
     machine: type[BrokerMachine], monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
     """What the engine does not call any more makes no fault. Those of a machine are looked at together."""
@@ -112,15 +112,13 @@ def never_called(
     return never
 
 
-def test_what_nobody_calls_is_noticed(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
+def test_target_that_is_never_called_is_noticed(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
     method = targets.Target(ProducerRegistry.take_forgotten, ProducerRegistry)
     never = never_called(BrokerMachine, [targets.SEND, method], monkeypatch, steps, examples=5)
     assert never == {"ProducerRegistry.take_forgotten"}
 
 
-def test_what_is_called_in_one_module_and_not_in_another_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, steps: list[str]
-) -> None:
+def test_target_called_in_only_one_of_two_modules_is_noticed(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
     function = targets.Target(remove, settlement, writing)
     never = never_called(BrokerMachine, [function], monkeypatch, steps, examples=5)
     assert never == {"truenext.engine.writing.entries.remove"}

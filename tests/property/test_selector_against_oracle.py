@@ -40,9 +40,7 @@ def test_a_selector_wants_what_the_oracle_wants(
 
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
 @given(conditions, conditions, messages())
-def test_another_spelling_of_a_selector_is_the_same_one(
-    node: Node, other: Node, sent: tuple[SentMessage, dict[str, str]]
-) -> None:
+def test_respelled_selector_is_equivalent(node: Node, other: Node, sent: tuple[SentMessage, dict[str, str]]) -> None:
     text = written(node)
     assert are_equivalent(text, respelled(text))
     assert are_equivalent(text, written(node, is_grouped=True))
@@ -58,7 +56,7 @@ def test_another_spelling_of_a_selector_is_the_same_one(
 )
 @example("a LIKE '\\' ESCAPE '\\'")
 @example("\ud800")
-def test_whatever_is_sent_is_compiled_or_refused_with_the_place_of_the_fault(text: str) -> None:
+def test_random_text_is_compiled_or_refused_with_the_position_of_the_fault(text: str) -> None:
     try:
         compiled = compile_selector(text)
     except RemoteProtocolError as error:
@@ -84,7 +82,7 @@ def test_whatever_is_sent_is_compiled_or_refused_with_the_place_of_the_fault(tex
         ("JMSDeliveryMode IN ('PERSISTENT')", None),
     ],
 )
-def test_what_one_property_has_to_be_is_known_beforehand(text: str, texts: set[str] | None) -> None:
+def test_required_values_of_a_property_are_derived_from_the_selector(text: str, texts: set[str] | None) -> None:
     required = compile_selector(text).required
     assert (required and required[1]) == texts
     if required is not None:
@@ -94,7 +92,7 @@ def test_what_one_property_has_to_be_is_known_beforehand(text: str, texts: set[s
 
 
 @pytest.mark.parametrize("length", [1, 8, 9, 40])
-def test_however_many_properties_it_asks_for_each_is_found_under_either_name(length: int) -> None:
+def test_selector_of_many_properties_finds_each_under_either_spelling(length: int) -> None:
     compiled = compile_selector(" AND ".join(f"p_{number} = '{number}'" for number in range(length)))
     hyphens = b"".join(b"p-%d:%d\n" % (number, number) for number in range(length))
     assert compiled.matches(SentMessage(4, True, 0, hyphens, b""))
@@ -104,7 +102,7 @@ def test_however_many_properties_it_asks_for_each_is_found_under_either_name(len
 
 
 @pytest.mark.parametrize("length", [1, 8, 9, 40])
-def test_however_many_properties_it_asks_for_each_is_found(length: int) -> None:
+def test_selector_of_many_properties_finds_each(length: int) -> None:
     compiled = compile_selector(" AND ".join(f"p{number} = '{number}\n'" for number in range(length)))
     header = b"".join(b"p%d:%d\\n\n" % (number, number) for number in range(length))
     assert compiled.matches(SentMessage(4, True, 0, header, b""))

@@ -36,7 +36,7 @@ def read_all(stream: bytes, size: int) -> tuple[list[tuple[bytes, int]], Inbox]:
     return messages, inbox
 
 
-def test_all_messages_once_and_in_order_are_right() -> None:
+def test_messages_received_once_and_in_order_pass() -> None:
     judged(IN_ORDER)
 
 
@@ -58,7 +58,7 @@ def test_a_message_that_comes_behind_its_equal_or_behind_a_lower_one_is_noticed(
             judged(swapped)
 
 
-def test_a_message_of_nobody_is_noticed() -> None:
+def test_message_of_another_backlog_is_noticed() -> None:
     with pytest.raises(ValueError, match="not of this backlog"):
         judged([*IN_ORDER, BACKLOG.messages])
 

@@ -64,7 +64,7 @@ def counts(browse_slices: list[BrowseSlice]) -> list[tuple[str, int, bool]]:
     return [(each.browser.subscription, len(each.entries), each.is_end) for each in browse_slices]
 
 
-def test_one_slice_is_shown_in_a_turn() -> None:
+def test_browse_shows_one_slice_in_a_turn() -> None:
     driver = BrowseDriver(2 * BROWSE_MESSAGES_PER_TURN + 1)
     driver.browse()
     assert counts(driver.turns()) == [
@@ -74,7 +74,7 @@ def test_one_slice_is_shown_in_a_turn() -> None:
     ]
 
 
-def test_what_a_selector_does_not_want_counts_too() -> None:
+def test_browse_slice_counts_messages_that_the_selector_rejects() -> None:
     driver = BrowseDriver(2 * BROWSE_MESSAGES_PER_TURN + 1)
     driver.browse(selector="missing = 1")
     assert counts(driver.turns(2)) == []
@@ -102,7 +102,7 @@ def test_browsers_are_served_in_turns() -> None:
     ]
 
 
-def test_what_was_sent_after_it_began_is_not_waited_for() -> None:
+def test_browse_does_not_wait_for_messages_sent_after_its_start() -> None:
     driver = BrowseDriver(BROWSE_MESSAGES_PER_TURN + 1)
     driver.browse()
     shown = 0
@@ -146,7 +146,7 @@ def test_a_queue_that_is_not_there_is_empty_and_is_not_made() -> None:
     assert list(driver.engine.queues()) == []
 
 
-def test_what_is_shown_cannot_be_acknowledged_or_refused() -> None:
+def test_browsed_messages_cannot_be_acknowledged_or_nacked() -> None:
     driver = BrowseDriver(1)
     driver.browse()
     (showing,) = driver.turns()
@@ -159,7 +159,7 @@ def test_what_is_shown_cannot_be_acknowledged_or_refused() -> None:
         driver.engine.acknowledge(driver.session, Ack(None, sequence))
 
 
-def test_it_is_a_subscription_until_it_unsubscribes() -> None:
+def test_browse_is_a_subscription_until_it_unsubscribes() -> None:
     driver = BrowseDriver(1)
     driver.browse()
     driver.turns()
@@ -173,7 +173,7 @@ def test_it_is_a_subscription_until_it_unsubscribes() -> None:
 
 
 @pytest.mark.parametrize("ends_by", ["UNSUBSCRIBE", "DISCONNECT"])
-def test_who_is_gone_is_shown_nothing_more(ends_by: str) -> None:
+def test_browse_ends_with_unsubscribe_and_disconnect(ends_by: str) -> None:
     driver = BrowseDriver(BROWSE_MESSAGES_PER_TURN + 1)
     driver.browse()
     driver.turns(1)
@@ -185,7 +185,7 @@ def test_who_is_gone_is_shown_nothing_more(ends_by: str) -> None:
     assert driver.turns() == []
 
 
-def test_there_are_only_so_many_at_once() -> None:
+def test_number_of_concurrent_browsers_is_limited() -> None:
     driver = BrowseDriver(1)
     for number in range(BROWSERS_MAX):
         driver.browse(str(number))
@@ -199,7 +199,7 @@ def test_there_are_only_so_many_at_once() -> None:
         driver.browse()
 
 
-def test_nobody_else_browses_a_temporary_queue() -> None:
+def test_temporary_queue_of_another_connection_cannot_be_browsed() -> None:
     driver = BrowseDriver()
     other = driver.engine.connect("other")
     temporary = parse_address("/temp-queue/t", "s")
@@ -220,7 +220,7 @@ def page(*sequences: int, is_end: bool = False) -> PageResult:
     return PageResult(found, 1, is_end)
 
 
-def test_one_page_of_all_browsers_is_read_at_a_time_and_those_of_lanes_do_not_wait() -> None:
+def test_browsers_read_one_page_at_a_time_and_do_not_delay_pages_of_lanes() -> None:
     driver = BrowseDriver(stored=3)
     driver.browse("first")
     driver.browse("second")
@@ -249,7 +249,7 @@ def test_the_page_of_a_browser_that_is_gone_is_thrown_away() -> None:
     assert isinstance(second, BrowseRead) and second.browser.subscription == "second"
 
 
-def test_while_memory_is_short_pages_are_small() -> None:
+def test_browse_reads_small_pages_while_memory_is_short() -> None:
     driver = BrowseDriver(stored=3)
     driver.browse()
     driver.engine.memory.limit = 0

@@ -49,7 +49,7 @@ class Running:
         return self.engine.bulk_pieces.empty_result(request).left
 
 
-def test_what_consumers_hold_is_left_as_far_as_it_is_wanted() -> None:
+def test_bulk_work_counts_matching_messages_that_consumers_hold() -> None:
     running = Running()
     first, second, *_ = (entry.sequence for entry in running.held)
     assert running.count_left(Purge("a")) == 4
@@ -60,14 +60,14 @@ def test_what_consumers_hold_is_left_as_far_as_it_is_wanted() -> None:
     assert running.count_left(Purge("a", until=second)) == 2
 
 
-def test_what_an_open_transaction_has_acknowledged_is_left_until_it_is_committed() -> None:
+def test_bulk_work_counts_messages_acknowledged_in_an_open_transaction_as_held() -> None:
     running = Running()
     running.engine.begin(running.session, Begin("t"))
     running.engine.acknowledge(running.session, Ack("0", running.held[0].sequence, transaction="t"))
     assert running.count_left(Purge("a", selector="colour = 'red'")) == 3
 
 
-def test_what_has_left_memory_or_is_too_much_to_compare_counts_as_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_messages_that_cannot_be_compared_count_as_matching(monkeypatch: pytest.MonkeyPatch) -> None:
     running = Running()
     running.held[1].message = None
     assert running.count_left(Purge("a", selector="colour = 'red'")) == 4
@@ -76,7 +76,7 @@ def test_what_has_left_memory_or_is_too_much_to_compare_counts_as_wanted(monkeyp
     assert running.count_left(Purge("a", selector="colour = 'red'")) == 4
 
 
-def test_what_returns_between_two_pieces_was_counted_as_held() -> None:
+def test_message_returned_between_two_pieces_was_counted_as_held() -> None:
     """Fixed: only the last piece counted what is held, so that it was in neither."""
     running = Running()
     # Of another colour, so that there is a piece before the end.

@@ -49,7 +49,7 @@ def test_a_commit_that_is_interrupted_when_it_has_just_happened_is_over(client: 
     assert session.transaction is None and not client.transactions
 
 
-def test_nothing_is_waited_for_that_a_lost_connection_would_have_written(client: Client) -> None:
+def test_waiting_for_a_write_ends_at_once_after_the_connection_is_lost(client: Client) -> None:
     client.flush = lambda: False
     client.on_connection_lost(ConnectionLost("gone"))
     with pytest.raises(StopIteration) as ended:
@@ -63,7 +63,7 @@ def test_a_broker_that_hangs_up_first_while_we_take_leave_leaves_us_closed(clien
     assert isinstance(client.error, ClosedError)
 
 
-def test_all_who_flush_wait_for_the_same(client: Client) -> None:
+def test_concurrent_flushes_are_all_woken_when_the_batch_is_settled(client: Client) -> None:
     batch = SendBatch()
     batch.unsettled_count = 1
     first, second = await_confirmed(client, batch, None), await_confirmed(client, batch, None)

@@ -293,7 +293,7 @@ def test_options_for_the_broker_and_for_a_number_of_messages_have_one_name_every
     assert not [(path, param.opts) for path, param in options if OTHER_WORDS.intersection(param.opts)]
 
 
-def test_every_broker_address_is_taken_from_the_environment_except_for_describe() -> None:
+def test_broker_addresses_are_taken_from_the_environment_except_for_describe() -> None:
     urls = {path: param for path, _, param in ALL if param.opts[-1] == "--url"}
     described = urls.pop(("stages", "describe"))
     assert described.envvar is None

@@ -51,7 +51,7 @@ def test_an_empty_file_says_what_no_file_says(file: Path) -> None:
     assert found.policies.by_pattern == {}
 
 
-def test_every_kind_of_value_is_read(file: Path) -> None:
+def test_values_of_each_kind_are_read(file: Path) -> None:
     found = read(
         file,
         """
@@ -102,7 +102,7 @@ def test_a_pattern_inherits_from_the_default_and_from_no_other_pattern(file: Pat
     assert policies.for_queue("other") == Policy(attempts_max=3)
 
 
-def test_each_value_of_a_policy_has_a_source(file: Path) -> None:
+def test_policy_values_have_a_source(file: Path) -> None:
     found = read(file, '[policy]\nattempts_max = 3\npage_size = 4\n[policy."a.*"]\npage_size = 5\n')
     sources = {name: [found.source(queue, name) for queue in ("a.b", "c")] for name in settings_of(Policy)}
     assert sources["page_size"] == ['[policy."a.*"]', "[policy]"]
@@ -269,7 +269,7 @@ def test_a_number_that_python_does_not_read_is_refused(file: Path) -> None:
     assert fault.startswith("Exceeds the limit")
 
 
-def test_what_is_shown_of_a_wrong_value_is_short(file: Path) -> None:
+def test_error_about_a_long_value_is_short(file: Path) -> None:
     (fault,) = faults(file, f'[policy]\npage_size = "{"x" * 1000}"')
     assert len(fault) < 150
 

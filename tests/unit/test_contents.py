@@ -64,7 +64,7 @@ def later(run: Run) -> None:
 
 
 @pytest.mark.parametrize("do", [send, in_a_transaction, later])
-def test_what_several_queues_get_is_stored_once(do: Callable[[Run], None]) -> None:
+def test_content_of_a_message_to_several_queues_is_stored_once(do: Callable[[Run], None]) -> None:
     run = Run()
     do(run)
     run.settle()
@@ -92,7 +92,9 @@ def test_a_copy_that_is_not_stored_does_not_count() -> None:
     [("/queue/a", BODY, True), (ADDRESS, b"b" * (CONTENT_BYTES_MIN - 100), True), (ADDRESS, BODY, False)],
     ids=["of one queue", "small", "transient"],
 )
-def test_every_other_record_has_its_own(to: str, body: bytes, persistent: bool) -> None:
+def test_single_small_and_transient_messages_have_their_content_in_their_records(
+    to: str, body: bytes, persistent: bool
+) -> None:
     run = Run()
     send(run, to, body, persistent=persistent)
     run.engine.stop()
@@ -132,7 +134,7 @@ def test_a_copy_that_is_dead_lettered_leaves_the_others_alone() -> None:
     assert stored(run) == []
 
 
-def test_what_goes_with_durable_subscriptions_is_no_copy_any_more() -> None:
+def test_ended_durable_subscriptions_dereference_their_copies() -> None:
     run = Run()
     for name in ("x", "y"):
         run.engine.subscribe(

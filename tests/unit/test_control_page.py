@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "control.md").read_text()
 NAMED_FIELDS = set(re.findall(r"`([a-z_]+)`", PAGE))
 
 
-def test_each_verb_is_there_and_no_other() -> None:
+def test_control_page_has_exactly_the_verbs() -> None:
     table = PAGE[PAGE.index("| verb |") : PAGE.index("## What ends with its connection")]
     cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", " ".join(cells))) == {
@@ -26,5 +26,5 @@ def test_each_verb_is_there_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("shape", [*bulk.VERBS.values(), bulk.ScheduledResult, bulk.ScheduledSendInfo])
-def test_each_field_is_there(shape: type) -> None:
+def test_control_page_has_the_fields_of_results(shape: type) -> None:
     assert {field.encode_name for field in fields(shape)} <= NAMED_FIELDS

@@ -12,7 +12,7 @@ NUMBERS = st.integers(0, 2**32 - 1)
 
 
 @given(CONTENTS, NUMBERS)
-def test_what_a_checksum_was_begun_with_is_found(content: bytes, initial: int) -> None:
+def test_initial_value_of_a_checksum_is_found(content: bytes, initial: int) -> None:
     assert initial_value(content, crc32(content, initial)) == initial
 
 

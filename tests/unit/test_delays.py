@@ -36,7 +36,7 @@ LARGE = 1 << 30
         (Policy(first_delay_ms=5000, delay_max_ms=1000), [1000] * 6),
     ],
 )
-def test_each_failure_has_its_delay(policy: Policy, delays: list[int]) -> None:
+def test_retry_delay_follows_the_policy(policy: Policy, delays: list[int]) -> None:
     assert [retry_delay_ms(policy, attempts, lambda: 0.5) for attempts in range(1, 7)] == delays
 
 
@@ -173,14 +173,14 @@ def test_no_message_waits_longer_than_the_longest_delay_if_the_wall_clock_was_se
     assert driver.turn() == [7]
 
 
-def test_what_was_due_at_the_start_is_due_though_the_wall_clock_is_set_back_before_it_is_read() -> None:
+def test_message_due_at_the_start_is_due_although_the_clock_is_set_back_before_it_is_read() -> None:
     driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS - 1000)})
     driver.wall_ms -= 3_600_000
     driver.advance(0)
     assert driver.turn() == [7]
 
 
-def test_what_waits_since_before_the_start_waits_no_longer_if_the_wall_clock_is_set_back_before_it_is_read() -> None:
+def test_delay_from_before_the_start_is_not_prolonged_by_a_clock_set_back_before_it_is_read() -> None:
     driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS + 1000)})
     driver.wall_ms -= 3_600_000
     driver.advance(999)
@@ -212,7 +212,7 @@ def test_a_page_brings_no_message_again_that_waits_for_its_next_try() -> None:
     assert with_one_that_waits_behind_others() == [1, 2, 3, 4, 5]
 
 
-def test_it_would_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_would_bring_a_delayed_message_again_if_the_horizon_went_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     set_aside = PageReader._delay_without_body
 
     def faulty(reading: PageReader, entry: Entry) -> None:
@@ -269,7 +269,7 @@ def test_poison_that_had_to_be_read_is_moved_after_a_crash_too() -> None:
     assert [*driver.commit().queues.values()] == ["DLQ.a"]
 
 
-def test_what_waits_is_counted_as_waiting_and_has_no_body_after_a_restart() -> None:
+def test_delayed_message_counts_as_waiting_without_its_body_after_a_restart() -> None:
     driver = DelayDriver(in_store={7: Mark(1, 1, WALL_MS + 50)})
     driver.turn()
     assert (driver.queue.waiting_count(), driver.queue.resident_bytes) == (1, 0)
@@ -307,7 +307,7 @@ def test_a_message_that_is_due_and_not_tried_is_found(
 @pytest.mark.parametrize(
     "header", [b"", b"truenext-original-destination:/temp-queue/a\n", b"truenext-original-destination:/queue/\n"]
 )
-def test_what_does_not_say_where_it_came_from_is_no_dead_letter(header: bytes) -> None:
+def test_message_without_a_valid_original_destination_is_no_dead_letter(header: bytes) -> None:
     assert restore_original(SentMessage(4, True, 0, header + b"content-length:0\n", b""), WALL_MS) is None
 
 
@@ -363,7 +363,7 @@ def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None
 
 
 @pytest.mark.parametrize("while_waiting", WhileWaiting)
-def test_what_waits_for_its_next_try_expires_in_time_and_holds_back_nobody_after_that(
+def test_delayed_message_expires_in_time_and_blocks_no_message_afterwards(
     while_waiting: WhileWaiting,
 ) -> None:
     driver = DelayDriver(first_delay_ms=60_000, while_waiting=while_waiting)

@@ -197,7 +197,7 @@ def test_options_are_split_from_an_address(address: str, bare: str, options: dic
 
 
 @given(st.dictionaries(NAMES.map(lambda name: quote(name, safe="")), st.text(), max_size=3))
-def test_whatever_is_percent_encoded_is_read_as_it_was(options: dict[str, str]) -> None:
+def test_percent_encoded_options_are_decoded(options: dict[str, str]) -> None:
     written = "&".join(f"{name}={quote(value, safe='')}" for name, value in options.items())
     assert split_options(f"/queue/a?{written}" if options else "/queue/a") == ("/queue/a", options)
 
@@ -211,7 +211,7 @@ def test_options_are_read_or_refused(text: str) -> None:
     assert "?" not in bare
 
 
-def test_what_was_accepted_when_names_could_have_a_question_mark_is_still_known() -> None:
+def test_stored_address_with_a_question_mark_is_still_parsed() -> None:
     assert parse_stored_address("/topic/a?b") == Destination(DestinationKind.TOPIC, "a?b")
     assert [part.name for part in parse_stored_address("/queue/a?b,/topic/c?d").parts] == ["a?b", "c?d"]
     with pytest.raises(RemoteProtocolError, match="no name has a"):

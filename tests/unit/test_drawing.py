@@ -55,7 +55,7 @@ def named(tests: list[str], name: str) -> list[str]:
     return [each for each in tests if each.startswith(name)]
 
 
-def test_each_run_has_one_of_those_that_are_alike_and_over_the_runs_all(file: Path) -> None:
+def test_run_has_one_of_the_alike_tests_and_runs_differ_in_which(file: Path) -> None:
     seen = set()
     for draw in range(4):
         here = collected(str(draw), file)
@@ -68,10 +68,10 @@ def test_each_run_has_one_of_those_that_are_alike_and_over_the_runs_all(file: Pa
     assert len(seen) > 1
 
 
-def test_the_same_draw_has_the_same_tests(file: Path) -> None:
+def test_repeated_draw_has_the_same_tests(file: Path) -> None:
     assert collected("7", file) == collected("7", file)
 
 
-def test_who_asks_for_all_or_names_a_test_has_it(file: Path) -> None:
+def test_draw_of_all_or_a_named_test_omits_nothing(file: Path) -> None:
     assert len(collected("all", file)) == 6 + 4 + 60 + 1
     assert len(collected("7", f"{file}::test_drawn")) == 60

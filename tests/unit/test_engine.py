@@ -91,7 +91,7 @@ def test_a_message_set_aside_from_a_temporary_queue_that_is_gone_goes_nowhere() 
 
 
 @pytest.mark.parametrize("answer", [Ack, Nack])
-def test_all_that_a_cumulative_answer_covers_counts_towards_the_limit_of_a_transaction(
+def test_messages_covered_by_a_cumulative_answer_count_towards_the_transaction_limit(
     answer: type[Ack] | type[Nack],
 ) -> None:
     engine = Engine(transaction_limits=TransactionLimits(messages=5))
@@ -159,7 +159,7 @@ def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_i
 
 
 @pytest.mark.parametrize("end", [Abort, Commit])
-def test_what_comes_back_from_a_transaction_can_leave_memory_at_once(end: type[Abort] | type[Commit]) -> None:
+def test_messages_returned_by_a_transaction_can_be_evicted_at_once(end: type[Abort] | type[Commit]) -> None:
     """It was in vain to look for what can leave while the transaction had everything; that is not so any more."""
     limit = 4000
     engine = started(limit, attempts_max=2)

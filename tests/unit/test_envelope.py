@@ -12,12 +12,12 @@ TEXTS = st.text(st.sampled_from("\\\r\n:crn \u00e9\u2028"), max_size=10) | st.te
 
 
 @given(TEXTS)
-def test_what_is_escaped_comes_back(text: str) -> None:
+def test_escaped_text_is_unescaped_to_the_original(text: str) -> None:
     assert unescape(escape(text)) == text
 
 
 @given(TEXTS)
-def test_what_is_escaped_ends_no_line_and_no_name(text: str) -> None:
+def test_escaped_text_has_no_line_end_and_no_colon(text: str) -> None:
     assert not set("\r\n:") & set(escape(text))
 
 
@@ -37,7 +37,7 @@ def test_the_escapes_are_those_of_stomp_1_2(text: str, escaped: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["\\t", "\\", "a\\", "\\\\\\", "\\\n", "\\C", "\\x41"])
-def test_another_escape_is_an_error(text: str) -> None:
+def test_unknown_escape_is_an_error(text: str) -> None:
     with pytest.raises(KeyError):
         unescape(text)
 
@@ -50,7 +50,7 @@ def test_headers_come_back_in_their_order(headers: dict[str, str]) -> None:
     assert header[-1:] in (b"", b"\n")
 
 
-def test_of_a_repeated_name_the_first_counts() -> None:
+def test_first_value_of_a_repeated_name_counts() -> None:
     """1.2, "Repeated Header Entries"."""
     assert decode_header_lines(b"a:1\nb:2\na:3\n") == {"a": "1", "b": "2"}
 

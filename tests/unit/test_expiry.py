@@ -47,7 +47,7 @@ def waiting(engine: Engine) -> dict[str, int]:
     return {queue.name: queue.waiting_count() for queue in engine.queues()}
 
 
-def test_what_never_expires_sets_no_timer() -> None:
+def test_message_without_expiry_sets_no_timer() -> None:
     engine = started()
     send(engine, 10, 0, persistent=True)
     batch = engine.take_batch()
@@ -72,7 +72,7 @@ def test_a_temporary_queue_sets_no_timer() -> None:
     assert engine.next_due_ms is None
 
 
-def test_each_copy_of_a_send_has_the_same_time_to_live_and_says_when_it_ends() -> None:
+def test_copies_of_a_send_have_the_same_expiry_time_in_their_headers() -> None:
     engine = started()
     session = engine.connect("s")
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
@@ -108,7 +108,7 @@ def test_a_time_to_live_inside_a_transaction_begins_with_the_last_attempt_to_com
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_what_has_outlived_its_time_to_live_goes_by_itself(persistent: bool) -> None:
+def test_message_is_dropped_when_its_time_to_live_is_over(persistent: bool) -> None:
     engine = started()
     session = engine.connect("s")
     message = SentMessage(4, persistent, 0, b"content-length:0\n", b"")
@@ -122,7 +122,7 @@ def test_what_has_outlived_its_time_to_live_goes_by_itself(persistent: bool) -> 
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool) -> None:
+def test_expired_message_is_dropped_with_its_timer(persistent: bool) -> None:
     engine = started()
     send(engine, 10, NOW_MS + 1000, persistent=persistent)
     commit(engine)
@@ -139,7 +139,7 @@ def test_what_has_expired_is_dropped_and_its_timer_goes_with_it(persistent: bool
     assert engine.memory.message_bytes == 0
 
 
-def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
+def test_expired_message_moves_to_the_dead_letter_queue_by_policy_and_says_why() -> None:
     engine = started(expired=ExpiryAction.DEAD_LETTER)
     send(engine, 2, NOW_MS + 1000)
     engine.commit_state.now_ms += 1000
@@ -154,7 +154,7 @@ def test_by_policy_it_moves_to_the_dead_letter_queue_and_says_why() -> None:
     assert headers["truenext-original-expires"] == str(NOW_MS + 1000)
 
 
-def test_what_expires_in_a_dead_letter_queue_is_dropped_whatever_the_policy() -> None:
+def test_message_that_expires_in_a_dead_letter_queue_is_dropped_whatever_the_policy() -> None:
     engine = started(expired=ExpiryAction.DEAD_LETTER)
     send(engine, 1, NOW_MS + 1000, "/queue/DLQ.a")
     engine.commit_state.now_ms += 1000
@@ -177,7 +177,7 @@ def test_much_that_expires_at_once_goes_in_several_turns() -> None:
     assert turns >= 5
 
 
-def test_nothing_expires_while_the_last_batches_are_written() -> None:
+def test_messages_do_not_expire_while_the_last_batches_are_written() -> None:
     """They walk through what waits."""
     engine = started()
     session = engine.connect("s")
@@ -227,7 +227,7 @@ def evict(engine: Engine) -> None:
     engine.memory.limit = 1 << 30
 
 
-def test_what_a_consumer_gives_back_behind_a_look_is_looked_at_again() -> None:
+def test_expired_message_requeued_behind_a_side_read_is_found_by_the_next() -> None:
     engine = started()
     send(engine, 2, NOW_MS + 1000, persistent=True)
     commit(engine)
@@ -247,7 +247,7 @@ def test_what_a_consumer_gives_back_behind_a_look_is_looked_at_again() -> None:
     assert waiting(engine) == {"a": 0}
 
 
-def test_what_becomes_visible_and_leaves_memory_behind_a_look_is_looked_at_again() -> None:
+def test_expired_message_committed_and_evicted_behind_a_side_read_is_found_by_the_next() -> None:
     engine = started()
     send(engine, 1, NOW_MS + 1000, persistent=True)
     commit(engine)

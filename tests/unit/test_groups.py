@@ -38,7 +38,7 @@ def acknowledge(driver: SelectingDriver, name: str, count: int) -> None:
     ("value", "closes"),
     [("-1", True), ("-20", True), ("0", False), ("-0", False), ("1", False), ("-x", False), ("-", False)],
 )
-def test_only_a_negative_number_closes_a_group(value: str, closes: bool) -> None:
+def test_group_is_closed_only_by_a_negative_number(value: str, closes: bool) -> None:
     assert closes_group(f"JMSXGroupID:g\nJMSXGroupSeq:{value}\n".encode()) is closes
 
 
@@ -69,7 +69,7 @@ def test_a_group_is_the_consumers_that_got_its_first_message_and_others_go_to_ot
 
 
 @STORE_ONLY
-def test_a_busy_group_with_a_long_backlog_blocks_nobody_and_takes_no_memory(is_evicted: bool) -> None:
+def test_busy_group_with_a_long_backlog_blocks_no_consumer_and_takes_no_memory(is_evicted: bool) -> None:
     driver = SelectingDriver()
     count = 3 * SCAN_FOUND_MAX
     send(driver, "g", *numbers(count))
@@ -87,7 +87,7 @@ def test_a_busy_group_with_a_long_backlog_blocks_nobody_and_takes_no_memory(is_e
 
 
 @STORE_ONLY
-def test_all_of_a_long_group_comes_in_order_whoever_has_it(is_evicted: bool) -> None:
+def test_long_group_is_delivered_in_order_also_after_its_owner_changes(is_evicted: bool) -> None:
     driver = SelectingDriver()
     count = 3 * SCAN_FOUND_MAX
     for number in range(count):
@@ -113,7 +113,7 @@ def test_all_of_a_long_group_comes_in_order_whoever_has_it(is_evicted: bool) -> 
     assert rest == list(range(12, count, 3))
 
 
-def test_what_was_passed_over_is_read_by_pages_and_not_message_by_message() -> None:
+def test_skipped_messages_are_read_by_pages_and_not_one_by_one() -> None:
     driver = SelectingDriver()
     count = 4 * SCAN_FOUND_MAX
     send(driver, "g", *numbers(count))
@@ -130,7 +130,7 @@ def test_what_was_passed_over_is_read_by_pages_and_not_message_by_message() -> N
     assert driver.pages <= 3 * count // SCAN_PAGE_SIZE + 10
 
 
-def test_what_comes_back_while_its_group_is_gone_through_once_more_is_the_head_of_it(
+def test_message_requeued_while_its_group_is_refilled_is_the_head_of_the_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What had arrived behind it was dispatched before it: it was to be come upon again, but its group was to be filled
@@ -246,7 +246,7 @@ def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_t
     assert memory.queue_bytes < before
 
 
-def test_of_more_groups_than_are_remembered_those_of_which_something_is_held_stay(
+def test_group_with_a_held_message_is_remembered_beyond_the_limit_of_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(groups_of_engine, "GROUPS_MAX", 8)

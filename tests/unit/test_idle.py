@@ -74,7 +74,7 @@ def finished(work: Generator[None, None, Any]) -> tuple[Any, int]:
 
 @pytest.mark.parametrize("queue", ["a", "*"])
 @pytest.mark.parametrize("selector", ["", "JMSPriority > 2"])
-def test_what_the_next_turn_will_give_it_could_come(queue: str, selector: str) -> None:
+def test_consumer_is_not_idle_if_the_next_turn_will_dispatch_to_it(queue: str, selector: str) -> None:
     driver = IdleDriver()
     consumer = driver.subscribe(queue, selector=selector)
     driver.turn()
@@ -106,7 +106,7 @@ def test_a_pattern_that_has_not_joined_all_its_queues() -> None:
     assert driver.why(consumer) is IdleReason.NO_CREDIT
 
 
-def test_of_several_queues_that_counts_which_is_next() -> None:
+def test_idle_reason_of_a_wildcard_is_that_of_the_queue_whose_message_is_next() -> None:
     driver = IdleDriver()
     consumer = driver.subscribe("q.*")
     driver.turn()
@@ -127,7 +127,7 @@ def test_of_several_queues_that_counts_which_is_next() -> None:
     assert len(consumer.held) == 2 and driver.why(consumer) is IdleReason.PAUSED
 
 
-def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
+def test_idle_reason_of_a_delayed_group_is_delayed_for_its_owner_and_group_for_others() -> None:
     driver = IdleDriver()
     first, second = driver.subscribe("a"), driver.subscribe("a")
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_of_a_group_what_waits_for_its_next_try_is_not_others() -> None:
     assert (driver.why(first), driver.why(second)) == (IdleReason.DELAYED, IdleReason.GROUP)
 
 
-def test_who_has_acknowledged_what_it_asked_for_has_no_credit() -> None:
+def test_pulling_consumer_that_acknowledged_all_it_requested_has_no_credit() -> None:
     driver = IdleDriver()
     consumer = driver.subscribe("a", is_pulling=True)
     driver.engine.pull(driver.session, Credit(consumer.subscription, 1))
@@ -150,7 +150,7 @@ def test_who_has_acknowledged_what_it_asked_for_has_no_credit() -> None:
     assert not consumer.held and driver.why(consumer) is IdleReason.NO_CREDIT
 
 
-def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_compared() -> None:
+def test_idle_reason_is_committing_although_less_urgent_messages_are_not_compared_yet() -> None:
     driver = IdleDriver()
     for _ in range(2 * SCAN_MESSAGES_PER_TURN):
         driver.send("a")
@@ -160,7 +160,7 @@ def test_what_is_being_committed_is_said_though_less_urgent_things_are_to_be_com
     assert driver.why(consumer) is IdleReason.COMMITTING
 
 
-def test_what_holds_the_others_back_need_not_be_read() -> None:
+def test_idle_reason_of_a_blocked_lane_needs_no_body_of_the_blocking_message() -> None:
     driver = IdleDriver(Policy(while_waiting=WhileWaiting.BLOCK))
     consumer = driver.subscribe("a")
     driver.send("a")
@@ -192,7 +192,7 @@ def test_looking_asks_for_nothing() -> None:
     assert not any(cursor.needs_refill for cursor in cursors) and not selecting.unfinished_cursors
 
 
-def test_it_is_done_in_steps_however_many_queues_and_subscriptions_there_are() -> None:
+def test_idle_reasons_of_many_queues_and_subscriptions_are_found_in_steps() -> None:
     driver = IdleDriver()
     queues = 1000
     for number in range(queues):

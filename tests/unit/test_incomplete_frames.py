@@ -209,7 +209,7 @@ def test_the_frame_behind_a_complete_one_has_its_turn_behind_the_others() -> Non
     assert not greedy.is_done
 
 
-def test_a_sender_that_does_next_to_nothing_is_not_stalled_while_nobody_waits() -> None:
+def test_sender_of_next_to_nothing_is_not_stalled_while_no_connection_waits() -> None:
     room = Room()
     alone = room.connect(FRAME_MAX)
     alone.send(SHARE + READ_BYTES)

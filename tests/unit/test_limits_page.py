@@ -124,18 +124,18 @@ def all_texts() -> set[str]:
     return set(texts_in_code())
 
 
-def test_each_limit_is_there_or_only_tunes_the_broker() -> None:
+def test_limits_page_has_each_limit_that_does_not_only_tune_the_broker() -> None:
     assert not TUNING & ROWS.keys()
     assert TUNING | ROWS.keys() == CONSTANTS.keys()
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
-def test_its_value_is_that_of_the_code(row: Row) -> None:
+def test_value_on_the_page_is_that_of_the_code(row: Row) -> None:
     assert row.value == f"{CONSTANTS[row.name]:g}" or row.value == str(CONSTANTS[row.name])
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
-def test_what_is_said_is_what_the_code_says_and_names_the_limit(row: Row) -> None:
+def test_error_text_on_the_page_is_that_of_the_code_and_names_the_limit(row: Row) -> None:
     if row.name in PUT_TOGETHER:
         return
     for words in row.words:
@@ -146,7 +146,7 @@ def test_what_is_said_is_what_the_code_says_and_names_the_limit(row: Row) -> Non
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.name)
-def test_its_setting_is_one_and_a_refusal_names_it(row: Row) -> None:
+def test_setting_on_the_page_exists_and_the_error_text_names_it(row: Row) -> None:
     if row.setting.startswith("fixed") or row.setting.endswith("of the SUBSCRIBE"):
         return
     name = row.setting.strip("`").removeprefix("--").replace("-", "_")
@@ -243,7 +243,7 @@ def receive_too_large_answer() -> None:
         ("WINDOW_MAX", request_too_large_window),
     ],
 )
-def test_what_is_put_together_is_what_is_said(name: str, exceeded: Callable[[], None]) -> None:
+def test_composed_error_text_on_the_page_is_that_of_the_code(name: str, exceeded: Callable[[], None]) -> None:
     (words,) = ROWS[name].words
     with pytest.raises(RemoteProtocolError) as refused:
         exceeded()

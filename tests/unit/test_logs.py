@@ -26,7 +26,7 @@ def test_the_text_of_an_error_begins_no_line_and_says_nothing_to_a_terminal() ->
     assert text.endswith("\n  ValueError: one\n  2026-01-01 CRITICAL the broker is gone\\x1b[2J")
 
 
-def test_of_a_traceback_that_is_very_long_beginning_and_end_are_logged() -> None:
+def test_long_traceback_is_logged_with_its_beginning_and_end() -> None:
     text = formatted(ValueError("x" * 10_000_000 + " end"))
     assert "Traceback" in text and "characters left out" in text and text.endswith(" end")
     assert len(text) < TRACEBACK_MAX + 200

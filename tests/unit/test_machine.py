@@ -33,7 +33,9 @@ def test_without_control_groups_it_is_that_of_the_machine(tmp_path: Path) -> Non
     assert machine.memory_bytes(tmp_path / "none", tmp_path) == 8 * GIB
 
 
-def test_where_the_system_does_not_say_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_unlimited_if_the_system_does_not_report_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unknown(name: str) -> int:
         raise ValueError(name)
 
@@ -55,7 +57,7 @@ def test_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
     assert limits(tmp_path, groups, memory__x__memory_limit_bytes=f"{2**63 - 4096}\n") == 8 * GIB
 
 
-def test_what_cannot_be_understood_limits_nothing(tmp_path: Path) -> None:
+def test_unparsable_limits_are_ignored(tmp_path: Path) -> None:
     assert limits(tmp_path, "nonsense\n", memory_max="nonsense\n") == 8 * GIB
 
 

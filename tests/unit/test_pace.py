@@ -26,11 +26,11 @@ def test_a_batch_of_two_hundred_messages_is_written_at_once_on_a_quick_disk() ->
         pace.add_write(LARGE, 0.001, is_inline=True)
 
 
-def test_nobody_waits_for_a_batch_that_takes_long_even_on_a_quick_disk() -> None:
+def test_large_batch_is_not_quick_even_on_a_quick_disk() -> None:
     assert not WriteTimeEstimate().is_quick(8 << 20)
 
 
-def test_of_a_disk_that_is_slow_for_each_byte_the_thread_has_the_large_batches() -> None:
+def test_only_small_batches_are_quick_on_a_disk_that_is_slow_for_each_byte() -> None:
     pace = WriteTimeEstimate()
     for _ in range(50):
         pace.add_write(LARGE, 0.004, is_inline=False)
@@ -39,7 +39,7 @@ def test_of_a_disk_that_is_slow_for_each_byte_the_thread_has_the_large_batches()
     assert not pace.is_quick(LARGE)
 
 
-def test_of_a_disk_that_is_slow_each_time_the_thread_has_all_batches() -> None:
+def test_small_batch_is_not_quick_on_a_disk_that_is_slow_for_each_write() -> None:
     pace = WriteTimeEstimate()
     for _ in range(50):
         pace.add_write(SMALL, 0.0012, is_inline=False)

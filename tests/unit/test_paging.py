@@ -83,7 +83,7 @@ def test_a_page_is_not_taken_in_if_messages_before_it_left_memory_meanwhile() ->
     assert order_of_dispatch() == list(STORED)
 
 
-def test_that_is_noticed_where_the_page_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_taken_in_after_messages_before_it_left_memory_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     lower_horizon = targets.LOWER_HORIZON.original
 
     def faulty(lane: Lane) -> Entry:
@@ -131,7 +131,7 @@ def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() ->
     assert seen == [1, 2]
 
 
-def test_what_is_written_leaves_memory_though_the_page_it_waited_for_is_of_no_use_any_more() -> None:
+def test_committed_message_is_evicted_although_the_page_it_waited_for_is_stale() -> None:
     """It stayed there until something else was written."""
     engine, session = start_engine()
     (read,) = engine.turn().reads

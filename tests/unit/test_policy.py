@@ -38,7 +38,7 @@ def test_the_most_specific_pattern_counts_wherever_it_stands() -> None:
             assert policies.for_queue("orders.new.eu").page_size == 1 + first
 
 
-def test_what_no_pattern_speaks_of_has_the_default() -> None:
+def test_queue_that_no_pattern_matches_has_the_default_policy() -> None:
     policies = Policies(Policy(page_size=5), {"a.*": Policy(page_size=6)})
     assert (policies.for_queue("a").page_size, policies.for_queue("a.b").page_size) == (5, 6)
 

@@ -87,7 +87,7 @@ def test_fewer_attempts_leave_what_a_consumer_holds_until_it_comes_back() -> Non
     assert running.waiting() == {"a": 4, "DLQ.a": 1}
 
 
-def test_what_was_given_up_stays_given_up_though_more_attempts_are_allowed_before_it_is_read() -> None:
+def test_message_given_up_stays_so_although_more_attempts_are_allowed_before_it_is_read() -> None:
     running = Running(window=1)
     running.nack(1)
     running.make_durable()
@@ -118,7 +118,9 @@ def test_a_clean_stop_writes_down_how_often_that_was_dispatched_which_was_given_
     assert marks[1] == Mark(attempts=1, deliveries=2, due_ms=0)
 
 
-def test_nothing_happens_between_the_last_batches_but_that_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_and_due_messages_change_nothing_while_the_last_batches_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A page came in between, of what was given up, and a message became due: queues and lanes changed while they were
     written down, so that the stop was no clean one."""
     targets.STORE_TRANSACTION_BYTES_MAX.replace(monkeypatch, 1)
@@ -149,7 +151,7 @@ def test_nothing_happens_between_the_last_batches_but_that_they_are_written(monk
     assert [marks[sequence].due_ms for sequence in (1, 2, 3)] == [0, 2000, 2000]
 
 
-def test_more_attempts_are_for_whoever_is_not_given_up_yet() -> None:
+def test_raised_attempts_max_applies_to_messages_not_given_up_yet() -> None:
     running = Running(window=1)
     running.nack(1)
     assert running.turn()[0] == [1]
@@ -169,7 +171,7 @@ def test_a_smaller_limit_makes_messages_leave_memory_though_nothing_else_happens
     assert running.waiting() == {"a": 5}
 
 
-def test_what_could_not_leave_memory_while_a_piece_of_bulk_work_was_read_leaves_after_it() -> None:
+def test_eviction_that_waited_for_a_piece_of_bulk_work_happens_after_it() -> None:
     running = Running(window=6)
     waits = SentMessage(4, True, 0, b"content-length:0\n", b"")
     running.engine.send(running.session, Send(parse_address("/queue/a", "s"), waits))

@@ -107,9 +107,7 @@ def test_within_the_hour_none_goes_and_the_refusal_says_how_many_there_are(drive
 
 
 @pytest.mark.parametrize("is_restarted", [False, True], ids=["same run", "after a restart"])
-def test_one_that_committed_or_sent_or_repeated_more_than_once_never_goes(
-    driver: ProducersDriver, is_restarted: bool
-) -> None:
+def test_producer_used_more_than_once_is_never_forgotten(driver: ProducersDriver, is_restarted: bool) -> None:
     driver.send("0", 2)
     driver.commit("1", 2)
     assert driver.send("2")
@@ -151,7 +149,7 @@ def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_
     assert dict(producers.unstored_states()) == dict.fromkeys(("stored", "transient"), after)
 
 
-def test_one_that_was_forgotten_and_comes_back_in_the_same_batch_is_there(driver: ProducersDriver) -> None:
+def test_producer_forgotten_and_used_again_in_the_same_batch_is_stored(driver: ProducersDriver) -> None:
     driver.commit_state.now_ms = LATER_MS
     driver.send("new")
     driver.send("0", 7)
@@ -208,7 +206,7 @@ def test_a_number_too_far_on_is_refused_and_does_nothing(
     assert not use_number(producers, make("p", 2))
 
 
-def test_who_had_numbers_before_it_said_that_they_have_no_gaps_is_refused(producers: ProducerRegistry) -> None:
+def test_producer_with_used_numbers_cannot_become_gapless(producers: ProducerRegistry) -> None:
     assert not use_number(producers, send("p", 1))
     for command in (send("p", 2, is_gapless=True), send("p", 1, is_gapless=True), commit("p", 1, is_gapless=True)):
         with pytest.raises(RemoteProtocolError, match="producer 'p' had numbers before it said so"):
@@ -241,7 +239,7 @@ def test_a_number_of_0_is_one_that_may_be_used(producers: ProducerRegistry) -> N
     assert use_number(producers, commit("p", 0))
 
 
-def test_what_became_of_a_commit_of_one_without_gaps(producers: ProducerRegistry) -> None:
+def test_commit_outcomes_of_a_gapless_producer(producers: ProducerRegistry) -> None:
     assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, UNKNOWN, UNKNOWN)
     use_number(producers, send("p", 1, is_gapless=True))
     assert (outcome(producers, 1), outcome(producers, 2), outcome(producers, 0)) == (NOT_SO_FAR, NOT_SO_FAR, UNKNOWN)
@@ -250,13 +248,13 @@ def test_what_became_of_a_commit_of_one_without_gaps(producers: ProducerRegistry
     assert [outcome(producers, number) for number in range(4)] == [UNKNOWN, COMMITTED, COMMITTED, NOT_SO_FAR]
 
 
-def test_what_became_of_a_commit_of_one_with_gaps(producers: ProducerRegistry) -> None:
+def test_commit_outcomes_of_a_producer_with_gaps(producers: ProducerRegistry) -> None:
     for number in (3, 5):
         use_number(producers, commit("p", number))
     assert [outcome(producers, number) for number in (2, 3, 4, 5, 6)] == [UNKNOWN] * 3 + [COMMITTED, NOT_SO_FAR]
 
 
-def test_of_one_without_gaps_only_the_next_commit_is_resolved(producers: ProducerRegistry) -> None:
+def test_gapless_producer_has_only_its_next_commit_resolved(producers: ProducerRegistry) -> None:
     use_number(producers, commit("p", 1, is_gapless=True))
     assert outcome(producers, 3, resolves=True) is NOT_SO_FAR
     assert outcome(producers, 1, resolves=True) is COMMITTED
@@ -268,7 +266,7 @@ def test_of_one_without_gaps_only_the_next_commit_is_resolved(producers: Produce
     assert not use_number(producers, send("p", 1)), "SENDs have numbers of their own"
 
 
-def test_of_one_with_gaps_any_commit_above_the_highest_is_resolved(producers: ProducerRegistry) -> None:
+def test_producer_with_gaps_has_any_commit_above_the_highest_resolved(producers: ProducerRegistry) -> None:
     use_number(producers, commit("p", 3))
     assert outcome(producers, 2, resolves=True) is UNKNOWN
     assert outcome(producers, 9, resolves=True) is ROLLED_BACK
@@ -278,7 +276,7 @@ def test_of_one_with_gaps_any_commit_above_the_highest_is_resolved(producers: Pr
 
 
 @pytest.mark.parametrize("is_gapless", [False, True])
-def test_one_that_only_had_commits_resolved_says_with_its_first_use_whether_it_has_gaps(
+def test_producer_with_only_resolved_commits_says_with_its_first_use_whether_it_has_gaps(
     producers: ProducerRegistry, is_gapless: bool
 ) -> None:
     assert outcome(producers, 2, resolves=True) is UNKNOWN
@@ -294,7 +292,7 @@ def test_one_that_only_had_commits_resolved_says_with_its_first_use_whether_it_h
     assert [outcome(producers, number) for number in (1, 2, 3)] == [ROLLED_BACK, ROLLED_BACK, COMMITTED]
 
 
-def test_there_is_an_end_to_what_is_resolved_of_all_producers_together(
+def test_number_of_resolved_commits_of_all_producers_is_limited(
     producers: ProducerRegistry, commit_state: CommitState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred numbers of each of a hundred thousand producers would take more memory than there is."""
@@ -311,7 +309,7 @@ def test_there_is_an_end_to_what_is_resolved_of_all_producers_together(
     assert after.query("r", 2, resolves=True).outcome is NOT_SO_FAR
 
 
-def test_of_resolved_commits_the_highest_are_remembered_and_below_the_others_all_is_unknown(
+def test_highest_resolved_commits_are_remembered_and_all_below_them_are_unknown(
     producers: ProducerRegistry,
 ) -> None:
     use_number(producers, commit("p", 1, is_gapless=True))
@@ -368,7 +366,7 @@ def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, produc
     assert producers.query("p", 1, resolves=False).batch == 3
 
 
-def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for_that(
+def test_producers_are_forgotten_on_request_and_the_receipt_waits_for_that(
     commit_state: CommitState, producers: ProducerRegistry
 ) -> None:
     for name in "pqr":
@@ -382,9 +380,7 @@ def test_producers_are_forgotten_when_somebody_says_so_and_the_receipt_waits_for
     assert producers.take_forgotten()[0] == 0, "it was asked for"
 
 
-def test_all_that_is_known_of_a_producer_outlives_a_restart(
-    commit_state: CommitState, producers: ProducerRegistry
-) -> None:
+def test_producer_state_survives_a_restart(commit_state: CommitState, producers: ProducerRegistry) -> None:
     use_number(producers, send("p", 1, is_gapless=True))
     use_number(producers, commit("p", 1))
     for number in range(2, RESOLVED_MAX + 3):

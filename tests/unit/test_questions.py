@@ -87,7 +87,7 @@ def row(name: str, **facts: Any) -> dict[str, Any]:
     return {"name": name, "waiting": 0, "unacknowledged": 0, "consumers": 0, "scheduled": 0, "paused": False} | facts
 
 
-def test_each_queue_is_there_once_in_the_order_of_names_whatever_number_there_are() -> None:
+def test_queues_query_lists_many_queues_once_in_the_order_of_their_names() -> None:
     driver = ReportDriver()
     names = [f"q{number * 7919 % MANY}" for number in range(MANY)]
     for name in names:
@@ -96,7 +96,7 @@ def test_each_queue_is_there_once_in_the_order_of_names_whatever_number_there_ar
     assert MANY > 2 * NAMES_SORTED_PER_STEP
 
 
-def test_what_somebody_holds_who_takes_from_many_queues_is_counted_in_each() -> None:
+def test_messages_held_by_a_wildcard_consumer_are_counted_in_their_queues() -> None:
     driver = ReportDriver()
     other = driver.engine.connect("other")
     driver.subscribe("/queue/a.*")
@@ -116,7 +116,7 @@ def test_what_somebody_holds_who_takes_from_many_queues_is_counted_in_each() -> 
     assert (status["waiting"], status["in_memory"], status["queues"]) == (1, 7, 3)
 
 
-def test_what_ends_with_its_connection_is_summed_and_the_largest_are_named() -> None:
+def test_status_sums_temporary_destinations_and_names_the_largest() -> None:
     driver = ReportDriver()
     nothing = {"waiting": 0, "unacknowledged": 0, "bytes": 0, "largest": []}
     assert driver.answer("status")["temporary"] == nothing
@@ -160,7 +160,7 @@ def test_what_ends_with_its_connection_is_summed_and_the_largest_are_named() -> 
     assert "/temp-topic/own" in [each["destination"] for each in driver.answer("status")["temporary"]["largest"]]
 
 
-def test_of_many_that_end_with_their_connection_only_the_largest_are_named_those_that_are_left() -> None:
+def test_status_names_only_the_largest_temporary_destinations_that_still_exist() -> None:
     driver = ReportDriver()
     sessions = [driver.engine.connect(f"s{number}") for number in range(2 * LARGEST_COUNT)]
     for number, session in enumerate(sessions):
@@ -205,7 +205,7 @@ def test_no_step_looks_at_more_than_a_few_queues(verb: str) -> None:
     assert sum(checked.values()) >= MANY
 
 
-def test_what_is_said_of_a_queue_is_never_from_before_the_question() -> None:
+def test_queues_answer_is_never_older_than_its_request() -> None:
     driver = ReportDriver()
     for number in range(MANY):
         driver.send(f"q{number:04}")
@@ -322,7 +322,7 @@ class RequestQueue:
         )
 
 
-def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets_another() -> None:
+def test_requests_made_before_an_answer_starts_share_it_and_later_ones_get_another() -> None:
     queue = RequestQueue()
     one, other = ConnectionState("one"), ConnectionState("other")
     queue.request(one, "1")
@@ -342,7 +342,7 @@ def test_all_who_asked_before_an_answer_was_begun_get_it_and_who_asks_later_gets
     assert queue.requests.pending_count(one) == queue.requests.pending_count(other) == 0
 
 
-def test_what_a_connection_asks_of_itself_is_answered_to_no_other() -> None:
+def test_connection_query_is_answered_only_to_the_connection_it_is_about() -> None:
     queue = RequestQueue()
     one, other = ConnectionState("one"), ConnectionState("other")
     for session in (one, other, one):
@@ -378,7 +378,7 @@ def make_requests(queue: RequestQueue, count: int) -> list[ConnectionState]:
     return sessions
 
 
-def test_of_large_answers_only_some_are_on_their_way_at_once_and_the_next_come_when_those_are_taken() -> None:
+def test_large_answers_in_flight_are_limited_and_the_next_wait_until_those_are_sent() -> None:
     """Fixed: two hundred who asked at once made the broker take 783 MiB, and ended those who read."""
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX // 3)
     sessions = make_requests(queue, 7)
@@ -397,7 +397,7 @@ def test_of_large_answers_only_some_are_on_their_way_at_once_and_the_next_come_w
     assert not queue.requests.in_flight
 
 
-def test_an_answer_that_is_larger_than_all_that_may_be_on_its_way_goes_alone_and_small_ones_wait_for_nobody() -> None:
+def test_answer_above_the_limit_in_flight_is_sent_alone_and_small_answers_never_wait() -> None:
     queue = RequestQueue(size=3 * ANSWERS_IN_FLIGHT_BYTES_MAX)
     first, second = make_requests(queue, 2)
     assert len(queue.replies) == 1
@@ -408,7 +408,7 @@ def test_an_answer_that_is_larger_than_all_that_may_be_on_its_way_goes_alone_and
     assert len(small.replies) == 100 and not small.requests.in_flight
 
 
-def test_who_is_ended_before_its_answer_is_made_is_owed_nothing_after_that() -> None:
+def test_connection_closed_before_its_answer_is_made_has_no_pending_request_afterwards() -> None:
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     session = ConnectionState("one")
     queue.request(session, "1")
@@ -420,7 +420,7 @@ def test_who_is_ended_before_its_answer_is_made_is_owed_nothing_after_that() -> 
     assert not queue.requests._pending_counts and not queue.requests.in_flight
 
 
-def test_those_who_asked_the_same_are_answered_one_in_each_step() -> None:
+def test_equal_requests_are_answered_one_in_each_step() -> None:
     queue = RequestQueue()
     for number in range(5):
         queue.request(ConnectionState(str(number)), "1")
@@ -431,7 +431,7 @@ def test_those_who_asked_the_same_are_answered_one_in_each_step() -> None:
     assert answered == [0, 1, 2, 3, 4, 5]
 
 
-def test_who_has_credit_for_no_more_of_its_answers_has_not_taken_them() -> None:
+def test_answers_without_credit_in_the_reply_queue_stay_in_flight() -> None:
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     first, _ = make_requests(queue, 2)
     first.temporary_queues.append(mock.Mock(waiting=lambda: 1, is_reply_queue=True))
@@ -454,7 +454,7 @@ def test_a_small_answer_waits_for_no_large_one_but_of_its_own_connection() -> No
     assert [correlation for _, correlation, _ in queue.replies] == ["1", "3"]
 
 
-def test_who_is_ended_gets_no_other_answer_that_would_keep_those_of_others() -> None:
+def test_closed_connection_gets_no_further_answer_that_would_delay_others() -> None:
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     first, second = ConnectionState("first"), ConnectionState("second")
     for session, correlation in ((first, "1"), (first, "2"), (second, "3")):
@@ -466,7 +466,7 @@ def test_who_is_ended_gets_no_other_answer_that_would_keep_those_of_others() -> 
     assert queue.requests.pending_count(first) == 0
 
 
-def test_who_takes_nothing_of_its_answer_while_others_wait_is_ended_after_ten_seconds() -> None:
+def test_connection_that_reads_nothing_of_its_answer_for_ten_seconds_is_blocking_others() -> None:
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     received = Counter[ConnectionState]()
     hindering = partial(queue.requests.find_blocking, bytes_sent=lambda session: received[session])
@@ -483,7 +483,7 @@ def test_who_takes_nothing_of_its_answer_while_others_wait_is_ended_after_ten_se
     assert queue.requests.pending_count(waiting) == 0
 
 
-def test_who_has_not_all_of_its_answer_after_a_minute_is_ended_if_others_wait() -> None:
+def test_connection_that_has_not_read_its_answer_after_a_minute_is_blocking_others() -> None:
     queue = RequestQueue(size=ANSWERS_IN_FLIGHT_BYTES_MAX)
     slow, _ = make_requests(queue, 2)
     received = Counter[ConnectionState]()

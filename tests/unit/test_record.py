@@ -50,7 +50,7 @@ def key_of(message: SentMessage, queue: int = 7, sequence: int = 1234) -> bytes:
 
 
 @given(MESSAGES, QUEUES, NUMBERS)
-def test_every_message_comes_back_as_it_was(message: SentMessage, queue: int, sequence: int) -> None:
+def test_encoded_message_is_decoded_unchanged(message: SentMessage, queue: int, sequence: int) -> None:
     key = key_of(message, queue, sequence)
     assert decode_record(key, encode_record(key, message)) == message
 
@@ -76,7 +76,7 @@ def test_keys_sort_by_queue_and_then_in_the_order_of_messages(
     assert (keys[0] < keys[1], keys[0] == keys[1]) == (entry_keys[0] < entry_keys[1], entry_keys[0] == entry_keys[1])
 
 
-def test_every_flipped_bit_of_key_or_record_is_detected() -> None:
+def test_flipped_bit_of_key_or_record_is_detected() -> None:
     key = key_of(EXAMPLE)
     whole = key + encode_record(key, EXAMPLE)
     assert decode_record(whole[: len(key)], whole[len(key) :]) == EXAMPLE

@@ -15,7 +15,7 @@ def test_the_page_has_every_public_name() -> None:
     assert set(truenext.__all__) - headings == {"Code", "__version__"}
 
 
-def test_every_public_name_is_explained() -> None:
+def test_public_names_are_explained() -> None:
     page = reference.page()
     assert not re.findall(r"^\| .* \|  \|$", page, re.MULTILINE)
     assert not re.findall(r"^## .*\n+## .*$", page, re.MULTILINE)

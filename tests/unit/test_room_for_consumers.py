@@ -75,7 +75,7 @@ def test_a_selector_that_many_have_is_there_and_counted_once() -> None:
     )
 
 
-def test_a_durable_subscription_s_selector_is_counted_while_nobody_uses_it_and_after_a_restart() -> None:
+def test_selector_of_an_unused_durable_subscription_is_counted_also_after_a_restart() -> None:
     run = Passing()
     before = run.engine.memory.queue_bytes
     selector = long_selector()
@@ -123,7 +123,7 @@ def test_a_selector_for_which_there_is_no_room_is_refused_and_nothing_is_done(
     subscribe(run, "/queue/q", compile_selector("n = 1"))
 
 
-def test_where_queues_take_all_of_the_room_some_is_left_for_who_takes_from_them(
+def test_full_memory_of_queues_leaves_a_reserve_for_consumers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 20 * CONSUMER_BYTES)
@@ -143,7 +143,7 @@ def test_where_queues_take_all_of_the_room_some_is_left_for_who_takes_from_them(
     subscribe(run, "/queue/q0", name="another")
 
 
-def test_only_the_first_pattern_of_a_queue_is_never_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_pattern_of_a_queue_is_never_refused_and_later_ones_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "CONSUMERS_RESERVE", 20 * CONSUMER_BYTES)
     run = Passing(capacity=100)
     for number in range(100):
@@ -158,7 +158,7 @@ def test_only_the_first_pattern_of_a_queue_is_never_refused(monkeypatch: pytest.
         subscribe(run, "/queue/>", name="all")
 
 
-def test_what_somebody_takes_is_counted_once_while_it_joins() -> None:
+def test_memory_of_a_wildcard_consumer_is_counted_once_while_it_joins() -> None:
     run = Passing()
     for number in range(5 * JOIN_QUEUES_PER_TURN):
         run.publish(f"q{number}")
@@ -207,7 +207,7 @@ def test_the_size_of_a_selector_is_what_it_takes(kind: str) -> None:
         assert 0.9 * used - 1000 < compiled.size < 1.15 * used + 1000
 
 
-def test_of_selectors_that_nobody_has_any_more_the_last_few_are_kept() -> None:
+def test_last_few_unused_selectors_are_kept() -> None:
     known = [ref(long_selector(number)) for number in range(8)]
     kept = [one() for one in known]
     assert kept[0] is None and kept[-1] is not None
@@ -241,7 +241,7 @@ def traced(run: Passing, act: Callable[[], object]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("texts", [1, 8, 9, 300])
-def test_what_a_list_of_texts_takes_in_each_queue_of_a_pattern_is_counted(texts: int) -> None:
+def test_memory_of_a_selector_list_in_each_queue_of_a_pattern_is_counted(texts: int) -> None:
     """Fixed: five lists of 550 over 2000 queues took 1.4 GiB, and were counted as 20 MiB."""
     run = Passing()
     for number in range(300):
@@ -257,7 +257,7 @@ def test_what_a_list_of_texts_takes_in_each_queue_of_a_pattern_is_counted(texts:
 
 @pytest.mark.parametrize("address", ["/queue/{}.*", "/topic/{}.*", "/topic/{}", "/queue/{}"])
 @one_of("name", ["a", "a" * 200, "長" * 200, "😀" * 200], ids=["short", "long", "2 bytes", "4 bytes"])
-def test_what_a_subscription_takes_is_counted_whatever_it_is_to(address: str, name: str) -> None:
+def test_memory_of_a_subscription_is_counted_for_each_kind_of_address(address: str, name: str) -> None:
     """Fixed: patterns of queues of which there are none were counted as 700 bytes, and took up to 9 KiB."""
     run = Passing()
     many = 300

@@ -134,7 +134,7 @@ class Run:
         return [entry.message.body.decode() for entry in entries if entry.message is not None]
 
 
-def test_what_is_scheduled_is_counted_and_becomes_a_message_when_it_is_due() -> None:
+def test_scheduled_send_is_counted_and_becomes_a_message_when_it_is_due() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=1000))
     run.at(NOON_MS + 999)
@@ -145,7 +145,7 @@ def test_what_is_scheduled_is_counted_and_becomes_a_message_when_it_is_due() -> 
     assert run.engine.next_due_ms is None
 
 
-def test_they_come_in_the_order_of_due_and_arrival_whatever_waits_between() -> None:
+def test_scheduled_sends_come_in_the_order_of_due_time_and_arrival() -> None:
     run = Run()
     for number, delay_ms in enumerate([30, 10, 20, 10, 30, 10]):
         run.send(str(number), Schedule(delay_ms=delay_ms))
@@ -154,7 +154,7 @@ def test_they_come_in_the_order_of_due_and_arrival_whatever_waits_between() -> N
     assert run.bodies() == ["1", "3", "5", "2", "0", "4"]
 
 
-def test_what_is_due_first_comes_first_though_it_is_behind_more_than_can_be_read_together() -> None:
+def test_earliest_due_send_comes_first_although_it_is_beyond_what_one_read_holds() -> None:
     """Of eight, three fit into what is read at a time, in the order in which they were accepted."""
     run = Run()
     for number in range(8):
@@ -174,7 +174,7 @@ def test_a_thousand_come_due_in_order_though_only_some_are_read_together() -> No
     assert run.bodies() == [str(number) for rest in range(7) for number in range(rest, 1000, 7)]
 
 
-def test_nothing_is_sent_twice_when_the_clock_is_set_back_and_forward() -> None:
+def test_scheduled_send_is_not_sent_twice_when_the_clock_is_set_back_and_forward() -> None:
     run = Run()
     run.send("soon", Schedule(delay_ms=10))
     run.send("later", Schedule(delay_ms=HOUR_MS))
@@ -195,7 +195,7 @@ def test_a_repetition_keeps_its_beat_and_makes_up_for_nothing() -> None:
     assert run.waiting() == {"q": (4, 0)}
 
 
-def test_what_repeats_for_ever_goes_on_after_a_restart() -> None:
+def test_endless_repetition_continues_after_a_restart() -> None:
     run = Run()
     run.send("tick", Schedule(period_ms=10, repeat=FOR_EVER))
     run.at(NOON_MS + 20)
@@ -205,7 +205,7 @@ def test_what_repeats_for_ever_goes_on_after_a_restart() -> None:
     assert run.waiting() == {"q": (before + 1, 1)}
 
 
-def test_each_repetition_has_its_own_time_to_live_after_a_restart_as_well() -> None:
+def test_repetitions_have_their_own_time_to_live_also_after_a_restart() -> None:
     run = Run()
     run.send("tick", Schedule(delay_ms=5, period_ms=10, repeat=2, ttl_ms=7000))
     run.settle()
@@ -219,7 +219,7 @@ def test_each_repetition_has_its_own_time_to_live_after_a_restart_as_well() -> N
     assert [message.header for message in messages] == [b"expires:%d\ncontent-length:4\n" % at for at in expires]
 
 
-def test_each_hit_of_a_cron_expression_has_its_own_time_to_live_before_and_behind_its_delay() -> None:
+def test_cron_hits_have_their_own_time_to_live_before_and_after_their_delay() -> None:
     schedule = start_schedule(Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *", ttl_ms=7), NOON_MS)
     assert schedule is not None
     is_sent, (own, hit) = fire_schedule(schedule, NOON_MS + HOUR_MS)
@@ -237,7 +237,7 @@ def test_a_schedule_that_was_stored_before_there_were_times_to_live_has_none() -
     assert msgspec.json.encode(schedule) == written
 
 
-def test_each_hit_of_a_cron_expression_begins_its_delay_and_its_repetitions() -> None:
+def test_cron_hits_start_their_delay_and_their_repetitions() -> None:
     run = Run()
     run.send("hourly", Schedule(delay_ms=1000, period_ms=1000, repeat=1, cron="0 * * * *"))
     for hour in (1, 2):
@@ -281,7 +281,7 @@ def test_inside_a_transaction_it_is_scheduled_at_commit_behind_what_is_sent_at_o
     assert run.bodies() == ["first", "second", "later"]
 
 
-def test_nothing_becomes_due_while_there_is_no_room_on_the_disk() -> None:
+def test_scheduled_send_waits_while_the_disk_is_full() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=10))
     run.settle()
@@ -293,7 +293,7 @@ def test_nothing_becomes_due_while_there_is_no_room_on_the_disk() -> None:
     assert run.waiting() == {"q": (1, 0)}
 
 
-def test_nobody_can_name_the_queue_in_which_it_waits() -> None:
+def test_hidden_queue_of_scheduled_sends_cannot_be_sent_to() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=10))
     hidden = parse_address("/remote-temp-queue/scheduled/q", "s")
@@ -337,7 +337,7 @@ def test_a_cron_expression_counts_in_utc_and_skips_what_was_missed() -> None:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_is_scheduled_is_shown_with_all_that_is_to_be_done(is_restarted: bool) -> None:
+def test_scheduled_send_is_listed_with_its_whole_schedule(is_restarted: bool) -> None:
     run = Run()
     run.send("once", Schedule(delay_ms=MINUTE_MS))
     run.send("thrice", Schedule(delay_ms=5, period_ms=7, repeat=2))
@@ -354,7 +354,7 @@ def test_what_is_scheduled_is_shown_with_all_that_is_to_be_done(is_restarted: bo
     assert run.waiting() == {"q": (0, 3)}
 
 
-def test_what_was_scheduled_a_moment_ago_is_shown_once_it_is_durable() -> None:
+def test_scheduled_send_is_listed_once_it_is_durable() -> None:
     run = Run()
     run.send("later", Schedule(delay_ms=MINUTE_MS))
     assert not run.engine.bulk_pieces.freeze_scheduled()
@@ -363,7 +363,7 @@ def test_what_was_scheduled_a_moment_ago_is_shown_once_it_is_durable() -> None:
     assert [each.body for each in run.shown()] == ["later"]
 
 
-def test_what_is_cancelled_never_becomes_a_message_and_leaves_nothing_behind() -> None:
+def test_cancelled_send_never_becomes_a_message_and_leaves_nothing_behind() -> None:
     run = Run()
     for number in range(3):
         run.send(str(number), Schedule(delay_ms=MINUTE_MS, period_ms=5, repeat=FOR_EVER))
@@ -390,7 +390,7 @@ def test_numbers_and_a_selector_say_what_is_cancelled() -> None:
     assert [each.body for each in run.shown()] == ["3", "4"]
 
 
-def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_address() -> None:
+def test_scheduled_sends_to_topics_or_several_destinations_are_distinguished_by_address() -> None:
     run = Run()
     for address in ("/topic/a", "/queue/q,/topic/a"):
         send = Send(
@@ -402,13 +402,13 @@ def test_what_goes_to_a_topic_or_several_destinations_is_told_apart_by_its_addre
     assert [each.to for each in run.shown("")] == ["/queue/q,/topic/a"]
 
 
-def test_who_asks_for_a_queue_that_is_not_there_is_told_so() -> None:
+def test_listing_the_scheduled_sends_of_a_missing_queue_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="there is no queue 'q'"):
         Run().engine.bulk_pieces.check_request(ListScheduled("q"))
     assert Run().shown("") == []
 
 
-def test_what_repeats_keeps_its_number() -> None:
+def test_repeated_send_keeps_its_number() -> None:
     run = Run()
     run.send("tick", Schedule(delay_ms=MINUTE_MS, period_ms=MINUTE_MS, repeat=FOR_EVER))
     (before,) = run.shown()
@@ -423,7 +423,7 @@ def test_what_repeats_keeps_its_number() -> None:
 
 
 @pytest.mark.parametrize("others", [0, 300])
-def test_all_is_cancelled_though_some_of_it_repeats_all_the_time(others: int) -> None:
+def test_cancelling_covers_all_sends_although_some_repeat_meanwhile(others: int) -> None:
     run = Run()
     for tick in ("tick", "tock"):
         run.send(tick, Schedule(delay_ms=1, period_ms=1, repeat=FOR_EVER))
@@ -434,7 +434,7 @@ def test_all_is_cancelled_though_some_of_it_repeats_all_the_time(others: int) ->
     assert run.waiting()["q"][1] == 0
 
 
-def test_nothing_becomes_due_while_what_waits_is_looked_at_and_it_does_then() -> None:
+def test_scheduled_send_becomes_due_only_after_the_listing_has_ended() -> None:
     run = Run()
     run.send("soon", Schedule(delay_ms=MINUTE_MS))
     shown = run.request(ListScheduled("q"), while_it_is_read=lambda: run.at(NOON_MS + MINUTE_MS))

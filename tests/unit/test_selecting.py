@@ -132,7 +132,7 @@ def numbers(count: int, first: int = 0) -> list[str]:
     return [str(number) for number in range(first, first + count)]
 
 
-def test_of_three_consumers_the_one_that_wants_high_priorities_never_gets_a_low_one_and_lows_go_to_the_others() -> None:
+def test_consumer_that_selects_high_priorities_gets_no_low_one_and_others_get_all_those() -> None:
     driver = SelectingDriver()
     for name, selector in (("high", HIGH), ("one", None), ("two", None)):
         driver.subscribe(name, selector)
@@ -154,7 +154,7 @@ def test_a_match_behind_many_that_do_not_match_is_dispatched_in_the_turn_in_whic
     assert driver.turn() == {"red": ["r"]}
 
 
-def test_the_same_where_those_before_it_are_only_in_the_store() -> None:
+def test_match_behind_many_that_are_only_in_the_store_is_dispatched_in_the_turn_it_comes() -> None:
     driver = SelectingDriver()
     driver.subscribe("red", RED)
     driver.send(*numbers(3000), colour="blue", persistent=True)
@@ -166,7 +166,7 @@ def test_the_same_where_those_before_it_are_only_in_the_store() -> None:
     assert driver.engine.memory.message_bytes < 1000
 
 
-def test_what_was_there_before_is_compared_in_slices_and_others_are_served_between_them() -> None:
+def test_existing_messages_are_compared_in_slices_and_other_consumers_served_in_between() -> None:
     driver = SelectingDriver()
     driver.send(*numbers(4 * SCAN_MESSAGES_PER_TURN), colour="blue")
     driver.send("r", colour="red")
@@ -226,7 +226,7 @@ def test_too_much_that_arrives_and_is_not_taken_is_compared_when_that_is() -> No
     assert got == numbers(SCAN_FOUND_MAX + 100)
 
 
-def test_a_commit_in_flight_holds_back_who_could_take_it_and_nobody_else() -> None:
+def test_commit_in_flight_holds_back_only_consumers_that_could_get_its_message() -> None:
     driver = SelectingDriver()
     driver.subscribe("red", RED)
     driver.subscribe("blue", BLUE)
@@ -238,7 +238,7 @@ def test_a_commit_in_flight_holds_back_who_could_take_it_and_nobody_else() -> No
     assert driver.turn() == {"red": ["r1", "r2"]}
 
 
-def test_what_a_selector_keeps_in_memory_does_not_wait_for_a_commit_behind_it() -> None:
+def test_message_kept_in_memory_by_a_selector_does_not_wait_for_a_later_commit() -> None:
     driver = SelectingDriver()
     driver.subscribe("red", RED, window=1)
     driver.send("held", "waits", colour="red")
@@ -255,7 +255,7 @@ def test_what_a_selector_keeps_in_memory_does_not_wait_for_a_commit_behind_it() 
     assert driver.settle() == {"any": ["last"]}
 
 
-def test_what_a_selector_kept_in_memory_does_not_wait_for_a_commit_behind_it_when_its_consumer_has_gone() -> None:
+def test_message_kept_in_memory_by_an_ended_selector_does_not_wait_for_a_later_commit() -> None:
     """Nor does what is less urgent pass it: the plain dispatcher saw the lane begin with what was being committed."""
     driver = SelectingDriver()
     driver.subscribe("red", RED, window=1)
@@ -276,7 +276,7 @@ def test_what_a_selector_kept_in_memory_does_not_wait_for_a_commit_behind_it_whe
     assert driver.settle() == {}
 
 
-def test_a_failed_message_that_holds_others_back_holds_back_who_could_take_it_and_nobody_else() -> None:
+def test_blocking_failed_message_holds_back_only_consumers_that_could_get_it() -> None:
     driver = SelectingDriver(Policy(first_delay_ms=1000, while_waiting=WhileWaiting.BLOCK))
     driver.subscribe("red", RED)
     driver.send("r1", colour="red")
@@ -290,7 +290,7 @@ def test_a_failed_message_that_holds_others_back_holds_back_who_could_take_it_an
     assert driver.settle() == {"red": ["r1", "r2"]}
 
 
-def test_what_is_given_back_from_the_middle_stands_at_its_place_again() -> None:
+def test_message_requeued_from_within_a_lane_returns_to_its_position() -> None:
     driver = SelectingDriver()
     driver.send("1", "2", colour="blue")
     driver.send("3", colour="red")
@@ -302,7 +302,7 @@ def test_what_is_given_back_from_the_middle_stands_at_its_place_again() -> None:
     assert driver.settle() == {"all": ["1", "2", "3", "4"]}
 
 
-def test_what_came_back_to_the_middle_and_leaves_out_of_its_turn_is_counted_once() -> None:
+def test_message_requeued_within_a_lane_and_then_given_up_is_counted_once() -> None:
     driver = SelectingDriver()
     driver.send("1", "2", colour="blue")
     driver.send("3", colour="red")
@@ -317,7 +317,7 @@ def test_what_came_back_to_the_middle_and_leaves_out_of_its_turn_is_counted_once
     assert queue.waiting_count() == 3 == sum(1 for lane in queue.lanes for _ in lane)
 
 
-def test_what_was_written_came_into_memory_and_left_it_while_a_page_was_compared_is_found() -> None:
+def test_message_committed_loaded_and_evicted_while_a_page_is_compared_is_found() -> None:
     driver = SelectingDriver()
     driver.send("1", "2", "3", colour="blue", persistent=True)
     driver.settle()
@@ -350,7 +350,7 @@ def test_a_lane_of_which_the_rest_was_plucked_is_served_to_its_end() -> None:
     assert driver.settle() == {"all": ["1", "2", "4"]}
 
 
-def test_of_an_exclusive_consumer_what_its_selector_does_not_want_waits() -> None:
+def test_messages_that_an_exclusive_consumer_does_not_select_wait() -> None:
     driver = SelectingDriver()
     driver.subscribe("red", RED, is_exclusive=True)
     driver.subscribe("all")
@@ -361,7 +361,7 @@ def test_of_an_exclusive_consumer_what_its_selector_does_not_want_waits() -> Non
     assert driver.settle() == {"all": ["b1", "r1"]}
 
 
-def test_what_comes_back_before_it_was_compared_leaves_room_to_compare_what_is_before_it() -> None:
+def test_messages_requeued_before_comparison_leave_room_to_compare_those_before_them() -> None:
     driver = SelectingDriver()
     count = SCAN_FOUND_MAX + 3 * SCAN_MESSAGES_PER_TURN
     driver.send(*numbers(count), colour="red")
@@ -375,7 +375,7 @@ def test_what_comes_back_before_it_was_compared_leaves_room_to_compare_what_is_b
     assert driver.settle() == {"more": numbers(count - 1, 1)}
 
 
-def test_what_comes_back_again_and_again_before_it_was_compared_is_noted_once() -> None:
+def test_message_requeued_repeatedly_before_comparison_is_noted_once() -> None:
     driver = SelectingDriver()
     count = SCAN_FOUND_MAX + 3 * SCAN_MESSAGES_PER_TURN
     driver.send(*numbers(count), colour="red")
@@ -419,7 +419,7 @@ def test_a_queue_whose_last_selector_has_gone_is_served_as_if_there_had_been_non
     assert queue not in driver.engine.selections.by_queue
 
 
-def test_what_is_given_up_after_it_was_taken_out_of_its_turn_is_counted_once() -> None:
+def test_selected_message_that_is_given_up_is_counted_once() -> None:
     """It had come back before, so that its empty place was among those that were given back."""
     driver = SelectingDriver(Policy(attempts_max=9))
     driver.subscribe("all")
@@ -435,7 +435,7 @@ def test_what_is_given_up_after_it_was_taken_out_of_its_turn_is_counted_once() -
     assert {queue.name: queue.waiting_count() for queue in driver.engine.queues()} == {"a": 1, "DLQ.a": 1}
 
 
-def test_what_nobodys_selector_wants_is_not_stuck_and_a_match_that_is_not_dispatched_is() -> None:
+def test_unselected_messages_are_not_stuck_and_an_undispatched_match_is() -> None:
     driver = SelectingDriver()
     driver.subscribe("red", RED)
     driver.send(*numbers(5000), colour="blue")

@@ -179,7 +179,7 @@ def test_the_specification_means(text: str, headers: dict[str, str], expected: s
     assert outcome(text, message(headers)) == expected
 
 
-def test_where_a_header_is_repeated_the_first_line_counts() -> None:
+def test_first_line_of_a_repeated_header_counts() -> None:
     assert compile_selector("a = '1'").matches(SentMessage(4, True, 0, b"a:1\na:2\n", b""))
 
 
@@ -251,7 +251,7 @@ def test_where_a_header_is_repeated_the_first_line_counts() -> None:
         (f"a LIKE '%{'_a' * 99}%' OR a LIKE '%{'_a' * 99}%'", f"more than {SELECTOR_SCAN_MAX} characters of LIKE"),
     ],
 )
-def test_what_is_no_selector_is_refused_with_the_place_of_the_fault(text: str, reason: str) -> None:
+def test_invalid_selector_is_refused_with_the_position_of_the_fault(text: str, reason: str) -> None:
     with pytest.raises(RemoteProtocolError, match=re.escape(reason)):
         compile_selector(text)
 
@@ -271,7 +271,7 @@ def test_what_is_no_selector_is_refused_with_the_place_of_the_fault(text: str, r
         "a IN (" + "'1', " * 700 + "'2')",
     ],
 )
-def test_as_long_and_as_deep_as_it_may_be_it_is_compiled_and_tested(text: str) -> None:
+def test_selector_of_maximal_length_and_depth_is_compiled_and_evaluated(text: str) -> None:
     assert compile_selector(text).matches(message({"a": "1"}))
     assert not compile_selector(text).matches(message({"b": "1"}))
 
@@ -324,7 +324,7 @@ def test_a_selector_that_was_accepted_before_names_were_looked_at_goes_on() -> N
         ("", ""),
     ],
 )
-def test_another_spelling_is_the_same_selector(one: str, other: str) -> None:
+def test_selectors_that_differ_only_in_spelling_are_equivalent(one: str, other: str) -> None:
     assert are_equivalent(one, other) and are_equivalent(other, one)
 
 
@@ -355,7 +355,7 @@ def test_another_spelling_is_the_same_selector(one: str, other: str) -> None:
         ("a_b > 1", "hyphenated_props:a-b > 1"),
     ],
 )
-def test_what_may_want_other_messages_is_another_selector(one: str, other: str) -> None:
+def test_selectors_that_may_match_different_messages_are_not_equivalent(one: str, other: str) -> None:
     assert not are_equivalent(one, other) and not are_equivalent(other, one)
 
 

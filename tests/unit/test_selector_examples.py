@@ -62,11 +62,11 @@ def shown() -> set[str]:
     return found
 
 
-def test_each_selector_that_is_shown_is_an_example_here() -> None:
+def test_selectors_shown_on_pages_and_in_help_are_the_examples_here() -> None:
     assert shown() == EXAMPLES.keys()
 
 
-def test_each_command_with_a_selector_shows_one() -> None:
+def test_commands_with_a_selector_show_one_in_their_help() -> None:
     found = dict(helps(main))
     assert {"truenext redrive", "truenext stages rerun", "truenext browse"} <= found.keys()
     assert [name for name, help_text in found.items() if "such as" not in help_text] == []

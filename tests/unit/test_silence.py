@@ -149,7 +149,7 @@ def test_a_client_is_given_up_after_2_to_2_5_times_the_agreed_silence_wherever_t
     assert 2 * client.interval < client.broker.lost_at - last < 2.5 * client.interval
 
 
-def test_what_came_while_the_broker_was_away_counts_as_heard(client: Client) -> None:
+def test_data_received_while_the_broker_was_busy_counts_as_heard(client: Client) -> None:
     started = client.loop.time()
     client.send(b"\n", is_noticed=False)
     client.loop.run_until(started + 4 * client.interval)
@@ -159,7 +159,9 @@ def test_what_came_while_the_broker_was_away_counts_as_heard(client: Client) -> 
 
 
 @pytest.mark.parametrize("is_frame", [False, True], ids=["no capacity", "no room for frames"])
-def test_who_is_not_read_is_not_blamed_and_has_as_long_again_afterwards(client: Client, is_frame: bool) -> None:
+def test_client_that_is_not_read_is_not_lost_and_has_its_full_interval_afterwards(
+    client: Client, is_frame: bool
+) -> None:
     if is_frame:
         client.broker.incomplete_frames.is_full = True
     else:

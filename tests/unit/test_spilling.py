@@ -80,7 +80,7 @@ def names(run: Run) -> list[str]:
     return list(run.store._queues.values())
 
 
-def test_what_leaves_memory_is_on_disk_once_for_all_subscriptions_and_comes_back_in_order() -> None:
+def test_spilled_message_is_stored_once_for_all_subscriptions_and_comes_back_in_order() -> None:
     run = Run()
     consumers = [follow(run, name) for name in "abc"]
     publish(run, *"01234567")
@@ -95,7 +95,7 @@ def test_what_leaves_memory_is_on_disk_once_for_all_subscriptions_and_comes_back
     assert (stored(run), contents(run)) == ([], [])
 
 
-def test_what_is_small_is_written_for_each() -> None:
+def test_small_spilled_message_is_stored_for_each_subscription() -> None:
     run = Run()
     follow(run, "a")
     follow(run, "b")
@@ -136,7 +136,7 @@ def test_a_message_for_durable_subscriptions_too_has_a_content_of_either_kind() 
 
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "crash"])
-def test_nobody_finds_it_after_any_end_of_the_broker_and_its_number_is_used_again(is_clean: bool) -> None:
+def test_spilled_messages_and_the_names_of_their_queues_are_gone_after_stop_and_crash(is_clean: bool) -> None:
     run = Run()
     for _ in range(3):
         follow(run, "a")
@@ -155,7 +155,7 @@ def test_nobody_finds_it_after_any_end_of_the_broker_and_its_number_is_used_agai
         assert names(run) == []
 
 
-def test_the_same_name_may_be_used_again_while_what_it_had_is_removed() -> None:
+def test_subscription_name_may_be_reused_while_its_spilled_messages_are_removed() -> None:
     run = Run()
     for body in "abcd":
         consumer = follow(run)
@@ -251,7 +251,7 @@ class Waiting:
         return follow(self.run, topic=topic, session=self.run.engine.connect(name))
 
 
-def test_who_stands_still_is_ended_only_when_others_need_the_room_and_most_is_kept_for_him() -> None:
+def test_stalled_subscriber_is_ended_only_when_disk_space_is_short_and_the_largest_first() -> None:
     driver = Waiting()
     little, much = driver.follower("little"), driver.follower("much")
     publish(driver.run, *"012345")
@@ -267,7 +267,7 @@ def test_who_stands_still_is_ended_only_when_others_need_the_room_and_most_is_ke
 
 
 @pytest.mark.parametrize("does", ["takes bytes", "acknowledges", "refuses"])
-def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
+def test_subscriber_that_makes_any_progress_is_not_ended(does: str) -> None:
     driver = Waiting()
     consumer = driver.follower("slow")
     publish(driver.run, *map(str, range(100)))
@@ -288,7 +288,7 @@ def test_whoever_moves_at_all_is_not_ended(does: str) -> None:
     assert driver.after(60) == "" and driver.after(1).startswith("slow ")
 
 
-def test_how_long_one_may_stand_still_is_said_by_the_policy_of_the_topic() -> None:
+def test_stall_limit_of_a_subscriber_is_that_of_the_policy_of_its_topic() -> None:
     driver = Waiting(("quick", Policy(stalled_subscriber_ms=2000)), ("never", Policy(stalled_subscriber_ms=1 << 63)))
     for topic in ("quick", "never"):
         driver.follower(topic, f"/topic/{topic}")
@@ -311,7 +311,7 @@ def test_short_memory_is_a_need_of_room_if_nothing_else_can_leave_it() -> None:
     assert driver.after(1).startswith("slow ")
 
 
-def test_of_a_subscription_that_has_a_limit_counts_what_is_on_disk_and_what_is_held_without_its_body() -> None:
+def test_memory_limit_of_a_subscription_counts_spilled_messages_and_those_held_without_body() -> None:
     driver = Waiting(("t", Policy(memory_limit=9000)))
     consumer = driver.follower("slow")
     publish(driver.run, *"0123")

@@ -143,7 +143,7 @@ def test_a_stream_byte_by_byte_gives_the_same_frames(version: Version) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_nothing_comes_out_before_the_last_byte_of_a_frame(version: Version) -> None:
+def test_frame_is_returned_only_after_its_last_byte(version: Version) -> None:
     for data, expected in STREAMS[version]:
         end = len(data.rstrip(b"\r\n"))
         for size in range(end):
@@ -162,7 +162,7 @@ def test_a_login_and_what_was_sent_behind_it_is_read_alike_however_it_is_cut(ver
         assert decode(None, cut(login + data, position), version) == expected, position
 
 
-def test_before_the_version_is_agreed_frames_come_one_at_a_time() -> None:
+def test_frames_are_returned_one_at_a_time_before_the_version_is_agreed() -> None:
     receiver = decoder(None)
     (first,) = receiver.receive(b"CONNECT\n\n\0SEND\na:\\c\n\n\0SEND\na:\\c\n\n\0")
     assert first.command == "CONNECT"
@@ -194,7 +194,7 @@ def test_escapes_are_read_in_names_and_values(version: Version) -> None:
 
 @pytest.mark.parametrize("version", ESCAPING_VERSIONS)
 @pytest.mark.parametrize("command", [b"ERROR", b"MESSAGE", b"RECEIPT", b"SUBSCRIBE", b"ACK"])
-def test_every_frame_of_an_agreed_version_is_escaped(version: Version, command: bytes) -> None:
+def test_frames_of_an_agreed_version_are_unescaped(version: Version, command: bytes) -> None:
     assert one(version, command + b"\na:\\c\n\n\0").headers == {"a": ":"}
 
 
@@ -254,7 +254,7 @@ def test_later_versions_trim_nothing(version: Version) -> None:
 
 
 @pytest.mark.parametrize("blank", ["\t", "\u00a0", "\u3000"])
-def test_what_1_0_trims_does_not_depend_on_another_header(blank: str) -> None:
+def test_whitespace_that_1_0_trims_does_not_depend_on_another_header(blank: str) -> None:
     alone = one(Version.V1_0, f"SEND\na:{blank}b\n\n\0".encode()).headers
     accompanied = one(Version.V1_0, f"SEND\na:{blank}b\nc: d\n\n\0".encode()).headers
     assert accompanied == alone | {"c": "d"}
@@ -323,7 +323,7 @@ for length in LENGTHS:
 
 
 @pytest.mark.parametrize(("versions", "data"), MALFORMED.values(), ids=MALFORMED.keys())
-def test_what_is_no_frame_is_refused_however_it_is_cut(versions: list[Version | None], data: bytes) -> None:
+def test_malformed_frame_is_refused_however_it_is_cut(versions: list[Version | None], data: bytes) -> None:
     good = b"SEND\na:b\n\nbody\0\n"
     for version in versions:
         for before in (b"", good if version else b"\n"):
@@ -364,7 +364,7 @@ def test_1_0_ignores_the_body_of_subscribe() -> None:
 
 
 @pytest.mark.parametrize("version", [Version.V1_0, Version.V1_1])
-def test_before_1_2_a_carriage_return_does_not_belong_to_the_end_of_a_line(version: Version) -> None:
+def test_carriage_return_is_no_part_of_a_line_end_before_1_2(version: Version) -> None:
     """1.1, "Augmented BNF": only NL ends a line."""
     assert one(version, b"SEND\r\n\n\0").command == "SEND\r"
     assert decoder(version).receive(b"SEND\r\na:b\r\n\r\n") == []
@@ -379,7 +379,7 @@ def test_1_1_keeps_a_carriage_return_in_a_value() -> None:
 # ---- Limits ----
 
 
-def test_as_many_headers_as_the_limit_and_no_more() -> None:
+def test_frame_may_have_as_many_headers_as_the_limit_and_no_more() -> None:
     def data(count: int) -> bytes:
         return b"SEND\n" + b"".join(b"n%d:v\n" % number for number in range(count)) + b"\n\0"
 
@@ -591,7 +591,7 @@ FRAMES = st.builds(Frame, COMMANDS, st.dictionaries(NAMES, TEXTS, max_size=5), B
 @pytest.mark.parametrize("version", [Version.V1_1, Version.V1_2])
 @given(frame=FRAMES, positions=st.lists(st.integers(0, 400), max_size=4))
 @example(frame=Frame("SEND", {"path": "C:\\reports"}), positions=[])
-def test_what_is_encoded_is_decoded_as_it_was(version: Version, frame: Frame, positions: list[int]) -> None:
+def test_encoded_frame_is_decoded_unchanged(version: Version, frame: Frame, positions: list[int]) -> None:
     data = encode(frame, version)
     headers = frame.headers | ({"content-length": str(len(frame.body))} if frame.body else {})
     expected = [(frame.command, headers, frame.body)]

@@ -122,7 +122,7 @@ def test_a_decoder_takes_the_same_bytes_alike_however_they_are_cut(
 
 @bounded
 @given(st.none() | VERSIONS, VERSIONS, STREAMS)
-def test_what_a_decoder_takes_is_a_frame(version: Version | None, then: Version, data: bytes) -> None:
+def test_decoder_returns_only_valid_frames(version: Version | None, then: Version, data: bytes) -> None:
     for command, headers, body in outcome(version, [data], then)[0]:
         assert command and not set("\0\n") & set(command)
         assert "" not in headers and not any("\0" in name + value for name, value in headers.items())
@@ -194,7 +194,7 @@ LOGINS = [
 
 @bounded
 @given(st.sampled_from(LOGINS), st.data())
-def test_no_byte_of_what_comes_before_the_login_is_said_to_anybody(login: bytes, data: st.DataObject) -> None:
+def test_secret_of_a_broken_login_is_never_repeated_in_an_error(login: bytes, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(login)))
     token = data.draw(st.sampled_from([b"", *TOKENS]))
     server = new_server()
@@ -226,7 +226,7 @@ def test_hostile_bytes_in_the_read_of_the_login_are_refused_or_harmless(version:
 @bounded
 @given(VERSIONS, STREAMS)
 @example(Version.V1_2, b"DISCONNECT\n\n\0SEND\ndestination:/queue/a\n\n\0")
-def test_nothing_is_asked_after_a_disconnect(version: Version, data: bytes) -> None:
+def test_server_returns_no_request_after_a_disconnect(version: Version, data: bytes) -> None:
     is_over = False
     try:
         for command in new_server().receive(b"CONNECT\naccept-version:%b\n\n\0" % version.value.encode() + data):
@@ -250,7 +250,7 @@ def test_nothing_is_asked_after_a_disconnect(version: Version, data: bytes) -> N
         max_size=8,
     ),
 )
-def test_any_values_of_known_headers_are_refused_or_harmless(
+def test_random_values_of_known_headers_are_refused_or_harmless(
     version: Version, command: str, headers: dict[str, str]
 ) -> None:
     server = new_server()

@@ -97,7 +97,7 @@ AS_OPTIONS = {
 """Of those that ask for nothing."""
 
 
-def test_this_table_is_the_whole_table() -> None:
+def test_table_here_has_all_headers_of_subscribe() -> None:
     assert {name for name, *_ in ROWS} | AS_OPTIONS.keys() == SUBSCRIBE_RULES.keys()
     assert AS_OPTIONS.keys() < set(OPTIONS)
 
@@ -169,7 +169,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("name", UNKNOWN)
 @pytest.mark.parametrize("address", ["/queue/a", "/topic/a", "/temp-queue/a"])
-def test_any_other_name_is_the_user_s(name: str, address: str) -> None:
+def test_unknown_header_belongs_to_the_user(name: str, address: str) -> None:
     assert subscribed(address, {name: "whatever"}) == subscribed(address)
     (command,) = receive(connected(), "UNSUBSCRIBE", {"id": "s", name: "whatever"})
     assert command == Unsubscribe("s")
@@ -268,7 +268,7 @@ def test_an_option_that_is_not_done_is_refused_by_name(options: str, reason: str
         assert reason in error_of(f"{address}?{options}")
 
 
-def test_the_same_option_twice_is_fine() -> None:
+def test_option_repeated_with_the_same_value_is_accepted() -> None:
     assert subscribed("/queue/a?consumer.prefetchSize=1&consumer.prefetchSize=1").window == 1
 
 
@@ -383,7 +383,7 @@ def test_a_subscription_to_a_topic_is_durable_by_either_word(name: str, address:
 @pytest.mark.parametrize("name", ["durable", "persistent"])
 @pytest.mark.parametrize("client_id", ["", "c"])
 @pytest.mark.parametrize("address", QUEUES)
-def test_whoever_subscribed_to_a_queue_durable_unsubscribes_with_the_same_headers(
+def test_unsubscribe_from_a_queue_accepts_the_durable_headers_of_its_subscribe(
     name: str, client_id: str, address: str
 ) -> None:
     headers = {"id": "s", "destination": address, name: "true", "auto-delete": "false"}
@@ -436,7 +436,7 @@ SLIPS = ["truenext-numer", "truenext-Number", "truenext-", "truenext-number ", "
 @pytest.mark.parametrize("version", [Version.V1_1, Version.V1_2])
 @pytest.mark.parametrize("name", [*OF_MESSAGE, *BELONGS, *SLIPS])
 @pytest.mark.parametrize("command", FRAMES)
-def test_one_of_our_own_names_is_for_this_frame_or_refused_by_name(command: str, name: str, version: Version) -> None:
+def test_truenext_header_is_for_this_frame_or_refused_by_name(command: str, name: str, version: Version) -> None:
     headers, own_headers = FRAMES[command]
     if name in own_headers:
         both = {"truenext-producer": "p", "truenext-number": "1"} if command == "COMMIT" else {}
@@ -456,7 +456,7 @@ def test_one_of_our_own_names_is_for_this_frame_or_refused_by_name(command: str,
         assert command == "UNSUBSCRIBE" or all(each in reason for each in own_headers if each not in OF_MESSAGE)
 
 
-def test_before_the_login_a_slip_is_refused_and_nothing_of_it_said() -> None:
+def test_misspelt_header_before_the_login_is_refused_without_repeating_it() -> None:
     server = StompSession(session_id="me", identity="b1", server_name="truenext/1")
     with pytest.raises(RemoteProtocolError) as raised:
         list(server.receive(b"CONNECT\naccept-version:1.2\ntruenext-sekret:hush\n\n\0"))
@@ -466,7 +466,7 @@ def test_before_the_login_a_slip_is_refused_and_nothing_of_it_said() -> None:
 
 @pytest.mark.parametrize("command", ["ACK", "NACK"])
 @pytest.mark.parametrize("version", [Version.V1_1, Version.V1_2])
-def test_whatever_a_message_said_its_acknowledgement_may_repeat(command: str, version: Version) -> None:
+def test_acknowledgement_may_repeat_the_headers_of_its_message(command: str, version: Version) -> None:
     fields = {"truenext-sequence": "5", "truenext-numer": "1", "truenext-express": "maybe", "truenext-producers": ""}
     assert receive(connected(version), command, FRAMES[command][0] | fields)
 

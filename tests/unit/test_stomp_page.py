@@ -43,11 +43,11 @@ def in_code(*files: str) -> set[str]:
     return set(re.findall(rf"\b{OWN_PREFIX}[a-z-]+[a-z]\b", " ".join(texts)))
 
 
-def test_each_header_of_connect_is_there() -> None:
+def test_stomp_page_has_the_headers_of_connect() -> None:
     assert first_column("on CONNECT") == list(CONNECT_HEADERS)
 
 
-def test_each_header_of_a_clients_frame_is_there_with_its_frame_and_no_other() -> None:
+def test_stomp_page_has_exactly_the_headers_of_client_frames() -> None:
     understood = {(command, name) for command, all_names in OWN_HEADERS.items() for name in all_names}
     commands = {command for frames, *_ in rows("frame") for command in frames.split(", ")}
     documented = {
@@ -58,7 +58,7 @@ def test_each_header_of_a_clients_frame_is_there_with_its_frame_and_no_other() -
     assert documented == understood
 
 
-def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
+def test_stomp_page_has_exactly_the_headers_of_broker_frames() -> None:
     documented = documented_headers("MESSAGE") | documented_headers("RECEIPT") | documented_headers("ERROR")
     assert documented_headers("MESSAGE") > BROKER_HEADERS
     in_replies = in_code("wire/stomp/replies.py") - BROKER_HEADERS
@@ -67,13 +67,13 @@ def test_each_header_that_the_broker_says_is_there_and_no_other() -> None:
     assert connected == in_code("wire/stomp/server.py")
 
 
-def test_each_verb_is_there_and_no_other() -> None:
+def test_stomp_page_has_exactly_the_verbs() -> None:
     """Those that anybody may ask are in docs/control.md."""
     assert first_column("verb | header or body") == list(ACTION_PARSERS)
     assert first_column("verb | question") == [producer_request.VERB, connection_request.VERB]
 
 
-def test_each_field_is_there_and_no_other() -> None:
+def test_stomp_page_has_exactly_the_fields() -> None:
     assert first_column("field of `release`") == [field.encode_name for field in fields(_ReleaseBody)]
     subscription = [field.encode_name for field in fields(connection_request.SubscriptionReport)]
     assert first_column("field of a subscription") == subscription
@@ -84,5 +84,5 @@ def test_each_field_is_there_and_no_other() -> None:
     assert producer | {outcome.value for outcome in CommitOutcome} == answers["`producer`"]
 
 
-def test_each_reason_why_nothing_comes_is_there_in_the_order_in_which_it_is_said() -> None:
+def test_stomp_page_has_the_idle_reasons_in_order() -> None:
     assert first_column("`idle` | means") == [why.value for why in IdleReason if why is not IdleReason.NOT_IDLE]

@@ -210,7 +210,7 @@ def test_a_heart_beat_is_two_numbers(text: str, numbers: tuple[int, int]) -> Non
         "0," + "1" * 5000,
     ],
 )
-def test_anything_else_is_no_heart_beat(text: str) -> None:
+def test_malformed_heart_beat_is_refused(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="heart-beat") as refused:
         parse_heart_beat(text)
     assert str(refused.value) in (

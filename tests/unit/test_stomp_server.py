@@ -140,7 +140,7 @@ def test_a_login_is_answered_with_the_version(version: Version, command: str) ->
 @pytest.mark.parametrize(
     "lines", [["login:a", "passcode:b\\x"], ["login:a"], ["passcode:b"], ["login: a", "passcode:"]]
 )
-def test_whoever_says_who_it_is_is_told_that_nobody_checks_it(version: Version, lines: list[str]) -> None:
+def test_client_with_credentials_is_told_that_they_are_unchecked(version: Version, lines: list[str]) -> None:
     server = connecting()
     assert receive(server, "CONNECT", f"accept-version:{version.value}", "host:h", *lines) == [Login()]
     assert server.has_unchecked_login
@@ -149,7 +149,7 @@ def test_whoever_says_who_it_is_is_told_that_nobody_checks_it(version: Version, 
 
 
 @pytest.mark.parametrize("lines", [[], ["login:", "passcode:"], ["login: "]])
-def test_whoever_does_not_say_who_it_is_is_told_nothing(lines: list[str]) -> None:
+def test_client_without_credentials_is_told_nothing_of_them(lines: list[str]) -> None:
     server = connecting()
     receive(server, "CONNECT", "accept-version:1.2", *lines)
     assert not server.has_unchecked_login
@@ -180,7 +180,7 @@ def test_heart_beats_are_as_slow_as_the_slower_side_wants(heart_beat: list[str],
 
 
 @pytest.mark.parametrize("heart_beat", ["0,0", "10000,0", "0,20000", "1,2", "60000,30000"])
-def test_what_the_broker_says_of_heart_beats_is_what_is_agreed_whether_a_client_reckons_or_not(heart_beat: str) -> None:
+def test_connected_frame_has_the_agreed_heart_beats(heart_beat: str) -> None:
     """Some clients (Go's) beat, and expect beats, as often as CONNECTED says, whatever they have asked for."""
     server = connecting()
     receive(server, "CONNECT", "accept-version:1.2", f"heart-beat:{heart_beat}")
@@ -211,7 +211,7 @@ def test_a_login_that_cannot_be_granted_is_refused(lines: list[str], reason: str
 
 
 @pytest.mark.parametrize("command", ["SEND", "SUBSCRIBE", "BEGIN", "DISCONNECT", "MESSAGE", "CONNECTED", "NONSENSE"])
-def test_nothing_is_asked_before_the_login(command: str) -> None:
+def test_commands_before_the_login_are_refused(command: str) -> None:
     server = connecting()
     with pytest.raises(RemoteProtocolError):
         receive(server, command, QUEUE, "id:1", "transaction:t")
@@ -256,7 +256,7 @@ def test_a_frame_is_looked_at_only_after_the_one_before_was_done() -> None:
         *((True, "DISCONNECT"), (True, "CONNECT"), (False, "SEND"), (False, "DISCONNECT"), (False, "CONNECT")),
     ],
 )
-def test_nothing_follows_a_disconnect(in_one_read: bool, later: str) -> None:
+def test_commands_after_a_disconnect_are_refused(in_one_read: bool, later: str) -> None:
     server = connected()
     commands: list[Command] = []
     data = [text("DISCONNECT"), text(later, QUEUE)]
@@ -268,7 +268,7 @@ def test_nothing_follows_a_disconnect(in_one_read: bool, later: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["MESSAGE", "RECEIPT", "ERROR", "CONNECTED", "send", "PUBLISH"])
-def test_what_no_client_says_is_refused_by_name(command: str) -> None:
+def test_command_that_no_client_sends_is_refused_by_name(command: str) -> None:
     assert f"unknown command '{command}'" in error_of(Version.V1_2, command, QUEUE)
 
 
@@ -354,7 +354,7 @@ def test_a_priority_that_is_no_number_is_refused(value: str) -> None:
         ["content-length:4", "a:b:c"],
     ],
 )
-def test_every_message_says_its_priority_as_it_is_counted_and_once(
+def test_message_frame_has_the_effective_priority_once(
     producer: Version, consumer: Version, lines: list[str], counted: str, others: list[str]
 ) -> None:
     sender = connected(producer)
@@ -409,7 +409,7 @@ def test_expires_is_a_time_in_milliseconds() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("value", ["0", "-1"])
-def test_what_expires_at_no_time_never_does(version: Version, value: str) -> None:
+def test_message_with_expires_0_or_less_never_expires(version: Version, value: str) -> None:
     assert receive_one(Send, version, "SEND", QUEUE, f"expires:{value}").message.expires_ms == 0
 
 
@@ -455,7 +455,7 @@ def test_a_subscription_in_the_same_breath_is_there_for_the_reply_to_behind_it()
 
 
 @pytest.mark.parametrize("address", ["/queue/r", "/remote-temp-queue/you/r", "whatever", "/temp-queue"])
-def test_another_reply_to_stays_as_it_is(address: str) -> None:
+def test_reply_to_outside_own_temporary_queues_is_unchanged(address: str) -> None:
     send = receive_one(Send, Version.V1_2, "SEND", QUEUE, f"reply-to:{address}", "content-length:0")
     assert decode_header_lines(send.message.header)["reply-to"] == address
 
@@ -475,7 +475,7 @@ HOP_HEADERS = [
 @pytest.mark.parametrize("name", HOP_HEADERS)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("others", [[], ["content-length:0"], ["a:b:c"]])
-def test_what_concerns_the_send_or_the_broker_alone_does_not_reach_the_consumer(
+def test_headers_for_the_send_or_the_broker_alone_do_not_reach_the_consumer(
     version: Version, name: str, others: list[str]
 ) -> None:
     values = {"truenext-number": "66", "truenext-ttl": "66", "truenext-gapless": "true"}
@@ -549,7 +549,7 @@ def test_a_disconnect_may_name_producers_that_are_to_be_forgotten() -> None:
         (f'["{"p" * 256}"]', "256 characters; at most 255"),
     ],
 )
-def test_what_is_no_list_of_producers_is_refused(text: str, reason: str) -> None:
+def test_malformed_list_of_producers_is_refused(text: str, reason: str) -> None:
     assert reason in error_of(Version.V1_2, "DISCONNECT", f"truenext-forget:{text}")
 
 
@@ -628,7 +628,7 @@ def test_a_subscription_has_an_acknowledgement_mode(version: Version, lines: lis
 
 
 @pytest.mark.parametrize("value", ["", "AUTO", "Client", "individual", " auto", "none"])
-def test_another_acknowledgement_mode_is_refused(value: str) -> None:
+def test_unknown_acknowledgement_mode_is_refused(value: str) -> None:
     assert "is not auto, client or client-individual" in error_of(
         Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"ack:{value}"
     )
@@ -723,7 +723,7 @@ def test_a_consumer_asks_for_what_its_selector_wants(version: Version) -> None:
     assert "at character 3" in error_of(version, "SUBSCRIBE", QUEUE, "id:s", "selector:a ! 1")
 
 
-def test_what_a_browser_may_not_say_is_refused() -> None:
+def test_invalid_headers_of_a_browser_are_refused() -> None:
     assert "is not true or false" in error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:yes")
     assert "at character 3" in error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a ! 1")
     assert "exclusive" in error_of(Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "activemq.exclusive:true")
@@ -767,7 +767,7 @@ def test_no_message_passes_for_the_end_of_a_browse(version: Version) -> None:
     "version",
     [Version.V1_1, Version.V1_2],
 )
-def test_what_a_message_carries_acknowledges_it(version: Version, subscription: str) -> None:
+def test_headers_of_a_message_acknowledge_it(version: Version, subscription: str) -> None:
     server = connected(version)
     escaped = escape(subscription)
     receive(server, "SUBSCRIBE", QUEUE, f"id:{escaped}", "ack:client")
@@ -853,7 +853,7 @@ def test_begin_says_what_its_transaction_counts_an_attempt_for(version: Version)
 
 @pytest.mark.parametrize("command", ["BEGIN", "COMMIT", "ABORT"])
 @pytest.mark.parametrize("value", ["", "none", "NACKED", "true"])
-def test_what_is_neither_all_nor_nacked_is_refused_by_name(command: str, value: str) -> None:
+def test_count_attempts_other_than_all_or_nacked_is_refused_by_name(command: str, value: str) -> None:
     why = error_of(Version.V1_2, command, "transaction:t", f"truenext-count-attempts:{value}")
     assert why == f"truenext-count-attempts {value!r} is not all or nacked"
 
@@ -1006,7 +1006,7 @@ def test_a_mere_name_is_a_queue(version: Version) -> None:
         ("SUBSCRIBE", ["destination:/topic/a.*", "browser:true"], "nothing waits in a topic"),
     ],
 )
-def test_what_cannot_be_done_with_topics_is_refused_and_says_why(
+def test_unsupported_use_of_topics_is_refused_with_the_reason(
     version: Version, command: str, lines: list[str], why: str
 ) -> None:
     assert why in error_of(version, command, *lines, "id:s")
@@ -1067,7 +1067,7 @@ def test_a_frame_out_of_turn_has_its_receipt_in_question(receipt: str | None) ->
 
 @pytest.mark.parametrize("broken", [b"x\0", b"SEND\nx\n\n\0", b"SEND\ncontent-length:x\n\n\0"])
 @pytest.mark.parametrize("before", [text("SEND", QUEUE, "receipt:1"), text("DISCONNECT", "receipt:1")])
-def test_what_came_before_a_broken_frame_stands_however_it_was_read(before: bytes, broken: bytes) -> None:
+def test_commands_before_a_broken_frame_in_the_same_read_stand(before: bytes, broken: bytes) -> None:
     """`StompSession.receive`: all before it stands."""
     server = connected()
     commands: list[Command] = []
@@ -1153,7 +1153,7 @@ def test_a_time_to_live_beside_a_time_to_expire_is_refused(expires: str) -> None
 
 
 @pytest.mark.parametrize("ttl", ["0", "", "-1", "1.5", "soon", str(TTL_MS_MAX + 1)])
-def test_what_is_no_time_to_live_is_refused_by_name(ttl: str) -> None:
+def test_invalid_time_to_live_is_refused_by_name(ttl: str) -> None:
     assert "truenext-ttl" in error_of(Version.V1_2, "SEND", QUEUE, f"truenext-ttl:{ttl}")
 
 
@@ -1217,7 +1217,7 @@ PRODUCER_TEXTS = st.text(st.sampled_from("\\\r\n: crn=\u00e9\u2028"), max_size=8
 @given(summary=PRODUCER_TEXTS, detail=PRODUCER_TEXTS, receipt=PRODUCER_TEXTS)
 @example(summary="\\r", detail="", receipt="")
 @example(summary="a\r\n\r\nb", detail="\0", receipt="\n\n")
-def test_whatever_went_wrong_the_fault_is_one_frame(version: Version, summary: str, detail: str, receipt: str) -> None:
+def test_fault_with_any_text_is_one_frame(version: Version, summary: str, detail: str, receipt: str) -> None:
     (frame,) = decode(
         version, connected(version).replies.encode_fault(ErrorAnswer(summary, Code.HEADER, detail, receipt))
     )
@@ -1230,7 +1230,7 @@ def test_whatever_went_wrong_the_fault_is_one_frame(version: Version, summary: s
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_frame_of_the_broker_ends_with_a_line_feed_of_its_own(version: Version) -> None:
+def test_frames_of_the_broker_end_with_a_line_feed_of_their_own(version: Version) -> None:
     """Part of the frame: what counts the frames that a socket has taken counts it with the frame before."""
     server = connected(version)
     receive(server, "SUBSCRIBE", QUEUE, "id:s")
@@ -1304,7 +1304,7 @@ def test_a_send_without_a_group_or_with_an_empty_one_has_none() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("count", "redelivered"), [(1, None), (2, "true"), (3, "true"), (2**40, "true")])
-def test_every_delivery_but_the_first_is_a_redelivery(version: Version, count: int, redelivered: str | None) -> None:
+def test_deliveries_after_the_first_are_redeliveries(version: Version, count: int, redelivered: str | None) -> None:
     message = SentMessage(4, False, 0, b"content-length:0\n", b"")
     (frame,) = message_frame(version, [Delivered(message, deliveries=count)])
     assert frame.headers.get("redelivered") == redelivered
@@ -1316,9 +1316,7 @@ def test_every_delivery_but_the_first_is_a_redelivery(version: Version, count: i
 @given(subscription=PRODUCER_TEXTS)
 @example(subscription="\\r")
 @example(subscription="a\n\nb@:")
-def test_whatever_a_subscription_is_called_its_messages_are_whole(
-    version: Version, mode: str, subscription: str
-) -> None:
+def test_messages_of_a_subscription_with_any_name_are_whole(version: Version, mode: str, subscription: str) -> None:
     if version is not Version.V1_2:
         subscription = subscription.replace("\r", "")
     written = escape(subscription)
@@ -1355,7 +1353,7 @@ def sent_by_1_2(headers: dict[str, str], body: bytes) -> SentMessage:
 @given(headers=USER_HEADERS, body=BODIES)
 @example(headers={"path": "C:\\reports"}, body=b"x")
 @example(headers={"a\r\n\r\n:b": "\r\n\r\n\\c"}, body=b"\0")
-def test_whatever_a_1_2_producer_sends_later_versions_get_all_of_it(
+def test_messages_of_a_1_2_producer_reach_1_1_and_1_2_consumers_unchanged(
     version: Version, headers: dict[str, str], body: bytes
 ) -> None:
     deliveries = [Delivered(sent_by_1_2(headers, body))] * 2
@@ -1377,7 +1375,7 @@ def as_1_0(text: str) -> str:
 @given(headers=USER_HEADERS, body=BODIES)
 @example(headers={"a": "x\r\n\r\n\0"[:-1], "b\n\nc": "\\n"}, body=b"\0")
 @example(headers={"browser": "", "JMSXGroupID": "", "JMSXGroupSeq": "x"}, body=b"")
-def test_whatever_values_a_1_2_producer_sends_1_0_gets_whole_frames(headers: dict[str, str], body: bytes) -> None:
+def test_messages_of_a_1_2_producer_reach_1_0_consumers_as_whole_frames(headers: dict[str, str], body: bytes) -> None:
     # Names that 1.0 cannot tell are below.
     headers = {name: value for name, value in headers.items() if ":" not in name and name == name.strip()}
     expected: dict[str, str] = {}
@@ -1420,7 +1418,7 @@ def test_no_name_of_a_1_2_producer_poses_as_one_of_the_broker_in_1_0(name: str, 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_the_broker_says_of_a_dead_letter_reaches_readers_of_every_version(version: Version) -> None:
+def test_dead_letter_headers_reach_consumers_of_every_version(version: Version) -> None:
     header = encode_header_lines({"truenext-original-destination": "/queue/a", "content-length": "0"})
     (frame,) = message_frame(version, [Delivered(SentMessage(4, True, 0, header, b""))])
     assert frame.headers["truenext-original-destination"] == "/queue/a"

@@ -317,7 +317,7 @@ def test_a_frame_of_a_known_shape_is_read_by_it() -> None:
         assert decoder.receive(send_of("a") * 100) == [Frame("SEND", {"a": "v"}, b"body", b"a:v\n")] * 100
 
 
-def test_who_repeats_nothing_is_not_looked_at_every_time() -> None:
+def test_connection_that_repeats_no_header_names_is_seldom_checked_for_shapes() -> None:
     made = Made()
     with mock.patch.object(ShapeCache, "get", autospec=True, side_effect=ShapeCache.get) as of:
         receive(made.book, b"".join(send_of(f"a{number}") for number in range(6400)))
@@ -325,7 +325,7 @@ def test_who_repeats_nothing_is_not_looked_at_every_time() -> None:
     assert of.call_count <= 110
 
 
-def test_who_does_something_else_now_is_not_slowed_by_what_he_did_before() -> None:
+def test_connection_drops_shapes_that_its_frames_no_longer_have() -> None:
     made = Made()
     decoder = receive(made.book, send_of("a") * 4)
     assert decoder._shapes
@@ -334,7 +334,7 @@ def test_who_does_something_else_now_is_not_slowed_by_what_he_did_before() -> No
     assert not decoder._shapes
 
 
-def test_there_are_few_shapes_however_many_are_said() -> None:
+def test_number_of_shapes_is_limited() -> None:
     made = Made()
     for number in range(1000):
         receive(made.book, *[send_of(f"a{number}")] * 4)
@@ -342,7 +342,7 @@ def test_there_are_few_shapes_however_many_are_said() -> None:
     assert len(made.book._candidates) <= shapes.CANDIDATES_MAX
 
 
-def test_a_shape_that_comes_often_takes_the_place_of_one_that_nobody_uses() -> None:
+def test_frequent_shape_replaces_an_unused_one() -> None:
     made = Made()
     used = receive(made.book, *[send_of("used")] * 4)
     for number in range(shapes.SHAPES_MAX - 1):
@@ -377,14 +377,14 @@ def test_names_that_are_many_long_or_strange_are_no_shape(names: list[str]) -> N
     assert made.count == 0
 
 
-def test_only_what_comes_once_for_each_message_has_a_shape() -> None:
+def test_shapes_are_made_only_for_frames_that_come_once_per_message() -> None:
     made = Made()
     receive(made.book, *[b"BEGIN\ntransaction:t\n\n\0"] * 8, *[b"RECEIPT\nreceipt-id:1\n\n\0"] * 8)
     assert made.count == 0
 
 
 @pytest.mark.parametrize("command", ["SEND", "MESSAGE"])
-def test_of_a_topic_with_many_queues_a_shape_is_used_too(command: str) -> None:
+def test_shape_is_used_for_sends_to_a_topic(command: str) -> None:
     book: ShapeCache[ShapedCommand] = ShapeCache(request_shapes._shape)
     one = connected(Version.V1_2, Decoder(book))
     for _ in range(4):
@@ -504,7 +504,7 @@ def seeds() -> Iterator[int]:
     return iter(range(first, first + 40_000))
 
 
-def test_what_each_fault_replaces_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_of_the_faults_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of those that are not drawn."""
     for fault in FAULTS.values():
         with monkeypatch.context() as patch:

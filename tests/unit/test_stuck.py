@@ -92,7 +92,7 @@ def test_a_queue_whose_ready_message_is_not_dispatched_is_said_once_after_the_li
 
 
 @pytest.mark.parametrize("queues_at_once", [1, 2, 3, 100])
-def test_of_many_queues_a_few_are_looked_at_at_once_and_each_that_is_stuck_is_found_and_said_once(
+def test_stuck_audit_checks_a_few_queues_at_once_and_reports_each_stuck_queue_once(
     monkeypatch: pytest.MonkeyPatch, queues_at_once: int
 ) -> None:
     monkeypatch.setattr(stuck, "QUEUES_MAX", queues_at_once)
@@ -114,7 +114,7 @@ def of_many(driver: StuckDriver, pattern: str = "/queue/*") -> None:
     driver.engine.subscribe(driver.session, Subscribe("many", parse_address(pattern, "s"), AckMode.INDIVIDUAL, 10))
 
 
-def test_who_takes_from_many_queues_is_known_in_each_of_them() -> None:
+def test_queue_is_stuck_for_a_wildcard_consumer_that_gets_nothing() -> None:
     driver = StuckDriver()
     of_many(driver)
     with mock.patch.object(WildcardDispatch, "run", mock.Mock(return_value=[])):
@@ -123,7 +123,7 @@ def test_who_takes_from_many_queues_is_known_in_each_of_them() -> None:
         assert driver.stuck_within(LONG) == ["a"]
 
 
-def test_who_takes_from_many_queues_waits_rightly_for_what_is_being_committed_in_another_one() -> None:
+def test_queue_is_not_stuck_while_a_wildcard_consumer_waits_for_a_commit_in_another() -> None:
     driver = StuckDriver()
     of_many(driver)
     message = SentMessage(4, True, 0, b"content-length:0\n", b"")
@@ -288,7 +288,7 @@ def test_a_queue_whose_page_is_being_read_is_not_stuck() -> None:
     assert driver.stuck_within(LONG) == []
 
 
-def test_a_queue_whose_page_nobody_asked_for_is_stuck() -> None:
+def test_queue_whose_page_was_not_requested_is_stuck() -> None:
     driver = evicted(2)
     driver.subscribe()
     with mock.patch.object(PageReader, "request_page"):
@@ -315,7 +315,7 @@ def test_a_higher_priority_in_memory_does_not_wait_for_the_page_of_a_lower_one()
     assert driver.stuck_within(LONG) == ["a"]
 
 
-def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
+def test_queue_is_stuck_if_a_message_requeued_without_its_body_is_not_read() -> None:
     driver = StuckDriver(Policy(memory_limit=1))
     driver.send(persistent=True)
     driver.commit()
@@ -330,7 +330,7 @@ def test_what_was_given_back_without_its_message_has_to_be_read() -> None:
     assert driver.stuck_within(LONG) == ["a"]
 
 
-def test_what_was_read_and_not_dispatched_is_found() -> None:
+def test_queue_is_stuck_if_a_message_was_read_and_not_dispatched() -> None:
     driver = evicted(1)
     driver.subscribe()
     driver.turn()
@@ -358,7 +358,7 @@ def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
     assert driver.stuck_within(LONG) == []
 
 
-def test_what_came_while_a_page_was_being_read_waits_for_the_page_too() -> None:
+def test_queue_is_not_stuck_while_a_later_message_waits_for_the_page_being_read() -> None:
     driver = evicted(1)
     driver.subscribe()
     driver.turn()

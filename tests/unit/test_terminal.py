@@ -19,7 +19,7 @@ UNCHANGED = "plain, ä, 中文, עברית, 👩\u200d💻, a\u00a0b"
 EVIL = f"{''.join(ORDERS)}{''.join(TURNS)}{UNCHANGED}"
 
 
-def test_every_control_character_is_known() -> None:
+def test_control_characters_of_unicode_are_known() -> None:
     """By Unicode's own tables: category Cc, and what has to do with direction."""
     replaced = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cc"}
     turns = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")
@@ -28,12 +28,12 @@ def test_every_control_character_is_known() -> None:
 
 
 @pytest.mark.parametrize("one", [*ORDERS, *TURNS])
-def test_none_is_left_in_a_line(one: str) -> None:
+def test_escaped_line_has_no_control_character(one: str) -> None:
     assert terminal.escape_line(f"a{one}b").isprintable()
     assert terminal.escape_text(f"a{one}b") == (f"a{one}b" if one in "\n\t" else terminal.escape_line(f"a{one}b"))
 
 
-def test_what_is_no_order_is_left_alone() -> None:
+def test_harmless_text_is_not_escaped() -> None:
     assert terminal.escape_line(UNCHANGED) == terminal.escape_text(UNCHANGED) == UNCHANGED
 
 
@@ -60,7 +60,7 @@ def test_a_name_in_a_table_is_neither_an_order_nor_markup(capfdbinary: pytest.Ca
     assert rb"[red]x[/red] :smile: \x1b[31m\u202e\x0a" in _flushed(capfdbinary)
 
 
-def test_where_there_is_no_standard_output_nothing_counts_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printing_without_a_standard_output_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
     terminal.ensure_stdout()
     writes: list[Callable[[], None]] = [lambda: terminal.write_body(b""), lambda: terminal.write_json("")]

@@ -62,7 +62,7 @@ class Shell:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_come_in_order_and_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMERS_MAX", 6)
     monkeypatch.setattr(module, "PAGE_SIZE", 3)
     rng = random.Random(seed)
@@ -113,7 +113,7 @@ def test_all_come_in_order_and_none_comes_back(seed: int, monkeypatch: pytest.Mo
     assert shell.store.read_timers(b"", 10).timers == []
 
 
-def test_one_that_is_put_back_comes_again_though_it_leaves_memory_before_it_is_durable(
+def test_timer_put_back_comes_again_although_it_leaves_memory_before_it_is_durable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was lost until a restart, and the message that had expired stayed as long."""
@@ -135,7 +135,7 @@ def test_one_that_is_put_back_comes_again_though_it_leaves_memory_before_it_is_d
     assert shell.timers.in_memory == [second, early]
 
 
-def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_timers_in_memory_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = Shell()
     shell.read()
     shell.close_batch()
@@ -149,7 +149,7 @@ def test_no_more_of_them_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPat
     assert [split_timer(one)[0] for one in shell.all_due(20_000)] == list(range(20_000))
 
 
-def test_one_that_is_set_already_is_not_written_again() -> None:
+def test_timer_that_is_set_already_is_not_written_again() -> None:
     shell = Shell()
     shell.read()
     shell.close_batch()
@@ -161,7 +161,7 @@ def test_one_that_is_set_already_is_not_written_again() -> None:
     assert not shell.commit_state.batch.timers
 
 
-def test_one_that_is_set_again_while_it_is_obeyed_is_not_cleared() -> None:
+def test_timer_set_again_while_it_is_handled_is_not_cleared() -> None:
     shell = Shell()
     shell.read()
     shell.close_batch()

@@ -78,7 +78,7 @@ def test_a_subscription_that_holds_more_than_its_topics_policy_allows_ends_its_c
     assert list(engine.evict()) == [slow]
 
 
-def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_does() -> None:
+def test_temporary_topic_is_subscribed_to_only_by_its_own_connection_and_by_no_pattern() -> None:
     engine = started()
     owner, other = engine.connect("owner"), engine.connect("other")
     subscribe(engine, owner, "/temp-topic/t")
@@ -91,7 +91,7 @@ def test_only_its_own_connection_subscribes_to_a_temporary_topic_and_no_pattern_
 
 
 @pytest.mark.parametrize("subscriptions", [1, 30])
-def test_of_many_topics_that_are_sent_to_once_few_are_kept_in_mind_and_fewer_the_more_have_subscribed(
+def test_number_of_cached_topics_is_limited_and_smaller_with_more_subscriptions(
     subscriptions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "CACHE_MAX", 1000)
@@ -191,7 +191,7 @@ MAKES = [
 
 
 @pytest.mark.parametrize("make", [*MAKES, request_it, move_to_it])
-def test_the_queue_of_a_virtual_topic_collects_after_a_crash_whatever_made_it(
+def test_queue_of_a_virtual_topic_collects_after_a_crash_by_whichever_command_it_was_made(
     make: Callable[[Engine, ConnectionState], None],
 ) -> None:
     run = Run()
@@ -207,7 +207,7 @@ def test_the_queue_of_a_virtual_topic_collects_after_a_crash_whatever_made_it(
 
 
 @pytest.mark.parametrize("make", MAKES)
-def test_who_makes_the_queue_of_a_virtual_topic_is_answered_when_that_is_durable(
+def test_command_that_creates_the_queue_of_a_virtual_topic_is_answered_when_it_is_durable(
     make: Callable[[Engine, ConnectionState], None],
 ) -> None:
     engine = started()
@@ -220,7 +220,7 @@ def test_who_makes_the_queue_of_a_virtual_topic_is_answered_when_that_is_durable
 
 
 @pytest.mark.parametrize("name_it", [send_to_it, send_to_it_and_others, send_to_it_in_a_transaction])
-def test_who_names_the_queue_of_a_virtual_topic_that_is_there_is_answered_at_once(
+def test_send_to_an_existing_queue_of_a_virtual_topic_is_answered_at_once(
     name_it: Callable[[Engine, ConnectionState], None],
 ) -> None:
     engine = started()
@@ -234,7 +234,7 @@ def test_who_names_the_queue_of_a_virtual_topic_that_is_there_is_answered_at_onc
 
 
 @pytest.mark.parametrize("is_batch_closed", [False, True])
-def test_who_subscribes_to_the_queue_of_a_virtual_topic_before_that_is_durable_waits_for_it_too(
+def test_subscribe_to_the_queue_of_a_virtual_topic_waits_until_the_queue_is_durable(
     is_batch_closed: bool,
 ) -> None:
     engine = started()
@@ -250,7 +250,7 @@ def test_who_subscribes_to_the_queue_of_a_virtual_topic_before_that_is_durable_w
     assert engine.turn().answers == [(other, Receipt("r"))]
 
 
-def test_who_takes_up_a_durable_subscription_before_that_is_durable_waits_for_it_too() -> None:
+def test_second_subscribe_to_a_durable_subscription_waits_until_it_is_durable() -> None:
     engine = started()
     maker, other = engine.connect("maker"), engine.connect("other")
     engine.subscribe(
@@ -266,7 +266,7 @@ def test_who_takes_up_a_durable_subscription_before_that_is_durable_waits_for_it
     assert engine.turn().answers == [(other, Receipt("r"))]
 
 
-def test_who_repeats_what_made_the_queue_of_a_virtual_topic_waits_for_it_too() -> None:
+def test_repeat_of_the_send_that_created_the_queue_of_a_virtual_topic_waits_for_it_too() -> None:
     engine = started()
     maker, other = engine.connect("maker"), engine.connect("other")
     send_to_it_with_a_number(engine, maker)
@@ -316,7 +316,7 @@ def waiting(run: Run) -> dict[str, int]:
     return {queue.name: queue.waiting_count() for queue in run.engine.queues()}
 
 
-def test_only_what_its_selector_wants_is_kept_for_a_durable_subscription_also_after_a_restart() -> None:
+def test_durable_subscription_keeps_only_selected_messages_also_after_a_restart() -> None:
     run = Run()
     follow(run, selector_text="colour = 'red, or so'")
     for _ in range(2):
@@ -343,7 +343,7 @@ def test_a_selector_of_a_subscription_may_ask_when_the_message_came() -> None:
     assert len(list(run.engine.clients.held_by_consumers(queue))) == 1
 
 
-def test_another_selector_begins_a_durable_subscription_anew_and_the_same_one_does_not() -> None:
+def test_durable_subscription_starts_anew_with_another_selector_and_not_with_the_same() -> None:
     run = Run()
     follow(run, selector_text="colour = 'red'")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
@@ -413,7 +413,7 @@ def test_a_durable_subscription_keeps_a_selector_that_is_refused_by_now() -> Non
     assert waiting(run) == {f"{DURABLE},content-type > 1": 0}
 
 
-def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> None:
+def test_scheduled_send_to_a_topic_goes_to_the_subscriptions_there_are_when_it_is_due() -> None:
     run = Run()
     follow(run, durable="me,gone")
     publish(run, "later", to="/topic/t,/queue/q", in_ms=1000)
@@ -434,9 +434,7 @@ def test_what_is_scheduled_is_sent_to_whoever_subscribes_when_it_is_due() -> Non
     assert max(sequences) - min(filter(None, sequences)) == 2
 
 
-def test_what_is_scheduled_for_a_topic_in_a_transaction_waits_for_its_commit_and_is_dropped_if_nobody_subscribes() -> (
-    None
-):
+def test_scheduled_send_to_a_topic_waits_for_its_commit_and_is_dropped_without_subscriptions() -> None:
     run = Run()
     run.engine.begin(run.session, Begin("x"))
     publish(run, "later", transaction="x", in_ms=10)
@@ -449,7 +447,7 @@ def test_what_is_scheduled_for_a_topic_in_a_transaction_waits_for_its_commit_and
     assert (run.engine.scheduled_count(""), waiting(run)) == (0, {})
 
 
-def test_what_repeats_for_a_topic_goes_there_every_time() -> None:
+def test_repeated_send_to_a_topic_goes_there_every_time() -> None:
     run = Run()
     follow(run)
     message = SentMessage(4, True, 0, b"", b"tick")
@@ -498,7 +496,7 @@ def test_a_browse_of_a_subscription_ends_with_it_and_shows_nothing_of_a_page_tha
     assert any(each.is_end for turn in shown for each in turn)
 
 
-def test_there_is_nothing_to_browse_where_no_durable_subscription_is() -> None:
+def test_browse_of_a_missing_durable_subscription_is_refused() -> None:
     run = Run()
     with pytest.raises(RemoteProtocolError, match="there is no durable subscription"):
         run.engine.browse(run.session, Browse("b", parse_address("/subscription/me,n", "s")))

@@ -96,7 +96,7 @@ def test_a_thousand_open_transactions_in_which_nothing_is_said_cost_no_step() ->
     assert steps_with_others(MANY) == steps_with_others(1)
 
 
-def test_what_is_said_in_a_transaction_is_counted_until_it_ends() -> None:
+def test_commands_in_a_transaction_are_counted_until_it_ends() -> None:
     engine = started(TransactionLimits())
     session = connected(engine)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_a_nack_of_what_the_transaction_has_acknowledged_is_counted_once() -> No
     assert session.transactions.message_count == 1
 
 
-def test_each_limit_is_the_setting_s_and_the_refusal_names_it_and_counts_nothing() -> None:
+def test_limits_are_those_of_the_settings_and_the_refusal_names_them_and_counts_nothing() -> None:
     engine = started(TransactionLimits(transactions=2, size=100, messages=3))
     session = connected(engine)
     for name in ("t", "u"):
@@ -312,7 +312,7 @@ def test_a_send_outside_transactions_and_one_on_a_full_disk_is_refused_whatever_
     assert str(refused.value) == plain
 
 
-def test_what_a_transaction_refuses_after_it_was_counted_frees_nothing() -> None:
+def test_message_nacked_after_its_transaction_was_counted_frees_nothing() -> None:
     engine = started(TransactionLimits())
     session = taking(engine, 2)
     send(engine, session, "t", b"b" * 1000)
@@ -321,7 +321,7 @@ def test_what_a_transaction_refuses_after_it_was_counted_frees_nothing() -> None
         send(engine, session, "t")
 
 
-def test_what_is_acknowledged_and_sent_after_a_transaction_was_counted_counts_as_well() -> None:
+def test_acknowledgements_and_sends_after_a_transaction_was_counted_count_as_well() -> None:
     engine = started(TransactionLimits())
     session = taking(engine, 1)
     send(engine, session, "t", b"b" * 1000)
@@ -335,7 +335,7 @@ def test_what_is_acknowledged_and_sent_after_a_transaction_was_counted_counts_as
         send(engine, session, "t")
 
 
-def test_a_consumer_may_begin_without_room_and_who_only_sends_may_not() -> None:
+def test_consumer_may_begin_without_room_and_a_mere_sender_may_not() -> None:
     engine = started(TransactionLimits())
     consumer, producer = connected(engine), engine.connect("p")
     producer.keeps_open = consumer.keeps_open = True

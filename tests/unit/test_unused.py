@@ -110,7 +110,7 @@ def test_a_queue_that_is_empty_and_unused_goes_after_a_minute_and_comes_back_whe
     assert entry.message is not None and entry.message.body == b"again"
 
 
-def test_a_queue_goes_whatever_it_was_made_by() -> None:
+def test_unused_queue_goes_by_whichever_command_it_was_made() -> None:
     run = Passing()
     run.follow("by subscribe")
     run.engine.unsubscribe(run.session, Unsubscribe("1"))
@@ -124,7 +124,7 @@ def test_a_queue_goes_whatever_it_was_made_by() -> None:
     assert run.names() == ["by move"]
 
 
-def test_what_waits_keeps_its_queue() -> None:
+def test_queue_with_a_waiting_message_stays() -> None:
     run = Passing()
     run.publish("q", persistent=False)
     run.advance(200)
@@ -138,7 +138,7 @@ def test_a_queue_with_a_consumer_stays() -> None:
     assert run.names() == ["q"]
 
 
-def test_what_an_open_transaction_has_acknowledged_keeps_its_queue_and_returns_to_it() -> None:
+def test_queue_of_a_message_acknowledged_in_an_open_transaction_stays_and_gets_it_back() -> None:
     run = Passing()
     run.publish("q")
     consumer = run.follow("q")
@@ -154,7 +154,7 @@ def test_what_an_open_transaction_has_acknowledged_keeps_its_queue_and_returns_t
     assert queue_of(run, "q").waiting_count() == 1
 
 
-def test_so_it_does_when_its_body_has_left_memory_meanwhile() -> None:
+def test_queue_of_an_evicted_message_acknowledged_in_an_open_transaction_stays_too() -> None:
     run = Passing()
     run.publish("q")
     consumer = run.follow("q")
@@ -383,7 +383,7 @@ def test_a_name_more_than_memory_allows_is_refused_with_the_limit_and_its_settin
     assert len(run.names()) == 10
 
 
-def test_where_there_is_no_room_what_was_not_used_for_a_second_makes_some() -> None:
+def test_queues_not_used_for_a_second_are_removed_if_there_is_no_room() -> None:
     run = Passing(capacity=10)
     for number in range(100):
         run.use(f"q{number}")
@@ -393,7 +393,7 @@ def test_where_there_is_no_room_what_was_not_used_for_a_second_makes_some() -> N
     assert run.names()[-1] == "q99"
 
 
-def test_what_was_used_within_the_second_does_not_go_for_another() -> None:
+def test_queues_used_within_the_last_second_are_not_removed_for_another() -> None:
     run = Passing(capacity=10)
     for number in range(10):
         run.use(f"q{number}")
@@ -464,7 +464,7 @@ def test_room_for_what_open_transactions_send_to_is_kept_and_no_commit_goes_beyo
 
 
 @pytest.mark.parametrize("end", ["abort", "lost", "commit"])
-def test_what_was_kept_for_a_transaction_is_free_when_that_ends(end: str) -> None:
+def test_room_reserved_for_a_transaction_is_free_when_that_ends(end: str) -> None:
     run = Passing(capacity=2)
     before = run.engine.memory.queue_bytes
     other = run.engine.connect("other")
@@ -536,7 +536,7 @@ def test_temporary_queues_that_open_transactions_send_to_count_as_those_of_their
     assert len(run.session.temporary_queues) == SUBSCRIPTIONS_MAX
 
 
-def test_what_is_scheduled_becomes_a_message_though_there_is_no_room_for_its_queue() -> None:
+def test_scheduled_send_becomes_a_message_although_there_is_no_room_for_its_queue() -> None:
     run = Passing(capacity=4)
     run.send("later", Schedule(delay_ms=1000), queue="later")
     run.settle()
@@ -548,7 +548,7 @@ def test_what_is_scheduled_becomes_a_message_though_there_is_no_room_for_its_que
     assert queue_of(run, "later").waiting_count() == 1
 
 
-def test_who_asks_in_vain_again_and_again_does_not_have_all_queues_looked_at_each_time(
+def test_repeated_refused_sends_do_not_have_all_queues_checked_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = full()
@@ -662,7 +662,7 @@ def test_a_queue_has_only_the_lanes_that_it_needs_in_the_order_of_their_ranks() 
     assert [entry.lane.rank for entry in entries] == [0, 5, 5, 9]
 
 
-def test_what_lanes_share_while_they_are_empty_cannot_be_changed() -> None:
+def test_collections_that_empty_lanes_share_cannot_be_changed() -> None:
     lane = Engine().restore_queue(1, "q").lane(5)
     for wrong in (
         lambda: lane.delayed.update({1: None}),  # type: ignore[dict-item]
@@ -797,7 +797,7 @@ def test_a_queue_without_groups_in_it_gives_back_what_they_took_when_its_last_co
     assert len(choose(run, "q", None).held) == 1
 
 
-def test_what_was_taken_out_of_its_turn_is_known_until_it_is_done_with() -> None:
+def test_message_taken_out_of_turn_is_tracked_until_its_lane_has_passed_it() -> None:
     run = Passing()
     run.publish("q", "first")
     run.publish("q", "second")
@@ -878,7 +878,7 @@ def test_a_selector_in_more_queues_than_there_is_room_for_is_refused_and_nothing
 
 @one_of("selector", [None, "x = 1", "x is null", "x = 'a'"], ids=["all", "x = 1", "x is null", "x = 'a'"])
 @pytest.mark.parametrize("is_grouped", [False, True])
-def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(
+def test_counted_memory_of_selectors_and_groups_in_many_queues_is_that_used(
     selector: str | None, is_grouped: bool
 ) -> None:
     run = Passing()
@@ -903,7 +903,7 @@ def test_what_selectors_and_groups_take_in_many_queues_is_what_is_counted(
     assert counted <= 3000 * many
 
 
-def test_nobody_can_put_anything_into_what_all_share() -> None:
+def test_shared_empty_collections_cannot_be_changed() -> None:
     changes: list[Callable[[], object]] = [
         lambda: EMPTY.update({1: None}),
         lambda: EMPTY.setdefault(1, None),

@@ -122,7 +122,7 @@ def test_equals_wait_for_what_is_being_committed_in_another_queue_and_others_do_
     assert driver.turn() == [("w", "a", 1), ("w", "b", 2)]
 
 
-def test_what_was_being_committed_before_the_subscription_is_waited_for_as_well() -> None:
+def test_wildcard_consumer_waits_for_a_commit_that_started_before_its_subscription() -> None:
     driver = WildcardDriver()
     driver.send("a", persistent=True)
     driver.send("b")
@@ -132,7 +132,7 @@ def test_what_was_being_committed_before_the_subscription_is_waited_for_as_well(
     assert driver.turn() == [("w", "a", 1), ("w", "b", 2)]
 
 
-def test_who_takes_from_one_queue_alone_waits_for_no_other() -> None:
+def test_consumer_of_a_single_queue_waits_for_no_other_queue() -> None:
     driver = WildcardDriver()
     driver.subscribe("*")
     driver.subscribe("b", name="one")
@@ -152,7 +152,7 @@ def test_the_express_lane_reads_what_has_left_memory_though_a_wildcard_takes_fro
     assert driver.settle() == {"express": ["urgent"]}
 
 
-def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_want_it_overtake() -> None:
+def test_unread_delayed_message_that_may_be_unselected_lets_no_other_queue_overtake() -> None:
     """Fixed: it counted as wanted before it was read, so nothing of its queue seemed to be ready, and a message of
     another queue came first."""
     driver = StoreDriver(Policy(while_waiting=WhileWaiting.BLOCK, first_delay_ms=60_000, delay_ms=60_000, page_size=1))
@@ -178,7 +178,7 @@ def test_what_waits_for_its_next_try_without_its_body_does_not_let_who_may_not_w
     assert driver.settle() == {"w": ["next"]}
 
 
-def test_what_is_being_committed_holds_back_who_comes_later_though_it_had_left_memory_and_come_back() -> None:
+def test_commit_in_flight_holds_back_a_later_wildcard_consumer_also_after_an_eviction() -> None:
     """Fixed: a consumer of a pattern that came then did not know of it, and got what is behind it in another queue."""
     driver = WildcardDriver()
     driver.subscribe("a", name="one", window=1)
@@ -195,7 +195,7 @@ def test_what_is_being_committed_holds_back_who_comes_later_though_it_had_left_m
     assert driver.turn() == [("w", "a", 1), ("w", "a", 2), ("w", "b", 3)]
 
 
-def test_a_paused_queue_holds_nobody_back() -> None:
+def test_paused_queue_does_not_hold_back_a_wildcard_consumer() -> None:
     driver = WildcardDriver()
     driver.subscribe("*")
     driver.send("a", persistent=True)
@@ -273,7 +273,7 @@ def test_heads_that_are_no_longer_true_do_not_pile_up(monkeypatch: pytest.Monkey
 # Many queues
 
 
-def test_who_joins_many_queues_joins_some_in_each_turn_and_gets_nothing_before_it_has_joined_all() -> None:
+def test_wildcard_consumer_joins_some_queues_in_each_turn_and_gets_nothing_before_the_last() -> None:
     driver = WildcardDriver()
     for number in range(2 * JOIN_QUEUES_PER_TURN + 1):
         driver.send(f"q.{number}", priority=number % 10)
@@ -286,7 +286,9 @@ def test_who_joins_many_queues_joins_some_in_each_turn_and_gets_nothing_before_i
     assert [entry.lane.queue.name for entry in consumer.held.values()] == ["q.9", "q.19", "q.29"]
 
 
-def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queues_made_while_a_wildcard_consumer_joins_are_joined_and_removed_ones_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(wildcards, "JOIN_QUEUES_PER_TURN", 2)
     driver = WildcardDriver()
     for name in ("q.1", "q.2", "q.3", "q.4", "q.5", "q.6"):
@@ -303,7 +305,7 @@ def test_queues_that_come_and_go_while_somebody_joins_are_joined_and_are_not(mon
     assert not {removed, again} & set(driver.session.consumers["w"].all_queues())
 
 
-def test_who_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wildcard_consumer_that_ends_while_it_joins_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wildcards, "JOIN_QUEUES_PER_TURN", 2)
     driver = WildcardDriver()
     for number in range(10):
@@ -334,7 +336,7 @@ def test_a_queue_is_not_stuck_while_its_consumer_has_others_to_join(monkeypatch:
     assert len(driver.join_all()) == 3
 
 
-def test_when_somebody_leaves_queues_are_looked_at_only_where_that_may_change_something() -> None:
+def test_leaving_wildcard_consumer_touches_only_queues_where_that_may_change_something() -> None:
     driver = WildcardDriver()
     for number in range(300):
         driver.send(f"q.{number}")

@@ -130,7 +130,7 @@ def test_a_consumer_of_ten_messages_a_second_holds_at_most_ten_and_is_never_idle
     assert driver.handled_lately(10_000) >= 95
 
 
-def test_a_quick_consumer_gets_as_much_as_anybody_may_hold() -> None:
+def test_quick_consumer_gets_the_full_default_window() -> None:
     driver = WindowDriver(Simulated(work_ms=0.02))
     driver.run(500)
     assert driver.window() == WINDOW_DEFAULT
@@ -165,7 +165,7 @@ def test_a_consumer_that_becomes_slow_holds_less_soon() -> None:
     assert driver.window() <= 10
 
 
-def test_of_three_consumers_one_of_which_has_stalled_another_handles_what_is_urgent() -> None:
+def test_urgent_messages_are_handled_by_another_consumer_if_one_has_stalled() -> None:
     stalled = Simulated(has_stalled=True)
     driver = WindowDriver(stalled, Simulated(work_ms=10), Simulated(work_ms=10))
     driver.run(5000)

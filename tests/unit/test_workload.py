@@ -30,5 +30,5 @@ def test_a_mix_is_told_by_its_seed() -> None:
 
 @pytest.mark.parametrize("case", WORKLOADS)
 @pytest.mark.parametrize("count", [1, 2, 5, 4001])
-def test_every_case_has_as_many_as_asked_for(case: str, count: int) -> None:
+def test_workload_has_the_requested_number_of_messages(case: str, count: int) -> None:
     assert len(WORKLOADS[case](count, random.Random(1))) == count
