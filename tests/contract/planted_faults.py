@@ -145,15 +145,15 @@ def a_move_forgets_the_end_that_was_written_down(patch: "MonkeyPatch") -> None:
     patch.setattr(Checkpoint, "_put_if_greater", faulty)
 
 
-def what_was_written_down_is_not_missed(patch: "MonkeyPatch") -> None:
+def a_lost_recorded_end_is_not_missed(patch: "MonkeyPatch") -> None:
     patch.setattr(embedded, "describe_lost_tail", lambda *_: "")
 
 
-def what_was_written_down_is_not_missed_by_a_check(patch: "MonkeyPatch") -> None:
+def a_lost_recorded_end_is_not_missed_by_a_check(patch: "MonkeyPatch") -> None:
     patch.setattr(salvaged_journal, "describe_lost_tail", lambda *_: "")
 
 
-def what_the_history_tells_of_is_not_missed(patch: "MonkeyPatch") -> None:
+def lost_batches_known_to_the_history_are_not_missed(patch: "MonkeyPatch") -> None:
     patch.setattr(journal, "chunk_position", lambda _: (1, 1 << 60))
 
 
@@ -248,7 +248,7 @@ def a_mark_that_moves_takes_the_causes_of_the_one_before_with_it(patch: "MonkeyP
     patch.setattr(message_tables, "decode_mark", lambda value: (decode_mark(value)[0], NO_CAUSES))
 
 
-def only_the_newest_segment_says_why(patch: "MonkeyPatch") -> None:
+def only_the_newest_segment_has_causes(patch: "MonkeyPatch") -> None:
     def faulty(key: bytes, causes: Iterable[dict[bytes, Causes]]) -> Causes:
         return next((one[key] for one in causes if key in one), NO_CAUSES)
 
@@ -272,7 +272,7 @@ def causes_are_not_replayed(patch: "MonkeyPatch") -> None:
     patch.setattr(embedded, "decode_changes", faulty)
 
 
-def what_a_segment_says_of_producers_and_sequences_does_not_move(patch: "MonkeyPatch") -> None:
+def the_producers_and_sequences_of_a_segment_do_not_move(patch: "MonkeyPatch") -> None:
     patch.setattr(Checkpoint, "_finish_index", lambda *_: None)
 
 
@@ -514,9 +514,9 @@ OF_A_CUT: dict[Callable[["MonkeyPatch"], None], Callable[[Path], None]] = {
     a_block_of_sequences_is_not_written_down: cutting.a_block_of_sequences,
     a_move_does_not_write_down_the_end: cutting.a_checkpoint,
     a_move_forgets_the_end_that_was_written_down: cutting.a_clean_stop_during_a_checkpoint,
-    what_was_written_down_is_not_missed: cutting.a_clean_stop,
-    what_was_written_down_is_not_missed_by_a_check: cutting.a_clean_stop,
-    what_the_history_tells_of_is_not_missed: cutting.a_history_that_tells_more,
+    a_lost_recorded_end_is_not_missed: cutting.a_clean_stop,
+    a_lost_recorded_end_is_not_missed_by_a_check: cutting.a_clean_stop,
+    lost_batches_known_to_the_history_are_not_missed: cutting.a_history_that_tells_more,
     the_history_of_another_run_accuses: cutting.a_history_that_tells_more,
     the_tail_is_cleared_before_it_is_looked_at: cutting.a_clean_stop,
     a_segment_of_any_size_passes: cutting.a_run_that_was_killed,

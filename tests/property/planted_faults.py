@@ -315,7 +315,7 @@ def _remove_from_lane(queue: Queue, entry: Entry) -> None:
                 return
 
 
-def nothing_is_wrong(patch: Patch) -> None:
+def plain_dispatch_without_a_fault(patch: Patch) -> None:
     """Not a fault: the plain dispatch itself must not be what is caught."""
     Choice().install(patch)
 
@@ -348,7 +348,7 @@ def priorities_are_ignored(patch: Patch) -> None:
     Fault().install(patch)
 
 
-def what_is_given_back_goes_to_the_end(patch: Patch) -> None:
+def a_requeued_message_goes_to_the_end(patch: Patch) -> None:
     class Fault(Choice):
         def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
             ranks = {id(entry): rank for rank, entry, _ in waiting}
@@ -358,7 +358,7 @@ def what_is_given_back_goes_to_the_end(patch: Patch) -> None:
     Fault().install(patch)
 
 
-def what_is_given_back_loses_its_sequence(patch: Patch) -> None:
+def a_requeued_message_loses_its_sequence(patch: Patch) -> None:
     return_to_lane = targets.RETURN_TO_LANE.original
 
     def faulty(lane: Lane, entry: Entry) -> None:
@@ -513,17 +513,17 @@ def _number(consumer: BrokerConsumer) -> int:
 
 
 @shows_in(WindowsMachine)
-def nothing_comes_by_the_express_lane(patch: Patch) -> None:
+def express_dispatch_never_happens(patch: Patch) -> None:
     targets.HAS_EXPRESS_CREDIT.replace(patch, lambda consumer, rank: False)
 
 
 @shows_in(WindowsMachine, first=1)
-def the_express_lane_has_no_end(patch: Patch) -> None:
+def express_dispatch_has_no_limit(patch: Patch) -> None:
     targets.EXPRESS_MAX.replace(patch, maxsize)
 
 
 @shows_in(WindowsMachine, first=4)
-def the_express_lane_goes_to_the_one_that_has_stalled(patch: Patch) -> None:
+def express_dispatch_goes_to_the_stalled_consumer(patch: Patch) -> None:
     express = targets.EXPRESS.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, consumers: list[BrokerConsumer], *rest: Any) -> Lane | None:
@@ -548,7 +548,7 @@ def _change_express(patch: Patch, change: Callable[[BrokerConsumer, int], bool])
 
 
 @shows_in(WindowsMachine)
-def the_express_lane_is_open_at_a_window_of_one(patch: Patch) -> None:
+def express_dispatch_happens_at_a_window_of_one(patch: Patch) -> None:
     _change_express(
         patch,
         lambda consumer, rank: (
@@ -560,7 +560,7 @@ def the_express_lane_is_open_at_a_window_of_one(patch: Patch) -> None:
 
 
 @shows_in(WindowsMachine)
-def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
+def express_dispatch_brings_messages_that_are_not_more_urgent(patch: Patch) -> None:
     _change_express(
         patch,
         lambda consumer, rank: (
@@ -572,7 +572,7 @@ def the_express_lane_brings_what_is_no_more_urgent(patch: Patch) -> None:
 
 
 @shows_in(WindowsMachine, first=4)
-def the_express_lane_forgets_the_room_of_the_connection(patch: Patch) -> None:
+def express_dispatch_ignores_the_unsent_bytes_of_the_connection(patch: Patch) -> None:
     _change_express(
         patch,
         lambda consumer, rank: (
@@ -594,7 +594,7 @@ def an_acknowledgement_in_a_transaction_gives_no_credit_back(patch: Patch) -> No
     Fault().install(patch)
 
 
-def the_room_of_a_connection_has_no_end(patch: Patch) -> None:
+def the_unsent_bytes_of_a_connection_have_no_limit(patch: Patch) -> None:
     class Fault(Choice):
         def has_credit(self, consumer: BrokerConsumer) -> bool:
             return len(consumer.held) < consumer.window
@@ -648,7 +648,7 @@ def an_acknowledged_message_returns_when_its_connection_is_lost(patch: Patch) ->
 
 
 @shows_in(BrokerMachine, first=2)
-def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
+def an_abort_returns_messages_acknowledged_outside_it(patch: Patch) -> None:
     acknowledge, abort = targets.ACKNOWLEDGE.original, targets.ABORT.original
 
     def faulty_acknowledge(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
@@ -670,7 +670,7 @@ def an_abort_returns_what_was_acknowledged_outside(patch: Patch) -> None:
     targets.ABORT.replace(patch, faulty_abort)
 
 
-def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
+def a_turn_sees_half_of_the_messages_that_an_unsubscribe_requeues(patch: Patch) -> None:
     unsubscribe, take_turn = targets.UNSUBSCRIBE.original, targets.TURN.original
     late: WeakKeyDictionary[Queues, list[Entry]] = WeakKeyDictionary()
 
@@ -690,7 +690,7 @@ def a_turn_sees_half_of_what_an_unsubscribe_gives_back(patch: Patch) -> None:
     targets.TURN.replace(patch, faulty_turn)
 
 
-def an_attempt_is_written_only_when_somebody_waits_for_it(patch: Patch) -> None:
+def an_attempt_is_written_only_when_an_answer_waits_for_it(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
     def faulty(
@@ -716,7 +716,7 @@ def the_receipt_of_an_abort_does_not_wait_for_its_attempts(patch: Patch) -> None
     targets.ABORT_TRANSACTION.replace(patch, faulty)
 
 
-def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
+def a_lost_connection_counts_an_attempt_of_each_prefetched_message(patch: Patch) -> None:
     end_consumer = targets.END_CONSUMER.original
 
     def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
@@ -730,7 +730,7 @@ def a_lost_connection_charges_all_that_it_had_prefetched(patch: Patch) -> None:
     targets.END_CONSUMER.replace(patch, faulty)
 
 
-def a_lost_connection_charges_what_an_auto_consumer_never_got(patch: Patch) -> None:
+def a_lost_connection_counts_messages_that_an_auto_consumer_never_got(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
 
     def faulty(connecting: Connecting, session: ConnectionState, *, is_clean: bool) -> None:
@@ -756,14 +756,14 @@ def _abort_without_an_attempt(transactions: Transactions, session: ConnectionSta
 
 
 @shows_in(BrokerMachine, first=1)
-def an_abort_charges_no_attempt(patch: Patch) -> None:
+def an_abort_counts_no_attempt(patch: Patch) -> None:
     targets.ABORT.replace(
         patch,
         lambda transactions, session, abort: _abort_without_an_attempt(transactions, session, abort.transaction),
     )
 
 
-def a_clean_end_charges_an_attempt(patch: Patch) -> None:
+def a_clean_end_counts_an_attempt(patch: Patch) -> None:
     disconnect = targets.DISCONNECT.original
     targets.DISCONNECT.replace(
         patch, lambda connecting, session, is_clean: disconnect(connecting, session, is_clean=False)
@@ -832,12 +832,12 @@ def _change_repeated_commit(patch: Patch, end: Callable[[Transactions, Connectio
 
 
 @shows_in(BrokerMachine, first=11)
-def a_repeated_commit_charges_no_attempt_for_what_it_gives_back(patch: Patch) -> None:
+def a_repeated_commit_counts_no_attempt_of_the_messages_it_requeues(patch: Patch) -> None:
     _change_repeated_commit(patch, _abort_without_an_attempt)
 
 
 @shows_in(BrokerMachine, first=25)
-def what_a_repeated_commit_acknowledged_stays_acknowledged(patch: Patch) -> None:
+def messages_acknowledged_in_a_repeated_commit_stay_acknowledged(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, name: str) -> None:
         transaction = session.transactions[name]
         for entry in transaction.acknowledged():
@@ -926,7 +926,7 @@ def a_producer_that_repeated_its_send_is_forgotten_early(patch: Patch) -> None:
 
 
 @shows_in(ProducersMachine)
-def after_a_crash_a_producer_that_repeated_its_send_is_taken_for_one_that_did_not(patch: Patch) -> None:
+def a_crash_forgets_that_a_producer_repeated_its_send(patch: Patch) -> None:
     repeated = targets.FIND_REPEATED.original
 
     def faulty(producers: ProducerRegistry, said: Send | Commit) -> Producer | None:
@@ -983,7 +983,7 @@ def a_number_that_is_too_far_on_is_accepted(patch: Patch) -> None:
 
 
 @shows_in(ProducersMachine, first=1)
-def who_does_not_say_again_that_it_has_no_gaps_may_leave_numbers_out(patch: Patch) -> None:
+def a_gapless_producer_may_leave_numbers_out_unless_it_repeats_that_it_is_gapless(patch: Patch) -> None:
     has_used = targets.HAS_USED.original
 
     def faulty(producer: Producer, name: str, number: int, *, is_commit: bool, declares_gapless: bool) -> bool:
@@ -1011,12 +1011,12 @@ def a_commit_that_was_resolved_is_taken_for_a_repeat(patch: Patch) -> None:
 
 
 @shows_in(ProducersMachine)
-def a_repeat_of_what_may_have_been_left_out_is_said_to_have_happened(patch: Patch) -> None:
+def a_repeat_of_a_number_that_may_have_been_left_out_is_said_to_have_happened(patch: Patch) -> None:
     targets.IS_USE_UNKNOWN.replace(patch, lambda producer, number, *, is_commit: False)
 
 
 @shows_in(ProducersMachine, first=3)
-def what_is_resolved_leaves_a_gap(patch: Patch) -> None:
+def a_resolved_commit_leaves_a_gap(patch: Patch) -> None:
     resolve = targets.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
@@ -1031,7 +1031,7 @@ def what_is_resolved_leaves_a_gap(patch: Patch) -> None:
 
 
 @shows_in(ProducersMachine, first=3)
-def below_resolved_numbers_that_are_forgotten_all_is_said_to_be_committed(patch: Patch) -> None:
+def commits_below_forgotten_resolved_ones_count_as_committed(patch: Patch) -> None:
     resolve = targets.RESOLVE.original
 
     def faulty(producer: Producer, number: int) -> bool:
@@ -1044,7 +1044,7 @@ def below_resolved_numbers_that_are_forgotten_all_is_said_to_be_committed(patch:
 
 
 @shows_in(ProducersMachine)
-def what_was_resolved_is_forgotten_in_a_crash(patch: Patch) -> None:
+def a_crash_forgets_resolved_commits(patch: Patch) -> None:
     state = targets.STATE_OF_PRODUCER.original
 
     def faulty(producers: ProducerRegistry, name: str, producer: Producer) -> ProducerState:
@@ -1054,7 +1054,7 @@ def what_was_resolved_is_forgotten_in_a_crash(patch: Patch) -> None:
 
 
 @shows_in(ProducersMachine)
-def that_a_producer_has_no_gaps_is_forgotten_in_a_crash(patch: Patch) -> None:
+def a_crash_forgets_that_a_producer_is_gapless(patch: Patch) -> None:
     state = targets.STATE_OF_PRODUCER.original
 
     def faulty(producers: ProducerRegistry, name: str, producer: Producer) -> ProducerState:
@@ -1089,7 +1089,7 @@ def numbers_of_transients_that_were_answered_are_forgotten_in_a_crash(patch: Pat
 
 
 @shows_in(ProducersMachine)
-def who_says_that_a_producer_is_not_needed_is_answered_before_that_is_durable(patch: Patch) -> None:
+def a_request_to_forget_a_producer_is_answered_before_it_is_durable(patch: Patch) -> None:
     forget = targets.FORGET_PRODUCERS.original
 
     def faulty(producers: ProducerRegistry, session: ConnectionState, names: Iterable[str]) -> None:
@@ -1211,7 +1211,7 @@ def a_clean_stop_forgets_the_transients(patch: Patch) -> None:
     targets.STORE_ENTRY.replace(patch, faulty)
 
 
-def what_is_recovered_after_a_crash_is_not_flagged(patch: Patch) -> None:
+def messages_recovered_after_a_crash_are_not_flagged_as_redelivered(patch: Patch) -> None:
     entry_of = targets.LOAD_ENTRY.original
 
     def faulty(reading: PageReader, lane: Lane, found: PageMessage, message: SentMessage) -> Entry:
@@ -1295,7 +1295,7 @@ def a_page_is_taken_in_before_its_batch_is_known_to_be_durable(patch: Patch) -> 
 
 
 @shows_in(PagingMachine, first=1)
-def a_page_brings_back_what_was_held_or_acknowledged_meanwhile(patch: Patch) -> None:
+def a_page_brings_back_messages_held_or_acknowledged_meanwhile(patch: Patch) -> None:
     page_read = targets.APPLY_PAGE.original
 
     def faulty(reading: PageReader, read: LaneRead, page: PageResult) -> None:
@@ -1317,7 +1317,7 @@ def a_page_moves_the_horizon_past_a_commit_in_flight(patch: Patch) -> None:
 
 
 @shows_in(PagingMachine)
-def a_page_that_is_the_end_loses_what_a_commit_brings_meanwhile(patch: Patch) -> None:
+def the_last_page_loses_messages_committed_meanwhile(patch: Patch) -> None:
     _lose_what_a_page_does_not_show(patch, at_the_end=True)
 
 
@@ -1398,7 +1398,7 @@ def messages_leave_memory_before_they_are_durable(patch: Patch) -> None:
 
 
 @shows_in(PagingMachine)
-def what_is_recent_leaves_memory_while_a_page_is_read(patch: Patch) -> None:
+def recent_messages_leave_memory_while_a_page_is_read(patch: Patch) -> None:
     let_go = targets.POP_DURABLE.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
@@ -1437,7 +1437,7 @@ def a_held_transient_leaves_memory_without_being_written(patch: Patch) -> None:
 
 
 @shows_in(PagingMachine)
-def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
+def a_message_requeued_without_its_body_is_lost(patch: Patch) -> None:
     return_to_lane = targets.RETURN_TO_LANE.original
 
     def faulty(lane: Lane, entry: Entry) -> None:
@@ -1448,12 +1448,12 @@ def what_is_given_back_without_its_body_is_lost(patch: Patch) -> None:
 
 
 @shows_in(PagingMachine)
-def what_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
+def a_message_that_fails_without_its_body_is_never_dead_lettered(patch: Patch) -> None:
     targets.AWAIT_DEAD_LETTER.replace(patch, lambda paging, entry: None)
 
 
 @shows_in(PagingMachine)
-def what_is_read_again_is_not_counted(patch: Patch) -> None:
+def a_body_that_is_read_again_is_not_counted(patch: Patch) -> None:
     embody, came = targets.RESTORE_BODY.original, targets.COUNT_LOADED.original
 
     def faulty(reading: PageReader, entry: Entry, found: PageMessage) -> bool:
@@ -1477,7 +1477,7 @@ def a_delayed_message_loses_its_place(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
-def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
+def a_blocking_message_is_overtaken(patch: Patch) -> None:
     delay = targets.DELAY.original
 
     def faulty(delays: DelayedEntries, entry: Entry, delay_ms: int) -> bool:
@@ -1488,7 +1488,7 @@ def a_message_that_holds_the_others_back_is_overtaken(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
-def a_message_that_holds_the_others_back_holds_back_those_before_it(patch: Patch) -> None:
+def a_blocking_message_holds_back_messages_before_it(patch: Patch) -> None:
     dispatch = targets.DISPATCH.original
 
     def faulty(dispatcher: Dispatcher, queue: Queue, deliveries: Deliveries) -> Lane | None:
@@ -1516,7 +1516,7 @@ def a_delay_is_measured_by_the_wall_clock(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
-def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
+def a_due_message_does_not_start_a_dispatch(patch: Patch) -> None:
     end_delay = targets.END_DELAY.original
 
     def faulty(outcomes: Settlement, entry: Entry) -> None:
@@ -1529,7 +1529,7 @@ def nobody_is_woken_when_a_message_is_due(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
-def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
+def a_message_has_one_attempt_too_many(patch: Patch) -> None:
     is_undeliverable = targets.IS_UNDELIVERABLE.original
 
     def faulty(queue: Queue, attempts: int, due: int) -> bool:
@@ -1539,7 +1539,7 @@ def with_a_delay_there_is_one_try_too_many(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
-def what_a_lost_connection_gives_back_is_delayed(patch: Patch) -> None:
+def messages_requeued_by_a_lost_connection_are_delayed(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
     def faulty(
@@ -1580,7 +1580,7 @@ def an_abort_keeps_the_headers_of_a_nack(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
-def a_page_brings_back_what_has_left_out_of_its_turn(patch: Patch) -> None:
+def a_page_brings_back_messages_removed_out_of_turn(patch: Patch) -> None:
     targets.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
 
 
@@ -1590,14 +1590,14 @@ def _taken_out_without_a_trace(resident: ResidentSet, lane: Lane, entries: list[
 
 
 @shows_in(FailingMachine)
-def a_re_drive_moves_one_twice(patch: Patch) -> None:
+def a_re_drive_moves_a_message_twice(patch: Patch) -> None:
     """A page that was read before the last move was durable, and nobody remembers what moved."""
     targets.CAN_EXECUTE_BULK.replace(patch, property(lambda bulk: True))
     targets.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
 
 
 @shows_in(FailingMachine)
-def a_re_drive_takes_what_a_consumer_holds(patch: Patch) -> None:
+def a_re_drive_takes_messages_that_a_consumer_holds(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
 
     def faulty(
@@ -1626,7 +1626,7 @@ def a_re_drive_leaves_the_dead_letter_in_the_store(patch: Patch) -> None:
 
 
 @shows_in(BulkMachine)
-def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
+def a_purge_removes_messages_that_a_consumer_holds(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
 
     def faulty(
@@ -1645,7 +1645,7 @@ def a_purge_removes_what_a_consumer_holds(patch: Patch) -> None:
 
 
 @shows_in(BulkMachine)
-def a_move_doubles(patch: Patch) -> None:
+def a_move_duplicates_its_messages(patch: Patch) -> None:
     def faulty(
         asked: BulkRequest, read: BulkRead, page: PageResult, *rest: Any
     ) -> tuple[list[PlannedRemoval], BulkResult]:
@@ -1666,17 +1666,17 @@ def _removed_once(batch: Batch, entry: Entry) -> None:
 
 
 @shows_in(BulkMachine)
-def a_move_forgets_what_is_in_memory_alone(patch: Patch) -> None:
+def a_move_forgets_messages_that_are_only_in_memory(patch: Patch) -> None:
     targets.IN_MEMORY_OF_BULK.replace(patch, lambda lane, after, last: {})
 
 
 @shows_in(BulkMachine)
-def a_piece_misses_what_leaves_memory_while_its_page_is_read(patch: Patch) -> None:
+def a_piece_misses_messages_evicted_while_its_page_is_read(patch: Patch) -> None:
     targets.IS_LANE_PINNED.replace(patch, property(lambda lane: False, lambda lane, value: None))
 
 
 @shows_in(BulkMachine)
-def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
+def a_piece_takes_messages_that_are_not_visible_yet(patch: Patch) -> None:
     def faulty(asked: BulkRequest, read: BulkRead, page: PageResult, committed: int, *rest: Any) -> object:
         return targets.PLAN_BULK_PIECE.original(asked, read, page, maxsize, *rest)
 
@@ -1684,7 +1684,7 @@ def a_piece_takes_what_is_not_visible_yet(patch: Patch) -> None:
 
 
 @shows_rarely_in(BulkMachine, first=45)
-def a_move_takes_along_what_has_failed_too_often(patch: Patch) -> None:
+def a_move_takes_messages_without_attempts_left(patch: Patch) -> None:
     targets.IS_UNDELIVERABLE_IN_BULK.replace(patch, lambda queue, attempts, due_ms: False)
 
 
@@ -1697,7 +1697,7 @@ def a_selector_of_a_purge_is_not_looked_at(patch: Patch) -> None:
 
 
 @shows_in(BulkMachine)
-def what_is_moved_is_visible_at_once(patch: Patch) -> None:
+def a_moved_message_is_visible_at_once(patch: Patch) -> None:
     do_bulk, accept = targets.EXECUTE_BULK.original, targets.ACCEPT.original
 
     def faulty(bulk: BulkPieceExecutor, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
@@ -1712,13 +1712,13 @@ def what_is_moved_is_visible_at_once(patch: Patch) -> None:
 
 
 @shows_in(ScheduledMachine)
-def what_is_due_stays_in_the_store(patch: Patch) -> None:
+def a_due_send_stays_in_the_store(patch: Patch) -> None:
     """It is sent once more after a crash."""
     targets.REMOVE_SCHEDULED.replace(patch, lambda batch, entry: None)
 
 
 @shows_in(ScheduledMachine)
-def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
+def due_sends_lose_their_order_among_equals(patch: Patch) -> None:
     due_timer, split = targets.DUE_TIMER.original, targets.SPLIT_DUE_TIMER.original
     targets.DUE_TIMER.replace(patch, lambda due_ms, number, lane: due_timer(due_ms, number ^ 1, lane))
 
@@ -1730,7 +1730,7 @@ def what_is_due_loses_its_place_among_equals(patch: Patch) -> None:
 
 
 @shows_in(ScheduledMachine)
-def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
+def a_due_send_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
     accept = targets.ACCEPT.original
 
     def faulty(arrivals: Arrivals, name: str, to: str, message: SentMessage) -> None:
@@ -1740,13 +1740,13 @@ def what_is_due_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
 
 
 @shows_in(ScheduledMachine)
-def what_is_not_durable_yet_is_overtaken_by_what_is_due_later(patch: Patch) -> None:
+def a_scheduled_send_not_durable_yet_is_overtaken_by_a_later_one(patch: Patch) -> None:
     """As it is passed over, it is never sent."""
     targets.UNWRITTEN_SCHEDULED.replace(patch, property(lambda scheduler: {}, lambda scheduler, value: None))
 
 
 @shows_in(ExpiringMachine, first=11)
-def the_time_to_live_of_what_a_transaction_sends_begins_before_its_commit(patch: Patch) -> None:
+def the_time_to_live_of_a_send_in_a_transaction_begins_before_the_commit(patch: Patch) -> None:
     send_in = targets.SEND.original
 
     def faulty(sending: Sending, session: ConnectionState, send: Send) -> None:
@@ -1826,7 +1826,7 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersResult], None]) -
 
 
 @shows_in(ScheduledMachine)
-def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
+def a_cancelled_send_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
     """Its timer stays as well: without that a page of it hardly matters."""
     targets.REMOVE_TIMER.replace(patch, lambda timers, timer: None)
     look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
@@ -1841,7 +1841,7 @@ def what_is_cancelled_becomes_a_message_if_its_page_was_read(patch: Patch) -> No
 
 
 @shows_in(ScheduledMachine, first=1)
-def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
+def a_piece_cancels_a_send_that_has_become_a_message(patch: Patch) -> None:
     look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, *rest: Any) -> Any:
@@ -1854,7 +1854,7 @@ def a_piece_cancels_what_has_become_a_message(patch: Patch) -> None:
 
 
 @shows_in(ScheduledMachine)
-def what_is_cancelled_comes_back_with_a_crash(patch: Patch) -> None:
+def a_cancelled_send_comes_back_after_a_crash(patch: Patch) -> None:
     look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
 
     def faulty(scheduler: Scheduler, asked: ScheduledRequest, read: BulkRead, page: PageResult) -> Any:
@@ -1865,7 +1865,7 @@ def what_is_cancelled_comes_back_with_a_crash(patch: Patch) -> None:
 
 
 @shows_in(ScheduledMachine)
-def a_piece_goes_on_behind_what_it_did_not_look_at(patch: Patch) -> None:
+def a_piece_continues_behind_messages_that_it_did_not_read(patch: Patch) -> None:
     targets.NEXT_OF_BULK.replace(patch, lambda read, at, *, is_end: None)
 
 
@@ -1902,7 +1902,7 @@ def a_queue_that_is_resumed_is_not_looked_at(patch: Patch) -> None:
 
 
 @shows_in(PagingMachine)
-def nothing_that_waits_leaves_memory(patch: Patch) -> None:
+def waiting_messages_never_leave_memory(patch: Patch) -> None:
     targets.LOWER_HORIZONS.replace(patch, lambda paging, lanes, needed: 0)
 
 
@@ -1937,7 +1937,7 @@ def a_browser_sees_one_page_of_a_lane(patch: Patch) -> None:
     targets.SHOW_PAGE.replace(patch, faulty)
 
 
-def a_browser_sees_what_is_in_memory(patch: Patch) -> None:
+def a_browser_sees_only_messages_in_memory(patch: Patch) -> None:
     show_slice = targets.SHOW_SLICE.original
 
     def faulty(browsing: BrowseTask, browser: Browser, *rest: Any) -> BrowseRead | None:
@@ -1966,7 +1966,7 @@ def a_browser_is_shown_a_lane_in_the_order_in_which_it_lies_in_memory(patch: Pat
     targets.IN_MEMORY_OF_BROWSER.replace(patch, faulty)
 
 
-def a_browser_misses_what_is_being_written(patch: Patch) -> None:
+def a_browser_misses_messages_being_written(patch: Patch) -> None:
     init = targets.READ_FOR_BROWSER.original
 
     def faulty(read: BrowseRead, *arguments: Any) -> None:
@@ -1976,7 +1976,7 @@ def a_browser_misses_what_is_being_written(patch: Patch) -> None:
     targets.READ_FOR_BROWSER.replace(patch, faulty)
 
 
-def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> None:
+def a_browser_misses_messages_evicted_while_its_page_was_read(patch: Patch) -> None:
     show_page = targets.SHOW_PAGE.original
 
     def faulty(browsing: BrowseTask, read: BrowseRead, page: PageResult, *rest: Any) -> None:
@@ -1988,7 +1988,7 @@ def a_browser_misses_what_left_memory_while_its_page_was_read(patch: Patch) -> N
     targets.SHOW_PAGE.replace(patch, faulty)
 
 
-def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> None:
+def a_browser_misses_requeued_messages_that_have_left_memory(patch: Patch) -> None:
     show_page = targets.SHOW_PAGE.original
 
     def faulty(browsing: BrowseTask, read: BrowseRead, page: PageResult, *rest: Any) -> None:
@@ -2000,12 +2000,12 @@ def a_browser_misses_what_was_given_back_and_has_left_memory(patch: Patch) -> No
     targets.SHOW_PAGE.replace(patch, faulty)
 
 
-def a_browser_is_shown_what_is_not_visible(patch: Patch) -> None:
+def a_browser_is_shown_invisible_messages(patch: Patch) -> None:
     _change_show(patch, last_committed=maxsize)
 
 
 @shows_in(BrokerMachine, first=1)
-def a_browser_is_shown_what_is_expired(patch: Patch) -> None:
+def a_browser_is_shown_expired_messages(patch: Patch) -> None:
     _change_show(patch, now_ms=0)
 
 
@@ -2019,7 +2019,7 @@ def _change_show(patch: Patch, **moment: int) -> None:
     targets.SHOW.replace(patch, faulty)
 
 
-def being_shown_counts_as_a_delivery(patch: Patch) -> None:
+def browsing_counts_as_a_delivery(patch: Patch) -> None:
     show = targets.SHOW.original
 
     def faulty(browsing: BrowseTask, browser: Browser, entry: Entry, shown: list[Entry]) -> None:
@@ -2029,7 +2029,7 @@ def being_shown_counts_as_a_delivery(patch: Patch) -> None:
     targets.SHOW.replace(patch, faulty)
 
 
-def a_browser_is_shown_what_consumers_hold(patch: Patch) -> None:
+def a_browser_is_shown_messages_that_consumers_hold(patch: Patch) -> None:
     at_work = _engine_at_work(patch)
     in_memory = targets.IN_MEMORY_OF_BROWSER.original
 
@@ -2043,7 +2043,7 @@ def a_browser_is_shown_what_consumers_hold(patch: Patch) -> None:
 
 
 @shows_in(BrokerMachine, first=3)
-def a_browser_never_has_enough(patch: Patch) -> None:
+def a_browse_never_ends(patch: Patch) -> None:
     targets.IS_BROWSER_OPEN.replace(patch, lambda browser: True)
 
 
@@ -2059,12 +2059,12 @@ def queues_that_are_there_keep_their_policy(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine)
-def what_waits_is_not_given_up_when_the_policy_changes(patch: Patch) -> None:
+def waiting_messages_are_not_given_up_when_the_policy_changes(patch: Patch) -> None:
     targets.DEAD_LETTER_EXHAUSTED.replace(patch, lambda outcomes, lane: None)
 
 
 @shows_rarely_in(FailingMachine)
-def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
+def a_message_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
     give_up = targets.DEAD_LETTER_EXHAUSTED.original
 
     def faulty(outcomes: Settlement, lane: Lane) -> None:
@@ -2076,7 +2076,7 @@ def what_is_given_up_without_its_body_keeps_an_old_mark(patch: Patch) -> None:
 
 
 @shows_in(FailingMachine, first=1)
-def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
+def a_message_requeued_without_a_failure_is_not_given_up(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
     def faulty(
@@ -2093,7 +2093,7 @@ def what_comes_back_without_a_failure_is_not_given_up(patch: Patch) -> None:
 
 
 @shows_in(PagingMachine, first=5)
-def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
+def a_smaller_limit_of_a_queue_is_kept_only_by_new_messages(patch: Patch) -> None:
     targets.MEMORY_LIMIT_CHANGED.replace(patch, lambda paging, queue: None)
 
 
@@ -2101,7 +2101,7 @@ def a_smaller_limit_of_a_queue_is_kept_only_by_what_comes(patch: Patch) -> None:
 
 
 @shows_in(ExpiringMachine)
-def nothing_expires_unless_dispatch_comes_upon_it(patch: Patch) -> None:
+def messages_expire_only_when_they_would_be_dispatched(patch: Patch) -> None:
     targets.EXPIRE_STEP.replace(patch, lambda *_: [])
 
 
@@ -2120,7 +2120,7 @@ def a_look_takes_its_page_into_the_lane(patch: Patch) -> None:
 
 
 @shows_in(ExpiringMachine)
-def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
+def messages_above_the_horizon_do_not_expire(patch: Patch) -> None:
     entry_of = targets.UNLOADED_ENTRIES.original
 
     def faulty(expiry: ExpiryTask, lane: Lane, found: PageMessage) -> list[Entry]:
@@ -2130,7 +2130,7 @@ def what_is_above_the_horizon_does_not_expire(patch: Patch) -> None:
 
 
 @shows_rarely_in(FailingMachine)
-def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_being_read(patch: Patch) -> None:
+def a_removal_out_of_turn_is_forgotten_at_its_commit_although_a_page_is_being_read(patch: Patch) -> None:
     def faulty(lane: Lane, committed: int) -> None:
         lane.removed = {sequence: batch for sequence, batch in lane.removed.items() if batch > committed}
 
@@ -2138,7 +2138,7 @@ def what_leaves_out_of_its_turn_is_forgotten_with_its_commit_though_a_page_is_be
 
 
 @shows_in(ExpiringMachine)
-def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None:
+def delayed_messages_do_not_expire_before_their_retry(patch: Patch) -> None:
     step, page_read = targets.EXPIRE_STEP.original, targets.EXPIRE_IN_PAGE.original
 
     def without_delayed(queues: dict[str, Queue], call: Callable[[], Any]) -> Any:
@@ -2162,7 +2162,7 @@ def what_waits_for_its_next_try_does_not_expire_until_then(patch: Patch) -> None
 
 
 @shows_in(ExpiringMachine, first=2)
-def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
+def a_message_not_visible_when_its_expiry_was_due_never_expires(patch: Patch) -> None:
     committed = targets.EXPIRE_WHAT_IS_COMMITTED.original
 
     def faulty(expiry: ExpiryTask) -> None:
@@ -2173,12 +2173,12 @@ def what_was_not_visible_when_it_was_due_never_expires(patch: Patch) -> None:
 
 
 @shows_in(ExpiringMachine, first=4)
-def what_was_held_when_it_was_due_never_expires(patch: Patch) -> None:
+def a_message_held_when_its_expiry_was_due_never_expires(patch: Patch) -> None:
     targets.IS_HELD.replace(patch, lambda *_: False)
 
 
 @shows_in(ExpiringMachine, first=1)
-def a_page_of_timers_loses_those_that_are_being_written(patch: Patch) -> None:
+def a_page_of_timers_loses_timers_that_are_being_written(patch: Patch) -> None:
     page_read = targets.TIMERS_PAGE_READ.original
 
     def faulty(timers: Timers, read: TimerRead, page: TimersResult) -> None:
@@ -2220,7 +2220,7 @@ def a_queue_that_a_destination_names_twice_gets_two_copies(patch: Patch) -> None
 
 
 @shows_in(TopicsMachine)
-def whoever_subscribes_to_a_topic_that_was_sent_to_gets_nothing(patch: Patch) -> None:
+def a_subscription_to_a_topic_used_before_gets_nothing(patch: Patch) -> None:
     add = targets.ADD_TO_TOPICS.original
 
     def faulty(topics: TopicRouter, queue: Queue) -> None:
@@ -2253,7 +2253,7 @@ def _of_no_content(content_number: int, **fields: Any) -> Entry:
 
 
 @shows_in(TopicsMachine)
-def what_goes_with_a_subscription_is_not_released(patch: Patch) -> None:
+def an_ended_subscription_does_not_dereference_its_contents(patch: Patch) -> None:
     targets.DEREFERENCE_CONTENT_OF_ENDED.replace(patch, lambda batch, content, persistent: None)
 
 
@@ -2279,12 +2279,12 @@ def copies_that_leave_together_are_counted_as_one(patch: Patch) -> None:
 
 
 @shows_in(SpillingMachine)
-def what_is_on_disk_of_a_subscription_has_a_name_that_a_start_takes_for_a_queue(patch: Patch) -> None:
+def the_spilled_queue_of_a_subscription_is_taken_for_an_ordinary_queue_at_start(patch: Patch) -> None:
     targets.ENDED_PREFIX_OF_SPILLED.replace(patch, "")
 
 
 @shows_in(SpillingMachine)
-def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: Patch) -> None:
+def the_number_of_a_subscription_is_free_before_its_messages_are_removed(patch: Patch) -> None:
     def faulty(one: SpilledSubscriptions, queue: Queue) -> bool:
         if queue in targets.spilling_queues(one):
             del targets.spilling_queues(one)[queue]
@@ -2295,13 +2295,13 @@ def the_number_of_a_subscription_is_free_before_what_it_left_is_removed(patch: P
 
 
 @shows_in(SpillingMachine, first=9)
-def what_is_on_disk_of_a_subscription_does_not_count_towards_its_limit(patch: Patch) -> None:
+def spilled_messages_do_not_count_towards_the_limit_of_their_subscription(patch: Patch) -> None:
     targets.UNLOAD_TO_DISK.replace(patch, lambda paging, entry, is_known: paging.unload(entry))
     targets.COUNT_LOADED_FROM_DISK.replace(patch, targets.COUNT_LOADED.original)
 
 
 @shows_in(SpillingMachine)
-def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
+def a_spilled_message_that_is_read_again_still_counts_as_on_disk(patch: Patch) -> None:
     targets.COUNT_LOADED_FROM_DISK.replace(patch, targets.COUNT_LOADED.original)
 
 
@@ -2309,12 +2309,12 @@ def what_is_read_again_counts_as_on_disk(patch: Patch) -> None:
 
 
 @shows_in(NoRoomMachine)
-def without_room_what_a_transaction_acknowledges_does_not_count(patch: Patch) -> None:
+def on_a_full_disk_acknowledgements_in_a_transaction_do_not_count(patch: Patch) -> None:
     targets.COUNT_ACKNOWLEDGED.replace(patch, lambda balance, entries: None)
 
 
 @shows_in(NoRoomMachine)
-def without_room_transients_that_a_transaction_acknowledges_count(patch: Patch) -> None:
+def on_a_full_disk_acknowledged_transients_count(patch: Patch) -> None:
     def faulty(balance: DiskBalance, entries: Iterable[Entry]) -> None:
         for entry in entries:
             persistent, entry.persistent = entry.persistent, True
@@ -2327,7 +2327,7 @@ def without_room_transients_that_a_transaction_acknowledges_count(patch: Patch) 
 
 
 @shows_in(NoRoomMachine)
-def without_room_what_a_transaction_sent_before_does_not_count(patch: Patch) -> None:
+def on_a_full_disk_earlier_sends_in_a_transaction_do_not_count(patch: Patch) -> None:
     targets.COUNT_SENT.replace(patch, lambda balance, send: None)
 
 
@@ -2370,7 +2370,7 @@ def a_transaction_may_send_as_much_more_elsewhere_as_to_spark(patch: Patch) -> N
 
 
 @shows_in(NoRoomMachine)
-def what_a_transaction_refuses_after_all_counts_as_free(patch: Patch) -> None:
+def a_message_nacked_after_its_acknowledgement_counts_as_free(patch: Patch) -> None:
     def faulty(transaction: BrokerTransaction, nack: Nack) -> None:
         transaction.nacks[nack.sequence] = nack
 
@@ -2378,7 +2378,7 @@ def what_a_transaction_refuses_after_all_counts_as_free(patch: Patch) -> None:
 
 
 @shows_in(NoRoomMachine)
-def what_left_memory_while_it_was_held_frees_nothing(patch: Patch) -> None:
+def a_message_evicted_while_it_was_held_frees_nothing(patch: Patch) -> None:
     def faulty(entry: Entry) -> int:
         return 0 if entry.message is None else targets.STORED_BYTES.original(entry)
 
@@ -2451,7 +2451,7 @@ def the_queue_of_a_virtual_topic_is_forgotten_unless_something_is_in_it(patch: P
 
 
 @shows_in(TopicsMachine)
-def who_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
+def a_command_that_creates_a_virtual_topic_queue_is_answered_before_it_is_durable(patch: Patch) -> None:
     await_introduction = targets.AWAIT_INTRODUCTION.original
 
     def faulty(queues: Queues, session: ConnectionState, destination: Destination) -> None:
@@ -2462,12 +2462,12 @@ def who_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(pa
 
 
 @shows_in(TopicsMachine)
-def who_sends_what_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
+def a_send_that_creates_a_virtual_topic_queue_is_answered_before_it_is_durable(patch: Patch) -> None:
     targets.SEND.replace(patch, _without_awaiting_introductions(targets.SEND.original))
 
 
 @shows_in(TopicsMachine, first=17)
-def whose_commit_makes_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
+def a_commit_that_creates_a_virtual_topic_queue_is_answered_before_it_is_durable(patch: Patch) -> None:
     targets.COMMIT.replace(patch, _without_awaiting_introductions(targets.COMMIT.original))
 
 
@@ -2481,7 +2481,7 @@ def _without_awaiting_introductions(command: Callable[..., None]) -> Callable[..
 
 
 @shows_in(TopicsMachine, first=2)
-def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_durable(patch: Patch) -> None:
+def a_subscribe_to_a_queue_another_client_created_is_answered_before_it_is_durable(patch: Patch) -> None:
     subscribe = targets.SUBSCRIBE.original
 
     def faulty(subscribing: Subscribing, session: ConnectionState, one: Subscribe) -> None:
@@ -2495,7 +2495,7 @@ def who_subscribes_to_what_another_has_just_made_is_answered_before_that_is_dura
 
 
 @shows_rarely_in(TopicsMachine)
-def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_is_durable(patch: Patch) -> None:
+def a_repeat_of_the_command_that_created_a_queue_is_answered_before_it_is_durable(patch: Patch) -> None:
     is_repeat = targets.IS_REPEAT.original
 
     def faulty(sending: Sending, session: ConnectionState, said: Send | Commit) -> bool:
@@ -2510,7 +2510,7 @@ def who_repeats_what_made_the_queue_of_a_virtual_topic_is_answered_before_that_i
 
 
 @shows_in(TopicsMachine)
-def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) -> None:
+def messages_of_an_ended_subscription_come_back_after_a_restart(patch: Patch) -> None:
     end = targets.END_SUBSCRIPTION.original
 
     def faulty(queues: Queues, queue: Queue) -> None:
@@ -2521,12 +2521,12 @@ def what_is_in_an_ended_subscription_comes_back_after_a_restart(patch: Patch) ->
 
 
 @shows_in(TopicsMachine, first=22)
-def a_transaction_keeps_what_it_has_of_an_ended_subscription(patch: Patch) -> None:
+def a_transaction_keeps_messages_of_an_ended_subscription(patch: Patch) -> None:
     targets.DROP_QUEUE_OF_HOLDER.replace(patch, lambda transaction, queue: [])
 
 
 @shows_in(TopicsMachine, first=1)
-def what_is_being_written_of_an_ended_subscription_counts_as_leaving_for_ever(patch: Patch) -> None:
+def messages_of_an_ended_subscription_being_written_count_as_pending_free_for_ever(patch: Patch) -> None:
     forget = targets.FORGET_LANE.original
 
     def faulty(resident_set: ResidentSet, lane: Lane) -> None:
@@ -2556,13 +2556,13 @@ def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
 
 
 @shows_in(WildcardMachine)
-def a_queue_goes_while_somebody_has_a_message_of_it(patch: Patch) -> None:
+def a_queue_goes_while_a_message_of_it_is_held(patch: Patch) -> None:
     """Nothing waits in it, and nobody takes from it alone."""
     targets.IS_QUEUE_NEEDED.replace(patch, property(lambda queue: any(lane.is_needed for lane in queue.lanes)))
 
 
 @shows_in(WildcardMachine)
-def a_queue_goes_while_what_was_sent_to_it_is_being_written(patch: Patch) -> None:
+def a_queue_goes_while_a_message_sent_to_it_is_being_written(patch: Patch) -> None:
     may_go = targets.IS_QUEUE_REMOVABLE.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
@@ -2641,11 +2641,11 @@ def a_number_is_given_again_before_all_of_its_queue_is_durably_gone(patch: Patch
 
 
 @shows_in(WildcardMachine)
-def what_a_queue_takes_is_not_given_back_when_it_goes(patch: Patch) -> None:
+def the_memory_of_a_queue_is_not_freed_when_it_goes(patch: Patch) -> None:
     targets.DISPOSE_QUEUE.replace(patch, lambda queue: None)
 
 
-def a_queue_that_nobody_needs_stays(patch: Patch) -> None:
+def an_unused_queue_stays(patch: Patch) -> None:
     targets.IS_QUEUE_REMOVABLE.replace(patch, lambda unused, queue: False)
 
 
@@ -2655,12 +2655,12 @@ def a_queue_for_which_something_is_scheduled_goes(patch: Patch) -> None:
 
 
 @shows_in(TopicsMachine)
-def what_a_subscription_does_not_want_is_copied_to_it(patch: Patch) -> None:
+def messages_that_a_subscription_does_not_select_are_copied_to_it(patch: Patch) -> None:
     targets.SELECTORS_OF_TOPICS.replace(patch, property(lambda topics: {}, lambda topics, value: None))
 
 
 @shows_in(TopicsMachine)
-def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> None:
+def a_new_selector_does_not_change_the_durable_subscription(patch: Patch) -> None:
     durable_subscription = targets.DURABLE_SUBSCRIPTION.original
 
     def faulty(engine: Subscribing, key: str, destination: Destination, selector: str) -> Queue:
@@ -2673,7 +2673,7 @@ def another_selector_finds_the_durable_subscription_as_it_was(patch: Patch) -> N
 
 
 @shows_in(TopicsMachine)
-def another_spelling_of_its_selector_begins_a_durable_subscription_anew(patch: Patch) -> None:
+def a_respelled_selector_starts_a_durable_subscription_anew(patch: Patch) -> None:
     targets.ARE_SAME.replace(patch, lambda one, other: one == other)
 
 
@@ -2683,7 +2683,7 @@ def a_durable_subscription_wants_everything_after_a_restart(patch: Patch) -> Non
 
 
 @shows_in(BusyTopicsMachine, first=36)
-def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> None:
+def a_piece_takes_messages_of_an_ended_subscription(patch: Patch) -> None:
     do_bulk = targets.EXECUTE_BULK.original
 
     def faulty(bulk: BulkPieceExecutor, asked: BulkRequest, read: BulkRead, page: PageResult) -> BulkResult:
@@ -2696,7 +2696,7 @@ def a_piece_takes_what_was_of_a_subscription_that_has_ended(patch: Patch) -> Non
 
 
 @shows_in(BusyTopicsMachine)
-def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: Patch) -> None:
+def a_scheduled_send_goes_to_the_subscriptions_of_the_time_it_was_accepted(patch: Patch) -> None:
     schedule = targets.SCHEDULE.original
 
     def faulty(sending: Sending, destination: Destination, message: SentMessage, wanted: Schedule) -> None:
@@ -2714,7 +2714,7 @@ def what_is_scheduled_goes_to_those_that_subscribed_when_it_was_accepted(patch: 
 
 
 @shows_in(SelectingMachine)
-def of_selectors_that_may_want_a_message_one_is_asked(patch: Patch) -> None:
+def only_one_candidate_selector_is_compared_with_a_message(patch: Patch) -> None:
     that_may_want = targets.CANDIDATE_SCANS.original
     targets.CANDIDATE_SCANS.replace(patch, lambda keyed, message: that_may_want(keyed, message)[:1])
 
@@ -2732,7 +2732,7 @@ def a_selector_sees_one_page(patch: Patch) -> None:
 
 
 @shows_in(SelectingMachine, first=9)
-def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -> None:
+def messages_being_written_leave_memory_while_a_page_is_compared(patch: Patch) -> None:
     let_go = targets.POP_DURABLE.original
 
     def faulty(lane: Lane, committed: int) -> list[Entry]:
@@ -2747,7 +2747,7 @@ def what_is_being_written_leaves_memory_while_a_page_is_compared(patch: Patch) -
 
 
 @shows_in(SelectingMachine, first=1)
-def what_is_being_written_is_not_compared(patch: Patch) -> None:
+def messages_being_written_are_not_compared(patch: Patch) -> None:
     test_above = targets.TEST_ABOVE.original
 
     def faulty(selecting: QueueSelection, lane: Lane, *rest: Any) -> None:
@@ -2759,7 +2759,7 @@ def what_is_being_written_is_not_compared(patch: Patch) -> None:
 
 
 @shows_in(SelectingMachine)
-def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
+def a_page_brings_selected_messages_again(patch: Patch) -> None:
     page_read = targets.APPLY_PAGE.original
 
     def faulty(reading: PageReader, read: LaneRead, page: PageResult) -> None:
@@ -2771,7 +2771,7 @@ def a_page_brings_what_was_plucked_again(patch: Patch) -> None:
 
 
 @shows_in(SelectingMachine)
-def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
+def a_page_brings_selected_messages_that_are_settled(patch: Patch) -> None:
     def faulty(resident_set: ResidentSet, entry: Entry) -> None:
         assert entry.lane.selected is not None
         entry.lane.selected.entries.pop(entry.sequence, None)
@@ -2780,7 +2780,7 @@ def a_page_brings_what_was_plucked_and_is_done_with(patch: Patch) -> None:
 
 
 @shows_in(SelectingMachine)
-def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
+def the_last_match_is_dispatched_first(patch: Patch) -> None:
     first = targets.FIRST_OF_CURSOR.original
 
     def faulty(cursor: ScanCursor) -> Entry | None:
@@ -2792,7 +2792,7 @@ def what_is_wanted_is_handed_out_last_one_first(patch: Patch) -> None:
 
 
 @shows_in(SelectingMachine)
-def what_is_wanted_is_handed_out_before_all_before_it_is_compared(patch: Patch) -> None:
+def a_match_is_dispatched_before_all_earlier_messages_are_compared(patch: Patch) -> None:
     first_wanted = targets.FIRST_FOUND.original
 
     def faulty(queue_dispatch: QueueDispatch, scan: QueueScan) -> Entry | None:
@@ -2835,17 +2835,17 @@ def a_commit_in_flight_is_overtaken_by_its_equals_where_there_are_selectors(patc
 
 
 @shows_in(SelectingMachine)
-def what_comes_back_is_not_compared(patch: Patch) -> None:
+def requeued_messages_are_not_compared(patch: Patch) -> None:
     targets.COMPARE_REQUEUED.replace(patch, lambda selecting, entry: None)
 
 
 @shows_in(SelectingMachine)
-def what_comes_back_without_its_body_is_taken_for_wanted(patch: Patch) -> None:
+def messages_requeued_without_their_bodies_count_as_matches(patch: Patch) -> None:
     targets.IS_MATCH.replace(patch, lambda cursor, entry: True)
 
 
 @shows_in(SelectingMachine)
-def what_arrives_is_not_compared(patch: Patch) -> None:
+def arriving_messages_are_not_compared(patch: Patch) -> None:
     targets.COMPARE_WHAT_ARRIVED.replace(patch, lambda selecting, entry: None)
 
 
@@ -2855,12 +2855,12 @@ def a_lane_that_is_made_later_is_missed_by_selectors(patch: Patch) -> None:
 
 
 @shows_in(SelectingMachine)
-def what_is_out_of_its_turn_is_forgotten_with_the_last_selector(patch: Patch) -> None:
+def messages_selected_out_of_turn_are_forgotten_with_the_last_selector(patch: Patch) -> None:
     targets.IS_SELECTED_EMPTY.replace(patch, property(lambda selected: True))
 
 
 @shows_in(SelectingMachine)
-def what_is_wanted_is_forgotten_when_it_leaves_memory(patch: Patch) -> None:
+def a_match_is_forgotten_when_it_leaves_memory(patch: Patch) -> None:
     targets.HAS_FOUND.replace(patch, lambda selecting, entry: False)
 
 
@@ -2870,7 +2870,7 @@ def a_selector_waits_for_ever_once_too_much_was_found(patch: Patch) -> None:
 
 
 @shows_in(ScheduledMachine)
-def what_is_due_and_was_left_out_for_its_size_is_taken_for_gone(patch: Patch) -> None:
+def a_due_send_left_out_of_a_page_for_its_size_counts_as_removed(patch: Patch) -> None:
     page_read = targets.SEND_WHAT_IS_DUE.original
 
     def faulty(scheduler: Scheduler, read: DueSendsRead, page: PageResult) -> None:
@@ -2881,13 +2881,13 @@ def what_is_due_and_was_left_out_for_its_size_is_taken_for_gone(patch: Patch) ->
 
 
 @shows_in(ScheduledMachine)
-def what_is_due_is_looked_for_in_the_lane_of_the_first_alone(patch: Patch) -> None:
+def due_sends_are_searched_only_in_the_lane_of_the_first(patch: Patch) -> None:
     keys = property(lambda read: [message_key(read.lane.key, number) for number in read.lanes])
     targets.KEYS_OF_DUE.replace(patch, keys)
 
 
 @shows_in(ScheduledMachine)
-def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
+def due_sends_are_sent_in_the_order_of_their_records(patch: Patch) -> None:
     """In that of its numbers, within what is read together."""
     page_read = targets.SEND_WHAT_IS_DUE.original
 
@@ -2903,7 +2903,7 @@ def what_is_due_is_sent_in_the_order_of_its_records(patch: Patch) -> None:
 
 
 @shows_in(GroupsMachine, first=2)
-def a_group_is_overtaken_while_one_of_it_waits_for_its_next_try(patch: Patch) -> None:
+def a_group_is_overtaken_while_a_message_of_it_is_delayed(patch: Patch) -> None:
     targets.HAS_EARLIER_DELAYED.replace(patch, lambda groups, group, rank, sequence: False)
 
 
@@ -2953,17 +2953,17 @@ def a_busy_group_blocks_the_others(patch: Patch) -> None:
 
 
 @shows_in(GroupsMachine)
-def who_owns_a_group_is_offered_what_is_for_all(patch: Patch) -> None:
+def a_group_owner_is_offered_messages_for_all(patch: Patch) -> None:
     targets.HAS_OWN_GROUPS.replace(patch, lambda queue_dispatch, consumer, scan: False)
 
 
 @shows_in(GroupsMachine, first=8)
-def who_was_held_back_by_a_group_that_became_anothers_stays_so(patch: Patch) -> None:
+def a_consumer_held_back_by_a_group_stays_so_when_its_owner_changes(patch: Patch) -> None:
     targets.CLASSES_TO_QUERY.replace(patch, _without(targets.CLASSES_TO_QUERY.original, "times_owned"))
 
 
 @shows_in(GroupsMachine, first=5)
-def what_a_group_that_was_closed_leaves_is_offered_too_late(patch: Patch) -> None:
+def messages_of_a_closed_group_are_offered_too_late(patch: Patch) -> None:
     targets.CLASSES_TO_QUERY.replace(patch, _without(targets.CLASSES_TO_QUERY.original, "times_freed"))
 
 
@@ -3003,7 +3003,7 @@ def a_group_that_is_closed_stays_its_consumers(patch: Patch) -> None:
 
 
 @shows_in(GroupsMachine)
-def what_was_passed_over_of_a_busy_group_is_passed_over_for_good(patch: Patch) -> None:
+def skipped_messages_of_a_busy_group_are_skipped_for_good(patch: Patch) -> None:
     def faulty(cursor: GroupScanCursor, group: str) -> tuple[int | None, bool]:
         sequence, is_known = stands(cursor, group)
         return (sequence, True) if is_known else (None, False)
@@ -3013,7 +3013,7 @@ def what_was_passed_over_of_a_busy_group_is_passed_over_for_good(patch: Patch) -
 
 
 @shows_in(GroupsMachine)
-def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
+def skipped_messages_of_a_group_are_overtaken(patch: Patch) -> None:
     def faulty(cursor: GroupScanCursor, group: str, sequence: int) -> bool:
         if not passes_over(cursor, group, sequence):
             return False
@@ -3027,7 +3027,7 @@ def what_was_passed_over_of_a_group_is_overtaken(patch: Patch) -> None:
 
 
 @shows_in(GroupsMachine, first=4)
-def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch: Patch) -> None:
+def a_delayed_message_of_a_group_read_from_a_page_is_overtaken(patch: Patch) -> None:
     def faulty(reading: PageReader, entry: Entry) -> None:
         delay_stray(reading, entry)
         if entry.group:
@@ -3039,7 +3039,7 @@ def one_of_a_group_that_a_page_shows_to_wait_for_its_next_try_is_overtaken(patch
 
 
 @shows_in(GroupsMachine)
-def a_group_is_overtaken_by_what_comes_behind(patch: Patch) -> None:
+def a_group_is_overtaken_by_later_messages_of_it(patch: Patch) -> None:
     first_for = targets.FIRST_OF_GROUPS.original
 
     def faulty(cursor: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
@@ -3100,7 +3100,7 @@ def a_wildcard_has_a_window_for_each_of_its_queues(patch: Patch) -> None:
 
 
 @shows_in(WildcardMachine)
-def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
+def messages_held_by_an_ended_wildcard_return_to_another_queue(patch: Patch) -> None:
     def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         queues = consumer.all_queues()
         for entry in consumer.held.values() if len(queues) > 1 else ():
@@ -3116,7 +3116,7 @@ def what_an_ended_wildcard_held_returns_to_another_queue(patch: Patch) -> None:
 
 
 @shows_in(WildcardMachine)
-def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch) -> None:
+def a_wildcard_overtakes_unread_messages_in_another_queue(patch: Patch) -> None:
     def faulty(way: QueueDispatch, consumer: BrokerConsumer, rank: int) -> Entry | int | None:
         head = head_for(way, consumer, rank)
         if isinstance(head, int) and head != BLOCKED_BY_RETRY:
@@ -3129,12 +3129,12 @@ def a_wildcard_overtakes_what_has_to_be_read_first_in_another_queue(patch: Patch
 
 
 @shows_in(WildcardMachine)
-def a_wildcard_overtakes_what_is_being_committed_in_another_queue(patch: Patch) -> None:
+def a_wildcard_overtakes_a_commit_in_flight_in_another_queue(patch: Patch) -> None:
     targets.LIMIT_OF_RANK.replace(patch, lambda dispatch, wildcard, rank: UNBOUNDED)
 
 
 @shows_in(WildcardMachine, first=2)
-def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(patch: Patch) -> None:
+def a_commit_in_flight_holds_back_wildcards_in_all_priorities(patch: Patch) -> None:
     def faulty(dispatch: WildcardDispatch, wildcard: Wildcard, rank: int) -> int:
         return min(limit(dispatch, wildcard, each) for each in range(rank + 1))
 
@@ -3143,7 +3143,7 @@ def what_is_being_committed_in_a_queue_holds_back_wildcards_in_all_priorities(pa
 
 
 @shows_rarely_in(WildcardMachine)
-def what_was_being_committed_when_a_wildcard_came_is_overtaken(patch: Patch) -> None:
+def a_commit_in_flight_when_a_wildcard_subscribed_is_overtaken(patch: Patch) -> None:
     targets.ADD_UNCOMMITTED.replace(patch, lambda wildcards, queues: None)
 
 
@@ -3182,13 +3182,13 @@ Kept = set[tuple[str, int, int]]
 
 
 @shows_in(ReleasingMachine)
-def what_is_kept_is_given_back_and_dispatched_again(patch: Patch) -> None:
+def kept_messages_are_released_and_dispatched_again(patch: Patch) -> None:
     release_held = targets.RELEASE_HELD.original
     targets.RELEASE_HELD.replace(patch, lambda releasing, consumer, kept: release_held(releasing, consumer, set()))
 
 
 @shows_in(ReleasingMachine, first=2)
-def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
+def messages_are_kept_whichever_dispatch_is_named(patch: Patch) -> None:
     def faulty(releasing: Releasing, consumer: BrokerConsumer, kept: Kept) -> None:
         sequences = {sequence for name, sequence, _ in kept if name == consumer.subscription}
         held = [entry for entry in consumer.held.values() if entry.sequence in sequences]
@@ -3199,7 +3199,7 @@ def what_is_kept_is_kept_whichever_dispatch_is_named(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def a_connection_that_was_cut_keeps_what_it_had_not_begun(patch: Patch) -> None:
+def a_parked_connection_keeps_messages_not_started(patch: Patch) -> None:
     keep = targets.KEEP_STARTED.original
     targets.KEEP_STARTED.replace(
         patch, lambda releasing, consumer, kept: keep(releasing, consumer, consumer.held.values())
@@ -3207,7 +3207,7 @@ def a_connection_that_was_cut_keeps_what_it_had_not_begun(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def a_connection_that_was_cut_keeps_nothing(patch: Patch) -> None:
+def a_parked_connection_keeps_nothing(patch: Patch) -> None:
     keep = targets.KEEP_STARTED.original
     targets.KEEP_STARTED.replace(patch, lambda releasing, consumer, kept: keep(releasing, consumer, ()))
 
@@ -3225,7 +3225,7 @@ def _while_releasing(patch: Patch, target: targets.AnyTarget, with_this: object)
 
 
 @shows_in(ReleasingMachine)
-def a_request_to_give_back_charges_an_attempt(patch: Patch) -> None:
+def a_release_counts_an_attempt(patch: Patch) -> None:
     requeue = targets.REQUEUE.original
 
     def faulty(outcomes: Settlement, entry: Entry, reason: RequeueReason) -> None:
@@ -3235,7 +3235,7 @@ def a_request_to_give_back_charges_an_attempt(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def what_a_request_gives_back_goes_to_the_end(patch: Patch) -> None:
+def released_messages_go_to_the_end(patch: Patch) -> None:
     def faulty(lane: Lane, entry: Entry) -> None:
         _arrived_of(lane).append(entry)
 
@@ -3243,7 +3243,7 @@ def what_a_request_gives_back_goes_to_the_end(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
+def a_release_does_not_raise_the_release_count(patch: Patch) -> None:
     def faulty(releasing: Releasing, session: ConnectionState, request: Release) -> None:
         release(releasing, session, request)
         session.release_count -= 1
@@ -3253,7 +3253,7 @@ def a_request_to_give_back_does_not_raise_the_round(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine, first=0)
-def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> None:
+def a_refused_release_has_released_some_subscriptions(patch: Patch) -> None:
     def faulty(releasing: Releasing, session: ConnectionState, request: Release) -> None:
         for name in request.subscriptions:
             consumer = session.consumers.get(name)
@@ -3266,7 +3266,7 @@ def a_request_that_is_refused_has_given_back_what_comes_before(patch: Patch) -> 
 
 
 @shows_in(ReleasingMachine)
-def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
+def an_automatic_window_shrinks_with_released_messages(patch: Patch) -> None:
     def faulty(consumer: BrokerConsumer, now_ms: int) -> None:
         restart_auto_window(consumer, now_ms)
         if consumer.auto_window is not None and not consumer.is_suspended:
@@ -3277,7 +3277,7 @@ def an_automatic_window_shrinks_with_what_is_given_back(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
+def a_suspended_consumer_gets_messages_once_it_acknowledges(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         acknowledge(acknowledging, session, ack)
@@ -3288,7 +3288,7 @@ def one_that_rests_gets_something_once_it_acknowledges(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def asking_does_not_wake_one_that_rests(patch: Patch) -> None:
+def a_pull_request_does_not_wake_a_suspended_consumer(patch: Patch) -> None:
     def faulty(pulling: Pulling, session: ConnectionState, credit: Credit) -> None:
         with pytest.MonkeyPatch.context() as inner:
             targets.WAKE_CONSUMER.replace(inner, lambda releasing, consumer: None)
@@ -3299,12 +3299,12 @@ def asking_does_not_wake_one_that_rests(patch: Patch) -> None:
 
 
 @shows_in(ReleasingGroupsMachine)
-def a_group_stays_with_one_that_rests(patch: Patch) -> None:
+def a_group_stays_with_a_suspended_consumer(patch: Patch) -> None:
     targets.FREE_GROUPS_OF_SUSPENDED.replace(patch, lambda groups, queue: None)
 
 
 @shows_in(ReleasingGroupsMachine, first=2)
-def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patch) -> None:
+def a_group_leaves_a_suspended_consumer_although_a_transaction_has_a_message_of_it(patch: Patch) -> None:
     def faulty(groups: GroupOwnership, queue: Queue) -> None:
         sessions = {consumer.session: consumer.session.transactions for consumer in groups.suspended_owners}
         for session, transactions in sessions.items():
@@ -3319,7 +3319,7 @@ def a_group_leaves_one_that_rests_though_a_transaction_has_one_of_it(patch: Patc
 
 
 @shows_in(ReleasingGroupsMachine)
-def a_group_leaves_one_that_rests_though_it_has_kept_one_of_it(patch: Patch) -> None:
+def a_group_leaves_a_suspended_consumer_that_kept_a_message_of_it(patch: Patch) -> None:
     def faulty(groups: GroupOwnership, queue: Queue) -> None:
         held = {consumer: consumer.held for consumer in groups.suspended_owners}
         for consumer in held:
@@ -3344,7 +3344,7 @@ def an_earlier_dispatch_is_acknowledged_and_refused(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def an_abort_that_charges_what_it_refused_charges_all(patch: Patch) -> None:
+def an_abort_that_counts_nacks_counts_all(patch: Patch) -> None:
     abort = targets.ABORT_TRANSACTION.original
     targets.ABORT_TRANSACTION.replace(
         patch, lambda transactions, session, name, counts_all: abort(transactions, session, name, counts_all=True)
@@ -3352,7 +3352,7 @@ def an_abort_that_charges_what_it_refused_charges_all(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def an_abort_that_charges_what_it_refused_charges_nothing(patch: Patch) -> None:
+def an_abort_that_counts_nacks_counts_nothing(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, name: str, *, counts_all: bool) -> None:
         if counts_all:
             abort(transactions, session, name, counts_all=True)
@@ -3372,7 +3372,7 @@ def _count_all(session: ConnectionState, names: Iterable[str | None]) -> None:
 
 
 @shows_in(ReleasingMachine, first=1)
-def an_abort_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
+def an_abort_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, command: Abort) -> None:
         _count_all(session, [command.transaction])
         abort(transactions, session, command)
@@ -3382,7 +3382,7 @@ def an_abort_charges_all_though_its_transaction_said_otherwise_when_it_began(pat
 
 
 @shows_in(BrokerMachine, first=8)
-def a_repeated_commit_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
+def a_repeated_commit_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, command: Commit) -> None:
         _count_all(session, [command.transaction])
         commit(transactions, session, command)
@@ -3392,7 +3392,7 @@ def a_repeated_commit_charges_all_though_its_transaction_said_otherwise_when_it_
 
 
 @shows_in(ReleasingMachine)
-def a_request_to_give_back_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
+def a_release_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> None:
     def faulty(releasing: Releasing, session: ConnectionState, request: Release) -> None:
         _count_all(session, [request.transaction])
         release(releasing, session, request)
@@ -3402,7 +3402,7 @@ def a_request_to_give_back_charges_all_though_its_transaction_said_otherwise_whe
 
 
 @shows_in(ReleasingMachine, first=4)
-def a_lost_connection_charges_all_though_its_transaction_said_otherwise_when_it_began(patch: Patch) -> None:
+def a_lost_connection_counts_all_although_its_transaction_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, reason: RequeueReason) -> None:
         _count_all(session, session.transactions)
         abort_all(transactions, session, reason)
@@ -3412,7 +3412,7 @@ def a_lost_connection_charges_all_though_its_transaction_said_otherwise_when_it_
 
 
 @shows_in(ReleasingMachine)
-def a_lost_connection_charges_nothing_of_a_transaction_that_said_it_counts_what_it_refuses(patch: Patch) -> None:
+def a_lost_connection_counts_nothing_of_a_transaction_that_counts_nacks(patch: Patch) -> None:
     def faulty(transactions: Transactions, session: ConnectionState, reason: RequeueReason) -> None:
         for name in [name for name, transaction in session.transactions.items() if not transaction.counts_all]:
             _abort_without_an_attempt(transactions, session, name)
@@ -3423,12 +3423,12 @@ def a_lost_connection_charges_nothing_of_a_transaction_that_said_it_counts_what_
 
 
 @shows_in(ReleasingMachine, first=4)
-def a_cut_connection_keeps_a_transaction_of_which_nothing_would_be_charged(patch: Patch) -> None:
+def a_parked_connection_keeps_a_transaction_that_would_count_nothing(patch: Patch) -> None:
     targets.ABORT_UNCOUNTED.replace(patch, lambda transactions, session: None)
 
 
 @shows_in(ReleasingMachine)
-def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None:
+def a_transaction_ignores_a_nack_of_a_message_it_acknowledged(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, nack: Nack) -> None:
         transaction = session.transactions.get(nack.transaction or "")
         was_acknowledged = transaction is not None and transaction.acknowledges(nack.sequence, nack.dispatch)
@@ -3441,7 +3441,7 @@ def what_a_transaction_has_acknowledged_it_does_not_refuse(patch: Patch) -> None
 
 
 @shows_in(ReleasingMachine, first=3)
-def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
+def a_started_message_counts_as_started_in_its_next_dispatch(patch: Patch) -> None:
     def faulty(
         outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
     ) -> None:
@@ -3454,7 +3454,7 @@ def what_was_begun_is_begun_in_the_next_dispatch_too(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> None:
+def a_lost_connection_counts_no_attempt_of_a_started_message(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, started: Started) -> None:
         say_started(acknowledging, session, started)
         session.consumer(started.subscription).held[started.sequence].is_started = False
@@ -3464,7 +3464,7 @@ def what_was_begun_is_not_charged_when_the_connection_is_lost(patch: Patch) -> N
 
 
 @shows_in(ReleasingMachine, first=2)
-def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> None:
+def the_started_message_named_by_an_acknowledgement_is_not_started(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         if ack.started is not None:
             session.consumer_of(ack.started.subscription, ack.started.sequence, ack.started.dispatch)
@@ -3476,7 +3476,7 @@ def what_an_acknowledgement_says_is_begun_next_is_not_begun(patch: Patch) -> Non
 
 
 @shows_in(ReleasingMachine)
-def a_lost_connection_charges_the_first_message_though_its_client_says_what_it_begins(patch: Patch) -> None:
+def a_lost_connection_counts_the_first_message_of_a_client_that_reports_started(patch: Patch) -> None:
     def faulty(subscribing: Subscribing, consumer: BrokerConsumer, *, is_lost: bool) -> None:
         names_begun, consumer.session.names_begun = consumer.session.names_begun, False
         end_consumer(subscribing, consumer, is_lost=is_lost)
@@ -3498,7 +3498,7 @@ def a_restart_forgets_that_an_attempt_was_a_lost_connection(patch: Patch) -> Non
 
 
 @shows_in(ReleasingMachine, first=10)
-def a_message_is_said_to_be_lost_after_it_was_refused(patch: Patch) -> None:
+def a_nacked_message_is_still_reported_as_lost(patch: Patch) -> None:
     def faulty(
         outcomes: Settlement, entry: Entry, reason: RequeueReason, *, delay_ms: int = 0, cause: str = ""
     ) -> None:
@@ -3516,7 +3516,7 @@ def a_queue_to_which_an_open_transaction_sends_goes(patch: Patch) -> None:
 
 
 @shows_in(BrokerMachine, first=3)
-def room_that_was_kept_for_a_transaction_is_never_free(patch: Patch) -> None:
+def room_reserved_for_a_transaction_is_never_freed(patch: Patch) -> None:
     targets.FREE_RESERVATIONS.replace(patch, lambda queues, promised: None)
 
 
@@ -3645,17 +3645,17 @@ def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[BrokerConsumer
 
 
 @shows_in(ReleasingMachine)
-def nothing_is_said_to_be_ready_while_a_page_is_read(patch: Patch) -> None:
+def a_no_wait_pull_request_ends_while_a_page_is_read(patch: Patch) -> None:
     _say_that_nothing_is_ready(patch, lambda consumer, queue: queue.observer is None)
 
 
 @shows_in(ReleasingGroupsMachine)
-def nothing_is_said_to_be_ready_while_a_selector_is_compared(patch: Patch) -> None:
+def a_no_wait_pull_request_ends_while_a_selector_is_compared(patch: Patch) -> None:
     _say_that_nothing_is_ready(patch, lambda consumer, queue: consumer.selector is not None)
 
 
 @shows_in(ReleasingGroupsMachine)
-def nothing_is_said_to_be_ready_for_a_wildcard_while_a_page_is_read(patch: Patch) -> None:
+def a_no_wait_pull_request_of_a_wildcard_ends_while_a_page_is_read(patch: Patch) -> None:
     def faulty(dispatch: WildcardDispatch, wildcard: Wildcard) -> bool:
         targets.awaiting_page(dispatch).discard(wildcard)
         return is_nothing_ready(dispatch, wildcard)
@@ -3665,7 +3665,7 @@ def nothing_is_said_to_be_ready_for_a_wildcard_while_a_page_is_read(patch: Patch
 
 
 @shows_in(ReleasingMachine, first=1)
-def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
+def an_acknowledgement_gives_credit_to_a_pulling_consumer(patch: Patch) -> None:
     def faulty(acknowledging: Acknowledging, session: ConnectionState, ack: Ack) -> None:
         consumer = session.consumer_of(ack.subscription, ack.sequence, ack.dispatch)
         acknowledge(acknowledging, session, ack)
@@ -3677,12 +3677,12 @@ def an_acknowledgement_opens_credit_for_one_that_pulls(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def a_request_to_give_back_leaves_what_was_asked_for(patch: Patch) -> None:
+def a_release_leaves_the_pull_request(patch: Patch) -> None:
     _while_releasing(patch, targets.FORGET_PULL_REQUEST, lambda pull_requests, consumer: None)
 
 
 @shows_in(ReleasingMachine)
-def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> None:
+def a_pull_request_ended_by_a_release_is_answered(patch: Patch) -> None:
     def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         if consumer.pull_request is not None:
             with pytest.MonkeyPatch.context() as inner:
@@ -3693,7 +3693,7 @@ def a_wish_that_a_request_to_give_back_has_ended_is_answered(patch: Patch) -> No
 
 
 @shows_in(ReleasingMachine)
-def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
+def a_waiting_pull_request_ends_when_no_message_is_ready(patch: Patch) -> None:
     def faulty(pull_requests: PullRequests, consumer: BrokerConsumer) -> None:
         add(pull_requests, consumer)
         pull_requests.no_wait_by_queue.setdefault(consumer.queue or consumer, {})[consumer] = None
@@ -3703,7 +3703,7 @@ def a_wish_that_waits_ends_when_nothing_is_ready(patch: Patch) -> None:
 
 
 @shows_in(ReleasingMachine)
-def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> None:
+def a_pull_request_replaces_the_earlier_one(patch: Patch) -> None:
     def faulty(pulling: Pulling, session: ConnectionState, credit: Credit) -> EndedPullRequest | None:
         consumer = session.consumers.get(credit.subscription)
         if consumer is not None and consumer.pull_request is not None and 0 < credit.messages < 200:
@@ -3715,7 +3715,7 @@ def what_is_asked_for_takes_the_place_of_what_was_asked_before(patch: Patch) -> 
 
 
 @shows_in(ReleasingMachine)
-def something_comes_behind_the_end_of_a_wish(patch: Patch) -> None:
+def messages_come_after_the_end_of_a_pull_request(patch: Patch) -> None:
     def faulty(pull_requests: PullRequests) -> list[EndedPullRequest]:
         ended = take_ended(pull_requests)
         for one in ended:
@@ -3764,7 +3764,7 @@ def faults() -> list[Fault]:
         and value
         not in (
             faults,
-            nothing_is_wrong,
+            plain_dispatch_without_a_fault,
             shows_in,
             shows_rarely_in,
             is_rare,

@@ -137,5 +137,5 @@ def test_a_line_of_the_table_that_is_wrong_is_refused() -> None:
 def test_the_plain_dispatch_that_carries_the_faults_is_not_itself_one(
     machine: type[BrokerMachine], monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
-    planted_faults.nothing_is_wrong(monkeypatch)
+    planted_faults.plain_dispatch_without_a_fault(monkeypatch)
     run_machines([0], [machine], steps)

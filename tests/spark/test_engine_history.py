@@ -102,7 +102,7 @@ def test_wrong_order_is_found_beside_wildcard_consumers(monkeypatch: pytest.Monk
 
 
 def test_message_that_overtakes_others_of_its_group_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    planted_faults.a_group_is_overtaken_by_what_comes_behind(monkeypatch)
+    planted_faults.a_group_is_overtaken_by_later_messages_of_it(monkeypatch)
     assert any(findings(seed, GROUPS)["order"] for seed in range(20))
 
 
@@ -113,7 +113,7 @@ def test_message_that_overtakes_others_of_its_group_is_found(monkeypatch: pytest
         (planted_faults.persistent_messages_are_served_before_transient_ones, "inversion"),
         (planted_faults.persistent_and_transient_messages_are_served_in_turns, "inversion"),
         (planted_faults.priorities_are_ignored, "inversion"),
-        (planted_faults.what_is_given_back_goes_to_the_end, "order"),
+        (planted_faults.a_requeued_message_goes_to_the_end, "order"),
         (planted_faults.a_commit_in_flight_is_overtaken_by_its_equals, "order"),
     ],
 )

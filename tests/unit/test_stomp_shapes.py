@@ -422,7 +422,7 @@ def a_space_of_stomp_1_0_is_kept(patch: pytest.MonkeyPatch) -> None:
     _values_may_have(patch, b" ")
 
 
-def a_line_more_than_its_names_is_passed_over(patch: pytest.MonkeyPatch) -> None:
+def an_additional_header_line_is_skipped(patch: pytest.MonkeyPatch) -> None:
     """Of a repeated header the last counts, or both."""
 
     def faulty(command: str, lines: bytes, behind: bytes = b"") -> object:
@@ -432,7 +432,7 @@ def a_line_more_than_its_names_is_passed_over(patch: pytest.MonkeyPatch) -> None
         patch.setattr(module, "header_pattern", faulty)
 
 
-def nobody_looks_whether_it_is_utf_8(patch: pytest.MonkeyPatch) -> None:
+def invalid_utf_8_is_accepted(patch: pytest.MonkeyPatch) -> None:
     for module in (shapes, request_shapes):
         patch.setattr(module, "is_utf8", lambda _: True)
 
@@ -460,22 +460,24 @@ MUTATIONS: dict[str, Fault] = {
     "a body that is too long is taken": _mutated(SendShape, "read", "or length > body_bytes_max", ""),
     "a body that is too long is a frame's": _mutated(FrameShape, "read", "(body_bytes_max if", "(10**9 if"),
     "an ACK may have a body": _mutated(FrameShape, "read", "if has_body else 0", "if has_body else 9"),
-    "nobody looks for the NUL behind the body": _mutated(SendShape, "read", "or data[body_end]", ""),
-    "nobody looks for the NUL behind the body of a frame": _mutated(FrameShape, "read", "or data[body_end]", ""),
+    "a body without a NUL after it is taken": _mutated(SendShape, "read", "or data[body_end]", ""),
+    "a body without a NUL after it is a frame's": _mutated(FrameShape, "read", "or data[body_end]", ""),
     "a body that is not all there yet is taken": _mutated(
         SendShape, "read", "body_end >= size\n            or data[body_end]", "data[body_end : body_end + 1] > b'0'"
     ),
     "a receipt is forgotten": _mutated(
         SendShape, "read", "send if at_receipt is None else (send, groups[at_receipt].decode())", "send"
     ),
-    "what concerns the SEND alone is forwarded": _mutated(
+    "headers for the SEND alone are forwarded": _mutated(
         SendShape, "__init__", "if is_forwarded is (name in _HOP_BY_HOP):", "if not is_forwarded:"
     ),
     "a message says no priority": _mutated(SendShape, "read", "header = DEFAULT_PRIORITY_LINE + header", ""),
     "started forgets which dispatch": _mutated(StartedShape, "read", "int(dispatch[1:] or 0)", "0"),
-    "started is also what is sent elsewhere": _mutated(StartedShape, "__init__", 'b"/control/started"', 'rb"[^\\n]*"'),
+    "a SEND to another address counts as started": _mutated(
+        StartedShape, "__init__", 'b"/control/started"', 'rb"[^\\n]*"'
+    ),
     "an ACK forgets which dispatch": _mutated(AckShape, "read", "ack.dispatch = int(dispatch[1:])", "pass"),
-    "an ACK forgets which dispatch it begins": _mutated(AckShape, "read", "int(which[1:]) if which else 0", "0"),
+    "an ACK forgets which dispatch it starts": _mutated(AckShape, "read", "int(which[1:]) if which else 0", "0"),
     "a number may be too large": _mutated(SendShape, "_set_optional_headers", "> PRODUCER_NUMBER_MAX", "> 10**99"),
     "a SEND may come behind a DISCONNECT": _mutated(
         StompSession, "_check", 'self._protocol.check(Frame("ACK" if isinstance(command, Ack) else "SEND", {}))', "pass"
@@ -490,8 +492,8 @@ FAULTS: dict[str, Fault] = {
             an_escape_is_taken_as_it_stands,
             a_value_may_have_a_carriage_return,
             a_space_of_stomp_1_0_is_kept,
-            a_line_more_than_its_names_is_passed_over,
-            nobody_looks_whether_it_is_utf_8,
+            an_additional_header_line_is_skipped,
+            invalid_utf_8_is_accepted,
         )
     },
     **MUTATIONS,
