@@ -9,7 +9,7 @@ from weakref import ref
 import pytest
 
 from tests.drawing import one_of
-from tests.unit.test_unused import Passing
+from tests.unit.test_unused_queues import Passing
 from truenext.engine.state import memory as memory_module
 from truenext.engine.state.memory import CONSUMER_BYTES, JOIN_BYTES, WILDCARD_BYTES
 from truenext.engine.state.wildcard import Wildcard
