@@ -1,4 +1,4 @@
-"""Does a store hold what it must, on any disk that a crash may leave?
+"""Runs of a store on disks as a crash may leave them, checked against models.
 
 A life is one run of a store on such a disk: it is recovered, must hold one of the models that it may hold, and is given
 batches. The next life begins on a disk as it may look after a crash at any operation of this one.

@@ -1,4 +1,4 @@
-"""Does a store miss what its journal has lost at its end, and nothing else?
+"""Scenes in which a journal loses its end, and the check that a store notices exactly that.
 
 Each scene writes a data folder and takes its journal's end away, in every way. A store on what is left must refuse to
 start and change nothing, and a check must say so; but for what is known to look like what a crash leaves.

@@ -1,4 +1,4 @@
-"""Stores that are to be damaged: what is in one, and what a broker makes of it, in a process of its own."""
+"""Stores to be damaged, their contents, and the run of a broker on them in a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlives a broker: opens a store, stops it cleanly, or crashes it."""
+"""A store whose broker is opened, stopped cleanly, or crashed."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""History, read as plainly as events.py can be read: one event at a time, one dictionary each."""
+"""Plain reader of history: one event at a time, one dictionary each."""
 
 import struct
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which mistakes of the store must the crash tests be able to see?
+"""Planted faults of the store that the crash tests must notice.
 
 Each function makes the shipped store wrong in one way, by replacing functions of it; its name says what it does then.
 """

@@ -1,4 +1,4 @@
-"""What did a store really ask of the system, LMDB included?
+"""Recording of the system calls of a store, those of LMDB included.
 
 A store runs in a process of its own with recorded_calls.c in front of the system's library, and what that has written
 down becomes the operations of simulated_disk.py. Needs a C compiler.

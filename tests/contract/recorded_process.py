@@ -1,4 +1,4 @@
-"""A store that lives in a process whose calls are recorded; see recorded_calls.py, which starts it.
+"""Process of a store whose calls are recorded; recorded_calls.py starts it.
 
     LD_PRELOAD=recorded_calls.so python -m tests.contract.recorded_process JOBS [FAULT]
 

@@ -1,4 +1,4 @@
-"""What may a disk hold after the power went?
+"""Simulated disk: all states that it may be in after the power went.
 
 A store runs on a real folder, and what it does to its files is written down, operation by operation: by `Recorder`, or
 by recorded_calls.c. From that the disk is built as it may look if the power goes at any of them: what was not synced is

@@ -1,4 +1,4 @@
-"""A flipped bit anywhere in the data folder: whatever a broker then does, it never shows what was not written.
+"""Tests that a broker never shows invented data after a flipped bit anywhere in its data folder.
 
 TRUENEXT_FLIPS=10000 TRUENEXT_SEED=7 pytest -s tests/contract/test_bit_flips.py
 """

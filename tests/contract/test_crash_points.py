@@ -1,4 +1,4 @@
-"""Does the embedded store keep every confirmed batch, whenever the power goes and wherever the broker is killed?
+"""Tests that the embedded store keeps every confirmed batch after power cuts and kills at any point.
 
     TRUENEXT_CRASHES=100000 TRUENEXT_SEED=7 pytest -s tests/contract/test_crash_points.py       a long run: make crash
 

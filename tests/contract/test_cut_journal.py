@@ -1,4 +1,4 @@
-"""Is a journal that lost its end ever taken for one that a crash tore?"""
+"""Tests that a journal that lost its end is never taken for one that a crash tore."""
 
 import tempfile
 from collections.abc import Callable

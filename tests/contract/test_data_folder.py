@@ -1,4 +1,4 @@
-"""Is a folder of others' files left alone, and every folder that is empty or a broker's used?"""
+"""Tests that folders with foreign files are left alone, and empty ones and a broker's own used."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What only a store on a disk can do wrong: folders, locks, crashes in the middle, damage, a full disk."""
+"""Tests of the store on a disk: folders, locks, crashes, damage, and a full disk."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""What if a call fails, any of those that a store makes?
+"""Tests of the store with a disk on which any call may fail.
 
 Whoever was told that a batch is durable was told the truth, whatever failed then or later, and nothing is confirmed
 behind a batch that failed. LMDB's own calls fail in try_crashes.py.

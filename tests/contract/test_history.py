@@ -1,4 +1,4 @@
-"""Is what happened written down, in order, and does it survive what it must survive?"""
+"""Tests that history records all events in order, and survives crashes."""
 
 import os
 import random

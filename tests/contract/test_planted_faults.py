@@ -1,4 +1,4 @@
-"""Would the crash tests notice if the store were wrong?
+"""Tests that the crash tests notice every planted fault of the store.
 
 A test that never fails may be one that sees nothing. Every fault of planted_faults.py must be caught.
 """

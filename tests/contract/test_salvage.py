@@ -1,4 +1,4 @@
-"""Does `store check` find every kind of damage, and does `store export` save all that is left?"""
+"""Tests that `store check` finds every kind of damage, and that `store export` saves all that is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do `store check` and `store export` know what several messages share?"""
+"""Tests of `store check` and `store export` with contents that several messages share."""
 
 from __future__ import annotations
 

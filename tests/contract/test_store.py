@@ -1,4 +1,4 @@
-"""Does every store keep what store.py promises?
+"""Tests of the promises of store.py, for every store.
 
 One suite for all stores; what only a disk can do wrong is in test_embedded_store.py.
 """

@@ -1,4 +1,4 @@
-"""What does the store do when much of it goes on at once, when there is much in it, and when the disk is full?"""
+"""Tests of the store under concurrent load, with much data, and on a full disk."""
 
 import errno
 import gc

@@ -1,5 +1,4 @@
-"""Cut the power of a store whose every call was recorded, LMDB's included, in a process of its own: a file that LMDB
-takes for whole and is not may end the process that opens it.
+"""Power cuts of a recorded store, LMDB's calls included, in a process of its own.
 
     python -m tests.contract.try_crashes STATES SEED [FAULT]
 

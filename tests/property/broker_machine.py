@@ -1,4 +1,4 @@
-"""Does the engine ever differ from the oracle, whatever clients, sockets and disk do?
+"""State machines that compare the engine with the oracle, with random clients, sockets and disks.
 
 A Hypothesis state machine that says the same to the engine and to the oracle and compares them after every turn and
 every durable batch, through restarts and shortness of memory. How the engine works is not known here (only

@@ -1,4 +1,4 @@
-"""Small sizes, so that few messages make what needs many in a broker, and small ones what needs large ones."""
+"""Fixtures that make sizes small, so that few and small messages reach the limits of a broker."""
 
 from collections.abc import Iterator
 

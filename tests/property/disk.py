@@ -1,4 +1,4 @@
-"""What stands between the engine and its store, one step at a time.
+"""Disk and threads between the engine and its store, run one step at a time.
 
 In the broker two threads do this, whenever they come to it: one makes batches durable, one reads pages. Here every step
 is taken when the state machine says so, so that anything can happen between them.

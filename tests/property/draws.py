@@ -1,4 +1,4 @@
-"""What is drawn at random: by Hypothesis, which makes small what fails, or plainly, at a third of the cost."""
+"""Random draws for state machines: by Hypothesis, which shrinks failures, or plainly, at a third of the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the engine know what it has in memory?
+"""Audit that compares the engine's counts of its memory with the messages that are there.
 
 The one part of the property tests that looks into the engine: it counts what is there, message by message, and compares
 that with the numbers by which the engine decides what has to leave.

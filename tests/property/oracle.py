@@ -1,4 +1,4 @@
-"""Who should get which message next, by docs/contract.md alone?
+"""Oracle that decides which consumer gets which message next, by docs/contract.md alone.
 
 Written from the contract and never from the engine. Naive on purpose: one list of messages, searched and sorted again
 for each question. Section names in comments are those of docs/contract.md.

@@ -1,4 +1,4 @@
-"""Which mistakes must the state machine be able to see?
+"""Planted faults of the engine that the state machines must notice.
 
 Each function makes the engine wrong in one way, by replacing methods of it; its name says what the engine does then.
 The methods are listed in targets.py. Faults of choice replace the whole dispatch by a plain one (`Choice`) with

@@ -1,4 +1,4 @@
-"""What is known of producers, and which of them goes for a new one? By docs/contract.md (L5, "Did it happen?") alone.
+"""Oracle of producers and of their forgetting, by docs/contract.md (L5, "Did it happen?") alone.
 
 Of each is kept what it was after each use, and the batch that writes that down: a crash leaves what was durable.
 """

@@ -1,4 +1,4 @@
-"""Which messages does a selector want, by JMS 2.0, section 3.8.1, and docs/decisions/0020-selectors.md alone?
+"""Oracle of selectors, by JMS 2.0, section 3.8.1, and docs/decisions/0020-selectors.md alone.
 
 Naive on purpose: a tree that is walked anew for each message. Hypothesis makes the trees; `printed` makes text of them
 with no more parentheses than are needed, so that what binds tighter is tested, too. `written` puts the prefixes before

@@ -1,4 +1,4 @@
-"""Where in the engine is what tests replace, call or look at?
+"""Places in the engine that tests replace, call or look at.
 
 The one file of the property tests that knows, and most others ask it too. What is moved in the engine, or gets another
 name, changes its line here; what the tests do with it stays.

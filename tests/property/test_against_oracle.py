@@ -1,4 +1,4 @@
-"""Does the engine do what docs/contract.md says, whatever clients, sockets and disk do?
+"""Tests that the engine does what docs/contract.md says, with random clients, sockets and disks.
 
 TRUENEXT_EXAMPLES=5000 pytest tests/property/test_against_oracle.py       longer
 TRUENEXT_SEED=7 pytest tests/property/test_against_oracle.py              the same run again

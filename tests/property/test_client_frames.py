@@ -1,4 +1,4 @@
-"""What the client writes in a way of its own, because it writes it often, is what the wire would write."""
+"""Tests that frames which the client writes in a faster way are those that the wire would write."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Does the oracle know what docs/contract.md says of giving back and pulling? In plain examples, without an engine."""
+"""Tests of the oracle alone: release and pull requests in plain examples, without an engine."""
 
 import pytest
 
@@ -88,7 +88,7 @@ def test_suspended_consumer_gets_nothing_until_it_is_woken() -> None:
     broker.turn((reader, "m1"))
 
 
-def test_a_group_leaves_one_that_rests_once_it_has_nothing_of_it() -> None:
+def test_group_leaves_a_suspended_consumer_once_it_holds_no_message_of_it() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader, other = broker.subscribe(peer), broker.subscribe(broker.connect("t"), "d")
@@ -104,7 +104,7 @@ def test_a_group_leaves_one_that_rests_once_it_has_nothing_of_it() -> None:
     broker.turn((other, "m3"))
 
 
-def test_an_aborted_transaction_is_charged_for_what_it_refused() -> None:
+def test_release_of_a_transaction_counts_attempts_of_nacked_messages_only() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer)
@@ -118,7 +118,7 @@ def test_an_aborted_transaction_is_charged_for_what_it_refused() -> None:
     assert [broker.letter(label).attempts for label in ("m1", "m2", "m3")] == [0, 1, 0]
 
 
-def test_a_lost_connection_is_charged_for_what_it_has_begun_in_this_dispatch() -> None:
+def test_lost_connection_counts_attempts_of_messages_started_in_this_dispatch() -> None:
     broker = ScriptedBroker()
     peer = broker.connect(names_begun=True)
     reader = broker.subscribe(peer)
@@ -149,7 +149,7 @@ def test_pulling_consumer_gets_its_credit_and_is_told_the_unused_rest() -> None:
     broker.turn()
 
 
-def test_a_wish_that_waits_does_not_end_until_it_is_withdrawn() -> None:
+def test_waiting_pull_request_does_not_end_until_it_is_withdrawn() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer, is_pulling=True)
@@ -163,7 +163,7 @@ def test_a_wish_that_waits_does_not_end_until_it_is_withdrawn() -> None:
     broker.turn()
 
 
-def test_a_wish_that_does_not_wait_ends_at_once_where_nothing_is_ready() -> None:
+def test_no_wait_pull_request_ends_at_once_if_no_message_is_ready() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer, is_pulling=True)
@@ -172,7 +172,7 @@ def test_a_wish_that_does_not_wait_ends_at_once_where_nothing_is_ready() -> None
         broker.turn()
 
 
-def test_a_wish_does_not_end_while_something_is_ready() -> None:
+def test_pull_request_does_not_end_while_a_message_is_ready() -> None:
     broker = ScriptedBroker()
     peer = broker.connect()
     reader = broker.subscribe(peer, is_pulling=True)

@@ -1,4 +1,4 @@
-"""Would the state machines notice if the engine were wrong?
+"""Tests that the state machines notice every planted fault of the engine.
 
 A property test that never fails may be one that sees nothing. Every fault of planted_faults.py must be caught.
 

@@ -1,4 +1,4 @@
-"""Does a selector want what JMS says, whatever it says and whatever the message is?"""
+"""Tests that compiled selectors agree with the oracle for random selectors and messages."""
 
 import os
 import string

@@ -1,4 +1,4 @@
-"""The decoder as it was before there were shapes: the yardstick for what a frame means.
+"""The decoder from before there were shapes, kept as the reference for what a frame means.
 
 It is a copy, and stays as it is: see test_stomp_shapes.py. It shares nothing with the decoder but names of commands,
 limits and what a Frame is.

@@ -1,4 +1,4 @@
-"""What unit tests look at: a look of the stuck audit, all its steps behind the same turn, and what a queue has."""
+"""Helpers with which unit tests look into the engine: a run of the stuck audit, and the groups of a queue."""
 
 from collections.abc import Callable, Collection
 

@@ -1,4 +1,4 @@
-"""A function with a few characters of its source changed: a planted fault where no function is there to be replaced."""
+"""Planted faults made by changing a few characters in the source of a function."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""From when is an attempt durable? Source: docs/contract.md, "Deliveries and attempts" """
+"""Tests of when an attempt is durable. Source: docs/contract.md, "Deliveries and attempts"."""
 
 from collections.abc import Callable
 

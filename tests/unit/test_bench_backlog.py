@@ -1,4 +1,4 @@
-"""Would the measurement of a backlog notice a broker that loses, doubles, swaps or spoils something?"""
+"""Tests that the backlog benchmark notices lost, duplicated, reordered and damaged messages."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Does the load generator read what brokers send, whether or not line feeds stand behind their frames?"""
+"""Tests that the load generator reads frames of brokers with and without line feeds after them."""
 
 import socket
 from collections.abc import Iterator

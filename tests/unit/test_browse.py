@@ -1,4 +1,4 @@
-"""Does a browse hold up nobody, end whatever comes meanwhile, and leave no trace?
+"""Tests of browsing: browsers delay no other work, end whatever happens meanwhile, and leave no trace.
 
 That it shows what it should, while anything happens, is asked by tests/property.
 """

@@ -1,4 +1,4 @@
-"""Does bulk work say how many of what it wants others have?"""
+"""Tests that bulk work counts the matching messages that consumers and transactions hold."""
 
 import msgspec
 import pytest

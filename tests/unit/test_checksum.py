@@ -1,4 +1,4 @@
-"""Is the quicker CRC-32 the one that is on the disk already, and does a machine without it do as well?"""
+"""Tests that the faster CRC-32 gives the values that are on disk already, and of the fallback to zlib."""
 
 import importlib
 import sys

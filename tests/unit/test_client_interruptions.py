@@ -1,4 +1,4 @@
-"""Is what a program was interrupted in settled all the same?"""
+"""Tests that operations of the client are settled although the program was interrupted in them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Do the two surfaces of the client have the same names, and is that for threads made of that for tasks?"""
+"""Tests that both surfaces of the client have the same names, and that the one for threads is generated."""
 
 import pytest
 

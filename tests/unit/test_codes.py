@@ -1,4 +1,4 @@
-"""Does docs/stomp.md name each code that an ERROR may have, and no other?"""
+"""Tests that docs/stomp.md has exactly the codes that an ERROR may have."""
 
 import re
 from pathlib import Path

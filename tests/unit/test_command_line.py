@@ -1,4 +1,4 @@
-"""Is nonsense on the command line refused in one sentence, with status 2? The commands are those that click knows."""
+"""Tests that invalid arguments are refused in one sentence, with status 2, by each command that click knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does docs/commands.md name the commands and options that click has, and no others?"""
+"""Tests that docs/commands.md has exactly the commands and options that click has."""
 
 import re
 from collections import defaultdict

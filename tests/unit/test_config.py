@@ -1,4 +1,4 @@
-"""What does a configuration file say, and what is wrong with it?"""
+"""Tests of configuration files: the settings they give, and the errors in them."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Is what subscriptions, their selectors and long names take counted, given back, and refused if need be?"""
+"""Tests that the memory of subscriptions, selectors and long names is counted, freed and limited."""
 
 import gc
 import re

@@ -1,4 +1,4 @@
-"""When is what several queues get stored once, and when does it go? Any order of events is in tests/property."""
+"""Tests of contents that several queues share. Random orders of events are in tests/property."""
 
 from collections.abc import Callable
 

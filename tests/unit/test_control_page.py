@@ -1,4 +1,4 @@
-"""Does docs/control.md say what can be asked, and what is answered?"""
+"""Tests that docs/control.md has the control requests and the fields of their answers."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Is what is asked of all queues answered rightly, in steps that are short however many queues there are?"""
+"""Tests of control requests about all queues: the answers are right and made in short steps."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Does a checksum tell what it was begun with, and which bit is wrong?"""
+"""Tests of finding the initial value of a CRC-32, and the bit that was flipped."""
 
 from zlib import crc32
 

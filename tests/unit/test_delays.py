@@ -1,4 +1,4 @@
-"""When is a failed message tried again, and what waits meanwhile?"""
+"""Tests of the delay before a failed message is retried, and of the messages that wait meanwhile."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which queue does an address mean, and is everything refused that means none?"""
+"""Tests of addresses: the destinations they mean, and the invalid ones that are refused."""
 
 from urllib.parse import quote
 
@@ -141,7 +141,7 @@ NAMES = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters=
 
 
 @given(NAMES, st.sampled_from(["/queue/", "/topic/", "/temp-queue/", "/temp-topic/", "/control/"]))
-def test_the_address_of_a_destination_means_it_for_everybody(name: str, prefix: str) -> None:
+def test_address_of_a_destination_means_the_same_for_each_connection(name: str, prefix: str) -> None:
     destination = parse_address(prefix + name, "me")
     assert parse_address(destination.address, "me") == parse_address(destination.address, "you") == destination
 

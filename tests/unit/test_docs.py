@@ -1,4 +1,4 @@
-"""Is what the pages name there: other pages, and files of the code?"""
+"""Tests that links and file names in the pages lead to pages and files that exist."""
 
 import re
 from pathlib import Path

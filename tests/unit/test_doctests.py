@@ -1,4 +1,4 @@
-"""Examples in docstrings give what they say."""
+"""Runs the examples in docstrings as doctests."""
 
 import doctest
 import importlib

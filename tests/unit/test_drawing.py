@@ -1,4 +1,4 @@
-"""Does a run have what tests/drawing.py says? What is left out by mistake would never be missed."""
+"""Tests of tests/drawing.py. A test that it leaves out by mistake would never be missed."""
 
 import os
 import subprocess

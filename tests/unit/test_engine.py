@@ -1,4 +1,4 @@
-"""Do the corners that a review of the engine found stay mended?"""
+"""Tests of defects that a review of the engine found."""
 
 from sys import maxsize
 

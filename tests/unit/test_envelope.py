@@ -1,4 +1,4 @@
-"""Does every header that is written come back as it was, on lines of its own?"""
+"""Tests that encoded header lines are decoded unchanged, each on a line of its own."""
 
 import pytest
 from hypothesis import given

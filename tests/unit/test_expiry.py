@@ -1,4 +1,4 @@
-"""What does expiry cost whom, and what becomes of what has expired?"""
+"""Tests of the expiry of messages: its timers and reads, and what happens to expired messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Are groups one consumer's, wherever their messages are, and does nobody else wait for them?
+"""Tests of message groups: each has one owner, and no other consumer waits for a group.
 
 That what consumers get is right, while anything happens, is asked by tests/property.
 """

@@ -1,4 +1,4 @@
-"""How many Python functions are called for one message, from its SEND to its ACK?
+"""Tests of the number of Python functions called for one message, from its SEND to its ACK.
 
 A call costs 50 to 100 ns, and there are a hundred thousand messages in a second: one that is added here is seen in no
 timed test, and in every benchmark. The counts are of the engine alone, without history, selectors and groups.

@@ -1,4 +1,4 @@
-"""Is it found out why nothing comes to a consumer, in short steps, and is nothing done by looking?"""
+"""Tests of the reason why a consumer is idle: found in short steps, and without side effects."""
 
 import json
 from collections.abc import Generator
@@ -174,7 +174,7 @@ def test_idle_reason_of_a_blocked_lane_needs_no_body_of_the_blocking_message() -
     assert driver.why(consumer) is IdleReason.DELAYED
 
 
-def test_looking_asks_for_nothing() -> None:
+def test_finding_the_idle_reason_starts_no_scan() -> None:
     """What was passed over of a group is gone through once more when dispatch comes to it, and not before."""
     driver = IdleDriver()
     consumer = driver.subscribe("a", window=1)

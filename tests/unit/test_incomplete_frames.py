@@ -1,4 +1,4 @@
-"""Are frames that are not complete kept within their share of the memory, and does every connection get its turn?"""
+"""Tests that incomplete frames stay within their share of memory, and that every connection gets its turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does docs/limits.md say what the code does: each limit that somebody can meet, its value, and what is said then?"""
+"""Tests that docs/limits.md has each limit a user can reach, with its value and the text of its error."""
 
 import ast
 import functools

@@ -1,4 +1,4 @@
-"""How does the log of a command read?"""
+"""Tests of the log messages of a command."""
 
 import logging
 import sys

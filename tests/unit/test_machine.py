@@ -1,4 +1,4 @@
-"""Is the memory that there is for a broker known, and a limit beyond it refused?"""
+"""Tests of the memory available to a broker, and of the refusal of a limit above it."""
 
 from pathlib import Path
 from sys import maxsize
@@ -29,7 +29,7 @@ def of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 8 * GIB // 4096}.__getitem__)
 
 
-def test_without_control_groups_it_is_that_of_the_machine(tmp_path: Path) -> None:
+def test_memory_without_control_groups_is_that_of_the_machine(tmp_path: Path) -> None:
     assert machine.memory_bytes(tmp_path / "none", tmp_path) == 8 * GIB
 
 
@@ -62,7 +62,7 @@ def test_unparsable_limits_are_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [True, False])
-def test_a_limit_beyond_it_is_refused_and_nothing_is_made(tmp_path: Path, option: bool) -> None:
+def test_limit_beyond_the_memory_is_refused_and_no_folder_is_made(tmp_path: Path, option: bool) -> None:
     file = tmp_path / "truenext.toml"
     file.write_text("" if option else '[broker]\nmemory_limit = "999999TiB"\n')
     options = ["--memory-limit", "999999TiB"] if option else []

@@ -1,4 +1,4 @@
-"""Which page may still be taken in after messages have left memory?"""
+"""Tests of which pages are taken in after messages have left memory."""
 
 import pytest
 
@@ -98,7 +98,7 @@ def test_page_taken_in_after_messages_before_it_left_memory_is_detected(monkeypa
         order_of_dispatch()
 
 
-def test_a_page_may_miss_what_was_written_and_left_memory_while_it_was_read() -> None:
+def test_page_may_miss_a_message_written_and_evicted_while_it_was_read() -> None:
     """Both were given back. The second has its body in memory alone when the page is read, and in the store alone when
     the page is taken in: the broker took that for damage."""
     engine = Engine(memory_limit=LARGE, policies=Policies(Policy()))

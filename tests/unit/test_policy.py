@@ -1,4 +1,4 @@
-"""Which policy does a queue get?"""
+"""Tests of the choice of a queue's policy."""
 
 import pytest
 from hypothesis import given

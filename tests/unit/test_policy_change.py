@@ -1,4 +1,4 @@
-"""What becomes of the messages of a queue whose policy changes?"""
+"""Tests of messages in a queue whose policy changes."""
 
 import pytest
 
@@ -66,7 +66,7 @@ class Running:
         return {queue.name: queue.waiting_count() for queue in self.engine.queues()}
 
 
-def test_fewer_attempts_give_up_what_waits_and_has_failed_so_often() -> None:
+def test_lowered_attempts_max_gives_up_waiting_messages_that_failed_as_often() -> None:
     running = Running(window=2)
     running.nack(1, 2)
     running.change(attempts_max=2)
@@ -76,7 +76,7 @@ def test_fewer_attempts_give_up_what_waits_and_has_failed_so_often() -> None:
     assert running.turn()[0] == [3, 4]
 
 
-def test_fewer_attempts_leave_what_a_consumer_holds_until_it_comes_back() -> None:
+def test_lowered_attempts_max_leaves_held_messages_until_they_are_requeued() -> None:
     running = Running(window=2)
     running.nack(1, 2)
     assert running.turn()[0] == [1, 2]
@@ -104,7 +104,7 @@ def test_message_given_up_stays_so_although_more_attempts_are_allowed_before_it_
     assert dispatched == [2]
 
 
-def test_a_clean_stop_writes_down_how_often_that_was_dispatched_which_was_given_up_and_not_read_yet() -> None:
+def test_clean_stop_writes_the_deliveries_of_a_message_given_up_and_not_read_yet() -> None:
     """It stands in no lane, and the store had only heard of its first dispatch."""
     running = Running(window=1)
     running.nack(1)

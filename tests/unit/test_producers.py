@@ -1,5 +1,4 @@
-"""Which numbers of a producer count as used, what became of its COMMITs, and which producers are forgotten when there
-are too many; and what is the store told of it?"""
+"""Tests of producers: used numbers, the outcome of COMMITs, forgetting, and the changes written to the store."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Is what comes out of a record what went in, and does nothing else come out?"""
+"""Tests that records are decoded to the messages they were made of, and that damaged ones are refused."""
 
 from zlib import crc32
 

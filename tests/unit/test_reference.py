@@ -1,4 +1,4 @@
-"""Does docs/reference.md have each public name of the client, and say what the docstrings say?"""
+"""Tests that docs/reference.md has each public name of the client, with the text of its docstring."""
 
 import re
 

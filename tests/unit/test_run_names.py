@@ -1,4 +1,4 @@
-"""Are runs that `truenext audit` shows side by side told apart, and their tables kept apart?"""
+"""Tests that runs which `truenext audit` compares have different names and tables of their own."""
 
 from pathlib import Path
 

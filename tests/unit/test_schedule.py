@@ -1,4 +1,4 @@
-"""When is a scheduled send due, how often, and what waits in between? The rest is in tests/property."""
+"""Tests of scheduled sends: due times, repetitions, and the sends that wait. More are in tests/property."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Do selectors of consumers find what is theirs, wherever it is, and does nobody else wait for that?
+"""Tests of consumers with selectors: they find their messages, and other consumers do not wait for that.
 
 That what they get is right, while anything happens, is asked by tests/property.
 """

@@ -1,4 +1,4 @@
-"""Does a selector say what JMS 2.0, section 3.8.1, says it does?"""
+"""Tests that selectors mean what JMS 2.0, section 3.8.1, says."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Does each selector that a page or a --help shows want what it is shown for?"""
+"""Tests that each selector on a page or in a --help selects the messages it is shown for."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Does docs/policies.md say what the code does?
+"""Tests that docs/policies.md has the settings of the code.
 
 python -m tests.unit.test_settings_page         prints the entries as they have to be
 """

@@ -1,4 +1,4 @@
-"""When is a client given up that says nothing? By a clock that the test turns."""
+"""Tests of when a silent client is given up, with a clock that the test turns."""
 
 import heapq
 import socket

@@ -1,6 +1,4 @@
-"""What of a subscription is on disk, under which name, until when, and who must go for it? Any order of events is in
-tests/property.
-"""
+"""Tests of spilled subscriptions: names, lifetime, limits, and ended subscribers. More are in tests/property."""
 
 import pytest
 

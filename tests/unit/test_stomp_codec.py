@@ -1,4 +1,4 @@
-"""Are the frames that come out of the bytes the ones that went in, however the bytes are cut, and nothing else?
+"""Tests that frames are decoded as they were encoded, however their bytes are cut.
 
 The yardstick are the STOMP 1.0, 1.1 and 1.2 specifications; the sections are named at the tests.
 """

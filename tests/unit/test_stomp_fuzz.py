@@ -1,4 +1,4 @@
-"""Does anything but RemoteProtocolError ever come of hostile bytes?
+"""Tests that random and hostile bytes cause no other exception than RemoteProtocolError.
 
 TRUENEXT_EXAMPLES=20000 pytest tests/unit/test_stomp_fuzz.py       longer
 """

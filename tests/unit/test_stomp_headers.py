@@ -1,4 +1,4 @@
-"""Is each name of SUBSCRIBE that some broker knows understood, or asks for nothing, or is refused by name?"""
+"""Tests that each SUBSCRIBE header known to some broker is understood, ignored, or refused by name."""
 
 import re
 from itertools import product

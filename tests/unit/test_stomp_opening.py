@@ -1,4 +1,4 @@
-"""Which first bytes of a connection are those of a client, or of a server, of another protocol?"""
+"""Tests that the first bytes of clients and servers of other protocols are recognized."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Does docs/stomp.md have each header, verb and field that is the broker's own, and no other?"""
+"""Tests that docs/stomp.md has exactly the broker's own headers, verbs and fields."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""May a frame come now, and do both sides agree on version and heart-beats?
+"""Tests of the order of frames, and of the agreement on version and heart-beats.
 
 The tables here are written from the STOMP specifications, not from protocol.py.
 """

@@ -1,4 +1,4 @@
-"""Does a frame ask for what it says, and can every client read what it is sent?"""
+"""Tests that frames are read as the right commands, and that every client can read the answers."""
 
 from dataclasses import dataclass
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Does a frame mean the same, whether it is read by a shape or the general way?
+"""Tests that a frame means the same, whether it is read by a shape or the general way.
 
 The yardstick is the decoder as it was before there were shapes (decoder_without_shapes.py): frames, forwarded lines,
 commands, receipts and errors, for streams that repeat their header names and are nearly plain, cut anywhere.

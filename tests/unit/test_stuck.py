@@ -1,4 +1,4 @@
-"""Does the stuck audit find every queue that keeps a ready message from a consumer with credit, and no other?"""
+"""Tests that the stuck audit finds every queue that keeps a ready message from a consumer with credit."""
 
 from collections.abc import Callable
 from unittest import mock

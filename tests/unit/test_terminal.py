@@ -1,4 +1,4 @@
-"""Is what others wrote harmless to a terminal, as it came in a pipe, and itself again in JSON?"""
+"""Tests that foreign text is harmless on a terminal, unchanged in a pipe, and restored from JSON."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Does every timer come when it is due, and once, however few of them are in memory?"""
+"""Tests that every timer comes when it is due, and once, with few timers in memory."""
 
 import random
 from collections import deque

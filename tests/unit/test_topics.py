@@ -1,4 +1,4 @@
-"""What of topics the state machines cannot see: limits, memory, who is ended, what is kept in mind."""
+"""Tests of topics that the state machines cannot make: limits, memory, ended subscribers, cached topics."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What may one connection have in open transactions, and what do those cost in which nothing happens?"""
+"""Tests of the limits of open transactions on one connection, and of the cost of idle ones."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Which queues go, when they come back, and what of them is left. The rest is in tests/property."""
+"""Tests of unused queues: when they are removed and created again. More are in tests/property."""
 
 import gc
 import tracemalloc

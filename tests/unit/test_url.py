@@ -1,4 +1,4 @@
-"""Are addresses of brokers read, and written again, as people write them?"""
+"""Tests of broker addresses: parsing, and formatting."""
 
 import pytest
 

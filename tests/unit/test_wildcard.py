@@ -1,4 +1,4 @@
-"""Which queues does a consumer of a pattern take from, in what order, and at what cost?"""
+"""Tests of wildcard consumers: their queues, the order of messages, and the cost."""
 
 from sys import maxsize
 

@@ -1,4 +1,4 @@
-"""Does an automatic window fit what a consumer does, whatever kind it is?
+"""Tests that the automatic window fits the speed of any kind of consumer.
 
 Consumers are simulated, millisecond by millisecond, on the real engine: threads that take a while for each message, a
 network that takes a while each way, acknowledgements one by one or many together.

@@ -1,4 +1,4 @@
-"""Is what a recording sends what its case says?"""
+"""Tests that the workloads of a recording have the messages their names promise."""
 
 import random
 from collections import Counter

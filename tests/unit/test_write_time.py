@@ -1,4 +1,4 @@
-"""Which batches does the event loop write itself, by what the disk does?"""
+"""Tests of which batches the event loop writes itself, by the measured speed of the disk."""
 
 import asyncio
 import threading
