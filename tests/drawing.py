@@ -1,4 +1,4 @@
-"""Which tests a run has of those that take long: drawn anew each time, see `tests/conftest.py`."""
+"""Random choice of the slow tests that a run has, drawn anew each time; see `tests/conftest.py`."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 SHARE = 1 / 10
-"""Of those that are marked as `drawn`."""
+"""Share of the tests marked `drawn` that a run has."""
 
 
 def one_of(name: str, values: Sequence[Any], ids: Sequence[str]) -> pytest.MarkDecorator:
-    """A parameter of which each test has one value in each run, and over the runs all."""
+    """Parametrize a test with one of the values in each run, chosen at random."""
     return pytest.mark.parametrize(name, each_one_of(values, ids))
 
 
 def each_one_of(values: Sequence[Any], ids: Sequence[str]) -> list[Any]:
-    """The same for the values of a fixture."""
+    """Return the values for a fixture, of which each run has one."""
     return [pytest.param(value, id=id, marks=pytest.mark.one_of(id)) for value, id in zip(values, ids, strict=True)]
 
 
 def not_drawn(items: Iterable[pytest.Item], random: Random) -> set[pytest.Item]:
-    """Those that the run has not."""
+    """Return the tests that the run leaves out."""
     left = {each for each in items if each.get_closest_marker("drawn") is not None and random.random() >= SHARE}
     alike: defaultdict[object, list[pytest.Item]] = defaultdict(list)
     for each in items:
@@ -35,7 +35,7 @@ def not_drawn(items: Iterable[pytest.Item], random: Random) -> set[pytest.Item]:
 
 
 def _all_but(item: pytest.Item, ids: Iterable[str]) -> object:
-    """The test and its parameters, without these."""
+    """Return the test and its parameters except `ids`."""
     assert isinstance(item, pytest.Function)
     others = f"-{item.callspec.id}-"
     for each in ids:
