@@ -10,7 +10,7 @@ from tests.contract.simulated_disk import quick_folder
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """Where syncing costs least: that a store syncs is seen by a simulated disk, and by brokers on real ones."""
+    """Temporary folder where syncs are fast; a simulated disk, or brokers on real disks, test the syncs."""
     with tempfile.TemporaryDirectory(prefix="truenext-contract-", dir=quick_folder()) as folder:
         yield Path(folder)
 

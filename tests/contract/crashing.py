@@ -40,18 +40,18 @@ from truenext.store.store import Recovered
 SEGMENT_BYTES = 3000
 
 KILLS_IN_WRITE = 4
-"""How often the broker is killed in the middle of one write: what that leaves shows only after more has happened."""
+"""Number of kills in the middle of one write; their consequences show only after further batches."""
 
 ALWAYS = 12
-"""So many of a life's first operations are never left out: a store is made only once."""
+"""Number of a life's first operations that are never left out: a store is created only once."""
 
 
 @dataclass
 class Held(Model):
-    """What a store must hold, with what matters only when it is started again."""
+    """Model of a store with the state that matters only when it is started again."""
 
     history: list[bytes] = field(default_factory=list)
-    """Of all batches ever."""
+    """History of all batches ever."""
     redelivered_below: int = 0
 
     def copy(self) -> "Held":
@@ -87,19 +87,20 @@ class Held(Model):
 
 class Life(NamedTuple):
     disk: Disk
-    """What it began with."""
+    """Disk on which the life began."""
     operations: list[Operation]
     found: list[Held]
-    """What that disk may have held."""
+    """Models that the disk may have held."""
     models: list[Held]
-    """What it held once it was recovered, and after each batch."""
+    """Models after recovery and after each batch."""
 
     def may_hold(self, started: int, confirmed: int) -> list[Held]:
-        """After so many Begun and Confirmed."""
+        """Return the models that the disk may hold after these numbers of Started and Confirmed."""
         return self.models[confirmed - 1 : started] if confirmed else self.found
 
     def walk(self) -> Iterator[tuple[Walk, list[Held]]]:
-        """Before the first operation and after each: the disk as it is then, which goes on, and what it may hold."""
+        """Yield the disk, and the models it may hold, before the first operation and after each. The disk is one object
+        that goes on changing."""
         walk = Walk(self.disk)
         started = confirmed = 0
         yield walk, self.found
@@ -110,7 +111,7 @@ class Life(NamedTuple):
             yield walk, self.may_hold(started, confirmed)
 
     def at(self, count: int) -> tuple[Walk, list[Held]]:
-        """After so many operations."""
+        """Return the disk, and the models it may hold, after `count` operations."""
         for number, (walk, may_hold) in enumerate(self.walk()):
             if number == count:
                 return walk, may_hold
@@ -123,7 +124,7 @@ def open_store(folder: Path) -> EmbeddedStore:
 
 @contextmanager
 def folder_for(disk: Disk) -> Iterator[Path]:
-    """A folder with what the disk holds. It is left behind, and named, if what is done in it fails."""
+    """Make a folder with the contents of the disk. If the block fails, the folder is kept and named in the error."""
     base = Path(tempfile.mkdtemp(dir=quick_folder(), prefix="truenext-crash-"))
     disk.make(base / "data")
     try:
@@ -228,7 +229,7 @@ def recover(store: EmbeddedStore, may_hold: list[Held], disk: Disk) -> Held:
 
 
 def assert_nothing_after_last_frame(store: EmbeddedStore, disk: Disk) -> None:
-    """What a crash left of a batch never meets a batch to come."""
+    """Assert that no rest of a batch torn by a crash is behind the last frame, where the next batch goes."""
     journal = store._journal
     # A segment that recovery itself began may hold its earlier life.
     if disk.shown().names.get(f"journal/{journal.newest_segment:016x}.journal") is not None:
@@ -259,7 +260,7 @@ def random_record(rng: random.Random, growth: float) -> bytes:
 
 
 def chunk(event: int) -> bytes:
-    """Of history, with the event of this number."""
+    """Return a chunk of history with the event of this number."""
     return CHUNK.pack(0, 0, 1, FROM_BATCH, event)
 
 
@@ -328,9 +329,9 @@ class Tried:
 
     states: int = 0
     across_growth: int = 0
-    """Of them, those where a file was about to grow."""
+    """Number of states in which a file was about to grow."""
     seen: set[tuple[bytes, int, int]] = field(default_factory=set)
-    """Of one life."""
+    """States seen in the current life."""
 
     def is_new(self, disk: Disk, may_hold: list[Held]) -> bool:
         if disk.in_memory:
@@ -350,8 +351,8 @@ class Tried:
 def crash_everywhere(
     life: Life, rng: random.Random, tried: Tried, *, at_most: int, share: float = 1, states_max: int = maxsize
 ) -> None:
-    """At every operation of the life, or about a share of them, the power goes, in up to `at_most` ways, or the broker
-    is killed; then the store goes on, and the power goes once more. It ends when `tried` has `states_max`.
+    """Cut the power, in up to `at_most` ways, or kill the broker at every operation of the life, or about a share of
+    them; then let the store go on, and cut the power once more. Ends when `tried` has `states_max`.
 
     Raises: AssertionError, StoreError if a disk does not hold what it must
     """

@@ -1,7 +1,7 @@
 """Scenes in which a journal loses its end, and the check that a store notices exactly that.
 
-Each scene writes a data folder and takes its journal's end away, in every way. A store on what is left must refuse to
-start and change nothing, and a check must say so; but for what is known to look like what a crash leaves.
+Each scene writes a data folder and removes the end of its journal, in every way. A store on the remaining files must
+refuse to start and change nothing, and a check must report it, except for losses known to look like those of a crash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from truenext.store.frame import FRAME
 
 SEGMENT_BYTES = 1500
 FIRST_LIMIT = 1000
-"""Of sequences."""
+"""First limit of sequences."""
 
 LastChunk = tuple[int, int] | None
 
@@ -104,7 +104,7 @@ def _copy(folder: Path) -> Path:
 
 
 def start_error(folder: Path, last_chunk: LastChunk = None) -> str:
-    """What a start says, nothing if it starts. `told` is what the history's own files tell."""
+    """Return the error of a start, empty if it succeeds. `last_chunk` is the last one in the history's own files."""
     before = {path.name: path.read_bytes() for path in segments(folder)}
     store = None
     try:
@@ -122,7 +122,7 @@ def start_error(folder: Path, last_chunk: LastChunk = None) -> str:
 
 
 def findings(folder: Path, last_chunk: LastChunk = None) -> list[str]:
-    """What `truenext store check` says."""
+    """Return the findings of `truenext store check`."""
     found: list[str] = []
     check(folder, lambda finding: found.append(str(finding)), lambda *_: None, last_history_chunk=last_chunk)
     return found
@@ -158,7 +158,7 @@ def try_losses(folder: Path, *, missed: Collection[int], last_chunk: LastChunk =
 
 
 def a_clean_stop(folder: Path) -> None:
-    """All must be there."""
+    """Frames up to the stop must all be there."""
     disk = fresh(folder)
     send(disk, *range(1, 9))
     disk.apply(clean_stop=True)
@@ -186,7 +186,7 @@ def a_clean_stop_during_a_checkpoint(folder: Path) -> None:
 
 
 def a_run_that_was_killed(folder: Path) -> None:
-    """Its first batch must be there, and all before it."""
+    """The run's first batch must be there, and all frames before it."""
     disk = fresh(folder)
     send(disk, 1, 2)
     disk.stop()
@@ -221,7 +221,7 @@ def limit_of_export(folder: Path) -> int:
 
 
 def a_checkpoint(folder: Path) -> None:
-    """What was in the journal when one ended must be there."""
+    """Frames that were in the journal when a checkpoint ended must be there."""
     disk = fresh(folder, segments_max=100)
     send(disk, *range(1, 14))
     store = disk.store
@@ -233,7 +233,7 @@ def a_checkpoint(folder: Path) -> None:
 
 
 def checkpoint_all(store: EmbeddedStore) -> None:
-    """But for the newest segment; and nothing more after that."""
+    """Checkpoint all segments except the newest, and none after that."""
     segments_max = store._checkpointer._segments_max
     with store._changed:
         store._checkpointer._segments_max = 1
@@ -243,7 +243,8 @@ def checkpoint_all(store: EmbeddedStore) -> None:
 
 
 def a_history_that_tells_more(folder: Path) -> None:
-    """Of the run that the journal ends with, while it has anything of that; in no other case does it accuse."""
+    """History reveals lost batches of the run with which the journal ends, while the journal has any frame of that run;
+    in no other case does it report a loss."""
     disk = fresh(folder)
     send(disk, *range(1, 9), history=True)
     send(disk, 9)
@@ -254,7 +255,7 @@ def a_history_that_tells_more(folder: Path) -> None:
 
 
 def a_kill_before_the_first_batch(folder: Path) -> None:
-    """Of a second run: what the clean stop wrote down still holds."""
+    """The end recorded by the clean stop still holds in the second run."""
     disk = fresh(folder)
     send(disk, 1, 2, 3)
     disk.stop()

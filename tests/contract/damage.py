@@ -48,7 +48,7 @@ class Shown(NamedTuple):
     message: SentMessage | None
     mark: Mark
     content: int = 0
-    """Number of what it shares with others, if it does."""
+    """Number of the shared content; 0 if there is none."""
 
 
 Shelf = dict[bytes, dict[int, Shown]]
@@ -56,7 +56,7 @@ Shelf = dict[bytes, dict[int, Shown]]
 
 
 class Content(NamedTuple):
-    """What a store holds."""
+    """Contents of a store."""
 
     queues: dict[int, str]
     producers: dict[str, ProducerState]
@@ -65,12 +65,12 @@ class Content(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a broker did: as far as it came, and why it came no further."""
+    """Result of a broker's run: how far it came, and the reason why it stopped."""
 
     found: Content | None
-    """What was there at the start."""
+    """Contents at the start."""
     remaining: Content | None
-    """What was there at the next start, when it had worked with it."""
+    """Contents at the next start, after the broker had worked with them."""
     store_error: str
     bug: str
     """An exception that is none of ours."""
@@ -88,9 +88,8 @@ class Writer:
     """Writes into a store what a broker would write, and keeps in mind what is then in it."""
 
     def __init__(self, folder: Path, seed: random.Random, *, messages: int = 1000, shares: bool = False) -> None:
-        """At the end some messages are in the checkpoint and some in the journal, some of either kind; with `shares`
-        some are copies.
-        """
+        """Persistent and transient messages end up both in the checkpoint and in the journal; with `shares` some are
+        copies."""
         self._seed = seed
         self._shares = shares
         self._number = 0
@@ -109,7 +108,7 @@ class Writer:
             self.send_and_acknowledge()
 
     def apply(self, batch: Batch) -> None:
-        """And wait for what it makes the store do, so that what comes out is the same for the same seed."""
+        """Apply the batch, and wait for its checkpoints, so that the same seed gives the same files."""
         self.store.apply(batch)
         wait_for_checkpoints(self.store)
 
@@ -188,7 +187,8 @@ class Writer:
 
 
 def read_all(store: EmbeddedStore, limit: int = 7) -> Content:
-    """As a broker does: all lanes page by page, held against their counts as engine/memory/reading.py does."""
+    """Read all lanes page by page as a broker does, and compare them with their counts as engine/memory/reading.py
+    does."""
     recovered = store.recover()
     shelf: Shelf = {}
     for lane, count in recovered.counts.items():
@@ -331,7 +331,7 @@ NEW_TIMERS = {timer_key(ms, lane_key(1, 5), FIRST_SENT): None for ms in (1, 10**
 
 
 def work_on(shelf: Shelf) -> list[list[tuple[bytes, Shown]]]:
-    """What a broker does with these: for each batch what it takes, and what it sends."""
+    """Return the work of a broker on these messages: for each batch the acknowledged and the sent ones."""
     batches = []
     sequence = FIRST_SENT
     for lane, of_lane in sorted(shelf.items()):
@@ -351,7 +351,7 @@ def work_on(shelf: Shelf) -> list[list[tuple[bytes, Shown]]]:
 
 
 def worked_on(content: Content) -> Content:
-    """What is then there."""
+    """Return the contents after the work of `work_on`."""
     shelf = {lane: dict(of_lane) for lane, of_lane in content.shelf.items()}
     for batch in work_on(content.shelf):
         for key, shown in batch:

@@ -18,7 +18,7 @@ NEXT_QUEUE = lane_key(2, 5)
 
 
 class Disk:
-    """What is there when the broker is not."""
+    """Store that survives the stop or the crash of its broker."""
 
     store: Store
 

@@ -35,7 +35,7 @@ for more in ("with selector", "with express", "with started", "pulling", "exclus
 
 
 def read_folder(folder: Path) -> list[dict[str, Any]]:
-    """What is in the broker's own files."""
+    """Return the events in the broker's own files."""
     events: list[dict[str, Any]] = []
     for path in sorted(folder.glob("*.history")):
         with suppress(FileNotFoundError):
@@ -44,7 +44,7 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_parquet(folder: Path) -> list[dict[str, Any]]:
-    """What is in the Parquet files of a folder."""
+    """Return the events in the Parquet files of a folder."""
     found = []
     for path in sorted(folder.glob("date=*/*.parquet")):
         import pyarrow.parquet as pq

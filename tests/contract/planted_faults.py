@@ -1,6 +1,6 @@
 """Planted faults of the store that the crash tests must notice.
 
-Each function makes the shipped store wrong in one way, by replacing functions of it; its name says what it does then.
+Each function makes the shipped store wrong in one way, by replacing functions of it; its name says what is wrong.
 """
 
 import os
@@ -342,7 +342,7 @@ def the_references_of_a_transient_content_are_not_counted_once_it_has_moved(patc
 
 
 def the_count_of_references_is_not_replayed(patch: "MonkeyPatch") -> None:
-    """Only that which came with the content."""
+    """Replay gives the count that came with the content."""
 
     def faulty(payload: memoryview) -> Changes:
         done = decode_changes(payload)
@@ -404,7 +404,7 @@ def transients_of_an_older_generation_are_shown(patch: "MonkeyPatch") -> None:
 
 
 def transients_in_the_journal_come_back_after_the_next_clean_stop(patch: "MonkeyPatch") -> None:
-    """That they are dropped is not written down."""
+    """Dropping the transients is not written to the journal."""
 
     def faulty(one: EmbeddedStore) -> None:
         one._checkpoint.drop_transients()

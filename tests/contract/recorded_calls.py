@@ -1,7 +1,7 @@
 """Recording of the system calls of a store, those of LMDB included.
 
-A store runs in a process of its own with recorded_calls.c in front of the system's library, and what that has written
-down becomes the operations of simulated_disk.py. Needs a C compiler.
+A store runs in a process of its own with recorded_calls.c in front of the system's library. The recorded calls become
+the operations of simulated_disk.py. Needs a C compiler.
 """
 
 import atexit
@@ -43,21 +43,21 @@ class Job(NamedTuple):
     """One run of a store, as recorded_process.py does it."""
 
     folder: Path
-    """What was there before is in it."""
+    """Data folder with the contents from before."""
     log: Path
     segment_bytes: int
     history_chunks: int
-    """What there is once the store is recovered."""
+    """Number of history chunks after the recovery."""
     batches: list[dict[str, Any]]
     failure: Failure | None
-    """Of the calls for LMDB's files."""
+    """Failure of the calls for LMDB's files."""
 
 
 class Outcome(NamedTuple):
     calls: int
-    """For LMDB's files."""
+    """Number of calls for LMDB's files."""
     store_error: str
-    """What the store said when it confirmed no more, or nothing."""
+    """Error with which the store stopped confirming batches, or an empty text."""
 
 
 class Plan(NamedTuple):

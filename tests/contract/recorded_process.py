@@ -2,7 +2,7 @@
 
     LD_PRELOAD=recorded_calls.so python -m tests.contract.recorded_process JOBS [FAULT]
 
-JOBS is a file with a list of jobs, which is replaced by what became of them.
+JOBS is a file with a list of jobs; the process replaces it by their results.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ def live(
     batches: list[dict[str, Any]],
     mark: Callable[[int, int], None],
 ) -> str:
-    """What the store said when it did not go on."""
+    """Run the batches; return the error with which the store stopped, or an empty text."""
     try:
         store = EmbeddedStore(folder, segment_bytes=segment_bytes, segments_max=1)
     except StoreError as error:

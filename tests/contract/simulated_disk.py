@@ -1,8 +1,8 @@
 """Simulated disk: all states that it may be in after the power went.
 
-A store runs on a real folder, and what it does to its files is written down, operation by operation: by `Recorder`, or
-by recorded_calls.c. From that the disk is built as it may look if the power goes at any of them: what was not synced is
-there or not, in any order, sector by sector; so are names, and the size of a file that grew.
+A store runs on a real folder, and its file operations are recorded one by one: by `Recorder`, or by recorded_calls.c.
+From the record the disk is built as it may look if the power goes at any operation: unsynced data are there or not, in
+any order, sector by sector; so are names, and the size of a file that grew.
 
     Write       is in the system's memory once it is noted, and on the disk once a `Durable` names it
     Name        the same: names change as a whole, and are durable once their folder is synced
@@ -34,16 +34,16 @@ PAGE = 4096
 """Bytes that a system takes from a process as a whole."""
 
 BITS_MAX = 8
-"""Up to so many things that may have happened or not, all their combinations are states; of more it is a sample."""
+"""Number of undecided operations up to which all their combinations are states; of more there is a sample."""
 
 GROWTH_WEIGHT = 8
-"""So many times the states are looked at while a file is about to grow: such moments are rare."""
+"""Factor by which more states are tried while a file is about to grow: such moments are rare."""
 
 SLOW_COMMITS, SLOW_SECONDS = 0.1, 0.001
-"""So many of LMDB's commits take as long as on a disk, so that batches come in between."""
+"""Share of LMDB's commits that take as long as on a disk, so that batches come in between."""
 
 FOLDERS = ("journal", "lmdb")
-"""Those of a data folder whose files count. Nothing depends on what is in the others."""
+"""Folders of a data folder whose files count. Nothing depends on the files of the others."""
 
 A_FOLDER = 0
 """The number of a name that is none of a file."""
@@ -56,13 +56,13 @@ class Write(NamedTuple):
 
 
 class Name(NamedTuple):
-    """These names, relative to the data folder, mean these files from now on; None is no file."""
+    """Assignment of names, relative to the data folder, to files from now on; None is no file."""
 
     names: dict[str, int | None]
 
 
 class Durable(NamedTuple):
-    """These operations, by their indices, are on the disk."""
+    """Operations, by index, that are on the disk."""
 
     operations: frozenset[int]
 
@@ -89,7 +89,7 @@ class Confirmed(NamedTuple):
 
 
 class HistorySynced(NamedTuple):
-    """The history's own files have so many chunks."""
+    """Number of chunks in the history's own files, which are synced."""
 
     chunks: int
 
@@ -99,26 +99,27 @@ Operation = Write | Name | Durable | Lost | Commit | Started | Confirmed | Histo
 
 @dataclass
 class Disk:
-    """What is on a disk, and what a system that still runs would show over it."""
+    """Contents of a disk, and the operations that a running system has only in memory."""
 
     files: dict[int, bytes] = field(default_factory=dict)
     names: dict[str, int | None] = field(default_factory=dict)
     in_memory: list[Operation] = field(default_factory=list)
-    """Not on the disk yet, though whoever opens the files sees it: the broker was killed, the power has not gone."""
+    """Operations not on the disk yet, but visible to a process that opens the files: after a kill without a power
+    cut."""
     history_chunks: int = 0
-    """Of which the history's own files are sure."""
+    """Number of chunks that are durable in the history's own files."""
     across_growth: bool = False
-    """When the power went, a file was about to grow."""
+    """True if a file was about to grow when the power went."""
 
     def shown(self) -> "Disk":
-        """As whoever opens the files sees it."""
+        """Return the disk as a process that opens the files sees it."""
         shown = Disk(dict(self.files), dict(self.names), history_chunks=self.history_chunks)
         for one in self.in_memory:
             apply(shown, one)
         return shown
 
     def contents(self) -> dict[str, bytes | None]:
-        """By name; None is a folder. What is in a folder that has no name is lost with it."""
+        """Return the contents by name; None is a folder. Files in a folder without a name are lost with it."""
         return {
             name: None if file == A_FOLDER else self.files.get(file, b"")
             for name, file in sorted(self.names.items())
@@ -161,7 +162,7 @@ class Walk:
     def __init__(self, disk: Disk) -> None:
         self._disk = Disk(dict(disk.files), dict(disk.names), history_chunks=disk.history_chunks)
         self._window: list[tuple[int, Operation]] = []
-        """From the first on that is not durable."""
+        """Operations from the first one on that is not durable."""
         self._durable: set[int] = set()
         self._lost: set[int] = set()
         self._count = 0
@@ -205,7 +206,7 @@ class Walk:
         return disk
 
     def states(self, rng: random.Random, at_most: int) -> Iterator[Disk]:
-        """How the disk may look if the power goes now; all, or a sample of them."""
+        """Yield the states the disk may have if the power goes now; all, or a sample of them."""
         waiting = [(index, one) for index, one in self._window if index not in self._durable]
         writes = [(index, one) for index, one in waiting if isinstance(one, Write)]
         bits: list[tuple[int, int]] = [(index, WHOLE) for index, one in waiting if not isinstance(one, Write)]
@@ -236,7 +237,7 @@ class Walk:
         ]
 
     def _after(self, chosen: set[tuple[int, int]]) -> Disk:
-        """What is durable, and those of the others."""
+        """Return the disk with the durable operations and the chosen ones of the others."""
         disk = self._copy()
         missing: set[str | int | None] = set()
         for index, one in self._window:
@@ -269,14 +270,14 @@ WHOLE, SIZE = -1, -2
 
 
 def sectors(write: Write) -> list[tuple[int, int]]:
-    """Where each sector of it begins and ends in the file."""
+    """Return the start and the end in the file of each sector of the write."""
     end = write.offset + len(write.content)
     edges = [write.offset, *range((write.offset // SECTOR + 1) * SECTOR, end, SECTOR), end]
     return list(pairwise(edges)) if write.content else []
 
 
 def draw(writes: list[tuple[int, Write]], bits: list[tuple[int, int]], rng: random.Random) -> set[tuple[int, int]]:
-    """Some of what may have happened: mostly nearly all or nearly nothing, and any of the writes torn."""
+    """Draw a subset of the bits: mostly nearly all or nearly none, and any of the writes torn."""
     share = rng.choice([0.1, 0.5, 0.5, 0.9])
     chosen = {bit for bit in bits if rng.random() < share}
     if writes and rng.random() < 0.5:
@@ -293,30 +294,30 @@ def draw(writes: list[tuple[int, Write]], bits: list[tuple[int, int]], rng: rand
 
 
 class NotModelled(AssertionError):
-    """The store does to its files what this disk knows nothing of."""
+    """The store did something with its files that this disk does not model."""
 
 
 class Failure(NamedTuple):
-    """Calls that fail, and what the first has done all the same."""
+    """Calls that fail, and the share of the first one's write that is done all the same."""
 
     call: int
     """The first of them; 0 is the first call that changes anything."""
     lasts: int
-    """So many calls."""
+    """Number of calls that fail."""
     error: int
     """errno"""
     share: float
-    """Of the bytes of a write."""
+    """Share of the bytes of a write that is written."""
 
     def hits(self, call: int) -> bool:
         return self.call <= call < self.call + self.lasts
 
 
 class Log:
-    """What was done to a disk, in the order in which it happened."""
+    """Operations on a disk, in the order in which they happened."""
 
     def __init__(self, disk: Disk) -> None:
-        """`disk` is what was there before."""
+        """`disk` is the disk before the first operation."""
         self.operations: list[Operation] = []
         self._disk = disk
         shown = disk.shown()
@@ -329,7 +330,7 @@ class Log:
             self._keep_account(index, one)
 
     def note(self, operation: Operation) -> int:
-        """Its index; those of what was in memory before come first."""
+        """Record the operation; return its index, counted from the first one in memory."""
         with self.lock:
             self.operations.append(operation)
             index = len(self._disk.in_memory) + len(self.operations) - 1
@@ -346,17 +347,18 @@ class Log:
         self.note(Lost(frozenset(operations)))
 
     def durable_file(self, file: int) -> None:
-        """All that was written to it."""
+        """Record that all writes to the file are durable."""
         with self.lock:
             self.durable(*(index for index, one in self._not_durable.items() if one == file))
 
     def to_sync(self, name: str) -> set[int]:
-        """What a sync of this file or folder, which begins now, makes durable."""
+        """Return the operations that a sync of this file or folder, which begins now, makes durable."""
         what = name if name in ("", *FOLDERS) else self._files[name]
         return {index for index, one in self._not_durable.items() if one == what}
 
     def sync_failed(self, name: str, operations: set[int]) -> None:
-        """Of a folder, that changes nothing: a file system keeps what it could not write of its own, or stops."""
+        """Record a failed sync. That of a folder loses nothing: a file system keeps its own unwritten data, or
+        stops."""
         if name not in ("", *FOLDERS):
             self.lost(*operations)
 
@@ -390,7 +392,7 @@ class Log:
                     self._not_durable.pop(one, None)
 
     def check(self, folder: Path) -> None:
-        """What was written down is what was done in `folder`. Raises: AssertionError"""
+        """Compare the recorded operations with the files in `folder`. Raises: AssertionError"""
         everything = Disk(dict(self._disk.files), dict(self._disk.names))
         for operation in [*self._disk.in_memory, *self.operations]:
             apply(everything, operation)
@@ -468,7 +470,7 @@ class Recorder(Log):
         return written
 
     def _posix_fallocate(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Of what is in no folder that is written down: what else is there to be read is written."""
+        """Allow the call only outside of FOLDERS; the files in them are written, never allocated so."""
         not_modelled = self._not_modelled("posix_fallocate", call)
 
         def allocate(file: int, offset: int, size: int) -> None:
@@ -555,7 +557,7 @@ class Recorder(Log):
         return opened
 
     def _name(self, path: Any) -> str | None:
-        """Relative to the data folder; None for what does not count."""
+        """Return the path relative to the data folder; None for paths that do not count."""
         if not self._is_in_folder(path):
             return None
         name = "" if Path(path) == self._folder else str(Path(path).relative_to(self._folder))
@@ -574,7 +576,7 @@ class Recorder(Log):
 
 
 class _Environment:
-    """One of LMDB whose commits are noted."""
+    """Environment of LMDB whose commits are recorded."""
 
     def __init__(self, env: Any, recorder: Recorder, path: Path, file: int) -> None:
         self._env = env
@@ -623,5 +625,6 @@ def path_of(file: int) -> Path:
 
 
 def quick_folder() -> str | None:
-    """Where files cost least: what a real disk would do is simulated. For `dir` of tempfile; TMPDIR chooses another."""
+    """Return the folder where files are fastest, for `dir` of tempfile; TMPDIR chooses another. The disk is
+    simulated."""
     return os.environ.get("TMPDIR") or ("/dev/shm" if os.access("/dev/shm", os.W_OK) else None)

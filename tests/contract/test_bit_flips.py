@@ -29,7 +29,7 @@ PAGE = 4096
 
 
 def quiet(done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore the progress."""
 
 
 @pytest.fixture
@@ -86,9 +86,8 @@ def flip(path: Path, bit: int) -> None:
 
 
 def expect(found: Content, written: Content, cleared: frozenset[bytes] = frozenset()) -> str:
-    """What was found is what was written, but for messages that are known to be damaged; says how it is so. Timers that
-    were cleared may come back: they do no harm.
-    """
+    """Compare the contents, except messages known to be damaged; return a description of the differences. Cleared
+    timers may come back: they do no harm."""
     assert found.timers <= written.timers | cleared, "a timer that nobody set"
     assert found.queues == written.queues
     assert found.producers == written.producers
@@ -113,7 +112,7 @@ def expect(found: Content, written: Content, cleared: frozenset[bytes] = frozens
 
 
 def _readable_again(content: Content, written: Content) -> Content:
-    """What was damaged may be right later: a content that stood behind a wrong key can be found once that is gone."""
+    """Restore damaged messages: a content behind a wrong key can be found once that key is gone."""
     shelf = {
         lane: {
             sequence: written.shelf.get(lane, {}).get(sequence, shown) if shown.message is None else shown
@@ -139,7 +138,7 @@ def judge(run: Run, written: Content) -> str:
 
 
 def findings(folder: Path) -> list[str]:
-    """What `truenext store check` says."""
+    """Return the findings of `truenext store check`."""
     found: list[str] = []
     try:
         check(folder, lambda finding: found.append(str(finding)), quiet)
@@ -160,7 +159,7 @@ def exported(folder: Path, new: Path) -> Content | None:
 
 
 def removed_in_journal(folder: Path, written: Content) -> Iterator[tuple[int, bytes]]:
-    """Where keys of messages stand that are still in the checkpoint, and were acknowledged; and the keys."""
+    """Yield the positions and the keys of messages that are still in the checkpoint, and were acknowledged."""
     data = folder / "lmdb/data.mdb"
     content = data.read_bytes()
     with lmdb.open(str(data.parent), readonly=True, lock=False, max_dbs=30) as environment, environment.begin() as txn:

@@ -3,7 +3,7 @@
     TRUENEXT_CRASHES=100000 TRUENEXT_SEED=7 pytest -s tests/contract/test_crash_points.py       a long run: make crash
 
 The simulation is in simulated_disk.py, what must hold in crashing.py; LMDB's own writes are cut in try_crashes.py.
-planted_faults.py says what all of this must be able to see.
+planted_faults.py has the faults that these tests must notice.
 """
 
 import os
@@ -81,7 +81,7 @@ def test_confirmed_batches_survive_a_power_cut_at_any_operation() -> None:
 
 @pytest.fixture
 def _threads_change_often() -> Iterator[None]:
-    """So that what the store's two threads do to each other shows."""
+    """Switch threads often, so that races between the store's two threads show."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -104,7 +104,7 @@ def test_confirmed_batches_survive_repeated_power_cuts_even_during_recovery(seed
 )
 @pytest.mark.timeout(300 + CRASHES // 20)
 def test_confirmed_batches_survive_power_cuts_and_failing_calls_within_lmdb() -> None:
-    """Its calls fail as well, one after the other."""
+    """Calls of LMDB fail as well, one after the other."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.contract.try_crashes", str(CRASHES // 2), str(SEED)],
         capture_output=True,
@@ -135,7 +135,7 @@ def test_recorder_leaves_the_shipped_store_unchanged(tmp_path: Path) -> None:
 
 
 def functions(module: ModuleType) -> dict[str, object]:
-    """Those of its classes, too."""
+    """Return the functions of the module, and those of its classes."""
     found: dict[str, object] = {}
     for name, value in vars(module).items():
         if isinstance(value, FunctionType):

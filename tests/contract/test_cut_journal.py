@@ -41,7 +41,7 @@ def test_a_segment_that_grew_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_is_gone_is_missed(tmp_path: Path) -> None:
-    """Nothing has moved yet: the checkpoint by itself looks like that of a store that was never used."""
+    """No segment is checkpointed yet: the checkpoint alone looks like that of a store that was never used."""
     disk = fresh(tmp_path)
     send(disk, 1, 2)
     disk.stop()

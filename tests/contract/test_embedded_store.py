@@ -57,7 +57,7 @@ def journal_files(folder: Path) -> list[Path]:
 
 
 def sizes(folder: Path) -> list[int]:
-    """Of its files, but for those that are renamed or deleted meanwhile."""
+    """Return the sizes of the folder's files, except those that are renamed or deleted meanwhile."""
     found = []
     for path in folder.iterdir():
         with suppress(FileNotFoundError):
@@ -195,7 +195,7 @@ def test_a_store_of_the_format_before_is_refused_by_its_number_and_left_alone(
 
 
 def files(folder: Path) -> dict[Path, bytes]:
-    """What a folder has, but for who locks it."""
+    """Return the files of the folder, without the lock."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "lock" not in path.name}
 
 
@@ -279,7 +279,7 @@ def test_a_page_of_a_closed_store_is_a_store_error(embedded_disk: Disk) -> None:
 
 
 def test_journal_writes_are_synced_by_the_write_itself(embedded_disk: Disk) -> None:
-    """Only a power cut would show the difference; a killed process loses nothing either way."""
+    """A killed process loses nothing either way; only a power cut would show a missing sync."""
     embedded_disk.apply(puts=put(1))
     store = embedded_disk.store
     assert isinstance(store, EmbeddedStore)
@@ -380,7 +380,7 @@ def test_a_new_store_that_a_crash_left_half_made_is_made_anew(tmp_path: Path) ->
 
 
 def test_the_last_batch_is_written_again_when_the_store_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its write may have failed, or been under way when the broker was killed: it can be seen, and is not durable."""
+    """The write may have failed, or have been under way at a kill: the batch is visible, but not durable."""
     disk = Disk("embedded", tmp_path)
     disk.apply(puts=put(1))
     disk.apply(puts=put(2))
@@ -558,7 +558,7 @@ class Stopped(Exception):
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_move_may_be_interrupted_anywhere(data: st.DataObject) -> None:
-    """Before or after any of the checkpoint's transactions, those that clean included, between two random histories."""
+    """The crash comes before or after any of the checkpoint's transactions, between two random histories."""
     folder = Path(tempfile.mkdtemp(dir=quick_folder()))
     model = Model()
     disk = Disk("checkpointing", folder / "data")
@@ -604,7 +604,7 @@ def interrupt(store: EmbeddedStore, calls: int, data: st.DataObject) -> None:
 
 
 def frames(folder: Path) -> list[tuple[int, int]]:
-    """Where each frame of the only segment begins and ends."""
+    """Return the start and the end of each frame of the only segment."""
     (path,) = journal_files(folder)
     content = path.read_bytes()
     found = []
@@ -678,7 +678,7 @@ def test_a_missing_or_emptied_segment_stops_the_broker(tmp_path: Path, monkeypat
 
 
 def test_a_checkpoint_without_its_journal_stops_the_broker(tmp_path: Path) -> None:
-    """As when only one of the two was restored: the store would otherwise hold what it held long ago."""
+    """Restoring only one of the two would otherwise bring back an old state of the store."""
     disk = Disk("checkpointing", tmp_path)
     for n in range(1, 10):
         disk.apply(puts=put(n))
@@ -709,7 +709,7 @@ def test_a_journal_without_its_checkpoint_stops_the_broker_and_is_left_alone(tmp
 
 
 def test_a_frame_of_another_segment_or_another_store_never_passes(tmp_path: Path) -> None:
-    """As a recycled segment holds them, or the body of a message by somebody who knows the format."""
+    """Recycled segments hold such frames; so may the body of a message by an attacker who knows the format."""
     disk = Disk("embedded", tmp_path / "data")
     other = Disk("embedded", tmp_path / "other")
     for one in (disk, other):
@@ -935,7 +935,7 @@ def test_a_page_that_is_being_read_keeps_the_contents_that_go_or_move_meanwhile(
     page = Checkpoint.page
 
     def late(self: Checkpoint, *args: Any) -> Any:
-        """What the page shows is settled, and nothing of it is read."""
+        """Settle all messages of the page before any of them is read."""
         disk.apply(removes=[key(2), key(2, OTHER_LANE)], dereferenced=[content_key(2)] * 2)
         disk.apply(puts={key(9, NEXT_QUEUE): bytes(2500)})
         disk.apply(puts={key(10, NEXT_QUEUE): bytes(2500)})
@@ -994,7 +994,7 @@ def test_a_store_opened_with_other_sizes_reads_what_is_there(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("bit", range(8))
 def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it_is(tmp_path: Path, bit: int) -> None:
-    """A search in keys that are out of order says that there is nothing; whoever asks takes that for the truth."""
+    """A search in keys that are out of order finds nothing, and the caller would believe it."""
     keys = [key(n) for n in range(1, 41)]
     disk = Disk("checkpointing", tmp_path)
     disk.apply(puts={one: b"record %3d" % sequence_of(one) for one in keys})

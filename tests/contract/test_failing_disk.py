@@ -1,7 +1,7 @@
 """Tests of the store with a disk on which any call may fail.
 
-Whoever was told that a batch is durable was told the truth, whatever failed then or later, and nothing is confirmed
-behind a batch that failed. LMDB's own calls fail in try_crashes.py.
+A batch confirmed as durable stays so, whatever fails then or later, and no batch is confirmed after one that failed.
+LMDB's own calls fail in try_crashes.py.
 """
 
 import errno

@@ -79,7 +79,7 @@ class RecordedEngine:
         return list(read(b"".join(self.chunks)))
 
     def story(self) -> list[tuple[Any, ...]]:
-        """Kind and sequence of every event, with what is of interest; commits left out."""
+        """Return kind, sequence and further fields of all events except commits."""
         names = ("sequence", "deliveries", "attempts", "reason", "target_sequence")
         return [
             (event["kind"], *(event[name] for name in names if name in event))
@@ -204,7 +204,7 @@ def returns(recorded: RecordedEngine) -> list[tuple[Any, ...]]:
 
 
 def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[RecordedEngine, ConnectionState]:
-    """With a consumer that holds so many messages, and a transaction."""
+    """Return an engine with a consumer that holds `count` messages, and a transaction."""
     recorded = RecordedEngine()
     recorded.engine.change_policies(Policies(Policy(attempts_max=attempts_max, **policy)))
     session = recorded.session()
@@ -539,7 +539,7 @@ def test_without_history_nothing_of_a_client_is_told() -> None:
 
 
 def record_all(recorded: RecordedEngine, log: EventLog) -> None:
-    """Of a client that names what it begins, rests and pulls."""
+    """Record all events of a client that reports started messages, suspends and pulls."""
     consumer = consumer_of(recorded)
     for _ in range(3):
         recorded.send(consumer.session, persistent=False)
@@ -577,7 +577,7 @@ def test_history_alone_makes_no_further_batches() -> None:
 
 
 def test_a_chunk_says_whether_it_came_with_a_batch_of_the_store() -> None:
-    """So that the store's journal must have it."""
+    """The store's journal must have a chunk of a batch."""
     recorded = RecordedEngine()
     session = recorded.session()
     for persistent in (True, False):
@@ -613,7 +613,8 @@ def busy(
     sent_to: Sequence[str] = ("/queue/orders",),
     **first: int,
 ) -> RecordedEngine:
-    """Something of everything; messages are of these groups, and sent to these queues; others are subscribed to."""
+    """Record events of each kind. `groups` are those of the messages, `sent_to` their queues; `addresses` are
+    subscribed to."""
     recorded = RecordedEngine(attempts_max=3, **first)
 
     def joined(number: int) -> ConnectionState:
@@ -778,7 +779,7 @@ def test_the_last_chunk_of_a_batch_is_known_and_where_there_is_none_nothing_is(t
 
 
 def last_batch_of(folder: Path) -> tuple[int, int] | None:
-    """As `truenext store` and a start find it."""
+    """Return the last chunk of a batch, as `truenext store` and a start find it."""
     found = last_batch_chunk(folder)
     history = HistoryWriter(folder)
     history.close()
@@ -937,7 +938,7 @@ def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> 
 
 
 def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Path) -> None:
-    """Not when the broker starts again on it either, which cuts only what a crash left."""
+    """A restart of the broker does not cut it either: it cuts only the rest that a crash left."""
     history = HistoryWriter(tmp_path)
     _, first_event = history.start_run(after_clean_stop=True)
     event_log = EventLog(run=1, first_event=first_event)

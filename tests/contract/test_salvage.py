@@ -68,7 +68,7 @@ def data(written: tuple[Path, Content], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def content(written: tuple[Path, Content]) -> Content:
-    """What was written into it."""
+    """Return the contents written into the folder."""
     return written[1]
 
 
@@ -77,7 +77,7 @@ def truenext(*arguments: str | Path) -> Result:
 
 
 def unreadable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is for a user who must not read it; tests may run as root."""
+    """Make the folder unreadable, as for a user without the right; tests may run as root."""
 
     def denied(list_folder: Callable[..., Any]) -> Callable[..., Any]:
         def listed(path: Any = ".") -> Any:
@@ -123,7 +123,7 @@ def damages(result: Result) -> list[str]:
 
 
 def check(data: Path) -> list[str]:
-    """What `truenext store check` finds, which changes nothing."""
+    """Return the findings of `truenext store check`, which changes nothing."""
     before = fingerprint(data)
     result = truenext("check", data)
     assert fingerprint(data) == before
@@ -132,7 +132,7 @@ def check(data: Path) -> list[str]:
 
 
 def export(data: Path) -> Content:
-    """What is in the new folder, which a start finds sound; the old one stays as it is."""
+    """Export to a new folder, which a check finds sound; return its contents. The old folder stays unchanged."""
     before = fingerprint(data)
     new = data.parent / "new"
     found = [line for line in check(data) if not line.startswith("history/")]
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_zeros_behind_a_journal_is_damage_and_no_first_start(dat
 
 
 def frames(path: Path) -> list[tuple[int, int]]:
-    """Where the frames of a segment begin and end."""
+    """Return the start and the end of each frame of a segment."""
     content = path.read_bytes()
     found = []
     at = 0
@@ -318,7 +318,7 @@ def frames(path: Path) -> list[tuple[int, int]]:
 
 
 def spoil(path: Path, start: int, end: int) -> None:
-    """Other bytes than those that are there."""
+    """Change the bytes from `start` to `end`."""
     content = bytearray(path.read_bytes())
     content[start:end] = bytes(byte ^ 0x5A for byte in content[start:end])
     path.write_bytes(content)
@@ -453,7 +453,7 @@ def test_a_missing_newest_segment_is_named(data: Path) -> None:
 
 
 def test_a_batch_that_cannot_be_read_is_named(in_journal: Path) -> None:
-    """Its checksum is right: as if another truenext had written it."""
+    """The checksum is right, as if another truenext had written the batch."""
     (path,) = segments(in_journal)
     content = bytearray(path.read_bytes())
     start, end = frames(path)[2]
@@ -470,7 +470,7 @@ def salt_of(data: Path) -> int:
 
 
 def fill_tail(data: Path, piece: bytes) -> None:
-    """Behind the last frame stands this, again and again."""
+    """Fill the segment behind its last frame with repetitions of `piece`."""
     (path,) = segments(data)
     content = bytearray(path.read_bytes())
     end = frames(path)[-1][1]
@@ -581,7 +581,7 @@ def test_lmdb_reads_the_same(data: Path) -> None:
 
 
 def test_no_page_is_neither_free_nor_in_use(tmp_path: Path) -> None:
-    """Whatever was written and deleted before: what is on such a page was lost."""
+    """Data on a page that is neither would be lost; random writes and removals never make one."""
     seed = random.Random(SEED)
     checkpoint = Checkpoint(tmp_path)
     there: list[bytes] = []
@@ -619,7 +619,7 @@ def bodies(content: Content) -> dict[bytes, dict[int, object]]:
 
 
 def expect_all_but(exported: Content, content: Content, lost: Iterable[bytes]) -> None:
-    """Everything is there as it was but these messages."""
+    """Assert that all contents are exported except these messages."""
     shelf = {lane: dict(of_lane) for lane, of_lane in content.shelf.items()}
     for name in lost:
         del shelf[name[:5]][sequence_of(name)]
@@ -638,7 +638,7 @@ def test_without_a_small_value_nothing_else_is_lost(data: Path, content: Content
 
 
 def test_a_salt_is_not_worked_out_from_one_frame_alone(tmp_path: Path) -> None:
-    """It may be the damaged one."""
+    """The only frame may be the damaged one."""
     disk = Disk("embedded", tmp_path / "data")
     disk.apply(puts=records(1))
     disk.store.close()
@@ -681,7 +681,7 @@ def test_a_message_that_is_not_below_the_sequence_limit_is_named(data: Path, con
 
 @pytest.mark.parametrize("database", [name.decode() for name in DATABASES])
 def test_export_finds_the_pages_below_a_lost_database_root(data: Path, content: Content, database: str) -> None:
-    """Whatever stands on the root itself is lost where the database has no other page."""
+    """Entries on the root itself are lost where the database has no other page."""
     root, leaves = pages_of(data, database.encode())
     overwrite(data, root)
     assert any(f"page {root} says that it is page" in line for line in check(data))
@@ -741,7 +741,7 @@ def test_export_omits_acknowledged_messages_when_the_free_page_list_is_lost(data
 
 @pytest.mark.parametrize("page", [0, 1])
 def test_folder_with_a_lost_meta_page_is_exported(data: Path, page: int) -> None:
-    """They are written in turns, so the other one is of the transaction before, or of this one."""
+    """Meta pages are written in turns: the other one is of this transaction or the one before."""
     overwrite(data, page)
     assert f"lmdb/data.mdb: its page {page} cannot be read" in check(data)
     assert truenext("export", data, data.parent / "new").exit_code == 1
@@ -917,7 +917,7 @@ def test_a_database_that_is_ordered_otherwise_is_not_read(data: Path, name: byte
 
 
 def test_damage_that_lmdb_rejects_is_found(data: Path) -> None:
-    """Where nothing should be in a tree, and what kind of entry a database is."""
+    """Damaged are a field that must be zero, and the kind of a database's entry."""
     path = data / "lmdb/data.mdb"
     flip_in_main(data, b"messages", len(b"messages"), 0)
     assert check(data) == ["lmdb/data.mdb: it has 0x1 where nothing should be (messages)"]
@@ -930,7 +930,7 @@ def test_damage_that_lmdb_rejects_is_found(data: Path) -> None:
 
 @pytest.mark.parametrize("database", ["counts", "transient counts", "queues", "producers"])
 def test_a_value_that_is_not_there_is_missed(data: Path, database: str) -> None:
-    """As after a flipped bit in how many nodes a page has."""
+    """Damaged is the number of nodes on a page."""
     root, _ = pages_of(data, database.encode())
     path = data / "lmdb/data.mdb"
     content = bytearray(path.read_bytes())
@@ -966,7 +966,7 @@ def test_a_queue_without_a_name_is_missed(data: Path) -> None:
 
 
 def test_messages_out_of_order_are_not_shown(tmp_path: Path) -> None:
-    """As LMDB shows them after a flipped bit in a key, within a lane and behind its end."""
+    """LMDB shows them so after a flipped bit in a key, within a lane and behind its end."""
     checkpoint = Checkpoint(tmp_path / "lmdb")
     checkpoint.put_messages([(key(sequence), b"record") for sequence in range(1, 10)], are_transient=False)
     checkpoint.close()
@@ -1026,7 +1026,7 @@ def test_a_message_that_a_branch_hides_is_not_taken_for_gone(tmp_path: Path, is_
 
 
 def test_a_message_that_cannot_be_found_to_be_deleted_stops_the_broker(tmp_path: Path) -> None:
-    """It would come back at the next start."""
+    """The message would come back at the next start."""
     disk = Disk("checkpointing", tmp_path)
     for n in range(1, 6):
         disk.apply(puts=put(n))

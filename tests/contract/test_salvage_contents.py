@@ -27,7 +27,7 @@ from truenext.store.embedded import EmbeddedStore
 LANES = [lane_key(number, 5) for number in (1, 2, 3)]
 NUMBERS = (1, 4, 7, 10)
 TRANSIENT = (4, 10)
-"""Of these, those whose copies are transient."""
+"""Numbers of the contents whose copies are transient."""
 
 
 def copies(number: int) -> list[bytes]:
@@ -62,7 +62,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def is_checkpointed(disk: Disk) -> bool:
-    """All but a batch that says nothing; a segment that was used before has room for more than one."""
+    """True once all but an empty batch is checkpointed; a reused segment has room for more than one batch."""
     disk.apply(puts={})
     assert isinstance(disk.store, EmbeddedStore)
     return not any(index.marks or index.chunks for index in disk.store._overlay.indexes)
@@ -77,12 +77,12 @@ def shown(data: Path) -> dict[bytes, SentMessage]:
 
 
 def remaining() -> dict[bytes, SentMessage]:
-    """What is there if nothing is damaged."""
+    """Return the messages there are if nothing is damaged."""
     return {one: content_of(number) for number in NUMBERS for one in copies(number)[1:]}
 
 
 def exported(data: Path) -> dict[bytes, SentMessage]:
-    """What is in the new folder, which is sound, and from which contents go with their last copies."""
+    """Export to a new folder and check it; its contents go with their last copies. Returns its messages."""
     new = data.parent / "new"
     truenext("export", data, new)
     assert check(new) == []
@@ -153,7 +153,7 @@ def test_a_wrong_count_is_named_and_put_right(data: Path, stored_count: int) -> 
 
 
 def test_copy_removed_by_a_lost_batch_is_counted_again(data: Path) -> None:
-    """Of the last content: its copy is there again, and the content outlives all three."""
+    """The last content has its lost copy again, and is there until all three copies are gone."""
     segments = sorted((data / "journal").glob("*.journal"))
     segment = [path for path in segments if copies(10)[0] in path.read_bytes()][-1]
     record = bytearray(segment.read_bytes())
@@ -164,7 +164,7 @@ def test_copy_removed_by_a_lost_batch_is_counted_again(data: Path) -> None:
 
 
 def test_a_copy_that_stands_on_a_lost_page_is_missed_by_its_content(data: Path) -> None:
-    """Where no count of messages tells."""
+    """Counts of messages do not show the loss."""
     checkpoint = checkpoint_of(data)
     checkpoint.delete_messages([(copies(1)[1], False)])
     checkpoint.close()

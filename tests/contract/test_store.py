@@ -807,14 +807,14 @@ def test_pages_read_while_everything_moves_show_no_message_without_its_content(
 
 
 def share(number: int, *copies: bytes, record: bytes = b"", persistent: bool = True) -> dict[str, Any]:
-    """What a batch says that puts a content and these references to it."""
+    """Return the changes of a batch that puts a content and these references to it."""
     shared = Shared(number, record or b"content %d" % number, [*copies], persistent)
     changes = Model().changes({}, [], shared=shared)
     return {"puts": changes["puts"], "transient_puts": changes["transient_puts"], "marks": changes["marks"]}
 
 
 def unshare(number: int, *copies: bytes, persistent: bool = True) -> dict[str, Any]:
-    """What a batch says that removes references to a content."""
+    """Return the changes of a batch that removes references to a content."""
     removes, dereferenced = (
         ("removes", "dereferenced") if persistent else ("transient_removes", "transient_dereferenced")
     )
@@ -822,7 +822,7 @@ def unshare(number: int, *copies: bytes, persistent: bool = True) -> dict[str, A
 
 
 def _content_of(record: bytes) -> bytes:
-    """The key of what a record refers to, if it does."""
+    """Return the key of the content a record refers to; empty if it refers to none."""
     number = referenced_content_number(record)
     return content_key(number) if number else b""
 
@@ -836,7 +836,7 @@ class Model:
 
     messages: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)
     contents: dict[bytes, bytes] = field(default_factory=dict)
-    """What messages refer to: there as long as one of them is."""
+    """Shared contents, each there as long as a message refers to it."""
     used: set[bytes] = field(default_factory=set)
     """A broker never uses a key twice."""
     marks: dict[bytes, Mark] = field(default_factory=dict)
@@ -861,7 +861,7 @@ class Model:
             self.contents = {k: record for k, record in self.contents.items() if k in self.references()}
 
     def references(self) -> Counter[bytes]:
-        """How many messages refer to each content."""
+        """Return the number of messages that refer to each content."""
         return Counter(_content_of(record) for record, _ in self.messages.values() if _content_of(record))
 
     def changes(
@@ -873,9 +873,8 @@ class Model:
         marks: dict[bytes, Mark] | None = None,
         **rest: Any,
     ) -> dict[str, Any]:
-        """What a batch says that puts `new`, keys to records and whether they are persistent, and what is shared, and
-        removes `gone`.
-        """
+        """Return the changes of a batch that puts `new`, keys to records and whether they are persistent, and the
+        shared content, and removes `gone`."""
         puts = {k: record for k, (record, persistent) in new.items() if persistent}
         transient_puts = {k: record for k, (record, persistent) in new.items() if not persistent}
         marks = dict(marks or {})
@@ -905,7 +904,7 @@ class Model:
         return next(number for number in itertools.count(1) if number not in self.queues)
 
     def empty_queues(self, remaining: Iterable[bytes]) -> list[int]:
-        """Those that can go if these messages are left."""
+        """Return the queues that may be removed if only these messages are left."""
         there = {split_lane_key(one[:LANE_KEY_SIZE])[0] for one in remaining}
         return sorted(self.queues.keys() - there)
 
@@ -1002,7 +1001,7 @@ def test_store_agrees_with_a_plain_model_after_random_batches_and_restarts(kind:
 
 
 def check_restart(data: st.DataObject, disk: Disk, model: Model, recovered: Recovered) -> None:
-    """All is there after a restart that the model has; a new run may begin."""
+    """Check a restarted store against the model; a new run may begin."""
     model.restart()
     model.check_recovered(recovered)
     model.check(disk.store, limit=1000)

@@ -197,7 +197,7 @@ def test_pages_leave_nothing_out_while_everything_moves(tmp_path: Path, limit: i
 
 
 def stored_transients(path: Path) -> tuple[list[bytes], list[bytes]]:
-    """Keys of transients and of their marks, of whatever generation."""
+    """Return the keys of transients and of their marks, of all generations."""
     with lmdb.open(str(path / "lmdb"), max_dbs=DATABASES_MAX) as env, env.begin() as txn:
         transients, marks = (
             [*txn.cursor(env.open_db(name, txn=txn)).iternext(values=False)]
@@ -540,7 +540,7 @@ def test_a_store_can_be_closed_while_a_move_waits_for_room(tmp_path: Path, monke
 
 
 def test_a_run_ends_and_begins_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That they are written down outside the journal, too, has to wait."""
+    """The records of start and end outside the journal have to wait, too."""
     disk = Disk("embedded", tmp_path)
     disk.apply(puts=put(1), clean_stop=False)
     until((tmp_path / "ballast").exists)
@@ -676,7 +676,7 @@ def test_a_store_that_opens_on_a_nearly_full_disk_leaves_its_last_space_to_other
 
 
 def test_a_run_that_cannot_be_written_down_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is room, and LMDB reports an I/O error."""
+    """The disk has free space, and LMDB reports an I/O error."""
     disk = Disk("embedded", tmp_path)
     FullDisk(monkeypatch, NO_SPACE[-1])
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1 << 20, f_frsize=4096))
@@ -688,7 +688,7 @@ def test_a_run_that_cannot_be_written_down_does_not_begin(tmp_path: Path, monkey
 
 
 def test_a_broken_disk_is_not_taken_for_a_full_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is room, and LMDB reports an I/O error."""
+    """The disk has free space, and LMDB reports an I/O error."""
     disk = Disk("checkpointing", tmp_path)
     full = FullDisk(monkeypatch, NO_SPACE[-1])
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1 << 20, f_frsize=4096))

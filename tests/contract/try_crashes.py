@@ -2,8 +2,9 @@
 
     python -m tests.contract.try_crashes STATES SEED [FAULT]
 
-Prints how many states of a disk it has tried, and how many of them while a file was about to grow; ends with 1 and says
-why if a disk did not hold what it must. FAULT is a function of planted_faults.py.
+A damaged file that LMDB takes for sound may end the process that opens it. Prints the number of disk states tried, and
+the number of those in which a file was about to grow; ends with 1 and the reason if a disk did not hold what it must.
+FAULT is a function of planted_faults.py.
 """
 
 import errno
@@ -22,9 +23,9 @@ from tests.contract.simulated_disk import Disk, Failure
 LIVES = 4
 """One after the other on the same disk."""
 SHARE = 0.15
-"""Of a life's operations at which it crashes: rather more lives."""
+"""Share of a life's operations at which it crashes; more lives are better than more crashes of one."""
 FAILING_EVERY = 6
-"""Of the calls for LMDB's files."""
+"""One in this number of calls for LMDB's files fails."""
 
 
 def try_crashes(states: int, seed: int, fault: str) -> Tried:
@@ -47,7 +48,7 @@ def try_crashes(states: int, seed: int, fault: str) -> Tried:
 
 
 def fail_lmdb(rng: random.Random, tried: Tried) -> None:
-    """Calls for LMDB's files fail, one of so many in turn."""
+    """Let calls for LMDB's files fail, one in FAILING_EVERY at a time."""
     one: Plan = plan(Disk(), [Held()], rng, 10, 0.5)
     ((_, outcome),) = record([one], [None])
     first = rng.randrange(FAILING_EVERY)

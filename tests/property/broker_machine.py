@@ -1,8 +1,8 @@
 """State machines that compare the engine with the oracle, with random clients, sockets and disks.
 
-A Hypothesis state machine that says the same to the engine and to the oracle and compares them after every turn and
-every durable batch, through restarts and shortness of memory. How the engine works is not known here (only
-memory_audit.py looks inside); see test_against_oracle.py for how it is run.
+Each machine gives the same commands to the engine and to the oracle, and compares them after every turn and every
+durable batch, through restarts and shortness of memory. It does not know how the engine works (only memory_audit.py
+looks inside). test_against_oracle.py runs the machines.
 """
 
 import gc
@@ -113,7 +113,7 @@ PEERS_MAX = 4
 READERS_MAX = 6
 BROWSES_MAX = 2
 STEPS = 50
-"""Of one example."""
+"""Number of steps of an example."""
 ROUNDS_MAX = 1000
 """Steps until a broker that is left alone must have come to rest."""
 
@@ -124,7 +124,7 @@ TINY = (300, 1000, 2000, 6000)
 """Bytes of memory for messages, each of which costs 400 at least."""
 
 PICK = OneOf(range(8))
-"""Which of those that there are, modulo their number."""
+"""Index of an existing object, modulo their number."""
 SENT_TO = OneOf(["a"] * 4 + ["b"])
 PRIORITY = OneOf([4, 4, 4, 9, 1])
 EXPIRES_IN = OneOf([None] * 14 + [0, 1, 10, 10, 1000])
@@ -139,7 +139,7 @@ SPELLINGS: list[Callable[[str], str]] = [
     lambda selector: f"({selector.replace(' = ', '=')})",
     lambda selector: re.sub("AND|IS|NOT|NULL", lambda keyword: keyword[0].lower(), selector).replace(" ", "  "),
 ]
-"""Other spellings of the selectors of durable subscriptions, which mean the same."""
+"""Functions that respell the selector of a durable subscription without changing its meaning."""
 SELECTORS = {
     "TRUE": range(10),
     "JMSPriority > 1": range(2, 10),
@@ -207,7 +207,7 @@ INVALID_REQUESTS = [
     "gives back without rounds",
     *ROLLBACK_ONLY_REQUESTS,
 ]
-"""What a client may say, and must not: see BrokerMachine._in_vain."""
+"""Invalid requests of a client: see BrokerMachine._invalid_request."""
 CAUSES = OneOf(["", "", "one", "another", "a\\: third\n\u00fc"])
 ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "connect": (1, LOGIN),
@@ -398,7 +398,7 @@ ACTIONS: dict[str, tuple[int, dict[str, Draw]]] = {
     "crash": (1, {}),
     "restart": (1, {}),
 }
-"""What may happen, how often relative to the rest, and with what."""
+"""Possible actions, their weights, and the draws of their arguments."""
 RELEASE_ACTIONS = [
     "nack_acknowledged",
     "mark_started",
@@ -428,7 +428,7 @@ OF_TOPICS = [
 """Addresses to send to."""
 
 OF_BULK = ["subscription,c,n,news.eu", "subscription,c,n,news.*"]
-"""Of these one is there at a time: what is moved has no copy where it goes."""
+"""Subscriptions for bulk work, of which one exists at a time: a moved message has no copy at its target."""
 
 OF_MANY = OneOf(["x.a"] * 3 + ["x.b"] * 2 + ["x.b.c", "y", "Consumer.y.VirtualTopic.t", "Spark.a"])
 """Queues for those who take from several."""
@@ -437,12 +437,12 @@ T = TypeVar("T")
 
 _EXAMPLES = itertools.count()
 _SLOTS: list[Any] = [Lane.__dict__[name] for name in Lane.__slots__]
-"""Whatever planted faults put in their place."""
+"""Slots of Lane, whatever planted faults put in their place."""
 
 
 def _forget_engines() -> None:
-    """Those of earlier examples: an entry refers to its lane without the garbage collector's knowledge, so that they
-    would stay, some 400 KiB an example."""
+    """Free the engines of earlier examples. An entry refers to its lane without the garbage collector's knowledge, so
+    that some 400 KiB of each example would stay."""
     for lane in [each for each in gc.get_objects() if type(each) is Lane]:
         for slot in _SLOTS:
             with suppress(AttributeError):
@@ -471,13 +471,13 @@ class BrokerMachine(RuleBasedStateMachine):
     EXPIRE: ClassVar[bool] = False
     """Nearly all messages do."""
     WINDOW_MAX: ClassVar[int | None] = None
-    """Of all subscriptions."""
+    """Limit of the windows of all subscriptions."""
     ALL_QUEUES: ClassVar[tuple[str, ...]] = ("a", "b", "DLQ.a", "DLQ.b")
-    """From which what is left is taken in the end."""
+    """Queues from which the remaining messages are taken at the end."""
     GROUPS: ClassVar[tuple[str, ...]] = ("",)
-    """What messages are of, in turns; every fourth closes its group."""
+    """Groups of the messages, in turns; every fourth message closes its group."""
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = {}
-    """Of actions, where they are not as in ACTIONS."""
+    """Draws of arguments that differ from those in ACTIONS."""
     PRODUCERS_MAX: ClassVar[int] = PRODUCERS_MAX
     RESOLVED_MAX: ClassVar[int] = RESOLVED_MAX
 
@@ -492,23 +492,23 @@ class BrokerMachine(RuleBasedStateMachine):
         self.committed = 0
         """The last batch that the engine knows to be durable."""
         self.used_numbers: dict[tuple[str, int], int] = {}
-        """Of producers, and when each was said first."""
+        """Numbers of producers, and the time of their first use."""
         self.sessions: dict[Peer, ConnectionState] = {}
         self.browses: list[OpenBrowse] = []
         """Browses of those who are connected, also what they were told the end of."""
         self.names: dict[tuple[str, str], Reader] = {}
-        """By the names of its connection and itself the last subscription that there was."""
+        """Last subscription by the names of its connection and of itself."""
         self.subscribe_arguments: dict[Reader, dict[str, Any]] = {}
-        """What each has asked for."""
+        """Arguments with which each reader subscribed."""
         self.disk = Disk()
         self.due: list[tuple[str, str]] = []
-        """Label and address of each scheduled send that has become a message, and nobody has looked at."""
+        """Label and address of each scheduled send that has become a message since the last check."""
         self.redriving: tuple[BulkRead, PageResult] | None = None
         """A page of dead letters that was read, and none was moved yet."""
         self.piece: tuple[BulkRead, PageResult, str | None, list[Letter]] | None = None
-        """The same of any queue, with the selector that is asked for, and the messages that there were."""
+        """Piece of bulk work whose page was read, with its selector, and the messages there were at that time."""
         self.cancelling: tuple[BulkRead, PageResult] | None = None
-        """The same of what is scheduled."""
+        """Piece whose page of scheduled sends was read."""
 
     @classmethod
     def run_plainly(cls, random: Random, steps: list[str]) -> None:
@@ -595,7 +595,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.subscribe(**reader)
 
     def _start_run(self, recovered: Recovered) -> None:
-        """As broker/recovery.py and Broker.start do it."""
+        """Start the engine as broker/recovery.py and Broker.start do."""
         note(f"engine = Engine(..., memory_limit={self.memory_limit}, {self.policy})  # from {recovered}")
         self.engine = Engine(
             sequence_limit=recovered.sequence_limit,
@@ -647,7 +647,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @contextmanager
     def _comparing(self) -> Iterator[None]:
-        """Whatever goes wrong in here is a difference between the engine and the contract."""
+        """Report an error in this block as a difference between the engine and the contract."""
         try:
             yield
         except RemoteProtocolError as error:
@@ -690,7 +690,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 raise Disagreement(f"{peer.name} is in round {session.release_count}, not {peer.round}")
 
     def actions(self) -> list[str]:
-        """What can happen now, each as often as it is likely."""
+        """Return the actions that are possible now, each as often as its weight says."""
         letters = self.oracle.letters
         is_under_way = self.redriving is not None or self.piece is not None or self.cancelling is not None
         can_do_bulk = self.engine.bulk_pieces.can_execute and not is_under_way
@@ -761,7 +761,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @classmethod
     @lru_cache
     def _likely(cls) -> list[tuple[str, list[str], bool]]:
-        """Of each action its name, that as often as it is likely, and whether it is a connection's."""
+        """Return of all actions the name, the name repeated by its weight, and whether it needs a connection."""
         return [
             (name, [name] * cls.WEIGHTS[name], "peer_index" in arguments) for name, (_, arguments) in ACTIONS.items()
         ]
@@ -849,7 +849,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.unsubscribe(reader)
 
     def end_durable(self, peer_index: int, name: str) -> None:
-        """By its subscriber, or, if there is none, by anybody."""
+        """End the subscription by its subscriber, or by any connection if it has none."""
         peer, session = self._peer(peer_index)
         durable = self.oracle.durable_of(name)
         if durable is None:
@@ -868,7 +868,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return durable is not None and any(reader.queue == durable.queue for reader in self.oracle.readers)
 
     def disconnect(self, peer_index: int, is_clean: bool, sent_count: int) -> None:
-        """Before a connection ends, its socket may have taken something yet."""
+        """End the connection; its socket may have taken some messages before."""
         peer, session = self._peer(peer_index)
         for reader in [reader for reader in self.oracle.readers if reader.peer is peer]:
             if reader.mode is AckMode.AUTO and sent_count:
@@ -909,7 +909,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.browses.append(self.oracle.browse(peer, name, queue, SELECTORS[selector]))
 
     def browse_at_once(self, peer_index: int, queue: str, selector: str) -> None:
-        """Nothing else happens until all was shown: then it must be all that waits."""
+        """Browse without other actions until the end: all waiting messages must be shown."""
         self.browse(peer_index, queue, selector)
         browse = self.browses[-1]
         for _ in range(ROUNDS_MAX):
@@ -1018,7 +1018,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return is_one_too_many or self.oracle.status_of(numbered) is NumberStatus.REFUSED
 
     def _numbered(self, producer: str, kind: Frame, number: int) -> Numbered:
-        """Who has no gaps says so with the first number, and sometimes again."""
+        """Return the numbered command; a gapless producer declares that with the first number, and sometimes again."""
         self.used_numbers.setdefault((producer, number), self.oracle.now_ms)
         known = self.oracle.producers.remembered().get(producer)
         must_declare = known is None or known.is_gapless is None
@@ -1032,7 +1032,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return producer
 
     def _is_recent(self, used_ms: int) -> bool:
-        """It was remembered all the time, however the clock has jumped."""
+        """True if the producer was remembered all the time, however the clock has jumped."""
         return self.oracle.now_ms - used_ms < REMEMBERED_MS - DAY_MS
 
     def query_producer(self, producer: str, number: int | None, resolves: bool) -> None:
@@ -1070,7 +1070,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.request_receipt(peer_index)
 
     def _later(self) -> None:
-        """Where it matters who was used before whom."""
+        """Advance the time in machines where the order of use matters; here, do nothing."""
 
     def _expect_refusal(self, peer_index: int, request: Callable[[], None]) -> None:
         try:
@@ -1162,7 +1162,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _dispatch_of(letter: Letter) -> int:
-        """As the `ack` header of its MESSAGE names it."""
+        """Return the dispatch as the `ack` header of the MESSAGE names it."""
         assert letter.holder is not None
         return letter.deliveries if letter.holder.peer.has_rounds else 0
 
@@ -1176,7 +1176,7 @@ class BrokerMachine(RuleBasedStateMachine):
         subscription = reader.subscription if names_subscription or reader.peer.has_rounds else None
         return reader, self.sessions[reader.peer], subscription, transaction
 
-    # Giving back and pulling ------------------------------------------------------------------------------------------
+    # Releasing and pulling --------------------------------------------------------------------------------------------
 
     def mark_started(self, which: int) -> None:
         letter = _one_of(self._beginnable(), which)
@@ -1193,8 +1193,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def release(
         self, peer_index: int, of: int, kept: int, names_others: bool, suspends: bool, aborts: bool, counts_all: bool
     ) -> None:
-        """Of somebody who has something, if anybody has. `of` 0 is of no subscription; `names_others`: also of what is
-        not held any more, or not by these subscriptions."""
+        """Release messages of a connection that holds some, if any does. `of` 0 is no subscription; `names_others` also
+        names messages that are not held any more, or not by these subscriptions."""
         peer = _one_of(self._can_release(), peer_index)
         can_be = [each for each in self.oracle.readers if each.peer is peer and each.mode is not AckMode.AUTO]
         readers = _some_of(can_be, of) or (can_be if of else [])
@@ -1215,7 +1215,7 @@ class BrokerMachine(RuleBasedStateMachine):
             raise Disagreement(f"automatic windows have learnt from it: {windows} became {self._windows()}")
 
     def _names_not_held(self, peer: Peer) -> list[tuple[str, int, int]]:
-        """Of earlier dispatches, of what a transaction has, and of what somebody else may have."""
+        """Return names of earlier dispatches, of messages in transactions, and of messages of other connections."""
         names: list[tuple[str, int, int]] = []
         for letter, sequence in self.oracle.sequences.items():
             held_by = letter.holder
@@ -1228,7 +1228,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return names
 
     def _windows(self) -> dict[Reader, int]:
-        """Those that the broker chooses."""
+        """Return the windows that the broker chooses."""
         consumers = {
             reader: self.sessions[reader.peer].consumers[reader.subscription] for reader in self.oracle.readers
         }
@@ -1257,7 +1257,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.pull(reader, messages, waits=waits, correlation=correlation)
 
     def pull_and_wait(self, which: int, messages: int) -> None:
-        """Nothing else happens until all has come that is ready, or the end of the wish is told."""
+        """Pull without other actions until all ready messages have come, or the end of the pull request is reported."""
         reader = _one_of(self._pulling(), which)
         self._pull(reader, messages, False, self._fresh("a"))
         for patience in reversed(range(ROUNDS_MAX)):
@@ -1293,7 +1293,8 @@ class BrokerMachine(RuleBasedStateMachine):
     # What is refused --------------------------------------------------------------------------------------------------
 
     def send_invalid_request(self, peer_index: int, which: int, what: str) -> None:
-        """What is refused has done nothing; the connection ends, or the transaction that was named is doomed."""
+        """Send a request that must be refused without effect; the connection ends, or the named transaction becomes
+        rollback-only."""
         for other in range(len(self.sessions)):
             peer, session = self._peer(peer_index + other)
             found = self._invalid_request(peer, session, which, what)
@@ -1317,7 +1318,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def _invalid_request(
         self, peer: Peer, session: ConnectionState, which: int, what: str
     ) -> tuple[Callable[[ConnectionState, Any], object], object, str | None] | None:
-        """What to ask, with what, and the transaction that it names; None if that is not possible now."""
+        """Return the method to call, its command, and the transaction it names; None if that is not possible now."""
         readers = [each for each in self.oracle.readers if each.peer is peer]
         pulling = [each for each in readers if each.is_pulling]
         auto = [each for each in readers if each.mode is AckMode.AUTO]
@@ -1529,8 +1530,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def send_without_room(
         self, which: int, queue: str, persistent: bool, surplus: int, level: DiskLevel, is_last: bool
     ) -> None:
-        """A SEND that is so many bytes larger than it may be, as far as it can be; with `is_last` once other copies of
-        what its transaction has acknowledged have gone."""
+        """Send a message larger by `surplus` bytes than is allowed, as far as possible; with `is_last` after the other
+        copies of messages that the transaction has acknowledged are gone."""
         peer, transaction = _one_of(self._open_transactions(), which)
         if is_last:
             self._acknowledge_copies(peer.transactions[transaction])
@@ -1569,7 +1570,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.engine.commit_state.disk_level = DiskLevel.PLENTY
 
     def _acknowledge_copies(self, work: Work) -> None:
-        """Those that others hold of what a transaction has acknowledged."""
+        """Acknowledge the copies that other consumers hold of messages that the transaction has acknowledged."""
         copies = {order for letter in work.acknowledged for order in letter.copies}
         while others := [number for number, each in enumerate(self._answerable()) if each.order in copies]:
             self.acknowledge(
@@ -1578,8 +1579,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.all_becomes_durable()
 
     def _freed_by(self, work: Work) -> tuple[int, int]:
-        """Memory and disk: bytes on the disk that what a transaction acknowledged frees, at least and at most: of what
-        is not there yet nobody can say."""
+        """Memory and disk: return the least and the most bytes on disk that the acknowledged messages of a transaction
+        free; those not stored yet are uncertain."""
         stored, copies = self._stored_letters(), self.disk.copies()
         freed = unknown = 0
         shared: dict[int, list[int]] = {}
@@ -1604,7 +1605,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return [(address, each, _size(_message(each))) for address, each in sends]
 
     def _largest_size(self, peer: Peer, transaction: str, queue: str, parcel: Parcel, freed: int) -> int:
-        """What a send may have at the most; 0 if it may not be sent."""
+        """Return the largest size that a send may have; 0 if it may not be sent."""
         low, high = 0, 2 * BIG
         while low < high:
             size = (low + high + 1) // 2
@@ -1653,12 +1654,12 @@ class BrokerMachine(RuleBasedStateMachine):
         self.jump(milliseconds)
 
     def jump(self, milliseconds: int) -> None:
-        """Somebody sets the wall clock."""
+        """Set the wall clock."""
         self.oracle.now_ms += milliseconds
         self._tick()
 
     def stretch_windows(self, milliseconds: int) -> None:
-        """Who has kept a full window for so long gets a larger one."""
+        """Advance the time, and double the windows that were full for long enough."""
         self.advance(milliseconds)
         note("engine.stretch_windows()")
         for _ in self.engine.stretch_windows():
@@ -1730,7 +1731,7 @@ class BrokerMachine(RuleBasedStateMachine):
     # Pages and memory -------------------------------------------------------------------------------------------------
 
     def read_page(self) -> None:
-        """What is in it is settled; the engine gets it later."""
+        """Read a page; its contents are fixed now, and the engine gets it later."""
         read, page = self.disk.read()
         note(f"# {read.lane.queue.name} is read after {read.after_sequence}, at most {read.limit}: {_sketch(page)}")
 
@@ -1798,7 +1799,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.redrive(500)
 
     def read_for_redrive(self, queue: str, limit: int) -> None:
-        """As many pages are skipped as there are empty lanes and lanes that show nothing."""
+        """Read a page for a re-drive. Empty lanes and lanes that show nothing are skipped."""
         if queue not in {each.name for each in self.engine.queues()}:
             return
         after: tuple[int, int] | None = (0, 0)
@@ -1817,7 +1818,7 @@ class BrokerMachine(RuleBasedStateMachine):
             after = (rank + 1, 0) if rank < 9 else None
 
     def redrive(self, limit: int) -> None:
-        """Anything may have happened since the page was read."""
+        """Re-drive with the page read before; other actions may have happened since."""
         assert self.redriving is not None
         read, page = self.redriving
         self.redriving = None
@@ -1860,7 +1861,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return self.engine.bulk_pieces.next_read(request)
 
     def unschedule(self, selector: str | None, limit: int | None) -> None:
-        """Anything may have happened since the page was read."""
+        """Cancel sends with the page read before; other actions may have happened since."""
         assert self.cancelling is not None
         read, page = self.cancelling
         self.cancelling = None
@@ -1873,7 +1874,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.oracle.cancelled(here, answer.count)
 
     def show_scheduled(self, queue: str) -> None:
-        """Without anything in between: each page of what is in the store by then."""
+        """List all stored scheduled sends page by page, without other actions in between."""
         if queue not in targets.names_of_scheduled(self.engine):
             return
         request = ListScheduled(queue)
@@ -1899,7 +1900,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.piece = read, page, selector, list(self.oracle.letters)
 
     def do_bulk(self, to: str | None, limit: int | None) -> None:
-        """Anything may have happened since the page was read."""
+        """Do bulk work with the page read before; other actions may have happened since."""
         assert self.piece is not None
         read, page, selector, letters = self.piece
         self.piece = None
@@ -1927,7 +1928,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._all_pieces(Purge(queue, selector=selector), SELECTORS[selector], None)
 
     def _all_pieces(self, request: BulkCommand, priorities: range, to: str | None) -> None:
-        """Without anything in between: each page of what is in the store by then."""
+        """Do all pieces of bulk work on the stored messages, without other actions in between."""
         if request.queue not in {each.name for each in self.engine.queues()}:
             return
         here = self.oracle.bulk_candidates(request.queue, priorities)
@@ -1999,7 +2000,7 @@ class BrokerMachine(RuleBasedStateMachine):
         )
 
     def squeeze(self, share: float, is_written: bool) -> None:
-        """For a moment there is only so much of the memory that is used; what leaves it is written at once or not."""
+        """Limit the memory to a share of the used one for a moment; evicted messages are written at once or not."""
         self.engine.memory.limit = int((self.engine.memory.message_bytes + self.engine.memory.deque_bytes) * share)
         note(f"engine.memory.limit = {self.engine.memory.limit}")
         self.evict()
@@ -2009,7 +2010,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.all_becomes_durable()
 
     def remove_unused(self, milliseconds: int) -> None:
-        """Whatever is under way."""
+        """Remove unused queues at any moment."""
         if milliseconds:
             self.advance(milliseconds)
         before = self._ordinary()
@@ -2037,7 +2038,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return {queue.name for queue in self.engine.queues() if not queue.is_temporary}
 
     def settle(self) -> None:
-        """Everything that was begun comes to its end: nothing may be stuck then, nothing more in memory than fits."""
+        """End all work that was started: no queue may be stuck then, and memory must be within its limit."""
         if self.redriving is not None:
             self.redrive(500)
         if self.piece is not None:
@@ -2115,8 +2116,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self._turn()
 
     def teardown(self) -> None:
-        """Whatever happened before, in the end all comes to rest; then the broker begins again, and all that is left
-        is dispatched."""
+        """Let all work end; then restart the broker, and dispatch all remaining messages."""
         if self.is_over or not hasattr(self, "engine"):
             return
         with self._comparing():
@@ -2209,7 +2209,7 @@ class BrokerMachine(RuleBasedStateMachine):
                     raise Disagreement(f"{reader} has an automatic window of {reader.window}")
 
     def _learn_joins(self) -> None:
-        """So is when a consumer of a pattern joins which of its queues, until it has joined all of them."""
+        """Learn which of its queues a wildcard consumer has joined, until it has joined all."""
         for reader in self.oracle.readers:
             if reader.is_of_many:
                 consumer = self.sessions[reader.peer].consumers[reader.subscription]
@@ -2319,14 +2319,14 @@ class BrokerMachine(RuleBasedStateMachine):
         return [(peer, transaction) for peer in self.sessions for transaction in peer.transactions]
 
     def _open_transactions(self) -> list[tuple[Peer, str]]:
-        """Those that are not doomed."""
+        """Return the open transactions that are not rollback-only."""
         return [each for each in self._all_transactions() if not each[0].transactions[each[1]].is_rollback_only]
 
     def _doomable(self) -> list[tuple[Peer, str]]:
         return [each for each in self._all_transactions() if each[0].keeps_open]
 
     def _acknowledged_inside(self) -> list[Letter]:
-        """What transactions that can go on have acknowledged, of subscriptions that are there."""
+        """Return the messages of existing subscriptions that are acknowledged in transactions that may go on."""
         works = [peer.transactions[name] for peer, name in self._open_transactions()]
         return [each for work in works for each in work.acknowledged if each.holder in self.oracle.readers]
 
@@ -2334,7 +2334,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return [each for each in self._answerable() if each.holder is not None and each.holder.peer.names_begun]
 
     def _can_release(self) -> list[Peer]:
-        """Those who have something, now and then any."""
+        """Return the connections that hold messages, now and then any."""
         can = [peer for peer in self.sessions if peer.has_rounds]
         if self.serial % 4:
             busy = {letter.holder.peer for letter in self._answerable() if letter.holder is not None}
@@ -2342,7 +2342,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return can
 
     def _wakeable(self) -> list[Reader]:
-        """Those that rest, and one that does not."""
+        """Return the suspended consumers, or one that is not."""
         can_be = [each for each in self.oracle.readers if each.peer.has_rounds and each.mode is not AckMode.AUTO]
         return [each for each in can_be if each.is_suspended] or can_be[:1]
 
@@ -2434,7 +2434,7 @@ class PagingMachine(BrokerMachine):
 
 
 class StarvedMachine(BrokerMachine):
-    """The same where hardly anything fits into memory: one message per page and window."""
+    """Machine in which hardly any message fits into memory: one message per page and window."""
 
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
         "memory_limits": OneOf([(tiny, NO_LIMIT) for tiny in TINY] + [(2000, 1000)]),
@@ -2661,7 +2661,7 @@ class NoRoomMachine(TopicsMachine):
 
 
 class BusyTopicsMachine(TopicsMachine):
-    """The same, with scheduled sends, and bulk work on durable subscriptions that may end meanwhile."""
+    """Topics with scheduled sends, and bulk work on durable subscriptions that may end meanwhile."""
 
     WEIGHTS: ClassVar[dict[str, int]] = TopicsMachine.WEIGHTS | {
         "schedule": 3,
@@ -2684,8 +2684,8 @@ class BusyTopicsMachine(TopicsMachine):
 
 
 class SpillingMachine(TopicsMachine):
-    """Subscriptions that end with their connections, of which much leaves memory; some may keep so much and no more,
-    in memory or not."""
+    """Subscriptions that end with their connections, and of which many messages leave memory; some have a limit that
+    counts messages in memory and on disk."""
 
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = PagingMachine.CIRCUMSTANCES | {
         "memory_limits": OneOf(
@@ -2783,7 +2783,7 @@ class ScheduledMachine(BrokerMachine):
 
 
 class ProducersMachine(BrokerMachine):
-    """More producers with numbers than are remembered, who send, commit and repeat, while hours go by."""
+    """Producers with numbers, more than are remembered, which send, commit and repeat, while hours go by."""
 
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = BrokerMachine.CIRCUMSTANCES | {
         "memory_limits": OneOf([(NO_LIMIT, NO_LIMIT)]),
@@ -2923,7 +2923,7 @@ class GroupsMachine(SelectingMachine):
 
 
 class SpillingGroupsMachine(SpillingMachine, SelectingMachine):
-    """The same with groups."""
+    """SpillingMachine with groups."""
 
     GROUPS = ("g", "", "h", "g", "")
 
@@ -2933,7 +2933,7 @@ class SpillingGroupsMachine(SpillingMachine, SelectingMachine):
 
 
 class ExpiringGroupsMachine(GroupsMachine):
-    """The same where all is tried again at once, and much expires."""
+    """GroupsMachine with retries at once, in which many messages expire."""
 
     CIRCUMSTANCES: ClassVar[dict[str, Draw]] = GroupsMachine.CIRCUMSTANCES | {
         "retries": OneOf([Retries(0, 0)]),
@@ -3031,7 +3031,7 @@ class ReleasingMachine(BrokerMachine):
 
 
 class ReleasingGroupsMachine(ReleasingMachine, GroupsMachine):
-    """The same with groups, which are compared a few messages at a time, and wildcards."""
+    """ReleasingMachine with wildcards and with groups, which are compared a few messages at a time."""
 
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = ReleasingMachine.ARGUMENTS | {
         "subscribe": ReleasingMachine.ARGUMENTS["subscribe"] | {"queue": OneOf(["a"] * 6 + ["*", "b"])},
@@ -3101,7 +3101,7 @@ class WildcardMachine(BrokerMachine):
 
 
 class WildcardSelectingMachine(WildcardMachine, SelectingMachine):
-    """The same where half of them have selectors, and are compared a few messages at a time."""
+    """WildcardMachine in which half of the consumers have selectors, and are compared a few messages at a time."""
 
     ARGUMENTS: ClassVar[dict[str, dict[str, Draw]]] = WildcardMachine.ARGUMENTS | {
         "subscribe": WildcardMachine.ARGUMENTS["subscribe"]
@@ -3110,7 +3110,7 @@ class WildcardSelectingMachine(WildcardMachine, SelectingMachine):
 
 
 class WildcardGroupsMachine(WildcardMachine, SelectingMachine):
-    """The same with groups."""
+    """WildcardMachine with groups."""
 
     GROUPS = ("g", "", "h", "g", "")
 
@@ -3147,7 +3147,7 @@ MACHINES: list[type[BrokerMachine]] = [
 
 @contextmanager
 def _record_waiting(engine: Engine, waited: dict[BrokerConsumer, int]) -> Iterator[None]:
-    """Where there are groups: up to which rank a consumer waited at any time for what is compared or read."""
+    """Record, where there are groups, up to which rank a consumer waited at any time for a comparison or a read."""
     first_for = targets.FIRST_OF_GROUPS.current
 
     def noting(cursor: GroupScanCursor, consumer: BrokerConsumer | None) -> tuple[Entry | None, bool]:
@@ -3163,7 +3163,7 @@ def _record_waiting(engine: Engine, waited: dict[BrokerConsumer, int]) -> Iterat
 
 
 def _receivers_without_groups(engine: Engine, cursor: GroupScanCursor) -> list[BrokerConsumer]:
-    """They are asked together."""
+    """Return the consumers without groups at this cursor, which are served together."""
     queue = cursor.lane.queue
 
     def is_scanning(consumer: BrokerConsumer) -> bool:
@@ -3218,7 +3218,7 @@ def _commit_of(transaction: str, numbered: Numbered | None) -> Commit:
 
 
 def _address(queue: str) -> str:
-    """Of a queue, or of whatever begins with a slash; also of several."""
+    """Return the address of one or several queues; parts that begin with a slash are addresses already."""
     return ",".join(part if part.startswith("/") else f"/queue/{part}" for part in queue.split(","))
 
 
@@ -3271,7 +3271,7 @@ def _seen(entry: Entry, queue: str) -> Seen:
 
 
 def _original_causes(message: SentMessage) -> tuple[str, str]:
-    """What a dead letter says of them."""
+    """Return the causes in the headers of a dead letter."""
     if b"-cause:" not in message.header:
         return NO_CAUSES
     headers = decode_header_lines(message.header)

@@ -17,13 +17,13 @@ def _small_blocks_and_few_timers_in_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(autouse=True)
 def _small_contents_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not all: messages with a colour are."""
+    """Share contents from 28 bytes on: messages with a colour are that large, others are not."""
     targets.CONTENT_BYTES_MIN.replace(monkeypatch, 28)
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What is noted where Hypothesis does not listen; shown if the test fails."""
+    """Collect the notes of runs without Hypothesis; show them if the test fails."""
     noted: list[str] = []
     monkeypatch.setattr(broker_machine, "note", noted.append)
     yield noted

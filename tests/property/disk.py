@@ -37,7 +37,7 @@ from truenext.store.memory import MemoryStore
 from truenext.store.store import Recovered, UndecodedMessage
 
 HIDDEN_PREFIX = "/scheduled/"
-"""Of queues in which scheduled sends wait: nobody can name one."""
+"""Prefix of the hidden queues of scheduled sends, which no client can name."""
 
 
 class Stored(NamedTuple):
@@ -51,7 +51,7 @@ class Stored(NamedTuple):
 
 
 def found_of(stored: UndecodedMessage) -> PageMessage:
-    """As the broker's pager makes it."""
+    """Return the message as the broker's pager makes it."""
     message = decode_record(stored.key, stored.record, stored.content)
     return PageMessage(
         sequence_of(stored.key), message, stored.mark, referenced_content_number(stored.record), stored.causes
@@ -59,7 +59,7 @@ def found_of(stored: UndecodedMessage) -> PageMessage:
 
 
 _decoded = lru_cache(maxsize=1000)(decode_record)
-"""For comparing: what is stored is looked at with every batch."""
+"""Cache for comparisons, which read the stored messages with every batch."""
 
 
 class Disk:
@@ -76,9 +76,9 @@ class Disk:
         self.requested_timers: deque[TimerRead] = deque()
         self._timers: deque[tuple[TimerRead, TimersResult]] = deque()
         self.queue_names: dict[int, str] = {}
-        """Also of those that go with the batch in flight."""
+        """Names of queues, also of those that go with the batch in flight."""
         self._contents: dict[int, dict[bytes, Stored]] = {}
-        """Of queues, since the store was written to last."""
+        """Contents of queues since the last write to the store."""
 
     # Batches ----------------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Disk:
         return read, page
 
     def reading(self) -> dict[str, int]:
-        """By queue, the smallest rank of those of which a page is not there yet."""
+        """Return the smallest rank of the pages being read, by queue."""
         ranks: dict[str, int] = {}
         for read in [*self.requested, *(read for read, _ in [*self._pages, *self._early])]:
             if isinstance(read, SideRead):
@@ -170,12 +170,12 @@ class Disk:
     # The whole --------------------------------------------------------------------------------------------------------
 
     def has_ended(self, key: bytes) -> bool:
-        """It is a message of a subscription that has ended, and is on its way out, or of one that ends with its
-        connection: after any end of the broker nobody is to see it."""
+        """True for a message of a subscription that has ended and is being removed, or that ends with its connection:
+        no client may see it after a stop or a crash."""
         return self.queue_names[split_lane_key(key[:LANE_KEY_SIZE])[0]].startswith(ENDED_PREFIX)
 
     def contents(self) -> dict[bytes, Stored]:
-        """All messages, by key."""
+        """Return all messages by key."""
         found: dict[bytes, Stored] = {}
         for queue, name in self.queue_names.items():
             if not name.startswith((HIDDEN_PREFIX, ENDED_PREFIX)):
@@ -192,7 +192,7 @@ class Disk:
         return {key: (expected.get(key, 0), have[key]) for key in expected | have if expected.get(key, 0) != have[key]}
 
     def copies(self) -> Counter[int]:
-        """By number of a content, the copies that use it, those included that are on their way out."""
+        """Return the number of copies of each content, including those being removed."""
         numbers = (each.content for queue in self.queue_names for each in self._contents_of(queue).values())
         return Counter(number for number in numbers if number)
 

@@ -1,7 +1,7 @@
 """Audit that compares the engine's counts of its memory with the messages that are there.
 
-The one part of the property tests that looks into the engine: it counts what is there, message by message, and compares
-that with the numbers by which the engine decides what has to leave.
+Only this part of the property tests looks into the engine: it counts message by message, and compares the sums with the
+numbers by which the engine decides what to evict.
 """
 
 from collections.abc import Collection, Iterator
@@ -32,7 +32,7 @@ from truenext.model.policy import Policy
 
 
 def miscounted(engine: Engine, sessions: Collection[ConnectionState]) -> list[str]:
-    """What is wrong in the books; they are to be right after every step."""
+    """Return the wrong counts; after every step there must be none."""
     counted = {queue: _size(_all(engine, queue)) for queue in engine.queues()}
     messages = {queue: sum(entry.message is not None for entry in _all(engine, queue)) for queue in engine.queues()}
     # What transactions have of subscriptions that have ended.
@@ -122,7 +122,7 @@ def _bytes_of(engine: Engine, queue: Queue) -> int:
 
 
 def _bytes_of_consumers(engine: Engine, sessions: Collection[ConnectionState]) -> int:
-    """Of them, of their selectors and those of subscriptions to topics, and of what they have yet to join."""
+    """Return the bytes of consumers, of their selectors and those of topics, and of queues yet to be joined."""
     consumers: list[Subscriber] = []
     for session in sessions:
         consumers += [*session.consumers.values(), *session.browsers.values()]
@@ -135,14 +135,14 @@ def _bytes_of_consumers(engine: Engine, sessions: Collection[ConnectionState]) -
 
 
 def orphaned_names(engine: Engine, names: dict[int, str]) -> dict[int, str]:
-    """What the store calls queues that the engine does not know; to be asked with nothing under way."""
+    """Return the names in the store of queues that the engine does not know; valid while no work is under way."""
     known = [*engine.queues(), *targets.queues_of_scheduled(engine), *targets.queues_that_ended(engine)]
     numbers = {queue.stored_number for queue in known}
     return {number: name for number, name in names.items() if number not in numbers}
 
 
 def not_evicted(engine: Engine, policy: Policy) -> list[str]:
-    """What should have left memory; to be asked after `evict`, with nothing under way."""
+    """Return the messages that should have left memory; valid after `evict`, while no work is under way."""
     wrong = [
         f"{queue.name} waits for a write or a page that nobody has asked for"
         for queue in engine.queues()
@@ -170,7 +170,8 @@ def _all(engine: Engine, queue: Queue) -> Iterator[Entry]:
 
 
 def _evictable(engine: Engine, queue: Queue) -> Iterator[Entry]:
-    """What waits, and what consumers hold; what is acknowledged in an open transaction stays."""
+    """Yield the waiting messages and those that consumers hold; messages acknowledged in open transactions stay in
+    memory."""
     for lane in queue.lanes:
         yield from lane
     yield from engine.clients.held_by_consumers(queue)

@@ -16,7 +16,7 @@ UNSENT_BYTES_MAX = 1024 * 1024
 """A connection has room for more bytes while fewer than these are unsent (limits.UNSENT_BYTES_MAX)."""
 
 SOCKETS_BYTES_MIN = 4 * 1024 * 1024
-"""All sockets together may have so much to take, however little memory there is."""
+"""Bytes that all sockets together may have unsent, however little memory there is."""
 
 DEAD_LETTER_PREFIX = "DLQ."
 SPARK_PREFIX = "Spark."
@@ -24,7 +24,7 @@ SPARK_SURPLUS = 16_384
 """Memory and disk: bytes that a transaction may send there beyond what it frees."""
 CONTENT_BYTES_MIN = 1024
 REFERENCE_BYTES = 34
-"""Topics, and Memory and disk: from so many on several queues share what is stored, and each takes so much."""
+"""Topics, and Memory and disk: bytes of a reference to a content, which copies share from CONTENT_BYTES_MIN on."""
 MESSAGE_BYTES = 26
 """Memory and disk: what a message takes more than its headers and body."""
 TOPIC = "/topic/"
@@ -49,13 +49,13 @@ True), or as unacknowledged (False)."""
 DEAD_LETTERS_EXPIRE = False
 """Attempts says what a dead-lettered message keeps, and does not name its expiry."""
 EXPIRED_COMMIT_HOLDS_BACK = True
-"""Ready says that an earlier message in commit "which this consumer could take" holds back. Nobody could take an
-expired one; on the other hand nothing but its removal would wake the queue before the commit does."""
+"""Ready says that an earlier message in commit "which this consumer could take" holds back. No consumer could take an
+expired one; on the other hand only its removal would wake the queue before the commit does."""
 DEAD_LETTERS_WAIT_FOR_THEIR_BATCH = True
 """Ready lets a persistent message be visible when it is accepted, with `--store-and-dispatch concurrent`, unless it was
 sent in a transaction. A dead letter is persistent, and was sent by nobody: it waits for its batch either way (True)."""
 FLAG_OUTLIVES_CLEAN_STOPS = False
-"""Deliveries says that every message recovered after an unclean stop is flagged as redelivered. If nobody comes near it
+"""Deliveries says that every message recovered after an unclean stop is flagged as redelivered. If it stays untouched
 until the next clean stop, the run after that cannot tell any more (False)."""
 LATE_NACK_IS_CUMULATIVE = False
 """Return says that a NACK inside a transaction may name a message that this transaction has acknowledged, and that the
@@ -63,7 +63,7 @@ transaction then refuses *it*: also in `client` mode that one, and none before i
 WITHDRAWING_WAKES = False
 """Pulling says that asking wakes a subscription that rests. To withdraw is not to ask (False)."""
 REQUESTED_MAX = 32_767
-"""Pulling: so many messages can be asked for in all."""
+"""Pulling: maximal number of messages requested in all."""
 
 
 class Disagreement(AssertionError):
@@ -72,7 +72,7 @@ class Disagreement(AssertionError):
 
 @dataclass(frozen=True)
 class Retries:
-    """When what fails is tried again (Return), in milliseconds."""
+    """Delays before a failed message is retried (Return), in milliseconds."""
 
     first_delay: int = 0
     delay: int = 1000
@@ -92,7 +92,7 @@ class Retries:
 
 @dataclass(frozen=True)
 class NackOptions:
-    """What a NACK says of the next try."""
+    """Options of a NACK for the next attempt."""
 
     delay: int | None = None
     is_rejected: bool = False
@@ -105,12 +105,12 @@ NO_CAUSES = ("", "")
 
 @dataclass(frozen=True)
 class Written:
-    """What the store knows of the failures of a message, from this batch on."""
+    """Failures of a message as the store knows them from this batch on."""
 
     batch: int
     attempts: int
     due_ms: int
-    """By the wall clock; 0 if it does not wait."""
+    """Due time by the wall clock, in ms; 0 if the message does not wait."""
     is_rejected: bool
     was_lost: bool = False
     causes: tuple[str, str] = NO_CAUSES
@@ -118,7 +118,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a producer hands over."""
+    """Message as a producer sends it."""
 
     label: str
     priority: int
@@ -131,11 +131,11 @@ class Parcel:
     """Groups: empty is none."""
     closes_group: bool = False
     ttl_ms: int = 0
-    """Expiry: its `expires` is so much later than its acceptance; 0 if it says it itself."""
+    """Expiry: time to live from the acceptance on, in ms; 0 if the message has an `expires` of its own."""
 
     @property
     def unsent(self) -> int:
-        """What a socket has to take, roughly: not nothing."""
+        """Bytes that a socket has to take, roughly, and never 0."""
         return self.size + 1
 
 
@@ -152,13 +152,13 @@ class Peer:
     may_wait_for: int = AT_ONCE
     """The last batch that anything of this connection went to: no receipt asked for now has a reason to wait longer."""
     has_rounds: bool = False
-    """It may give back (Giving back)."""
+    """True if the client may release messages (Releasing)."""
     names_begun: bool = False
     """Deliveries and attempts."""
     keeps_open: bool = False
     """Refusals."""
     round: int = 0
-    """Giving back: so many requests to give back were carried out."""
+    """Releasing: number of releases carried out."""
 
     def causes_in_transactions(self) -> list[str]:
         return [cause for work in self.transactions.values() for cause in work.causes]
@@ -191,21 +191,21 @@ class Reader:
     is_exclusive: bool = False
     has_express: bool = False
     is_stretched: bool = False
-    """Its window is automatic and has doubled since anything came; told by the broker, as is the window."""
+    """True if the automatic window has doubled since the last message came; told by the broker, as is the window."""
     selector: str | None = None
     acknowledged_at: int = 0
     """The step of its last acknowledgement."""
     joined: set[str] | None = None
     """Wildcards: the queues that it has joined so far, told by the broker; None once these are all."""
     is_suspended: bool = False
-    """Giving back: it gets nothing until it is woken."""
+    """Releasing: True if the subscription gets nothing until it is woken."""
     is_pulling: bool = False
     requested: int = 0
-    """Pulling: so many messages it has asked for and not got."""
+    """Pulling: number of messages requested and not received yet."""
     waits: bool = False
-    """What it has asked for stays until all of it has come."""
+    """True if the pull request stays until all its messages have come."""
     correlation: str | None = None
-    """What it has called what it asked for last."""
+    """Correlation of the last pull request."""
 
     @property
     def is_of_many(self) -> bool:
@@ -226,7 +226,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a subscription that pulls is told of a wish that is over (Pulling)."""
+    """Notice to a pulling subscription that a pull request has ended (Pulling)."""
 
     unused: int
     correlation: str | None
@@ -240,13 +240,13 @@ class OpenBrowse:
     subscription: str
     queue: str
     priorities: range
-    """Those that its selector wants."""
+    """Priorities that the selector matches."""
     started_ms: int
     hidden: set["Letter"]
-    """What was held or gone all the time since."""
+    """Messages that were held or gone during the whole browse."""
     waiting: dict["Letter", int]
-    """What it must be shown unless anything happens to it, with its `dispatched_at`: how often it was dispatched is no
-    sign of that, for after a crash and a clean stop that number may be a smaller one again."""
+    """Messages that must be shown unless their state changes, with their `dispatched_at`. The number of deliveries
+    would be no sign of a change: after a crash and a clean stop it may be smaller again."""
     shown: list["Letter"] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -263,7 +263,7 @@ class Letter:
     order: int
     """Sequences in the oracle's own counting; only their order means something."""
     event: int
-    """Which command accepted it."""
+    """Number of the command that accepted the message."""
     block: int
     """The transaction or the send to many queues that accepted it, 0 if none: its sequences are unbroken."""
     visible_from: int
@@ -271,10 +271,10 @@ class Letter:
     stored_in: int | None
     """The batch that writes it; of a transient one that left memory, once that was seen."""
     copies: range = range(0)
-    """`order` of all copies of the send; which of them is which, nobody has said."""
+    """`order` of all copies of the send; which copy has which is not known."""
     is_dead_letter: bool = False
     origin: "Letter | None" = None
-    """What a dead letter was."""
+    """Message that became this dead letter."""
     least_deliveries: int | None = None
     """An unclean stop has come over it, and it was not dispatched since: its next dispatch is counted as this one at
     least, and as `deliveries` at most."""
@@ -284,29 +284,29 @@ class Letter:
     acknowledged_by: "Work | None" = None
     nacked_by: "Work | None" = None
     is_first_of_group: bool = False
-    """Its last dispatch has made its group its consumer's (Groups)."""
+    """True if its last dispatch made its consumer the owner of its group (Groups)."""
     dispatched_at: int = 0
     deliveries: int = 0
     attempts: int = 0
     freed_ms: int | None = None
-    """When it was held last."""
+    """Time at which it was held last, in ms."""
     is_started: bool = False
-    """Its consumer has said so, of this dispatch."""
+    """True if its consumer has reported this dispatch as started."""
     was_lost: bool = False
-    """Its last attempt was a lost connection."""
+    """True if its last attempt was a lost connection."""
     causes: tuple[str, str] = NO_CAUSES
     original_causes: tuple[str, str] = NO_CAUSES
-    """Of a dead letter: what it says of the message that it was."""
+    """Causes in a dead letter, those of the original message."""
     due: int = 0
-    """When it is tried again, by the clock that does not jump."""
+    """Time of the next retry, by the clock that does not jump."""
     is_rejected: bool = False
     nack_options: NackOptions = field(default_factory=NackOptions)
-    """Of the NACK inside the transaction that refused it."""
+    """Options of the NACK in the transaction that nacked it."""
     may_move_as: tuple[int, int] | None = None
-    """It had expired when by a new policy it had failed too often as well: order and event, if it was still there."""
+    """Order and event of its move if the broker had not removed it yet: it had expired when a new policy gave it up."""
     is_restored: bool = False
-    """It had failed when the broker began again, and has not since. By the wall clock it is due, so that must not jump:
-    a page may not have shown it yet, nor before the broker begins once more."""
+    """True if it failed before the restart, and not since. The wall clock decides when it is due, so that must not
+    jump: a page may not have shown the message yet, nor before the next restart."""
     written: list[Written] = field(default_factory=list)
 
     @property
@@ -343,7 +343,7 @@ class Work:
     acknowledged: list[Letter] = field(default_factory=list)
     nacked: list[Letter] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
-    """What was said in it of why consumers failed; it counts as sends do."""
+    """Causes of NACKs in the transaction; they count like sends."""
     is_rollback_only: bool = False
     """A frame of it was refused: it can only be aborted (Refusals)."""
     counts_all: bool = True
@@ -428,7 +428,7 @@ class Oracle:
         self.attempts_max = attempts_max
         self.retries = retries or Retries()
         self.expired_move = expired_move
-        """To the dead-letter queue (Expiry), or have at some time."""
+        """True if expired messages move to the dead-letter queue (Expiry), or have at some time."""
         self.is_concurrent = self.was_concurrent = is_concurrent
         """Persistent messages are visible when they are accepted (Ready)."""
         self.may_evict = False
@@ -438,24 +438,24 @@ class Oracle:
         """Bytes that all sockets together may have to take (True next, credit)."""
         self.now_ms = 0
         self.steady_ms = 0
-        """The same by a clock that does not jump."""
+        """Time of a clock that does not jump, in ms."""
         self.letters: list[Letter] = []
         self.readers: list[Reader] = []
         self.owners: dict[tuple[str, str], Reader] = {}
-        """Whose a group of a queue is (Groups); the others are free."""
+        """Owner of each owned group of a queue (Groups); the others are free."""
         self.scanning_for: dict[str, dict[Reader, int]] = {}
-        """Queues with groups, and in each up to which rank a consumer waits for what is compared or read; told by the
-        broker."""
+        """Queues with groups, and for each waiting consumer the rank up to which it waits for a comparison or a read;
+        told by the broker."""
         self.topics: dict[str, str] = {}
-        """Of each subscription to a topic what it is to, by its queue."""
+        """Topic or pattern of each subscription to a topic, by its queue."""
         self.selectors: dict[str, str] = {}
-        """Of those that have one, the selector."""
+        """Selector of each subscription to a topic that has one."""
         self.durables: list[Durable] = []
-        """All that a crash may leave."""
+        """Durable subscriptions that a crash may leave."""
         self.queues: set[str] = set()
         """Ordinary ones that are known to exist."""
         self.made_in: dict[str, int] = {}
-        """Those of virtual topics, with the batch that makes each."""
+        """Queues of virtual topics, with the batch that creates each."""
         self.peers: list[Peer] = []
         self.ended: list[Peer] = []
         self.sequences: dict[Letter, int] = {}
@@ -478,8 +478,8 @@ class Oracle:
         self._reading: dict[str, int] = {}
         """Queues for which pages are being read, with the smallest rank among those."""
         self.scanning: dict[tuple[str, str], int] = {}
-        """By queue and selector, the rank up to which that was not compared with what was there before, or of which a
-        message has to be read; told by the broker."""
+        """Rank, by queue and selector, up to which older messages are not compared yet, or one must be read; told by
+        the broker."""
         self._order = 0
         self._step = 0
         self._event = 0
@@ -540,7 +540,7 @@ class Oracle:
         self._accept(peer, self.copied_to(queue, parcel, peer), parcel, block=self._event)
 
     def send_numbered(self, peer: Peer, queue: str, parcel: Parcel, numbered: Numbered) -> NumberStatus:
-        """What its receipt says; it is not refused."""
+        """Send a message with a number; return the status in its receipt. It is not refused."""
         # L5: accepted once; the receipt of a repeat waits until the first is durable.
         status = self.status_of(numbered)
         if status is not NumberStatus.NEW:
@@ -626,7 +626,7 @@ class Oracle:
     def commit(
         self, peer: Peer, transaction: str, numbered: Numbered | None = None, *, counts_all: bool = True
     ) -> NumberStatus:
-        """What its receipt says; it is not refused."""
+        """Commit a transaction; return the status in its receipt. It is not refused."""
         status = NumberStatus.NEW if numbered is None else self.status_of(numbered)
         if numbered is not None and status is not NumberStatus.NEW:
             # L5: a transaction that is open ends as by ABORT; the receipt waits until the first is durable.
@@ -658,8 +658,8 @@ class Oracle:
     # Where there is no room -------------------------------------------------------------------------------------------
 
     def takes_as_much(self, sends: Iterable[tuple[str, Parcel, int]], freed: int) -> bool:
-        """Memory and disk: a transaction that frees so many bytes may send this, each with the bytes of its headers and
-        body."""
+        """Memory and disk: true if a transaction that frees these bytes may send these messages, each with its size in
+        bytes."""
         elsewhere = to_spark = 0
         for address, parcel, size in sends:
             if address.startswith(SPARK_PREFIX):
@@ -682,7 +682,7 @@ class Oracle:
     # Did it happen? ---------------------------------------------------------------------------------------------------
 
     def query_producer(self, producer: str, number: int | None, *, resolves: bool) -> tuple[str | None, int]:
-        """What became of a COMMIT, and the batch that the answer waits for at the least."""
+        """Return the outcome of a COMMIT, and the earliest batch that the answer waits for."""
         if resolves and number is not None:
             self.producers.resolve(producer, number, self.now_ms, self.gathering)
         outcome = None if number is None else self.producers.outcome(producer, number)
@@ -701,7 +701,7 @@ class Oracle:
         self._free_groups_of_suspended()
 
     def _roll_back(self, peer: Peer, transaction: str, *, counts_all: bool) -> tuple[list[Letter], list[Letter]]:
-        """What comes back of a transaction, and what of that is charged."""
+        """End a transaction; return the messages requeued, and those of them that count an attempt."""
         # Deliveries and attempts, ABORT: every message the transaction acknowledged or NACKed, or what it NACKed if the
         # frame or its BEGIN says so.
         work = peer.transactions.pop(transaction)
@@ -722,7 +722,7 @@ class Oracle:
     ) -> None:
         """`kept` are names of subscriptions, sequences of the broker, and which dispatches.
 
-        Giving back: without an attempt, in one step; what was said of it as begun and credit that was asked for end.
+        Releasing: without an attempt, in one step; reports of started messages and pull requests end.
         """
         self._event += 1
         returned: list[Letter] = []
@@ -743,7 +743,7 @@ class Oracle:
         self._free_groups_of_suspended()
 
     def _name_of(self, letter: Letter) -> tuple[str, int, int]:
-        """By which a client keeps what it holds."""
+        """Return the name by which a client keeps a held message."""
         assert letter.holder is not None
         return (letter.holder.subscription, self.sequences[letter], letter.deliveries)
 
@@ -847,7 +847,7 @@ class Oracle:
         self._free_groups_of_suspended()
 
     def _forget_commits(self, queue: str) -> None:
-        """A queue has ended, and one of its name is another: what was being committed in it holds nobody back."""
+        """Let commits of an ended queue hold back no message: a later queue of its name is another one."""
         for letter in self.letters:
             if letter.queue == queue:
                 letter.visible_from = AT_ONCE
@@ -960,7 +960,7 @@ class Oracle:
 
     @property
     def can_be_spared(self) -> bool:
-        """More attempts than before change nothing for what is given up already, as far as can be seen from here."""
+        """True if more attempts would save no message that is given up already, as far as can be seen from here."""
         return not self._awaiting_dead_letter()
 
     def _awaiting_dead_letter(self) -> list[Letter]:
@@ -1025,7 +1025,7 @@ class Oracle:
         self._reset()
 
     def restart(self) -> None:
-        """It begins again after a clean stop, with which all connections have ended.
+        """Restart the broker after a clean stop, with which all connections have ended.
 
         Restart: the waiting transients survive, too.
         """
@@ -1040,7 +1040,7 @@ class Oracle:
         self._reset()
 
     def recovered(self, found: list[Letter]) -> None:
-        """What the store had when the broker began again.
+        """Compare the messages that the store had at the restart.
 
         Raises: Disagreement
         """
@@ -1091,7 +1091,7 @@ class Oracle:
         self.may_evict = True
 
     def redriven(self, shown: list[int], moved: list[int]) -> None:
-        """Of a page that shows these sequences of a dead-letter queue, these were moved back.
+        """Compare the messages moved back with the page of a dead-letter queue that showed these sequences.
 
         Attempts: a new arrival of its original priority and persistence; its expiry comes back unless it is past. What
         a consumer holds is left alone.
@@ -1166,13 +1166,13 @@ class Oracle:
         return replace(parcel, expires_ms=self.now_ms + parcel.ttl_ms) if parcel.ttl_ms else parcel
 
     def planned_of(self, queue: str, labels: list[str], priorities: set[int]) -> list[Planned]:
-        """Of these, in this order, those that still wait for a queue and have one of these priorities."""
+        """Return the scheduled sends of the queue with these labels and priorities, in this order."""
         here = {each.parcel.label: each for each in self.planned if each.queue == queue and each.removed_in is None}
         found = [here[label] for label in labels if label in here]
         return [each for each in found if each.parcel.priority in priorities]
 
     def cancelled(self, here: list[Planned], count: int) -> None:
-        """A piece that had to cancel these has cancelled so many.
+        """Compare the number of cancelled sends with those that the piece had to cancel.
 
         Scheduled sends: none of them becomes a message any more.
 
@@ -1197,7 +1197,7 @@ class Oracle:
             raise Disagreement(f"shown as scheduled are {shown}; by the contract {here}")
 
     def count_planned(self, queue: str) -> int:
-        """Those that wait for a queue; of the name "", for what is not one queue."""
+        """Return the number of scheduled sends for a queue; "" counts those to topics and several destinations."""
         waiting = [each.queue for each in self.planned if each.removed_in is None]
         return sum(each == queue or (not queue and ("/" in each)) for each in waiting)
 
@@ -1213,7 +1213,7 @@ class Oracle:
             each.stored_in, each.removed_in = AT_ONCE, None
 
     def stored_plans(self) -> list[Planned]:
-        """Those that must be in the store now, were it read."""
+        """Return the scheduled sends that the store must have now."""
         return [
             each
             for each in self.planned
@@ -1248,7 +1248,7 @@ class Oracle:
         )
 
     def bulk_done(self, here: list[Letter], moved: int, to: str | None) -> None:
-        """A piece that had to take these has taken so many, and moved them to a queue (None: removed them).
+        """Compare the number of messages that a piece moved to a queue (None: removed) with those it had to take.
 
         Raises: Disagreement
         """
@@ -1280,7 +1280,7 @@ class Oracle:
             )
 
     def needs(self, queue: str) -> str:
-        """Why a queue cannot go (Queues that come and go); empty if it can."""
+        """Return the reason why a queue cannot be removed (Queues that come and go); empty if it can."""
         if any(reader.queue == queue for reader in self.readers):
             return "it has a consumer"
         if any(letter.queue == queue and self._is_there(letter) for letter in self.letters):
@@ -1335,8 +1335,8 @@ class Oracle:
     # What is asked of the oracle --------------------------------------------------------------------------------------
 
     def stored_for_subscriptions(self, peer: Peer) -> dict[str, list[Letter]]:
-        """By each of its subscriptions to topics what is in that, in memory or not (Memory and disk). Of what has
-        expired nobody can see whether it is gone."""
+        """Return the messages in each of the connection's subscriptions to topics, in memory or not (Memory and disk).
+        Expired messages may be removed already."""
         queues = [each.queue for each in self.readers if each.peer is peer and _is_temporary(each.queue)]
         return {
             queue: [letter for letter in self.letters if letter.queue == queue and not letter.is_removed]
@@ -1344,14 +1344,14 @@ class Oracle:
         }
 
     def unacknowledged(self, reader: Reader) -> list[Letter]:
-        """What a consumer holds unacknowledged, in order of dispatch."""
+        """Return the messages a consumer holds unacknowledged, in order of dispatch."""
         held = [each for each in self.letters if each.holder is reader and each.acknowledged_by is None]
         if NACKED_STAYS_WITH_TRANSACTION:
             held = [each for each in held if each.nacked_by is None]
         return sorted(held, key=lambda each: each.dispatched_at)
 
     def answerable(self, reader: Reader) -> list[Letter]:
-        """What a consumer may still acknowledge or refuse, in order of dispatch."""
+        """Return the messages a consumer may still acknowledge or nack, in order of dispatch."""
         return [each for each in self.unacknowledged(reader) if each.nacked_by is None]
 
     def covered(self, letter: Letter) -> list[Letter]:
@@ -1366,7 +1366,7 @@ class Oracle:
     def has_credit(self, reader: Reader) -> bool:
         # True next: fewer unacknowledged messages than its window, and its connection has room for more bytes.
         # Wildcards: none before it has joined all its queues.
-        # Giving back: one that rests has none.
+        # Releasing: a suspended subscription has none.
         if reader.joined is not None or reader.is_suspended or not self._has_capacity(reader.peer):
             return False
         if reader.is_pulling:
@@ -1432,7 +1432,7 @@ class Oracle:
         )
 
     def is_moving(self, letter: Letter) -> bool:
-        """It has left its queue for everybody who looks, and was not seen in its dead-letter queue yet."""
+        """True if the message has left its queue, and was not seen in its dead-letter queue yet."""
         return any(move.origin is letter for move in self.moves)
 
     def is_ready_for(self, letter: Letter, reader: Reader) -> bool:
@@ -1489,7 +1489,7 @@ class Oracle:
         return steps
 
     def _offers(self, queue: str) -> list[tuple[Letter, Reader]]:
-        """Who could get what next, the right one first."""
+        """Return the possible dispatches of a queue, the right one first."""
         receivers = self.receivers(queue)
         offers: list[tuple[tuple[Any, ...], Letter, Reader]] = []
         for reader in receivers:
@@ -1509,7 +1509,7 @@ class Oracle:
         return [(letter, reader) for _, letter, reader in sorted(offers, key=lambda offer: offer[0])]
 
     def receivers(self, queue: str) -> list[Reader]:
-        """Who takes messages of a queue. True next: if there are exclusive ones only the best of them."""
+        """Return the consumers of a queue. True next: if there are exclusive ones, only the best of them."""
         readers = [reader for reader in self.readers if reader.is_for(queue)]
         exclusive = [reader for reader in readers if reader.is_exclusive]
         return sorted(exclusive, key=lambda reader: -reader.priority)[:1] or readers
@@ -1546,7 +1546,7 @@ class Oracle:
         self._check_pull_requests(ended)
 
     def check_idle(self) -> None:
-        """Nothing gathers, is in flight or is being read, and the sockets have taken all.
+        """Check the state while no batch gathers or is in flight, no page is read, and all sockets have taken all.
 
         Raises: Disagreement
         """
@@ -1578,7 +1578,8 @@ class Oracle:
         return self.must_be_dead_lettered(letter) or self.is_visible(letter)
 
     def waiting(self, queue: str) -> tuple[int, int]:
-        """How many messages of a queue nobody holds, at least and at most, when the broker has come to all of them."""
+        """Return the least and the most messages of a queue that no consumer holds, once the broker has done its
+        work."""
         here = [each for each in self.letters if each.queue == queue and not each.is_removed and each.holder is None]
         # Expiry: removed when dispatch comes upon it, too; nobody can see when that was.
         at_most = sum(not self.is_overdue(letter) for letter in here)
@@ -1768,7 +1769,7 @@ class Oracle:
         return list(queues)
 
     def _name(self, peer: Peer | None, queue: str) -> None:
-        """Queues that come and go: one is made when somebody names it."""
+        """Queues that come and go: create a queue that is named for the first time."""
         if queue in self.queues:
             if peer is not None:
                 # Somebody else may have made it, and what is sent to several may wait until that is durable.
@@ -1812,7 +1813,7 @@ class Oracle:
         )
 
     def _must_be_written(self) -> list[object]:
-        """Why the gathering batch cannot be empty."""
+        """Return the reasons why the gathering batch cannot be empty."""
         now = self.gathering
         reasons: list[object] = [each for each in self.letters if each.removed_in == now]
         reasons += [
@@ -2005,8 +2006,7 @@ class Oracle:
         return found is not None
 
     def _must_end(self, reader: Reader) -> bool:
-        """Nothing is read or compared that has to be known first; nor does it wait for room, without which nobody may
-        have begun with that."""
+        """True if no read, comparison or lack of room delays the end of a no-wait pull request."""
         if reader.joined is not None or not self._has_capacity(reader.peer):
             return False
         queues = {*self._reading, *(queue for queue, selector in self.scanning if selector == reader.selector)}
@@ -2059,7 +2059,7 @@ class Oracle:
         browse.peer.unsent += letter.parcel.unsent
 
     def _is_as_it_was(self, browse: OpenBrowse, letter: Letter) -> bool:
-        """It has waited since the browse began, and nothing has happened to it."""
+        """True if the message has waited unchanged since the browse began."""
         return (
             browse.waiting.get(letter) == letter.dispatched_at
             and not letter.is_removed
@@ -2209,7 +2209,7 @@ def _topic_of(queue: str) -> str:
 
 
 def _queues_of(address: str) -> list[str]:
-    """Those that it names itself."""
+    """Return the queues that the address itself names."""
     return [part.removeprefix("/queue/") for part in address.split(",") if not part.startswith(TOPIC)]
 
 

@@ -1,6 +1,6 @@
 """Planted faults of the engine that the state machines must notice.
 
-Each function makes the engine wrong in one way, by replacing methods of it; its name says what the engine does then.
+Each function makes the engine wrong in one way, by replacing methods of it; its name says what is wrong.
 The methods are listed in targets.py. Faults of choice replace the whole dispatch by a plain one (`Choice`) with
 one decision changed, so that they do not depend on how the engine's own is written.
 """
@@ -142,7 +142,7 @@ def shows_in(machine: type[BrokerMachine], *, first: int = 0) -> Callable[[Fault
 
 
 def shows_rarely_in(machine: type[BrokerMachine], *, first: int = 0) -> Callable[[Fault], Fault]:
-    """It takes half a minute or more; `make faults` has the time."""
+    """Mark a fault that takes half a minute or more to show; `make faults` has the time."""
 
     def noted(fault: Fault) -> Fault:
         _RARE.add(fault)
@@ -181,7 +181,7 @@ def _arrived_of(lane: Lane) -> deque[Entry]:
 
 
 def _message_of(entry: Entry) -> SentMessage:
-    """Of one that is in memory."""
+    """Return the message of an entry that is in memory."""
     assert entry.message is not None
     return entry.message
 
@@ -196,7 +196,7 @@ class Choice:
     """A plain dispatch without a fault; each fault overrides one decision."""
 
     def candidates(self, waiting: list[Waiting], dispatches: int) -> list[Entry]:
-        """What may be dispatched now, first one first. `waiting` is in the order of K."""
+        """Return the messages that may be dispatched now, in order. `waiting` is in the order of K."""
         held_back: set[int] = set()
         allowed = []
         for rank, entry, is_visible in waiting:
@@ -270,7 +270,7 @@ class Choice:
 
 
 def _in_memory(dispatcher: Dispatcher, queue: Queue, committed: int) -> tuple[list[Waiting], Lane | None]:
-    """What waits in the order of K, up to the first message that has to be read, and the lane that has it."""
+    """Return the waiting messages in the order of K, up to the first one that must be read, and the lane of that."""
     waiting: list[Waiting] = []
     for lane in queue.lanes:
         rank = lane.rank
@@ -316,7 +316,7 @@ def _remove_from_lane(queue: Queue, entry: Entry) -> None:
 
 
 def plain_dispatch_without_a_fault(patch: Patch) -> None:
-    """Not a fault: the plain dispatch itself must not be what is caught."""
+    """Dispatch without a fault, to show that the plain dispatch itself is not the cause of a failure."""
     Choice().install(patch)
 
 
@@ -1591,7 +1591,7 @@ def _taken_out_without_a_trace(resident: ResidentSet, lane: Lane, entries: list[
 
 @shows_in(FailingMachine)
 def a_re_drive_moves_a_message_twice(patch: Patch) -> None:
-    """A page that was read before the last move was durable, and nobody remembers what moved."""
+    """The page was read before the last move was durable, and the moved messages are not remembered."""
     targets.CAN_EXECUTE_BULK.replace(patch, property(lambda bulk: True))
     targets.REMOVE_FROM_LANE.replace(patch, _taken_out_without_a_trace)
 
@@ -1713,7 +1713,7 @@ def a_moved_message_is_visible_at_once(patch: Patch) -> None:
 
 @shows_in(ScheduledMachine)
 def a_due_send_stays_in_the_store(patch: Patch) -> None:
-    """It is sent once more after a crash."""
+    """A crash sends it once more."""
     targets.REMOVE_SCHEDULED.replace(patch, lambda batch, entry: None)
 
 
@@ -1741,7 +1741,7 @@ def a_due_send_is_visible_before_its_batch_is_durable(patch: Patch) -> None:
 
 @shows_in(ScheduledMachine)
 def a_scheduled_send_not_durable_yet_is_overtaken_by_a_later_one(patch: Patch) -> None:
-    """As it is passed over, it is never sent."""
+    """A send that is overtaken is never sent."""
     targets.UNWRITTEN_SCHEDULED.replace(patch, property(lambda scheduler: {}, lambda scheduler, value: None))
 
 
@@ -1827,7 +1827,7 @@ def _only_expiry(page_read: Callable[[Timers, TimerRead, TimersResult], None]) -
 
 @shows_in(ScheduledMachine)
 def a_cancelled_send_becomes_a_message_if_its_page_was_read(patch: Patch) -> None:
-    """Its timer stays as well: without that a page of it hardly matters."""
+    """The timer stays as well: without it a page of the send hardly matters."""
     targets.REMOVE_TIMER.replace(patch, lambda timers, timer: None)
     look_at = targets.LIST_OR_CANCEL_SCHEDULED.original
 
@@ -1874,7 +1874,7 @@ def a_piece_continues_behind_messages_that_it_did_not_read(patch: Patch) -> None
 
 @shows_in(BulkMachine)
 def a_paused_queue_dispatches(patch: Patch) -> None:
-    """What a turn comes upon for another reason than a send."""
+    """Dispatch happens in turns that visit the queue for another reason than a send."""
     commit = targets.COMMITTED.original
 
     def faulty(results: StoreResults, batch: Batch) -> None:
@@ -2557,7 +2557,7 @@ def a_page_of_an_ended_subscription_is_expired_once_more(patch: Patch) -> None:
 
 @shows_in(WildcardMachine)
 def a_queue_goes_while_a_message_of_it_is_held(patch: Patch) -> None:
-    """Nothing waits in it, and nobody takes from it alone."""
+    """The queue has no waiting message and no consumer of its own."""
     targets.IS_QUEUE_NEEDED.replace(patch, property(lambda queue: any(lane.is_needed for lane in queue.lanes)))
 
 
@@ -2601,7 +2601,7 @@ def the_queue_of_a_virtual_topic_goes(patch: Patch) -> None:
 
 
 def _change_what_stays(patch: Patch, asked: targets.Target[..., Any], answer: Callable[..., object]) -> None:
-    """Where it is asked whether a queue may go, and nowhere else."""
+    """Replace the target only while the engine decides whether a queue may be removed."""
     may_go = targets.IS_QUEUE_REMOVABLE.original
 
     def faulty(queues: Queues, queue: Queue) -> bool:
@@ -3176,7 +3176,7 @@ def an_acknowledgement_frees_a_wildcard_for_that_queue_alone(patch: Patch) -> No
     targets.ACKNOWLEDGE.replace(patch, faulty)
 
 
-# Giving back ----------------------------------------------------------------------------------------------------------
+# Releasing ------------------------------------------------------------------------------------------------------------
 
 Kept = set[tuple[str, int, int]]
 
@@ -3364,7 +3364,7 @@ def an_abort_that_counts_nacks_counts_nothing(patch: Patch) -> None:
 
 
 def _count_all(session: ConnectionState, names: Iterable[str | None]) -> None:
-    """It is forgotten what the BEGIN of these said."""
+    """Make the transactions count all messages, whatever their BEGIN said."""
     for name in names:
         transaction = session.transactions.get(name or "")
         if transaction is not None:
@@ -3631,7 +3631,7 @@ def a_doomed_transaction_is_committed(patch: Patch) -> None:
 
 
 def _say_that_nothing_is_ready(patch: Patch, is_faulty: Callable[[BrokerConsumer, Queue], bool]) -> None:
-    """While something has to be read or compared before that is known."""
+    """End no-wait pull requests before a read or a comparison has shown whether a message is ready."""
 
     def faulty(nothing_ready: NoWaitPullEnder, consumer: BrokerConsumer, queue: Queue) -> bool:
         if is_nothing_ready(nothing_ready, consumer, queue):
@@ -3728,7 +3728,7 @@ def messages_come_after_the_end_of_a_pull_request(patch: Patch) -> None:
 
 
 def targets_of(fault: Fault) -> dict[str, targets.AnyTarget]:
-    """What it replaces, at once or only while something runs, by the names of the table."""
+    """Return the targets that a fault replaces, at once or for a while, by their names in the table."""
     return {name: vars(targets)[name] for name in _replaced_in(fault.__name__)}
 
 
@@ -3749,12 +3749,12 @@ def _definitions() -> dict[str, ast.stmt]:
 
 
 def faults_of(machine: type[BrokerMachine]) -> list[Fault]:
-    """Those that show soonest in it."""
+    """Return the faults that show soonest in the machine."""
     return [fault for fault in faults() if machine_of(fault) is machine]
 
 
 def faults() -> list[Fault]:
-    """All of this file, in its order."""
+    """Return all faults of this file, in its order."""
     return [
         value
         for name, value in globals().items()

@@ -1,6 +1,6 @@
 """Oracle of producers and of their forgetting, by docs/contract.md (L5, "Did it happen?") alone.
 
-Of each is kept what it was after each use, and the batch that writes that down: a crash leaves what was durable.
+It keeps the state of each producer after each use, and the batch that writes it: a crash leaves the durable state.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ class Kind(Enum):
 
 
 class NumberStatus(Enum):
-    """What is to happen to a number."""
+    """Status of a number that a producer uses."""
 
     NEW = "it is accepted"
     REPEAT = "it is a repeat"
@@ -36,7 +36,7 @@ class Producer:
     used: dict[tuple[Kind, int], int] = field(default_factory=dict)
     """Accepted numbers, and the batch that a repeat waits for."""
     resolved: tuple[int, ...] = ()
-    """All of them, in order."""
+    """Resolved numbers, in order."""
     known_in: int | None = None
     """The batch with which its numbers are durable; None if they need not be."""
 
@@ -50,7 +50,7 @@ class Producer:
         return max(used + list(self.resolved if kind is Kind.COMMIT else ()), default=0)
 
     def is_lost(self, kind: Kind, number: int, resolved_max: int) -> bool:
-        """At and below the highest resolved one that was forgotten all are unknown."""
+        """True if the number is at or below the highest resolved one that was forgotten: its outcome is unknown."""
         return kind is Kind.COMMIT and any(number <= one for one in self.resolved[:-resolved_max])
 
 
@@ -73,7 +73,7 @@ class Producers:
         return {name: producer for name, producer in last.items() if producer is not None}
 
     def is_refused(self, name: str, now_ms: int) -> bool:
-        """It is new, and nobody may be forgotten for it."""
+        """True if the producer is new, and no other may be forgotten for it."""
         return self._is_one_too_many(name) and not self._dispensable(now_ms)
 
     # ---- Numbers ----
@@ -110,7 +110,8 @@ class Producers:
         has_made: bool,
         declares_gapless: bool,
     ) -> None:
-        """Not a repeat. If it `has_made` the queue of a virtual topic, a repeat waits for that."""
+        """Use a new number. A repeat waits for the batch that stores the message, or the queue it created
+        (`has_made`)."""
         before = self._before(name, now_ms, gathering)
         producer = replace(
             before,
@@ -133,7 +134,7 @@ class Producers:
     # ---- Questions ----
 
     def outcome(self, name: str, number: int) -> str:
-        """What became of this COMMIT."""
+        """Return the outcome of a COMMIT."""
         producer = self.remembered().get(name)
         if producer is None:
             return "not so far" if number == 1 else "unknown"
@@ -147,7 +148,7 @@ class Producers:
         return "committed" if number == highest or producer.is_gapless else "unknown"
 
     def resolve(self, name: str, number: int, now_ms: int, gathering: int) -> None:
-        """If it can be: only what is `not so far`, and the next one where there may be no gaps."""
+        """Resolve a COMMIT if it is `not so far`, and, unless the producer has gaps, the next one."""
         if self.outcome(name, number) != "not so far" or self.is_refused(name, now_ms):
             return
         before = self.remembered().get(name, Producer(0))
@@ -184,7 +185,7 @@ class Producers:
     # ---- Forgetting ----
 
     def forget(self, name: str, gathering: int) -> int:
-        """Somebody says so. Returns the batch that its receipt waits for."""
+        """Forget a producer on request. Returns the batch that the receipt waits for."""
         known = self._known.get(name)
         if known is None:
             return WRITTEN_BEFORE
@@ -206,11 +207,11 @@ class Producers:
             self._known[name] = [Known(WRITTEN_BEFORE, producer)]
 
     def written_in(self, gathering: int) -> list[str]:
-        """Of whom the gathering batch must say something."""
+        """Return the producers that the gathering batch must write."""
         return [name for name, known in self._known.items() if any(one.written_in == gathering for one in known)]
 
     def _before(self, name: str, now_ms: int, gathering: int) -> Producer:
-        """What a producer is before it is used, for which another may have to go."""
+        """Return the producer before its use; another one may be forgotten for it."""
         if self._is_one_too_many(name):
             evicted = min(self._dispensable(now_ms), key=lambda each: self.remembered()[each].used_ms)
             self._known[evicted].append(Known(gathering, None))

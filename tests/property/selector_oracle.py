@@ -34,7 +34,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Operation:
-    """Anything with a sign between two."""
+    """Binary operation."""
 
     sign: str
     left: Node
@@ -249,7 +249,7 @@ def written(node: Node, *, is_converted: bool = False, is_grouped: bool = False)
 
 
 def respelled(text: str) -> str:
-    """Another spelling of a selector: capitals of keywords, blanks, and parentheses around all of it."""
+    """Respell a selector: capitals of keywords, blanks, and parentheses around it."""
     prefix, colon, rest = text.rpartition("_props:")
     other = _KEYWORDS.sub(lambda found: found[0] if found[0][0] == "'" else f" {found[0].swapcase()}\t", rest)
     return f"{prefix}{colon}( {other} )"

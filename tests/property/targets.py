@@ -1,15 +1,15 @@
 """Places in the engine that tests replace, call or look at.
 
-The one file of the property tests that knows, and most others ask it too. What is moved in the engine, or gets another
-name, changes its line here; what the tests do with it stays.
+Only this file knows them; other tests use it too. If something in the engine is moved or renamed, its line here
+changes, and the tests stay as they are.
 
-A target is named for what it does. A fault replaces it, and takes what it replaced:
+A target is named for what it does. A fault replaces it, and may call the original:
 
     accept = targets.ACCEPT.original
     targets.ACCEPT.replace(patch, faulty)
     targets.ACCEPT.of(engine)(queue, message, 0)      as it is now, faulty or not
 
-What the engine has noted is found by a function, at the end of this file: `targets.touched(engine)`.
+Functions at the end of this file return the state of the engine: `targets.touched(engine)`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Target(Generic[P, R]):
 
     @property
     def current(self) -> Callable[Concatenate[Any, P], R]:
-        """The same, or what it was replaced by."""
+        """Return the function as it is now: the original, or its replacement."""
         found: Callable[Concatenate[Any, P], R] = getattr(self.owners[0], self.name)
         return found
 
@@ -151,17 +151,17 @@ class Target(Generic[P, R]):
             patch.setattr(owner, self.name, replacement)
 
     def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
-        """Nothing changes; `called` gets the place with every call."""
+        """Report each call with its place to `called`; the behaviour stays the same."""
         for owner, label in zip(self.owners, self.labels, strict=True):
             patch.setattr(owner, self.name, _watched(self.original, partial(called, label)))
 
     @property
     def labels(self) -> list[str]:
-        """Where it is called."""
+        """Return the places where the function is called."""
         return [_label(owner, self.name) for owner in self.owners]
 
     def of(self, one: object) -> Callable[P, R]:
-        """That of `one` itself, or of the part of it that has it; as it is now, replaced or not.
+        """Return the method of `one` itself, or of the part of it that has it; as it is now, replaced or not.
 
         Raises: LookupError, if neither has it.
         """
@@ -178,7 +178,7 @@ class Attribute:
         self.name = name
         self.owner = owner
         self.original: Any = getattr(owner, name, None)
-        """None of what only instances have."""
+        """Original value; None if only instances have it."""
         if not hasattr(owner, name) and not (isinstance(owner, type) and _is_set_by(owner, name)):
             raise LookupError(f"{owner.__name__} has no {name}: the table of targets is to be changed")
 
@@ -186,14 +186,14 @@ class Attribute:
         patch.setattr(self.owner, self.name, replacement, raising=False)
 
     def watch(self, patch: pytest.MonkeyPatch, called: Callable[[str], object]) -> None:
-        """Nothing changes; `called` gets the place whenever a property is asked."""
+        """Report each read of a property with its place to `called`; the behaviour stays the same."""
         for label in self.labels:
             getter = _watched(self.original.fget, partial(called, label))
             self.replace(patch, property(getter, self.original.fset))
 
     @property
     def labels(self) -> list[str]:
-        """Where it is asked; none of a slot or a constant."""
+        """Return the places where a property is read; none for slots and constants."""
         return [_label(self.owner, self.name)] if isinstance(self.original, property) else []
 
 
@@ -302,7 +302,7 @@ WRITE_MARK = Target(mark, outcomes_module, run_module)
 WRITE_REMOVAL = Target(remove, outcomes_module)
 IS_UNDELIVERABLE = Target(is_undeliverable, outcomes_module)
 
-# Giving back and pulling ----------------------------------------------------------------------------------------------
+# Releasing and pulling ------------------------------------------------------------------------------------------------
 RELEASE = Target(Releasing.release, Releasing)
 KEEP_STARTED = Target(Releasing.release_all_but, Releasing)
 RELEASE_HELD = Target(Releasing._release_held, Releasing)
@@ -523,17 +523,17 @@ def all_queues(part: object) -> Queues:
 
 
 def window_of(consumer: BrokerConsumer) -> int:
-    """Also of one that rests."""
+    """Return the consumer's window, also while it is suspended."""
     return consumer.window if consumer.awake_window is None else consumer.awake_window
 
 
 def queue_dispatch_of(nothing_ready: NoWaitPullEnder, queue: Queue) -> QueueDispatch:
-    """How to find what is next in a queue for each of its consumers."""
+    """Return the dispatch of a queue, which finds the next message for each consumer."""
     return nothing_ready._dispatcher.new_queue_dispatch(queue)
 
 
 def receivers_of(part: object, queue: Queue) -> QueueReceivers:
-    """Who takes from a queue."""
+    """Return the receivers of a queue."""
     return clients_of(part).receivers_of(queue)
 
 
@@ -551,13 +551,13 @@ def take_failed(part: object) -> list[Entry]:
 
 
 def commit_state_of(part: object) -> CommitState:
-    """Of any part of the engine that has it."""
+    """Return the commit state of any part of the engine that has it."""
     return _part(part, CommitState)
 
 
 @contextmanager
 def pretending(part: object, **moment: object) -> Iterator[None]:
-    """As if something else were committed, gathering, or the time."""
+    """Change attributes of the commit state for a block: the committed or gathering batch, or the time."""
     commit_state = commit_state_of(part)
     before = {name: getattr(commit_state, name) for name in moment}
     for name, value in moment.items():
@@ -590,7 +590,7 @@ def skip_sequence(part: object) -> None:
 
 
 def use_up_sequences(engine: Engine, count: int) -> None:
-    """All but so many of those that the store has reserved are used."""
+    """Use up all reserved sequences except `count`."""
     engine.commit_state.next_sequence = engine.commit_state.sequence_limit - count
 
 
@@ -599,12 +599,12 @@ def sessions(engine: Engine) -> dict[str, ConnectionState]:
 
 
 def waiting_queues(engine: Engine) -> dict[int, dict[Queue, None]]:
-    """By the batch that makes messages visible in them."""
+    """Return the queues with uncommitted messages, by the batch that makes those visible."""
     return engine.commit_state.waiting_queues
 
 
 def numbered(engine: Engine) -> dict[int, Queue]:
-    """Those that the store may know."""
+    """Return the queues that the store may know, by number."""
     return engine._queues._by_number
 
 
@@ -618,7 +618,7 @@ def topics(engine: Engine) -> TopicRouter:
 
 
 def topic_patterns(engine: Engine) -> Collection[str]:
-    """Those by which somebody has subscribed to topics."""
+    """Return the patterns by which consumers subscribe to topics."""
     return engine._queues._topics._by_pattern
 
 
@@ -627,7 +627,7 @@ def size_of_known_topics(engine: Engine) -> int:
 
 
 def ready_answers(part: object) -> list[tuple[ConnectionState, Answer]]:
-    """Those that leave with the next turn."""
+    """Return the answers that leave with the next turn."""
     return commit_state_of(part)._answers
 
 
@@ -654,12 +654,12 @@ def queues_of_scheduled(engine: Engine) -> list[Queue]:
 
 
 def names_of_scheduled(engine: Engine) -> list[str]:
-    """Of the queues for which something was scheduled."""
+    """Return the names of the queues with scheduled sends."""
     return list(engine._queues.hidden_by_name)
 
 
 def selectors_of_topics(engine: Engine) -> list[Selector]:
-    """Of the subscriptions to topics."""
+    """Return the selectors of subscriptions to topics."""
     return list(engine._queues._topics._selectors.values())
 
 
@@ -671,13 +671,13 @@ def joining(engine: Engine) -> dict[Wildcard, int]:
 def hear_of_due(
     engine: Engine, hear: Callable[[Callable[[str, str, SentMessage], None], str, str, SentMessage], None]
 ) -> None:
-    """From now on `hear` is called instead of what makes a message of a scheduled send, and first gets that."""
+    """Call `hear` instead of the method that makes a message of a scheduled send; it gets that method first."""
     arrivals: Any = _part(engine, Arrivals)
     arrivals.accept_scheduled = partial(hear, arrivals.accept_scheduled)
 
 
 def set_policies(part: object, policies: Policies) -> None:
-    """Those of queues to come."""
+    """Set the policies of queues created later."""
     all_queues(part).policies = policies
 
 
@@ -694,12 +694,12 @@ def forget_what_may_be_redelivered(reading: PageReader) -> None:
 
 
 def waiting_for_commit(expiry: ExpiryTask) -> list[bytes]:
-    """Timers of what was not visible when it was due."""
+    """Return the expiry timers of messages that were not visible when they were due."""
     return expiry._waiting_timers
 
 
 def next_retry_us(engine: Engine) -> int | None:
-    """When the next of those that failed is tried again."""
+    """Return the time of the next retry."""
     return _part(engine, DelayedEntries).next_us
 
 
@@ -747,7 +747,7 @@ def queue_of(queue_dispatch: QueueDispatch) -> Queue:
 
 
 def owned_and_freed(queue_dispatch: GroupedQueueDispatch) -> tuple[int, int]:
-    """How often a group had been owned, and freed, when the bidders were asked last."""
+    """Return the numbers of owned and freed groups at the last query of consumers."""
     return queue_dispatch._counts
 
 
@@ -775,7 +775,7 @@ def head_sequences(wildcard: Wildcard) -> list[dict[Queue, int]]:
 
 
 def awaiting_dead_letter(engine: Engine) -> list[Entry]:
-    """Those that have to be read before they can be dead-lettered."""
+    """Return the entries that must be read before they can be dead-lettered."""
     return engine._resident_set.awaiting_dead_letter()
 
 

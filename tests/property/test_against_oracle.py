@@ -18,7 +18,8 @@ from truenext.model.commands import AckMode
 from truenext.model.policy import ExpiryAction, StoreAndDispatch
 
 EXAMPLES = int(os.environ.get("TRUENEXT_EXAMPLES", "20"))
-"""Of each machine: a tenth by Hypothesis, which makes small what fails, the rest plainly, at a third of the cost."""
+"""Number of examples of each machine: a tenth by Hypothesis, which shrinks failures, the rest plainly, at a third of
+the cost."""
 
 
 @pytest.mark.timeout(300 + EXAMPLES)

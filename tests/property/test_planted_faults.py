@@ -27,20 +27,21 @@ from truenext.model.record import DamagedRecord
 ALL = os.environ.get("TRUENEXT_FAULTS") == "all"
 SEED = int(os.environ.get("TRUENEXT_SEED", "5"))
 ROUNDS = 40
-"""Of 50 examples of the machine in which a fault shows soonest."""
+"""Number of rounds of 50 examples, in the machine in which a fault shows soonest."""
 FOUND = r"^(?!.*object has no attribute)|'NoneType' object has no attribute"
-"""What a fault may show as: that a fault itself is written wrongly is none."""
+"""Errors as which a fault may show; an error in the fault's own code is none."""
 
 ROUNDS_OF_ALL = 40
-"""Of 50 examples of each machine, after that. Some faults need three things at once, and show in one of a thousand."""
+"""Number of rounds of 50 examples of each machine, after that. Some faults need three things at once, and show in one
+example of a thousand."""
 
 EXAMPLES_TO_BE_CALLED = 1000
-"""In which all that faults replace has to be called once. Some of it takes 200, most a handful."""
+"""Number of examples in which all replaced functions must be called once. Some need 200, most a handful."""
 
 
 def run_machines(rounds: Iterable[int], machines: Sequence[type[BrokerMachine]], steps: list[str]) -> None:
-    """Up to the first example that fails. Without Hypothesis: nothing has to be made small, and more is tried in the
-    same time."""
+    """Run examples up to the first that fails. Without Hypothesis: failures need not shrink, and more examples fit into
+    the time."""
     for each in rounds:
         for machine in machines:
             random = Random(SEED + 1000 * each)
@@ -78,7 +79,8 @@ def test_the_machines_notice_when(
 def test_functions_that_faults_replace_are_called(
     machine: type[BrokerMachine], monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
-    """What the engine does not call any more makes no fault. Those of a machine are looked at together."""
+    """Replacing a function that the engine no longer calls would be no fault. The faults of a machine are checked
+    together."""
     targets = {each: planted_faults.targets_of(each) for each in planted_faults.faults_of(machine)}
     together = {name: target for its in targets.values() for name, target in its.items()}
     never = never_called(machine, together.values(), monkeypatch, steps)
@@ -100,7 +102,7 @@ def never_called(
     *,
     examples: int = EXAMPLES_TO_BE_CALLED,
 ) -> set[str]:
-    """The places of those that are not, after so many examples."""
+    """Return the places of targets not called after this number of examples."""
     never = {label for target in targets for label in target.labels}
     for target in targets:
         target.watch(patch, never.discard)

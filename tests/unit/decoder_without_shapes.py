@@ -1,4 +1,4 @@
-"""The decoder from before there were shapes, kept as the reference for what a frame means.
+"""The decoder from before there were shapes, kept as a reference for the meaning of frames.
 
 It is a copy, and stays as it is: see test_stomp_shapes.py. It shares nothing with the decoder but names of commands,
 limits and what a Frame is.
@@ -32,7 +32,7 @@ class DecoderWithoutShapes:
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self._body_bytes_max = body_bytes_max
         self.version: Version | None = None
-        """None until it is agreed, and set by what agrees. Until then a frame may be no larger than a login."""
+        """Agreed version, set by the caller; None before that, when a frame may be no larger than a login."""
         self._pending = bytearray()
         """The beginning of a frame that is not complete."""
         self._missing = 0
@@ -40,7 +40,7 @@ class DecoderWithoutShapes:
         self._awaits = b""
         """Bytes one of which must come before it is worth looking again, if `_missing` is not known."""
         self._fault: RemoteProtocolError | None = None
-        """What is wrong behind the frames that were returned last."""
+        """Error in the bytes after the frames that were returned last."""
 
     def receive(self, data: bytes) -> list[Frame]:
         if self._fault is not None:
@@ -168,7 +168,7 @@ class DecoderWithoutShapes:
         self._check_pending()
 
     def _may_be_complete(self, data: bytes) -> bool:
-        """What came last may complete the frame that is pending."""
+        """True if the received bytes may complete the pending frame."""
         if self._missing:
             self._missing -= len(data)
             return self._missing <= 0
@@ -212,7 +212,7 @@ class DecoderWithoutShapes:
             raise RemoteProtocolError(f"{command} must not have a body, nor a content-length that says so")
 
     def _quoted(self, text: str) -> str:
-        """What the peer said, for an error. Nothing of a login: whatever is wrong in one may be a passcode."""
+        """Return the peer's text for an error message; nothing before the login, where it may be a passcode."""
         return "" if self.version is None else f" {text[:100]!r}"
 
     def _check_login(self, size: int) -> None:
@@ -234,7 +234,7 @@ class DecoderWithoutShapes:
 
 
 def unknown_command(command: str, version: Version | None) -> str:
-    """Why a frame is refused; `version` is the agreed one, None before the login."""
+    """Return the reason why a command is refused; `version` is the agreed one, None before the login."""
     if version is None:
         return "unknown command before CONNECT is complete"
     capitals = command.upper()

@@ -21,6 +21,6 @@ def run_stuck_audit(
 
 
 def groups_of(engine: Engine, queue: Queue) -> GroupOwnership | None:
-    """Of a queue that has had a message of one, and may have another."""
+    """Return the groups of the queue, None if it has none."""
     selecting = engine.selections.by_queue.get(queue)
     return None if selecting is None else selecting.groups

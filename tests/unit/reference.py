@@ -1,6 +1,6 @@
-"""Makes docs/reference.md of the client's signatures and docstrings: `make reference`.
+"""Generator of docs/reference.md from the client's signatures and docstrings: `make reference`.
 
-What a docstring cannot hold, such as what each option of a TypedDict is, stands below the line that it describes.
+Texts that a docstring cannot hold, such as those of the options of a TypedDict, stand below the line they describe.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CLASSES: tuple[type, ...] = (
 )
 """In the order of the page."""
 _OF_MESSAGE = {"may_have_missed"}
-"""What a program sees of `ReceivedMessage`, of which a message is made."""
+"""Attributes of `ReceivedMessage`, the base class of a message, that a program uses."""
 _ERRORS: tuple[type, ...] = (
     truenext.TruenextError,
     truenext.ClosedError,
@@ -72,7 +72,7 @@ _ERRORS: tuple[type, ...] = (
 class Member(NamedTuple):
     name: str
     text: str
-    """Its signature, or its type."""
+    """Signature or type."""
     doc: str
     is_call: bool
 
@@ -95,7 +95,7 @@ def page() -> str:
 
 
 def members_of(cls: type) -> Iterator[Member]:
-    """Those that its own source says, without private ones."""
+    """Yield the public members that the source of the class itself defines."""
     [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(tree, ast.ClassDef), "it is the source of a class"
     yield from _attributes(tree.body, cls)
@@ -141,7 +141,7 @@ def _member(node: ast.FunctionDef | ast.AsyncFunctionDef, owner: object) -> Memb
 
 
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, module: object) -> str:
-    """As a stub has it; a default that has a name is shown as its value."""
+    """Return the signature as in a stub; a default that has a name is shown as its value."""
     arguments = node.args
     arguments.args = [each for each in arguments.args if each.arg != "self"]
     for defaults in (arguments.defaults, arguments.kw_defaults):
@@ -162,7 +162,7 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, module: object) -> 
 
 
 def _split(arguments: str) -> list[str]:
-    """At commas that are in no bracket."""
+    """Split at commas outside of brackets."""
     depth, parts = 0, [""]
     for character in arguments:
         depth += (character in "([") - (character in ")]")
@@ -222,7 +222,7 @@ def _wrapped(text: str) -> str:
 
 
 def _differences() -> Iterator[str]:
-    """What `truenext.blocking` has and says otherwise."""
+    """Yield the members of `truenext.blocking` that differ from those of the asynchronous client."""
     yield from _difference("connect", _function_of(truenext.connect), _function_of(blocking.connect))
     for cls in _CLASSES:
         twin = getattr(blocking, cls.__name__, cls)

@@ -19,13 +19,13 @@ def judged(numbers: list[int]) -> None:
 
 
 def message(number: int) -> bytes:
-    """As the broker hands it out."""
+    """Return the message as the broker delivers it."""
     head = b"MESSAGE\nack:5@0\nmessage-id:m-5\ntruenext-sequence:5\ntruenext-deliveries:1\ntimestamp:17\n"
     return head + MIXTURE.send(BACKLOG, number).removeprefix(b"SEND\n")
 
 
 def read_all(stream: bytes, size: int) -> tuple[list[tuple[bytes, int]], Inbox]:
-    """What is read from a stream that comes in pieces of `size` bytes."""
+    """Read a stream that comes in pieces of `size` bytes; return its messages and the inbox."""
     here, there = socket.socketpair()
     with here, there:
         inbox = Inbox(here, MIXTURE)

@@ -1,6 +1,6 @@
 """Tests of browsing: browsers delay no other work, end whatever happens meanwhile, and leave no trace.
 
-That it shows what it should, while anything happens, is asked by tests/property.
+Random orders of events are in tests/property.
 """
 
 import pytest
@@ -49,7 +49,7 @@ class BrowseDriver:
         self.engine.browse(session or self.session, browse)
 
     def turns(self, count: int = 100, *, sends: bool = True) -> list[BrowseSlice]:
-        """What is shown until nothing more is to be done; of so many turns at most."""
+        """Run turns until no work is left, at most `count`; return the slices shown."""
         browse_slices: list[BrowseSlice] = []
         for _ in range(count):
             browse_slices += self.engine.turn().browse_slices

@@ -39,7 +39,7 @@ class Running:
         self.engine.on_committed(batch)
 
     def execute(self, request: BulkRequest) -> bulk.BulkResult:
-        """One piece, of what is in memory."""
+        """Execute one piece with the messages in memory; its page is empty."""
         read = self.engine.bulk_pieces.next_read(request)
         assert read is not None
         return self.engine.bulk_pieces.execute(request, read, PageResult([], as_of=0, is_end=True))

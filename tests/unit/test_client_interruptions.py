@@ -32,7 +32,7 @@ def client() -> Client:
 
 
 def test_a_commit_that_is_interrupted_when_it_has_just_happened_is_over(client: Client) -> None:
-    """What comes next is no part of it: it would never be committed."""
+    """Later sends are not part of the committed transaction: they would never be committed."""
     session = SessionCore(client, SessionMode.TRANSACTED, ReceiveBuffer())
     assert client.link is not None
     client.link.is_up = True

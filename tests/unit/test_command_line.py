@@ -39,7 +39,7 @@ from truenext.cli.values import (
 from truenext.model.url import DEFAULT_URL
 
 NO_UTF_8 = os.fsdecode(b"a\xff")
-"""As Python hands over what the shell had in another encoding."""
+"""Text that Python makes of an argument in another encoding."""
 
 NO_NUMBERS = ["", "x", "nan", "inf", "-inf", "1e10", "\x1b[31m1", "1 2", NO_UTF_8]
 NO_TEXTS = ["", "a\x1b[31m", "a\n", NO_UTF_8]
@@ -93,7 +93,7 @@ NONSENSE: dict[type, Callable[[Any], list[str]]] = {
     DatabaseUrlParam: lambda kind: [*NO_TEXTS, LONG, "shop", "://shop", "a b://shop", "sqlite:///a\n"],
     BodyParam: lambda kind: [],
 }
-"""By type, what must be refused. A new type needs a row here, and one that takes anything says so."""
+"""Invalid values by type. A new type needs a row here, an empty one if it accepts any text."""
 
 SENSE = {
     QueryIdParam: "ab",
@@ -271,7 +271,7 @@ def test_help_says_what_there_is_and_exits_0() -> None:
 
 @pytest.mark.parametrize("command", ["send", "receive", "queues", "stages"])
 def test_a_command_that_asks_a_broker_loads_nothing_of_what_one_is_made_of(command: str) -> None:
-    """It would take twice as long to start."""
+    """Loading the broker's modules would double the start time."""
     code = (
         "import sys; from truenext.cli.main import main; "
         f"main(['{command}', '--help'], standalone_mode=False); "
@@ -283,7 +283,7 @@ def test_a_command_that_asks_a_broker_loads_nothing_of_what_one_is_made_of(comma
 
 ADDRESSES_TO_LISTEN_ON = {("serve", "--listen")}
 OTHER_WORDS = {"--broker", "--address", "--server", "--limit", "--max", "--messages", "--number"}
-"""Names for what is `--url` and `--count`."""
+"""Wrong names for `--url` and `--count`."""
 
 
 def test_options_for_the_broker_and_for_a_number_of_messages_have_one_name_everywhere() -> None:

@@ -11,7 +11,7 @@ from truenext.cli.main import main
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "commands.md").read_text()
 SHARED_BY = 4
-"""An option of so many commands is one that commands share."""
+"""Number of commands from which on their common option counts as shared."""
 OPTION = r"(?<![\w-])--[a-z][a-z-]*"
 
 
@@ -28,7 +28,7 @@ def options_by_command() -> dict[str, set[str]]:
 
 
 def rows(header: str) -> list[tuple[list[str], str]]:
-    """Of the table with this header the names in each first cell, and the rest of the row."""
+    """Return the rows of the table with this header: the names in the first cell, and the rest."""
     table = PAGE.partition(header)[2].partition("\n\n")[0]
     cells = [line.strip("| ").split(" | ", 1) for line in table.splitlines() if line.startswith("| `")]
     return [(re.findall(r"`([^`]+)`", names), rest) for names, rest in cells]

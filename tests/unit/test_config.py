@@ -32,7 +32,7 @@ def read(file: Path, text: str, **options: dict[str, Any]) -> Configuration:
 
 
 def faults(file: Path, text: str | bytes) -> list[str]:
-    """What each fault says behind the name of the file."""
+    """Return the text of each fault, without the name of the file."""
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(FaultyFileError) as raised:
         configure(file)
@@ -282,7 +282,7 @@ def test_a_file_that_is_not_there_is_no_faulty_file(tmp_path: Path) -> None:
 
 @contextmanager
 def released_after_a_while(fifo: Path) -> Iterator[None]:
-    """What waits for a writer goes on with nothing after ten seconds, and the test fails."""
+    """Release a reader of the fifo after ten seconds, so that the test fails instead of hanging."""
 
     def release() -> None:
         with suppress(OSError):
@@ -346,7 +346,7 @@ def test_configuration_file_that_is_too_large_is_refused_and_the_largest_is_read
 
 
 def values(setting: Setting) -> st.SearchStrategy[Any]:
-    """Whatever a setting may be."""
+    """Return a strategy for the valid values of a setting."""
     kind = setting.kind
     strategy: st.SearchStrategy[Any]
     if kind is bool:

@@ -24,7 +24,7 @@ KEY = durable_key("client", "reader")
 
 
 def long_selector(number: int = 0) -> Selector:
-    """One of hundreds of KiB; each number is another one."""
+    """Return a selector of hundreds of KiB; each number gives another one."""
     text = f"n = {number}"
     while len(text) < SELECTOR_LENGTH_MAX - 20:
         text += f" or n{len(text)}=1"

@@ -33,7 +33,7 @@ def contents(run: Run) -> list[UndecodedMessage]:
 
 
 def stored(run: Run) -> list[UndecodedMessage]:
-    """Of all queues."""
+    """Return the stored messages of all queues."""
     return [each for number in range(1, 9) for each in run.store.read_page(lane_key(number, 5), 0, 100).messages]
 
 

@@ -293,7 +293,7 @@ def test_a_slice_ends_when_its_time_is_over_and_the_next_one_goes_on() -> None:
 
 
 class RequestQueue:
-    """Questions whose answers are numbers, each made in two steps, and as long as somebody says."""
+    """Control requests whose answers are numbers, each made in two steps, with `size` bytes."""
 
     def __init__(self, size: int = 0) -> None:
         self.slices = SlicedWork(Clock())

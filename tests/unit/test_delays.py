@@ -98,7 +98,7 @@ class DelayDriver:
         self.engine.send(self.session, Send(parse_address("/queue/a", "s"), message))
 
     def turn(self) -> list[int]:
-        """What is dispatched until nothing more is, and nothing is to be read."""
+        """Run turns until nothing is dispatched or read any more; return the dispatched sequences."""
         order: list[int] = []
         while True:
             effects = self.engine.turn()
@@ -124,7 +124,7 @@ class DelayDriver:
         self.engine.acknowledge(self.session, Ack("0", sequence))
 
     def stuck_within(self, milliseconds: int) -> list[str]:
-        """What the stuck audit says while so much time goes by, a second at a time."""
+        """Return the queues that the stuck audit reports within this time, one step a second."""
         stuck = []
         for _ in range(milliseconds // 1000):
             self.advance(1000)

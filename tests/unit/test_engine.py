@@ -121,7 +121,7 @@ def test_a_nack_that_dead_letters_wakes_its_queue() -> None:
 
 
 def test_a_receipt_leaves_although_the_write_that_it_waits_for_was_cancelled() -> None:
-    """Nothing is left to write then, and once nobody came to say so."""
+    """Fixed: no write was left that could release the receipt, and it was never sent."""
     engine = started(store_and_dispatch=StoreAndDispatch.CONCURRENT)
     session = engine.connect("s")
     subscribe(engine, session, mode=AckMode.INDIVIDUAL)
@@ -142,7 +142,7 @@ def test_a_receipt_leaves_although_the_write_that_it_waits_for_was_cancelled() -
 
 
 def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_it_is() -> None:
-    """Nothing new has to come for that."""
+    """The queue shrinks without a new message."""
     limit = 2000
     engine = started(memory_limit=limit, store_and_dispatch=StoreAndDispatch.CONCURRENT)
     session = engine.connect("s")
@@ -160,7 +160,7 @@ def test_a_queue_that_could_not_shrink_before_a_write_was_durable_shrinks_when_i
 
 @pytest.mark.parametrize("end", [Abort, Commit])
 def test_messages_returned_by_a_transaction_can_be_evicted_at_once(end: type[Abort] | type[Commit]) -> None:
-    """It was in vain to look for what can leave while the transaction had everything; that is not so any more."""
+    """Eviction found nothing while the transaction held all messages; after the transaction it must search again."""
     limit = 4000
     engine = started(limit, attempts_max=2)
     session = engine.connect("s")

@@ -178,7 +178,7 @@ def test_much_that_expires_at_once_goes_in_several_turns() -> None:
 
 
 def test_messages_do_not_expire_while_the_last_batches_are_written() -> None:
-    """They walk through what waits."""
+    """Writing the last batches iterates over the waiting messages, which must not change meanwhile."""
     engine = started()
     session = engine.connect("s")
     for _ in range(12):
@@ -212,7 +212,7 @@ def side_read(engine: Engine) -> ExpiryBlockRead:
 
 
 def show(engine: Engine, read: ExpiryBlockRead, *sequences: int) -> None:
-    """That page, true as of what is durable now."""
+    """Give the engine this page, as of the last durable batch."""
     engine.on_page_read(read, page(*sequences, as_of=engine.commit_state.last_committed))
 
 

@@ -1,6 +1,6 @@
 """Tests of message groups: each has one owner, and no other consumer waits for a group.
 
-That what consumers get is right, while anything happens, is asked by tests/property.
+Random orders of events are in tests/property.
 """
 
 import pytest
@@ -133,8 +133,7 @@ def test_skipped_messages_are_read_by_pages_and_not_one_by_one() -> None:
 def test_message_requeued_while_its_group_is_refilled_is_the_head_of_the_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What had arrived behind it was dispatched before it: it was to be come upon again, but its group was to be filled
-    from further on."""
+    """Fixed: a later message was dispatched before the requeued one, since the group was refilled from further on."""
     monkeypatch.setattr(groups_of_engine, "SCAN_FOUND_MAX", 1)
     monkeypatch.setattr(groups_of_engine, "GROUP_FOUND_MIN", 1)
     driver = SelectingDriver()
@@ -213,7 +212,7 @@ def test_the_group_of_a_message_that_was_dead_lettered_or_purged_while_it_waited
 
 
 def test_groups_are_counted_and_fewer_of_them_remembered_where_queues_take_all_their_room() -> None:
-    """Fixed: forty queues of 10,000 groups with long names took 457 MiB that nobody accounted for."""
+    """Fixed: forty queues of 10,000 groups with long names took 457 MiB that was not counted."""
     driver = SelectingDriver()
     driver.subscribe("one", window=1000)
     memory = driver.engine.memory

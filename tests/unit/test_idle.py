@@ -62,7 +62,7 @@ class IdleDriver:
 
 
 def finished(work: Generator[None, None, Any]) -> tuple[Any, int]:
-    """What comes out of it, and in how many steps."""
+    """Run the generator; return its result and the number of steps."""
     steps = 1
     while True:
         try:
@@ -175,7 +175,7 @@ def test_idle_reason_of_a_blocked_lane_needs_no_body_of_the_blocking_message() -
 
 
 def test_finding_the_idle_reason_starts_no_scan() -> None:
-    """What was passed over of a group is gone through once more when dispatch comes to it, and not before."""
+    """Skipped messages of a group are scanned again by a dispatch only."""
     driver = IdleDriver()
     consumer = driver.subscribe("a", window=1)
     for _ in range(30_000):

@@ -38,7 +38,7 @@ class Sender:
         """Bytes of a frame that is not complete."""
         self.is_paused = False
         self.is_suspended = False
-        """It waits for the disk."""
+        """True while the sender waits for the disk."""
         self.is_ended = False
 
     @property
@@ -98,7 +98,7 @@ class Room:
         return [sender for sender in self.senders if sender.is_paused]
 
     def resume(self) -> None:
-        """Only where the frames say that there may be room: there is no other wake-up here."""
+        """Resume only senders for which the frames report room; no other event wakes them here."""
         for sender in self.senders:
             if sender.is_paused and self.frames.may_resume(sender.session):
                 self.frames.resume(sender.session)
@@ -110,7 +110,7 @@ class Room:
             self.check()
 
     def look(self, times: int = 1) -> Sender | None:
-        """What becomes of `times` looks for a stalled sender, one a second: the last that is found."""
+        """Search a stalled sender `times` times, once a second; return the last one found."""
         found = None
         for _ in range(times):
             unread = {each.session for each in self.senders if each.is_paused or each.is_suspended}
@@ -191,7 +191,7 @@ def test_frames_that_begin_behind_complete_ones_stay_small_while_room_is_short()
 
 
 def test_the_frame_behind_a_complete_one_has_its_turn_behind_the_others() -> None:
-    """One that sends one large frame after the other keeps nobody from being read."""
+    """A sender of one large frame after the other does not keep other senders from being read."""
     room = Room()
     greedy, other = room.connect(*[FRAME_MAX] * 3), room.connect(FRAME_MAX)
     greedy.send(SHARE + READ_BYTES)

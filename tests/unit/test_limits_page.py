@@ -23,14 +23,14 @@ from truenext.wire.stomp.shapes import FRAME_SHAPES
 ROOT = Path(__file__).parents[2]
 ANYTHING = "…"
 DEPENDS = {"CONNECTIONS_MAX", "DESTINATION_LENGTH_MAX"}
-"""What is said has the number that it is in this case."""
+"""Limits whose error text has the number of the individual case."""
 
 PUT_TOGETHER = {
     *("ANSWER_BYTES_MAX", "BODY_BYTES_MAX", "DELAY_MS_MAX", "PRODUCER_NUMBER_MAX"),
     *("CAUSE_BYTES_MAX", "HEADERS_MAX", "HEADER_BYTES_MAX", "MESSAGE_HEADERS_MAX", "MESSAGE_HEADER_BYTES_MAX"),
     *("CONTROL_REQUEST_SEQUENCES_MAX", "SCHEDULE_TIME_MAX", "TTL_MS_MAX", "WINDOW_MAX"),
 }
-"""What is said stands nowhere as a whole; the last tests here ask for it."""
+"""Limits whose error text is composed at run time; the last tests here provoke it."""
 
 TUNING = {
     "ANSWERS_IN_FLIGHT_BYTES_MAX",
@@ -75,7 +75,7 @@ TUNING = {
     "INLINE_SMALL_WRITE_SECONDS_MAX",
     "INLINE_WRITE_SECONDS_MAX",
 }
-"""How the broker does something, of which nobody is told."""
+"""Constants that tune the broker and that no user notices."""
 
 
 class Row(NamedTuple):
@@ -83,7 +83,7 @@ class Row(NamedTuple):
     value: str
     setting: str
     words: list[str]
-    """What is said, each as it stands there."""
+    """Error texts, each as on the page."""
 
 
 def rows() -> dict[str, Row]:
@@ -103,7 +103,7 @@ SETTINGS = settings_of(Policy) | settings_of(BrokerSettings)
 
 
 def texts_in_code() -> Iterator[str]:
-    """Every text of the code, with what is filled in between braces."""
+    """Yield all string literals of the code, with format fields in braces."""
     for file in (ROOT / "src" / "truenext").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):

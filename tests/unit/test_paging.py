@@ -18,7 +18,7 @@ STORED = range(1, 11)
 
 
 def page(read: StoreRead) -> PageResult:
-    """What a store with the messages of STORED has to say."""
+    """Return the page that a store with the messages of STORED gives."""
     after = [sequence for sequence in STORED if sequence > read.after_sequence]
     message = [SentMessage(4, True, 0, b"content-length:0\n", b"") for _ in after]
     found = [PageMessage(sequence, each) for sequence, each in zip(after, message, strict=True)][: read.limit]
@@ -26,7 +26,7 @@ def page(read: StoreRead) -> PageResult:
 
 
 def commit(engine: Engine) -> int:
-    """Everything so far is durable. Returns the last batch."""
+    """Make all changes so far durable; return the last batch's number."""
     number = 0
     while engine.commit_state.has_batch:
         batch = engine.take_batch()
@@ -43,7 +43,7 @@ def squeeze(engine: Engine, limit: int) -> None:
 
 
 def start_engine() -> tuple[Engine, ConnectionState]:
-    """A broker with what is stored, and one consumer that takes it one by one."""
+    """Start an engine with the stored messages and a consumer with a window of one."""
     engine = Engine(memory_limit=LARGE, policies=Policies(Policy(page_size=4)), sequence_limit=STORED.stop)
     queue = engine.restore_queue(1, "a")
     engine.restore_lane(queue, 5, len(STORED))
@@ -99,8 +99,8 @@ def test_page_taken_in_after_messages_before_it_left_memory_is_detected(monkeypa
 
 
 def test_page_may_miss_a_message_written_and_evicted_while_it_was_read() -> None:
-    """Both were given back. The second has its body in memory alone when the page is read, and in the store alone when
-    the page is taken in: the broker took that for damage."""
+    """Fixed: the broker reported damage. Both messages are requeued; the body of the second is only in memory when the
+    page is read, and only in the store when the page is taken in."""
     engine = Engine(memory_limit=LARGE, policies=Policies(Policy()))
     engine.start()
     session = engine.connect("s")
@@ -132,7 +132,7 @@ def test_page_may_miss_a_message_written_and_evicted_while_it_was_read() -> None
 
 
 def test_committed_message_is_evicted_although_the_page_it_waited_for_is_stale() -> None:
-    """It stayed there until something else was written."""
+    """Fixed: the message stayed in memory until another one was written."""
     engine, session = start_engine()
     (read,) = engine.turn().reads
     engine.on_page_read(read, page(read))

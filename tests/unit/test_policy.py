@@ -50,7 +50,7 @@ def test_a_policys_pattern_means_queues_that_a_consumers_pattern_leaves_out_too(
 
 
 def _matches(pattern: list[str], words: list[str]) -> bool:
-    """As the rule is said: `*` is one word, `>` one or more."""
+    """Match by the definition: `*` is one word, `>` one or more."""
     if not pattern or not words:
         return not pattern and not words
     if pattern == [">"]:

@@ -38,7 +38,7 @@ class Running:
         self.engine.on_committed(batch)
 
     def turn(self) -> tuple[list[int], list[StoreRead]]:
-        """What is dispatched, and what is to be read."""
+        """Run a turn; return the dispatched sequences and the requested reads."""
         effects = self.engine.turn()
         self.engine.on_all_sent(self.session)
         return [entry.sequence for entries in effects.deliveries.values() for entry in entries], effects.reads
@@ -57,7 +57,7 @@ class Running:
         self.engine.change_policies(Policies(Policy(**changed)))  # type: ignore[arg-type]
 
     def squeeze(self) -> None:
-        """What can leave memory does."""
+        """Evict all messages that can be evicted."""
         self.engine.memory.limit = 0
         self.engine.evict()
         self.engine.memory.limit = ENOUGH
@@ -105,7 +105,7 @@ def test_message_given_up_stays_so_although_more_attempts_are_allowed_before_it_
 
 
 def test_clean_stop_writes_the_deliveries_of_a_message_given_up_and_not_read_yet() -> None:
-    """It stands in no lane, and the store had only heard of its first dispatch."""
+    """The message is in no lane, and the store knows only its first dispatch."""
     running = Running(window=1)
     running.nack(1)
     running.make_durable()
@@ -121,8 +121,8 @@ def test_clean_stop_writes_the_deliveries_of_a_message_given_up_and_not_read_yet
 def test_pages_and_due_messages_change_nothing_while_the_last_batches_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A page came in between, of what was given up, and a message became due: queues and lanes changed while they were
-    written down, so that the stop was no clean one."""
+    """Fixed: a page of given-up messages came in between, and a message became due. Queues and lanes changed while they
+    were written, and the stop was not clean."""
     targets.STORE_TRANSACTION_BYTES_MAX.replace(monkeypatch, 1)
     running = Running(window=3)
     engine = running.engine

@@ -47,7 +47,7 @@ def outcome(
 
 
 class ProducersDriver:
-    """All producers there may be, in order of last use, each of which had one SEND a millisecond after the other."""
+    """Registry with the maximal number of producers, each with one SEND, a millisecond after the one before."""
 
     def __init__(self) -> None:
         self.commit_state = CommitState(NoEventLog())
@@ -74,7 +74,7 @@ class ProducersDriver:
         self.producers.restore(sorted(states, key=lambda item: item[1].last_used_ms))
 
     def take_forgotten(self) -> list[str]:
-        """Since the last call."""
+        """Return the producers forgotten since the last call."""
         forgotten, self.batch.forgotten_producers = self.batch.forgotten_producers, []
         assert self.producers.take_forgotten()[0] == len(forgotten)
         return forgotten

@@ -23,7 +23,7 @@ def test_public_names_are_explained() -> None:
 
 
 def test_a_message_has_what_its_page_of_promises_names() -> None:
-    """Its attributes are in three classes, and the page is not to lose one of them."""
+    """The attributes of a message are in three classes, and the page must have them all."""
     of_messages = reference.page().split("\n## Message\n")[1].split("\n## Processing\n")[0]
     for name in ("text", "body", "headers", "attempts", "deliveries", "was_lost", "may_have_missed", "process", "nack"):
         assert re.search(rf"^(\| `{name}`|### Message\.{name}$)", of_messages, re.MULTILINE), name

@@ -94,7 +94,7 @@ class Run:
     def request(
         self, command: ScheduledRequest, while_it_is_read: Callable[[], object] | None = None
     ) -> ScheduledResult:
-        """All pieces as one."""
+        """Run all pieces of the request; return one result."""
         self.engine.bulk_pieces.check_request(command)
         whole = ScheduledResult(0, {}, 0, None, 0)
         after: tuple[int, int] | None = (0, 0)
@@ -155,7 +155,7 @@ def test_scheduled_sends_come_in_the_order_of_due_time_and_arrival() -> None:
 
 
 def test_earliest_due_send_comes_first_although_it_is_beyond_what_one_read_holds() -> None:
-    """Of eight, three fit into what is read at a time, in the order in which they were accepted."""
+    """One read holds three of the eight messages, in the order of their acceptance."""
     run = Run()
     for number in range(8):
         run.send(str(number) * 300_000, Schedule(delay_ms=100 - number))

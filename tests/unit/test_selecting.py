@@ -1,6 +1,6 @@
 """Tests of consumers with selectors: they find their messages, and other consumers do not wait for that.
 
-That what they get is right, while anything happens, is asked by tests/property.
+Random orders of events are in tests/property.
 """
 
 from collections import deque
@@ -79,7 +79,7 @@ class SelectingDriver:
         )
 
     def turn(self) -> dict[str, list[str]]:
-        """What one turn dispatches, by subscription."""
+        """Run one turn; return the bodies dispatched, by subscription."""
         effects = self.engine.turn()
         self.reads.extend(effects.reads)
         got: dict[str, list[str]] = {}
@@ -89,7 +89,7 @@ class SelectingDriver:
         return got
 
     def read_page(self) -> tuple[StoreRead, PageResult]:
-        """What the store shows by now of the page that was wanted first."""
+        """Read the page that was requested first."""
         read = self.reads.popleft()
         page = read_page(self.store, read)
         found = [found_of(each) for each in page.messages]
@@ -101,7 +101,7 @@ class SelectingDriver:
             self.engine.on_page_read(*self.read_page())
 
     def settle(self) -> dict[str, list[str]]:
-        """What is dispatched until nothing more happens."""
+        """Run turns, commits and reads until nothing happens; return the bodies dispatched."""
         got: dict[str, list[str]] = {}
         for _ in range(10_000):
             dispatched = self.turn()
@@ -120,7 +120,7 @@ class SelectingDriver:
             self.engine.acknowledge(self.session, Ack(name, entry.sequence))
 
     def evict(self) -> None:
-        """All that can."""
+        """Evict all messages that can be evicted."""
         self.commit()
         limit, self.engine.memory.limit = self.engine.memory.limit, 0
         self.engine.evict()
@@ -256,7 +256,8 @@ def test_message_kept_in_memory_by_a_selector_does_not_wait_for_a_later_commit()
 
 
 def test_message_kept_in_memory_by_an_ended_selector_does_not_wait_for_a_later_commit() -> None:
-    """Nor does what is less urgent pass it: the plain dispatcher saw the lane begin with what was being committed."""
+    """Less urgent messages do not overtake it either. Fixed: the plain dispatcher took the message being committed for
+    the head of the lane."""
     driver = SelectingDriver()
     driver.subscribe("red", RED, window=1)
     driver.send("held", "waits", colour="red")
@@ -420,7 +421,7 @@ def test_a_queue_whose_last_selector_has_gone_is_served_as_if_there_had_been_non
 
 
 def test_selected_message_that_is_given_up_is_counted_once() -> None:
-    """It had come back before, so that its empty place was among those that were given back."""
+    """The message was requeued before, so that the lane has a gap at its position."""
     driver = SelectingDriver(Policy(attempts_max=9))
     driver.subscribe("all")
     driver.send("1")

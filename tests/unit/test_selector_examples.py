@@ -49,7 +49,7 @@ def helps(command: click.Command, name: str = "truenext") -> Iterator[tuple[str,
 
 
 def shown() -> set[str]:
-    """All that pages and helps show."""
+    """Return all selectors on pages and in helps."""
     text = "".join(page.read_text() for page in PAGES)
     found = set(re.findall(r'--selector "([^"]+)"', text) + re.findall(r'selector wants, such as "([^"]+)"', text))
     (table,) = re.findall(

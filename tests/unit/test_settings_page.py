@@ -20,7 +20,7 @@ SECTIONS = {"[policy]": Policy, "[broker]": BrokerSettings}
 
 
 def entry(setting: Setting) -> str:
-    """What the page has to say of a setting."""
+    """Return the entry that the page must have for a setting."""
     limits = describe_range(setting)
     facts = [f"default `{'nothing' if setting.kind is Path else format_value(setting, setting.default)}`"]
     facts += [setting.unit] if setting.unit else []

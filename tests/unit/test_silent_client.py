@@ -26,7 +26,7 @@ class Timer:
 
 
 class Loop:
-    """As much of an event loop as a connection needs; its time stands still unless it is told to go on."""
+    """The part of an event loop that a connection needs; its time advances only on request."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -97,7 +97,7 @@ class Broker:
 
 
 class Client:
-    """One that has agreed on a heart-beat of so many milliseconds."""
+    """Client that has agreed on a heart-beat of `interval_ms`."""
 
     def __init__(self, interval_ms: int) -> None:
         self.interval = interval_ms / 1000

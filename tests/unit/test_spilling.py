@@ -43,7 +43,7 @@ def publish(
 
 
 def spill(run: Run) -> None:
-    """All that can leave memory does."""
+    """Spill all messages that can be spilled."""
     run.settle()
     run.engine.memory.limit = 0
     for _ in range(3):
@@ -53,7 +53,7 @@ def spill(run: Run) -> None:
 
 
 def stored(run: Run) -> list[UndecodedMessage]:
-    """Of all queues."""
+    """Return the stored messages of all queues."""
     return [each for number in range(1, 20) for each in run.store.read_page(lane_key(number, 5), 0, 1000).messages]
 
 
@@ -62,7 +62,7 @@ def contents(run: Run) -> list[UndecodedMessage]:
 
 
 def receive(run: Run, consumer: BrokerConsumer) -> list[str]:
-    """All that comes, each acknowledged as it comes."""
+    """Acknowledge all messages as they come; return their bodies."""
     seen = []
     while consumer.held:
         entry = next(iter(consumer.held.values()))
@@ -234,7 +234,7 @@ class Waiting:
         self.bytes_sent: dict[ConnectionState, int] = {}
 
     def after(self, seconds: int) -> str:
-        """The sessions that have to end, one a second, with what each is told."""
+        """End one stalled session a second; return each with the text it is told."""
         ended = []
         for _ in range(seconds):
             self.seconds += 1

@@ -38,7 +38,7 @@ def content(frame: Frame) -> Content:
 
 
 def decode(version: Version | None, chunks: Iterable[bytes], then: Version | None = None) -> list[Content]:
-    """All frames of the chunks; `then` is the version that the first frame settles."""
+    """Decode all frames of the chunks; `then` is the version that the first frame settles."""
     receiver = decoder(version)
     contents: list[Content] = []
     for data in chunks:
@@ -174,7 +174,7 @@ def test_frames_are_returned_one_at_a_time_before_the_version_is_agreed() -> Non
 @pytest.mark.parametrize("version", [*VERSIONS, None])
 @pytest.mark.parametrize("beat", [b"\n", b"\r\n", b"\0"])
 def test_heart_beats_are_no_frames_and_are_not_kept(version: Version | None, beat: bytes) -> None:
-    """What stands between frames costs nothing, however much of it there is."""
+    """Bytes between frames cost nothing, however many there are."""
     receiver = decoder(version)
     for _ in range(3):
         assert receiver.receive(beat * LOGIN_BYTES_MAX) == []
@@ -500,7 +500,7 @@ def test_the_limit_of_a_login_ends_with_the_login() -> None:
 
 
 def bytes_handled(do: Callable[[], object]) -> int:
-    """How many bytes the objects had whose methods were called: a deterministic measure of work on bytes."""
+    """Return the total size of the byte objects whose methods were called: a deterministic measure of work."""
     handled = 0
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
@@ -599,7 +599,7 @@ def test_encoded_frame_is_decoded_unchanged(version: Version, frame: Frame, posi
 
 
 def as_1_0(text: str) -> str:
-    """What 1.0 makes of a name or value: see frame.header_line, and the padding of 1.0."""
+    """Return a name or value as 1.0 delivers it: see frame.header_line, and the padding of 1.0."""
     return text.replace("\r", "\\r").replace("\n", "\\n").strip(" ")
 
 
@@ -672,7 +672,7 @@ def test_a_client_takes_larger_headers_than_a_broker_does() -> None:
 
 
 def test_a_client_takes_a_larger_body_than_a_broker_does() -> None:
-    """All queues of a broker, 180,000 of them, are told of in one."""
+    """One answer lists all 180,000 queues of a broker."""
     head = b"MESSAGE\ncontent-length:%d\n\n" % (BODY_BYTES_MAX + 1)
     client = Decoder(shapes.FRAME_SHAPES, ANSWER_BYTES_MAX)
     client.version = Version.V1_2

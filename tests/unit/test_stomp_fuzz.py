@@ -87,7 +87,7 @@ Outcome = tuple[list[tuple[str, dict[str, str], bytes]], bool]
 
 
 def outcome(version: Version | None, pieces: list[bytes], then: Version) -> Outcome:
-    """What a decoder makes of the pieces, and whether it took them all."""
+    """Return the frames a decoder makes of the pieces, and whether it accepted all bytes."""
     decoder = Decoder(shapes.FRAME_SHAPES)
     decoder.version = version
     contents = []
@@ -148,7 +148,7 @@ def check_command(command: Command) -> None:
 
 
 def feed(server: StompSession, pieces: list[bytes]) -> None:
-    """All pieces, up to the first that is refused."""
+    """Feed the pieces to the server, up to the first that is refused."""
     for data in pieces:
         commands = server.receive(data)
         try:

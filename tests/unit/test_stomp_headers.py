@@ -94,7 +94,7 @@ AS_OPTIONS = {
     f"consumer.{name}": f"activemq.{name}"
     for name in ("dispatchAsync", "maximumPendingMessageLimit", "noLocal", "retroactive")
 }
-"""Of those that ask for nothing."""
+"""Options that are accepted without effect, by the header they stand for."""
 
 
 def test_table_here_has_all_headers_of_subscribe() -> None:

@@ -38,7 +38,7 @@ def documented_headers(command: str) -> set[str]:
 
 
 def in_code(*files: str) -> set[str]:
-    """All of our names in these."""
+    """Return all truenext- names in these files of the code."""
     texts = [(ROOT / "src" / "truenext" / file).read_text() for file in files]
     return set(re.findall(rf"\b{OWN_PREFIX}[a-z-]+[a-z]\b", " ".join(texts)))
 
@@ -68,7 +68,7 @@ def test_stomp_page_has_exactly_the_headers_of_broker_frames() -> None:
 
 
 def test_stomp_page_has_exactly_the_verbs() -> None:
-    """Those that anybody may ask are in docs/control.md."""
+    """Verbs for any client are in docs/control.md."""
     assert first_column("verb | header or body") == list(ACTION_PARSERS)
     assert first_column("verb | question") == [producer_request.VERB, connection_request.VERB]
 

@@ -221,7 +221,7 @@ def test_malformed_heart_beat_is_refused(text: str) -> None:
 
 
 def deliver(data: bytes, receiver: StompProtocol[Frame]) -> list[Frame]:
-    """What one side reads of the bytes, byte by byte."""
+    """Receive and check the bytes one by one; return the frames."""
     frames: list[Frame] = []
     for position in range(len(data)):
         frames += receiver.receive(data[position : position + 1])

@@ -49,7 +49,7 @@ AnyCommand = TypeVar("AnyCommand")
 
 @dataclass
 class Delivered:
-    """What encode_deliveries wants to know."""
+    """The part of a dispatched entry that encode_deliveries uses."""
 
     message: SentMessage
     sequence: int = 7
@@ -93,7 +93,7 @@ def receive_one(kind: type[AnyCommand], version: Version, command: str, *lines: 
 
 
 def error_of(version: Version, command: str, *lines: str) -> str:
-    """Why a frame of a connected client is refused."""
+    """Return the error with which a frame of a connected client is refused."""
     with pytest.raises(RemoteProtocolError) as raised:
         receive(connected(version), command, *lines)
     assert len(str(raised.value)) < 300
@@ -107,7 +107,7 @@ def decode(version: Version | None, data: bytes) -> list[Frame]:
 
 
 def message_frame(version: Version, deliveries: list[Delivered], *lines: str) -> list[Frame]:
-    """What a client with one subscription reads."""
+    """Return the frames that a client with one subscription reads."""
     server = connected(version)
     receive(server, "SUBSCRIBE", QUEUE, "id:s", *lines)
     parts: list[bytes] = []
@@ -173,7 +173,7 @@ def test_a_login_that_names_no_version_means_1_0() -> None:
     ],
 )
 def test_heart_beats_are_as_slow_as_the_slower_side_wants(heart_beat: list[str], sends: int, expects: int) -> None:
-    """1.2, "Heart-beating": MAX of what one side can do and the other wants; 0 is none."""
+    """1.2, "Heart-beating": the maximum of the intervals that one side can do and the other wants; 0 is none."""
     server = connecting()
     receive(server, "CONNECT", "accept-version:1.2", *heart_beat)
     assert (server.send_interval_ms, server.receive_interval_ms) == (sends, expects)
@@ -1368,7 +1368,8 @@ def test_messages_of_a_1_2_producer_reach_1_1_and_1_2_consumers_unchanged(
 
 
 def as_1_0(text: str) -> str:
-    """What 1.0 makes of a name or value (frame.header_line), without the padding, which not everybody trims alike."""
+    """Return a name or value as 1.0 delivers it (frame.header_line), without the padding, which clients trim
+    differently."""
     return text.replace("\r", "\\r").replace("\n", "\\n").strip()
 
 

@@ -1,7 +1,7 @@
 """Tests that a frame means the same, whether it is read by a shape or the general way.
 
-The yardstick is the decoder as it was before there were shapes (decoder_without_shapes.py): frames, forwarded lines,
-commands, receipts and errors, for streams that repeat their header names and are nearly plain, cut anywhere.
+The reference is the decoder from before there were shapes (decoder_without_shapes.py). Compared are frames, forwarded
+lines, commands, receipts and errors, for streams that repeat their header names and are nearly plain, cut anywhere.
 
 TRUENEXT_EXAMPLES=20000 pytest tests/unit/test_stomp_shapes.py       longer
 """
@@ -169,7 +169,7 @@ Outcome = tuple[list[object], str, str | None]
 
 class Yardstick(DecoderWithoutShapes):
     has_more = True
-    """It did not say whether there is; the last time there are no frames."""
+    """Always true: the reference decoder does not report whether more frames follow; its last read returns none."""
 
 
 def frames_of(decoder: Decoder[Frame] | Yardstick, version: Version, pieces: list[bytes]) -> Outcome:
@@ -211,7 +211,7 @@ def commands_of(one: StompSession, pieces: list[bytes]) -> Outcome:
 
 
 def difference(seed: int, frame_shapes: ShapeCache[Frame], request_shapes: ShapeCache[ShapedCommand]) -> str:
-    """What shapes change of what one stream means; nothing, one hopes."""
+    """Describe how shapes change the meaning of a random stream; an empty text if they do not."""
     dice = random.Random(seed)
     version = dice.choice(VERSIONS)
     pieces = pieces_of(dice, stream(dice))
@@ -423,7 +423,7 @@ def a_space_of_stomp_1_0_is_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_additional_header_line_is_skipped(patch: pytest.MonkeyPatch) -> None:
-    """Of a repeated header the last counts, or both."""
+    """The last value of a repeated header counts, or both."""
 
     def faulty(command: str, lines: bytes, behind: bytes = b"") -> object:
         return header_pattern(command, rb"(?:[^:\n]+:[^\n]*\n)??" + lines, behind)
@@ -507,7 +507,7 @@ def seeds() -> Iterator[int]:
 
 
 def test_targets_of_the_faults_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of those that are not drawn."""
+    """Faults that are not drawn are included."""
     for fault in FAULTS.values():
         with monkeypatch.context() as patch:
             fault(patch)

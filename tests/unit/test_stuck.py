@@ -60,7 +60,7 @@ class StuckDriver:
         return batch
 
     def stuck_within(self, checks: int) -> list[str]:
-        """What is said while so many seconds go by."""
+        """Return the queues reported as stuck in `checks` checks, one per interval."""
         stuck = []
         for _ in range(checks):
             stuck += [queue.name for queue in run_stuck_audit(self.audit, self.engine, self.read_lanes)]
@@ -344,7 +344,7 @@ def test_queue_is_stuck_if_a_message_was_read_and_not_dispatched() -> None:
 
 
 def test_an_equal_in_flight_above_the_horizon_is_waited_for() -> None:
-    """A commit that takes long is no fault: whoever waits behind it waits rightly."""
+    """A slow commit is no fault: consumers wait for it rightly."""
     driver = evicted(1)
     driver.send(persistent=True)
     driver.turn()

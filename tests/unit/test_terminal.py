@@ -20,7 +20,7 @@ EVIL = f"{''.join(ORDERS)}{''.join(TURNS)}{UNCHANGED}"
 
 
 def test_control_characters_of_unicode_are_known() -> None:
-    """By Unicode's own tables: category Cc, and what has to do with direction."""
+    """Source: Unicode's category Cc, and its bidirectional classes."""
     replaced = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) == "Cc"}
     turns = ("LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI")
     replaced |= {chr(code) for code in range(0x110000) if unicodedata.bidirectional(chr(code)) in turns}

@@ -116,7 +116,7 @@ def test_timers_come_in_order_and_once(seed: int, monkeypatch: pytest.MonkeyPatc
 def test_timer_put_back_comes_again_although_it_leaves_memory_before_it_is_durable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was lost until a restart, and the message that had expired stayed as long."""
+    """Fixed: the timer was lost until a restart, and the expired message stayed as long."""
     monkeypatch.setattr(module, "TIMERS_MAX", 2)
     shell = Shell()
     shell.read()

@@ -187,7 +187,7 @@ MAKES = [
     send_to_it_later_in_a_transaction,
     send_to_it_with_a_number,
 ]
-"""What is confirmed with a receipt, stores nothing itself, and makes the queue of a virtual topic."""
+"""Commands confirmed by a receipt that create the queue of a virtual topic and store nothing themselves."""
 
 
 @pytest.mark.parametrize("make", [*MAKES, request_it, move_to_it])

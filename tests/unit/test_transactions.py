@@ -50,7 +50,7 @@ def dispatched(engine: Engine) -> list[int]:
 
 
 def steps_of(action: Callable[[], object]) -> int:
-    """How many functions are called and generators go on, of Python's and of C's."""
+    """Count the calls of Python and C functions, and resumed generators."""
     count = 0
 
     def step(_: FrameType, event: str, __: object) -> None:
@@ -66,7 +66,7 @@ def steps_of(action: Callable[[], object]) -> int:
 
 
 def steps_with_others(others: int) -> dict[str, int]:
-    """What each thing costs that comes with a message, while so many transactions are open in which nothing is said."""
+    """Return the steps of each operation on a message while `others` idle transactions are open."""
     engine = started(TransactionLimits(transactions=TRANSACTIONS_CEILING))
     session = connected(engine)
     for number in range(others):
@@ -275,7 +275,8 @@ def test_cut_connection_keeps_the_transactions_that_count_something() -> None:
 
 
 def taking(engine: Engine, count: int) -> ConnectionState:
-    """A connection whose transaction t has acknowledged so many messages of 1000 bytes, without room from here on."""
+    """Return a connection whose transaction t has acknowledged `count` messages of 1000 bytes; then the disk is
+    full."""
     session = connected(engine)
     for _ in range(count):
         send(engine, session, body=b"a" * 1000)

@@ -37,7 +37,7 @@ class Passing(Run):
     """A run in which time passes, and queues go."""
 
     def __init__(self, *, capacity: int | None = None) -> None:
-        """There is room for so many queues of one lane; None is any number."""
+        """`capacity` is the number of queues of one lane for which there is room; None is any number."""
         self.seconds = 0
         self.capacity = capacity
         super().__init__()
@@ -70,7 +70,7 @@ class Passing(Run):
         return self.session.consumers[name]
 
     def receive(self, queue: str) -> None:
-        """All that is there, and nobody stays."""
+        """Consume all messages of the queue, and unsubscribe."""
         consumer = self.follow(queue, "taker")
         self.settle()
         for sequence in list(consumer.held):

@@ -45,7 +45,7 @@ class WildcardDriver:
         )
 
     def turn(self) -> list[tuple[str, str, int]]:
-        """Who got what: subscription, queue and sequence."""
+        """Return the dispatched messages: subscription, queue and sequence."""
         deliveries = self.engine.turn().deliveries
         return [
             (to.subscription, each.lane.queue.name, each.sequence) for to, got in deliveries.items() for each in got

@@ -29,7 +29,7 @@ class Simulated:
     together: int = 1
     has_stalled: bool = False
     handled: list[tuple[int, int]] = field(default_factory=list)
-    """When, and with what priority."""
+    """Time and priority of each handled message."""
     held_max: int = 0
 
     def __post_init__(self) -> None:

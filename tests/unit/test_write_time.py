@@ -95,7 +95,7 @@ def test_after_one_slow_write_the_thread_has_them_until_the_disk_is_quick_again(
     monkeypatch.setattr(committer_module, "monotonic", lambda: disk.now)
 
     async def run() -> list[bool]:
-        """Who wrote each of nine batches: True is the event loop."""
+        """Return, for each of nine batches, whether the event loop wrote it."""
         loop = asyncio.get_running_loop()
         done: asyncio.Queue[Batch] = asyncio.Queue()
         committer = Committer(
