@@ -191,7 +191,7 @@ def expect_saved(saved: Content, written: Content, *, is_whole: bool) -> int:
     return lost
 
 
-def test_no_flipped_bit_makes_a_broker_show_what_was_not_written(quick_path: Path) -> None:
+def test_flipped_bit_never_makes_a_broker_show_invented_data(quick_path: Path) -> None:
     """Nor one that is sent with it; and `store check` says so of every store in which something came out otherwise."""
     pristine = quick_path / "pristine"
     content = Writer(pristine, random.Random(SEED), shares=True).stop()
@@ -227,7 +227,7 @@ def test_no_flipped_bit_makes_a_broker_show_what_was_not_written(quick_path: Pat
     shutil.rmtree(quick_path)
 
 
-def test_a_damaged_key_of_what_was_acknowledged_makes_one_more_damaged_message_and_no_other(quick_path: Path) -> None:
+def test_damaged_key_of_an_acknowledged_message_makes_one_more_damaged_message_and_no_other(quick_path: Path) -> None:
     """Fixed: the test above took it for a message that was missing, seldom, as it counts those of a lane."""
     folder = quick_path / "data"
     print(f"\nseed {SEED}")

@@ -187,7 +187,7 @@ def test_synced_write_persists_whatever_happens_to_writes_before_and_after_it() 
     assert found == [b"\0\0bb", b"\0\0bc", b"aabb", b"aabc"]
 
 
-def test_a_file_may_have_grown_without_what_was_written() -> None:
+def test_file_may_have_grown_without_the_written_data() -> None:
     walk = with_a_file(2)
     walk.do(Write(1, 2, b"xx"))
     assert sorted(one["journal/a"] or b"" for one in states(walk)) == [b"\0\0", b"\0\0\0\0", b"\0\0xx"]

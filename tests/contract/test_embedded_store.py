@@ -77,7 +77,7 @@ def until(fact: Callable[[], bool]) -> None:
 # Folders and locks
 
 
-def test_a_second_broker_is_refused_and_told_who_holds_the_folder(embedded_disk: Disk) -> None:
+def test_second_broker_is_refused_and_told_which_process_holds_the_folder(embedded_disk: Disk) -> None:
     with pytest.raises(StoreInUseError) as refusal:
         EmbeddedStore(embedded_disk.folder)
     assert str(embedded_disk.folder) in str(refusal.value)
@@ -981,7 +981,7 @@ def test_a_message_whose_content_is_missing_comes_without_it(tmp_path: Path) -> 
     disk.store.close()
 
 
-def test_a_store_opened_with_other_sizes_reads_what_is_there(tmp_path: Path) -> None:
+def test_store_opened_with_other_sizes_reads_the_stored_messages(tmp_path: Path) -> None:
     disk = Disk("checkpointing", tmp_path)
     for n in range(1, 30):
         disk.apply(puts=put(n))
@@ -993,7 +993,7 @@ def test_a_store_opened_with_other_sizes_reads_what_is_there(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("bit", range(8))
-def test_a_message_that_is_asked_for_by_its_key_is_found_or_the_damage_beside_it_is(tmp_path: Path, bit: int) -> None:
+def test_message_read_by_its_key_is_found_or_the_damage_next_to_it_is(tmp_path: Path, bit: int) -> None:
     """A search in keys that are out of order finds nothing, and the caller would believe it."""
     keys = [key(n) for n in range(1, 41)]
     disk = Disk("checkpointing", tmp_path)

@@ -91,7 +91,7 @@ class RecordedEngine:
 # What is told
 
 
-def test_a_persistent_message_is_told_from_acceptance_to_acknowledgement() -> None:
+def test_persistent_message_is_recorded_from_acceptance_to_acknowledgement() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     recorded.send(session, 7, body=b"12345")
@@ -148,7 +148,7 @@ def test_a_transient_is_visible_at_once() -> None:
     assert (accepted["batch"], accepted["persistent"]) == (0, False)
 
 
-def test_failures_and_the_dead_letter_are_told() -> None:
+def test_failures_and_the_dead_letter_are_recorded() -> None:
     recorded = RecordedEngine(attempts_max=2)
     session = recorded.session()
     recorded.send(session)
@@ -168,7 +168,7 @@ def test_failures_and_the_dead_letter_are_told() -> None:
     assert [event["target_queue"] for event in recorded.events() if event["kind"] == "dead-lettered"] == ["DLQ.orders"]
 
 
-def test_a_pause_and_what_was_moved_and_purged_are_told() -> None:
+def test_pause_move_and_purge_are_recorded() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     recorded.send(session, persistent=False)
@@ -216,7 +216,7 @@ def holding(count: int, attempts_max: int = 9, **policy: Any) -> tuple[RecordedE
     return recorded, session
 
 
-def test_a_refusal_is_told_as_refused_also_at_the_commit_of_its_transaction() -> None:
+def test_nack_is_recorded_as_nacked_also_at_the_commit_of_its_transaction() -> None:
     recorded, session = holding(3)
     recorded.engine.nack(session, Nack("s", 2))
     recorded.engine.nack(session, Nack("s", 3, "t"))
@@ -257,7 +257,7 @@ def test_a_cause_is_written_once_in_a_chunk_and_again_in_the_next() -> None:
     assert [event["cause"] for event in recorded.events() if event["kind"] == "returned"] == [cause] * 4
 
 
-def test_an_abort_is_told_as_aborted_of_what_was_refused_in_it_too() -> None:
+def test_abort_is_recorded_as_aborted_for_acknowledged_and_nacked_messages() -> None:
     recorded, session = holding(3)
     recorded.engine.acknowledge(session, Ack("s", 1, "t"))
     recorded.engine.nack(session, Nack("s", 2, "t"))
@@ -265,7 +265,7 @@ def test_an_abort_is_told_as_aborted_of_what_was_refused_in_it_too() -> None:
     assert returns(recorded) == [(1, 1, "aborted"), (2, 1, "aborted")]
 
 
-def test_a_lost_connection_is_told_as_lost_of_what_counts_as_an_attempt_and_of_the_rest_as_released() -> None:
+def test_lost_connection_is_recorded_as_lost_for_counted_attempts_and_as_released_for_the_rest() -> None:
     recorded, session = holding(5)
     recorded.engine.acknowledge(session, Ack("s", 4, "t"))
     recorded.engine.nack(session, Nack("s", 5, "t"))
@@ -289,7 +289,7 @@ def test_messages_only_acknowledged_in_a_transaction_that_counts_nacks_are_recor
     assert returns(recorded) == [(1, 0, "released"), (2, 1, "aborted" if is_aborted else "lost")]
 
 
-def test_a_disconnect_is_told_as_released() -> None:
+def test_disconnect_is_recorded_as_released() -> None:
     recorded, session = holding(3)
     recorded.engine.acknowledge(session, Ack("s", 3, "t"))
     recorded.engine.disconnect(session, is_clean=True)
@@ -313,7 +313,7 @@ def test_delayed_retries_are_recorded_with_their_reason_and_again_when_due(while
     ]
 
 
-def test_an_acknowledgement_in_a_transaction_is_told_at_commit_and_never_after_an_abort() -> None:
+def test_acknowledgement_in_a_transaction_is_recorded_at_commit_and_never_after_an_abort() -> None:
     recorded = RecordedEngine(attempts_max=9)
     session = recorded.session()
     recorded.send(session)
@@ -350,7 +350,7 @@ def test_messages_sent_to_an_auto_consumer_are_recorded_as_acknowledged() -> Non
     assert recorded.story()[-2:] == [("acknowledged", 1), ("acknowledged", 2)]
 
 
-def test_an_expired_message_is_told() -> None:
+def test_expired_message_is_recorded() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     recorded.send(session, expires_ms=2)
@@ -360,7 +360,7 @@ def test_an_expired_message_is_told() -> None:
     assert recorded.story() == [("accepted", 1), ("expired", 1)]
 
 
-def test_a_durable_subscription_is_told_to_end_behind_what_it_did_and_before_what_the_next_of_its_name_does() -> None:
+def test_end_of_a_durable_subscription_is_recorded_between_its_events_and_those_of_the_next() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     news = parse_address("/topic/news", "x")
@@ -396,7 +396,7 @@ def test_a_durable_subscription_is_told_to_end_behind_what_it_did_and_before_wha
     ]
 
 
-def test_a_start_counts_what_of_ended_subscriptions_is_left_with_what_is_in_the_next_of_their_name() -> None:
+def test_start_counts_messages_of_ended_subscriptions_with_those_of_the_next_of_their_name() -> None:
     event_log = EventLog(run=2, first_event=10)
     engine = Engine(sequence_limit=1, event_log=event_log)
     engine.tick(1_000_000, 0)
@@ -414,7 +414,7 @@ def test_a_start_counts_what_of_ended_subscriptions_is_left_with_what_is_in_the_
     ]
 
 
-def test_the_end_of_a_subscription_that_goes_with_its_connection_is_not_told() -> None:
+def test_end_of_a_subscription_that_ends_with_its_connection_is_not_recorded() -> None:
     recorded = RecordedEngine()
     session = recorded.session()
     news = parse_address("/topic/news", "x")
@@ -472,7 +472,7 @@ def test_started_events_of_many_consumers_and_queues_name_their_own_consumer() -
     assert [(event["queue"], event["sequence"], event["consumer"]) for event in started] == 2 * once
 
 
-def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
+def test_window_changes_and_pull_requests_are_recorded() -> None:
     recorded = RecordedEngine()
     consumer = consumer_of(recorded)
     queue = consumer.queue
@@ -497,7 +497,7 @@ def test_a_window_that_changes_and_what_is_asked_for_are_told() -> None:
 @pytest.mark.parametrize("names_begun", [True, False])
 @pytest.mark.parametrize("pulls", [True, False])
 @pytest.mark.parametrize("is_exclusive", [True, False])
-def test_a_subscription_tells_all_that_decides_what_it_may_have(
+def test_subscribed_event_has_all_options_that_decide_which_messages_it_may_get(
     *, mode: AckMode, has_selector: bool, has_express: bool, names_begun: bool, pulls: bool, is_exclusive: bool
 ) -> None:
     recorded = RecordedEngine()
@@ -532,7 +532,7 @@ def test_modes_of_before_keep_their_codes() -> None:
     assert len(set(SUBSCRIPTION_MODES)) == len(SUBSCRIPTION_MODES) == 96
 
 
-def test_without_history_nothing_of_a_client_is_told() -> None:
+def test_events_of_a_client_are_not_recorded_without_history() -> None:
     recorded, log = RecordedEngine(), NoEventLog()
     record_all(recorded, log)
     assert log.is_empty() and log.close_chunk() == b""
@@ -597,7 +597,7 @@ def is_of_batch(one: bytes) -> bool:
     return bool(chunk.flags & FROM_BATCH)
 
 
-def test_events_are_numbered_one_by_one_whatever_happens() -> None:
+def test_events_are_numbered_consecutively() -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
@@ -937,7 +937,7 @@ def test_the_file_that_grows_is_never_exported_nor_forgotten(tmp_path: Path) -> 
     assert sum(1 for _ in chunks_of_file(path)) > 3
 
 
-def test_a_damaged_chunk_costs_what_was_in_it_and_nothing_behind_it(tmp_path: Path) -> None:
+def test_damaged_chunk_loses_its_own_events_and_none_after_it(tmp_path: Path) -> None:
     """A restart of the broker does not cut it either: it cuts only the rest that a crash left."""
     history = HistoryWriter(tmp_path)
     _, first_event = history.start_run(after_clean_stop=True)

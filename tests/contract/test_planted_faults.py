@@ -34,7 +34,7 @@ def _leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_planting_finds_what_each_fault_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planting_finds_the_targets_of_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants every fault, also the ones that are not drawn, and runs none."""
     faults = [
         *planted_faults.of_a_crash(),

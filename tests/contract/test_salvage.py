@@ -99,7 +99,7 @@ def test_a_history_that_cannot_be_read_is_not_called_sound(data: Path, monkeypat
 
 
 @pytest.mark.parametrize("options", [(), ("--out", "out")], ids=["in place", "out"])
-def test_a_history_that_cannot_be_read_is_not_said_to_be_exported(
+def test_export_of_an_unreadable_history_is_an_error(
     data: Path, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -478,9 +478,7 @@ def fill_tail(data: Path, piece: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_a_body_full_of_what_looks_like_frames_delays_no_check(
-    in_journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_body_full_of_apparent_frames_delays_no_check(in_journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(salvaged_journal, "SEARCH_BYTES_MAX", 1 << 20)
     fill_tail(in_journal, struct.pack("<IIQQ", 0, 500_000, 1, 100))
     assert any("too many of them look like frames" in line for line in check(in_journal))
@@ -508,9 +506,7 @@ def test_a_good_frame_is_found_however_many_before_it_are_lost(in_journal: Path,
     assert f"bytes {start} to {after - 1} cannot be read" in "\n".join(check(in_journal))
 
 
-def test_a_sector_that_the_disk_does_not_give_costs_what_was_in_it(
-    in_journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_sector_loses_only_the_frames_in_it(in_journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = segments(in_journal)
     start, end = frames(path)[2]
     read = os.pread
@@ -646,7 +642,7 @@ def test_a_salt_is_not_worked_out_from_one_frame_alone(tmp_path: Path) -> None:
     assert any("cannot be read without the salt" in line for line in check(tmp_path / "data"))
 
 
-def test_counts_are_held_against_what_is_there(data: Path, content: Content) -> None:
+def test_counts_are_compared_with_the_messages_that_exist(data: Path, content: Content) -> None:
     marks: list[bytes] = []
     rewrite(data, "marks", lambda txn, db: marks.extend(txn.cursor(db).iternext(values=False)))
     _, leaves = pages_of(data, b"messages")

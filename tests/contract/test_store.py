@@ -296,7 +296,7 @@ def test_messages_are_found_by_their_keys_in_any_lanes_as_many_as_fit(disk: Disk
     assert disk.store.read_messages([]).is_end
 
 
-def test_a_page_is_in_sequence_order_whatever_the_order_and_kind_of_the_puts(disk: Disk) -> None:
+def test_page_is_in_sequence_order_for_any_order_and_kind_of_puts(disk: Disk) -> None:
     disk.apply(puts=put(9, 2, 300), transient_puts=put(256, 1, 7))
     disk.apply(puts=put(3), transient_puts=put(8, 2**40))
     messages = disk.store.read_page(LANE, 0, 100).messages
@@ -470,7 +470,7 @@ def test_a_mark_goes_with_its_message(disk: Disk) -> None:
     assert [m.mark[:2] for m in disk.store.read_page(LANE, 0, 10).messages] == [(0, 0), (0, 0)]
 
 
-def test_a_message_given_back_and_removed_in_one_batch_leaves_no_mark(disk: Disk) -> None:
+def test_message_requeued_and_removed_in_one_batch_leaves_no_mark(disk: Disk) -> None:
     disk.apply(puts=put(1))
     disk.apply(marks={key(1): (1, 2)}, removes=[key(1)], unmarks=[key(1)])
     disk.apply(puts=put(1))
@@ -585,7 +585,7 @@ def test_a_crash_drops_the_transients_of_an_earlier_clean_stop_too(disk: Disk) -
     assert sequences(disk.store) == [1, 4]
 
 
-def test_a_crash_before_the_run_has_begun_keeps_a_clean_stop(disk: Disk) -> None:
+def test_crash_before_the_start_of_a_run_keeps_the_clean_stop(disk: Disk) -> None:
     disk.apply(transient_puts=put(1), clean_stop=False)
     disk.stop()
     assert disk.crash().clean_stop is True
@@ -740,7 +740,7 @@ def test_batch_may_remove_several_references(disk: Disk, persistent: bool) -> No
 
 
 @pytest.mark.parametrize("end", ["none", "crash", "stop"])
-def test_the_references_of_contents_are_told_as_they_go(disk: Disk, end: str) -> None:
+def test_number_of_references_to_contents_is_reported_as_they_are_removed(disk: Disk, end: str) -> None:
     copies = [key(7), key(8, OTHER_LANE), key(9, NEXT_QUEUE)]
     disk.apply(**share(7, *copies), clean_stop=True)
     disk.apply(**share(10, key(10), key(11, OTHER_LANE)))

@@ -124,7 +124,7 @@ def test_a_segment_is_kept_until_the_pages_that_began_before_have_read_it(
 
 
 @pytest.mark.parametrize("read_page", [all_of_the_lane, one_by_one])
-def test_a_page_shows_the_moment_it_began_whatever_is_applied_meanwhile(
+def test_page_shows_the_moment_of_its_start_while_batches_are_applied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_page: ReadPage
 ) -> None:
     """Messages of the checkpoint (1 to 4) and of the journal (5 to 8)."""
@@ -263,7 +263,7 @@ def test_cleaning_may_be_interrupted_anywhere_and_goes_on_after_the_next_start(
     assert stored_transients(tmp_path) == ([], [])
 
 
-def test_cleaning_leaves_what_a_clean_stop_has_kept(tmp_path: Path) -> None:
+def test_cleanup_leaves_transients_kept_by_a_clean_stop(tmp_path: Path) -> None:
     disk = checkpointed_transients(tmp_path, 5)
     disk.crash()
     disk.apply(transient_puts=put(10, 11))

@@ -49,7 +49,7 @@ def run_machines(rounds: Iterable[int], machines: Sequence[type[BrokerMachine]],
                 machine.run_plainly(random, steps)
 
 
-def test_planting_finds_what_each_fault_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planting_finds_the_targets_of_each_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plants every fault, also the ones that are not drawn, and runs none."""
     for plant in planted_faults.faults():
         with monkeypatch.context() as patch:

@@ -24,7 +24,7 @@ _WORDS = (
 
 @settings(max_examples=EXAMPLES, deadline=None, database=None)
 @given(conditions, st.lists(messages(), min_size=1, max_size=4), st.booleans())
-def test_a_selector_wants_what_the_oracle_wants(
+def test_selector_matches_the_messages_that_the_oracle_matches(
     node: Node, sent: list[tuple[SentMessage, dict[str, str]]], is_converted: bool
 ) -> None:
     text = written(node, is_converted=is_converted)

@@ -102,7 +102,9 @@ CONFIRMED = [
 
 
 @pytest.mark.parametrize("fail", CONFIRMED)
-def test_receipt_of_what_counts_an_attempt_is_sent_once_the_attempt_is_durable(fail: Callable[[Held], None]) -> None:
+def test_receipt_of_a_command_that_counts_an_attempt_is_sent_once_the_attempt_is_durable(
+    fail: Callable[[Held], None],
+) -> None:
     held = Held(persistent=True)
     fail(held)
     held.engine.answer(held.session, Receipt("of this"))

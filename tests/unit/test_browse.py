@@ -125,7 +125,7 @@ def test_a_full_connection_is_shown_nothing_more_and_the_next_one_is() -> None:
     assert counts(driver.turns()) == [("b", 1, False), ("b", 1, False), ("b", 0, True)]
 
 
-def test_a_browse_is_no_consumer_and_is_shown_what_consumers_can_take() -> None:
+def test_browse_is_no_consumer_and_shows_messages_that_consumers_can_get() -> None:
     driver = BrowseDriver(2)
     driver.browse()
     (queue,) = driver.engine.queues()

@@ -7,7 +7,7 @@ from tools import generate
 from truenext import blocking
 
 
-def test_the_surface_for_threads_is_what_make_generate_writes() -> None:
+def test_surface_for_threads_is_the_output_of_make_generate() -> None:
     assert generate.TARGET.read_text() == generate.threads_source(), "it is stale: say `make generate`"
 
 

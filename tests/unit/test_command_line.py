@@ -256,13 +256,13 @@ def test_options_that_contradict_one_another_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_passcode_is_not_said_again(tmp_path: Path) -> None:
+def test_passcode_is_not_repeated_in_an_error(tmp_path: Path) -> None:
     out = str(tmp_path / "new")
     message = check_usage_error(CliRunner().invoke(main, ["record", "--out", out, "--passcode", "secret\n"]))
     assert "secret" not in message
 
 
-def test_help_says_what_there_is_and_exits_0() -> None:
+def test_help_names_all_options_and_exits_0() -> None:
     for path, command in walk(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0
@@ -270,7 +270,7 @@ def test_help_says_what_there_is_and_exits_0() -> None:
 
 
 @pytest.mark.parametrize("command", ["send", "receive", "queues", "stages"])
-def test_a_command_that_asks_a_broker_loads_nothing_of_what_one_is_made_of(command: str) -> None:
+def test_client_commands_load_no_module_of_the_broker(command: str) -> None:
     """Loading the broker's modules would double the start time."""
     code = (
         "import sys; from truenext.cli.main import main; "
@@ -330,7 +330,7 @@ def test_a_variable_that_is_no_address_is_named_in_the_error() -> None:
     assert "TRUENEXT_URL" in message and "'localhost'" in message
 
 
-def test_a_bad_address_on_the_command_line_is_not_said_to_be_the_variables() -> None:
+def test_bad_address_on_the_command_line_is_not_attributed_to_the_variable() -> None:
     message = check_usage_error(
         CliRunner().invoke(main, ["queues", "--url", "localhost"], env={"TRUENEXT_URL": NO_BROKER_URL})
     )
@@ -346,7 +346,7 @@ OF_ONE_BROKER = [(path, param) for path, _, param in ALL if param.opts[-1] == "-
     [["--url", NO_BROKER_URL, "--url", NO_BROKER_URL], ["--url", f"{NO_BROKER_URL},{NO_BROKER_URL}"]],
     ids=["repeated", "comma"],
 )
-def test_several_addresses_are_refused_where_one_broker_is_asked(
+def test_several_addresses_are_refused_by_commands_for_one_broker(
     path: tuple[str, ...], param: click.Parameter, options: list[str]
 ) -> None:
     message = check_usage_error(CliRunner().invoke(main, [*path, *options]))
@@ -354,7 +354,7 @@ def test_several_addresses_are_refused_where_one_broker_is_asked(
 
 
 @pytest.mark.parametrize("between", [" ", ",", ", "])
-def test_a_variable_with_several_addresses_is_refused_where_one_broker_is_asked(between: str) -> None:
+def test_variable_with_several_addresses_is_refused_by_commands_for_one_broker(between: str) -> None:
     variable = between.join([NO_BROKER_URL, "stomp://127.0.0.1:2"])
     message = check_usage_error(CliRunner().invoke(main, ["queues"], env={"TRUENEXT_URL": variable}))
     assert "(env var: 'TRUENEXT_URL'): takes one address" in message
@@ -399,7 +399,7 @@ def test_help_of_a_group_says_each_command_whole(group: tuple[str, ...]) -> None
     assert "..." not in done.output.partition("Commands:")[2]
 
 
-def test_help_of_queues_names_what_it_counts() -> None:
+def test_help_of_queues_names_its_counts() -> None:
     message = CliRunner().invoke(main, ["queues", "--help"]).stdout
     words = {"waiting": "wait", "unacknowledged": "hold"}
     assert [count for count in COUNTS if words.get(count, count) not in message] == []

@@ -44,7 +44,7 @@ def faults(file: Path, text: str | bytes) -> list[str]:
 # ---- What it says ----
 
 
-def test_an_empty_file_says_what_no_file_says(file: Path) -> None:
+def test_empty_file_means_the_same_as_no_file(file: Path) -> None:
     found = read(file, "")
     assert found.broker == configure(None).broker == BrokerSettings()
     assert found.policies.default == Policy()

@@ -189,7 +189,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("kind", LISTS)
-def test_the_size_of_a_selector_is_what_it_takes(kind: str) -> None:
+def test_size_of_a_selector_is_the_memory_it_uses(kind: str) -> None:
     for times in (1, 5, 20):
         text = " and ".join([f"({LISTS[kind]})"] * times)[: SELECTOR_LENGTH_MAX - 1]
         text = text if text.endswith(")") else text[: text.rindex(" and (")]
@@ -214,7 +214,7 @@ def test_last_few_unused_selectors_are_kept() -> None:
     assert sum(one.size for one in kept if one is not None) <= SELECTOR_CACHE_BYTES
 
 
-def test_a_long_name_is_counted_with_its_queue_and_given_back() -> None:
+def test_memory_of_a_long_name_is_counted_with_its_queue_and_freed() -> None:
     run = Passing()
     before = run.engine.memory.queue_bytes
     run.use("short")

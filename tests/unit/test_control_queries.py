@@ -215,7 +215,7 @@ def test_queues_answer_is_never_older_than_its_request() -> None:
     assert json.loads(finished(answer))[:2] == [row("q0000", waiting=2), row("q0000 is older", waiting=1)]
 
 
-def test_no_step_of_the_look_for_stuck_queues_looks_at_more_than_a_few_or_finds_more_than_some_consumers() -> None:
+def test_steps_of_the_stuck_audit_check_few_queues_and_find_few_consumers() -> None:
     driver = ReportDriver()
     for number in range(MANY):
         driver.subscribe(f"/queue/q{number}", driver.engine.connect(f"s{number}"))

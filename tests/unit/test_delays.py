@@ -147,7 +147,7 @@ def test_the_next_due_time_is_that_of_the_clock_that_does_not_jump() -> None:
     assert targets.next_retry_us(driver.engine) is None
 
 
-def test_the_store_is_told_the_time_of_the_wall_clock_and_a_clean_stop_what_is_left() -> None:
+def test_due_time_is_stored_by_the_wall_clock_and_a_clean_stop_stores_the_remaining_delay() -> None:
     driver = DelayDriver(first_delay_ms=300)
     driver.send(persistent=True)
     driver.commit()
@@ -312,7 +312,7 @@ def test_message_without_a_valid_original_destination_is_no_dead_letter(header: 
 
 
 @pytest.mark.parametrize("origin", ["a", "subscription,me,n,news,colour = 'red'"])
-def test_a_dead_letter_says_of_itself_what_nobody_else_may_say_and_nothing_more(origin: str) -> None:
+def test_dead_letter_has_exactly_the_reserved_headers_in_addition(origin: str) -> None:
     message = SentMessage(7, False, 0, b"destination:/topic/news\ncolour:red\ncontent-length:0\npriority:7\n", b"")
     _, letter = make_dead_letter(
         message, origin, Policy(), attempts=1, causes=Causes("a", "b"), reason=REJECTED, now_ms=WALL_MS
@@ -345,7 +345,7 @@ def test_dead_letter_queues_are_known_by_prefix_or_policy(names: dict[str, Polic
     assert [policies.holds_dead_letters(name) for name in ("DLQ.x", "shared", "a.b")] == [True, bool(names), False]
 
 
-def test_lanes_know_what_they_have_taken_out_until_no_page_can_show_it() -> None:
+def test_lane_remembers_removed_messages_until_no_page_can_show_them() -> None:
     driver = DelayDriver(in_store={1: Mark(0, 0), 2: Mark(0, 0), 3: Mark(0, 0)})
     lane: Lane = driver.queue.lane(5)
     targets.REQUEST_PAGE.of(driver.engine)(lane)

@@ -146,7 +146,7 @@ def test_address_of_a_destination_means_the_same_for_each_connection(name: str, 
     assert parse_address(destination.address, "me") == parse_address(destination.address, "you") == destination
 
 
-def test_a_composite_destination_has_parts_each_of_which_means_what_it_means_alone() -> None:
+def test_parts_of_a_composite_destination_mean_the_same_as_alone() -> None:
     composite = parse_address("/queue/a, /topic/b,/temp-queue/c", "me")
     assert composite.parts == tuple(parse_address(each, "me") for each in ("/queue/a", "/topic/b", "/temp-queue/c"))
     assert composite.is_multi_queue

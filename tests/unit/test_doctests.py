@@ -18,7 +18,7 @@ SPARK_MODULES = [module for module in MODULES if module.startswith("truenext.spa
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module not in SPARK_MODULES])
-def test_examples_of_a_module_give_what_they_say(module: str) -> None:
+def test_examples_of_a_module_give_their_results(module: str) -> None:
     check_examples(module)
 
 

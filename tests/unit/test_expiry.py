@@ -195,7 +195,7 @@ def test_messages_do_not_expire_while_the_last_batches_are_written() -> None:
     assert stored == 12
 
 
-def test_the_last_time_there_is_can_be_asked_for() -> None:
+def test_largest_expiry_time_is_accepted() -> None:
     engine = started()
     send(engine, 1, 2**64 - 1, persistent=True)
     commit(engine)

@@ -167,7 +167,7 @@ def test_incomplete_frames_of_stalled_senders_are_given_up_until_all_others_are_
         assert is_stalled or not sender.is_ended
 
 
-def test_small_incomplete_frames_of_many_connections_are_not_counted_and_stay_small_while_room_is_short() -> None:
+def test_small_incomplete_frames_of_many_connections_stay_small_while_room_is_short() -> None:
     room = Room()
     first, *others = [room.connect(FRAME_MAX) for _ in range(200)]
     first.send(SHARE + 1)

@@ -72,7 +72,7 @@ def test_limit_beyond_the_memory_is_refused_and_no_folder_is_made(tmp_path: Path
     assert not (tmp_path / "data").exists()
 
 
-def test_the_check_of_a_file_says_what_this_machine_would_refuse(tmp_path: Path) -> None:
+def test_config_check_notes_a_limit_that_this_machine_would_refuse(tmp_path: Path) -> None:
     file = tmp_path / "truenext.toml"
     for limit, is_noted in (("999999TiB", True), ("8GiB", False)):
         file.write_text(f'[broker]\ndata = "data"\nmemory_limit = "{limit}"\n')

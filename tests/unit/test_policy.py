@@ -59,5 +59,5 @@ def _matches(pattern: list[str], words: list[str]) -> bool:
 
 
 @given(PATTERNS, NAMES)
-def test_a_pattern_matches_what_the_rule_says(pattern: list[str], words: list[str]) -> None:
+def test_pattern_matches_by_its_definition(pattern: list[str], words: list[str]) -> None:
     assert matches(pattern, words) is _matches(pattern, words)

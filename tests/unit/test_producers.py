@@ -132,7 +132,7 @@ def test_a_producer_whose_first_use_is_a_commit_never_goes() -> None:
     assert producers.take_forgotten()[0] == 0, "it was their time"
 
 
-def test_a_repeat_is_told_to_the_store_the_first_time_and_only_if_that_knows_of_the_send() -> None:
+def test_repeat_is_stored_the_first_time_and_only_if_the_send_was() -> None:
     commit_state = CommitState(NoEventLog())
     producers = ProducerRegistry(commit_state)
     commit_state.now_ms = 10
@@ -347,7 +347,9 @@ def test_a_question_for_which_there_is_no_room_resolves_nothing() -> None:
 # What of this is durable, and when ------------------------------------------------------------------------------------
 
 
-def test_an_answer_waits_for_what_it_speaks_of(commit_state: CommitState, producers: ProducerRegistry) -> None:
+def test_answer_about_a_producer_waits_for_the_batch_it_reports(
+    commit_state: CommitState, producers: ProducerRegistry
+) -> None:
     use_number(producers, commit("p", 1))
     use_number(producers, commit("transient", 1), is_stored=False)
     commit_state.close_batch()

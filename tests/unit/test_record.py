@@ -113,7 +113,7 @@ def test_a_record_of_a_later_version_is_refused() -> None:
         decode_record(key, crc32(rest, crc32(key)).to_bytes(4, "little") + rest)
 
 
-def test_a_record_without_a_way_back_is_what_it_was_before_there_was_one() -> None:
+def test_record_without_a_redrive_queue_has_the_earlier_version() -> None:
     key = key_of(EXAMPLE)
     assert encode_record(key, EXAMPLE)[4] == RECORD_VERSION
     letter = replace(EXAMPLE, redrive_queue="subscription,me,n,news")

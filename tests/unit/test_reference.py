@@ -6,7 +6,7 @@ import truenext
 from tests.unit import reference
 
 
-def test_the_page_is_what_the_docstrings_say() -> None:
+def test_reference_page_is_made_of_the_current_docstrings() -> None:
     assert reference.PAGE.read_text() == reference.page(), "it is stale: say `make reference`"
 
 
@@ -22,7 +22,7 @@ def test_public_names_are_explained() -> None:
     assert not re.findall(r"^```\n+#+ .*$", page, re.MULTILINE)
 
 
-def test_a_message_has_what_its_page_of_promises_names() -> None:
+def test_reference_of_a_message_has_attributes_of_all_its_classes() -> None:
     """The attributes of a message are in three classes, and the page must have them all."""
     of_messages = reference.page().split("\n## Message\n")[1].split("\n## Processing\n")[0]
     for name in ("text", "body", "headers", "attempts", "deliveries", "was_lost", "may_have_missed", "process", "nack"):

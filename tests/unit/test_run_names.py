@@ -21,7 +21,7 @@ from truenext.spark.audit.run_names import run_names
         (["/", "a"], ["root", "a"]),
     ],
 )
-def test_names_of_runs_are_as_short_as_they_can_be_told_apart(folders: list[str], names: list[str]) -> None:
+def test_names_of_runs_are_as_short_as_distinct_names_can_be(folders: list[str], names: list[str]) -> None:
     assert run_names(folders) == names
 
 

@@ -260,7 +260,7 @@ def test_a_send_with_a_time_is_due_at_that_time_and_then_after_each_period() -> 
     assert run.bodies() == ["past", "later", "later", "past"]
 
 
-def test_a_time_that_has_passed_is_due_behind_what_was_due_before() -> None:
+def test_send_scheduled_for_a_past_time_comes_after_sends_due_before_it() -> None:
     run = Run()
     for name, schedule in (("first", Schedule(delay_ms=0)), ("second", Schedule(due_ms=1)), ("third", Schedule())):
         run.send(name, schedule)
@@ -268,7 +268,7 @@ def test_a_time_that_has_passed_is_due_behind_what_was_due_before() -> None:
     assert run.bodies() == ["first", "second", "third"]
 
 
-def test_inside_a_transaction_it_is_scheduled_at_commit_behind_what_is_sent_at_once() -> None:
+def test_send_scheduled_in_a_transaction_comes_after_its_immediate_sends() -> None:
     run = Run()
     run.engine.begin(run.session, Begin("t"))
     run.send("first", None, transaction="t")
@@ -323,7 +323,7 @@ def test_a_schedule_that_cannot_be_is_refused(schedule: Schedule, why: str) -> N
         check_schedule(schedule)
 
 
-def test_a_cron_expression_counts_in_utc_and_skips_what_was_missed() -> None:
+def test_cron_expression_counts_in_utc_and_skips_missed_hits() -> None:
     schedule = Schedule(cron="30 12 * * *")
     first = start_schedule(schedule, NOON_MS)
     assert first is not None
@@ -378,7 +378,7 @@ def test_cancelled_send_never_becomes_a_message_and_leaves_nothing_behind() -> N
     assert run.waiting() == {}
 
 
-def test_numbers_and_a_selector_say_what_is_cancelled() -> None:
+def test_scheduled_sends_are_cancelled_by_numbers_selector_and_limit() -> None:
     run = Run()
     for number in range(5):
         run.send(str(number), Schedule(delay_ms=MINUTE_MS))

@@ -393,7 +393,7 @@ def test_message_requeued_repeatedly_before_comparison_is_noted_once() -> None:
     assert 0 < len(cursor.pending) < noted
 
 
-def test_the_express_lane_brings_what_its_selector_wants() -> None:
+def test_express_dispatch_obeys_the_selector() -> None:
     driver = SelectingDriver()
     driver.subscribe("red", RED, window=2, has_express=True)
     driver.send("1", "2", colour="red")

@@ -282,7 +282,7 @@ def test_a_header_that_no_stored_message_has_is_refused_by_name(name: str) -> No
         compile_selector(f"hyphenated_props:{name} IS NULL")
 
 
-def test_a_selector_that_was_accepted_before_names_were_looked_at_goes_on() -> None:
+def test_stored_selector_from_before_names_were_checked_still_works() -> None:
     text = "content-type > 1 OR truenext-attempts > 2"
     assert compile_stored_selector(text).matches(message({"content": "3", "type": "1"}))
     with pytest.raises(RemoteProtocolError, match="content-type is a subtraction"):

@@ -73,6 +73,6 @@ def test_commands_with_a_selector_show_one_in_their_help() -> None:
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_a_selector_that_is_shown_wants_what_it_is_shown_for(text: str) -> None:
+def test_example_selector_matches_its_example_message(text: str) -> None:
     message = SentMessage(9, True, 0, encode_header_lines(EXAMPLES[text]), b"", 1800000000000)
     assert compile_selector(text).matches(message)

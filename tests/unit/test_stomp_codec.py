@@ -152,7 +152,7 @@ def test_frame_is_returned_only_after_its_last_byte(version: Version) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_login_and_what_was_sent_behind_it_is_read_alike_however_it_is_cut(version: Version) -> None:
+def test_login_and_frames_after_it_are_decoded_alike_however_they_are_cut(version: Version) -> None:
     login = b"\n\0\r\nCONNECT\naccept-version:1.2\npasscode:a\\b\\t:c\n\n\n\n\0\n"
     data, expected = stream(version)
     expected = [("CONNECT", {"accept-version": "1.2", "passcode": "a\\b\\t:c"}, b""), *expected]
@@ -560,7 +560,7 @@ ENDS = st.sampled_from(["\n", "\r\n"])
 @example(Version.V1_2, "SEND", ["b:1", "a:2"], "\n")
 @example(Version.V1_0, "SEND", ["a:\\", "b: 1"], "\n")
 @example(None, "\u00c9", ["a:b"], "\n")
-def test_lines_kept_as_they_came_are_what_the_envelope_would_write(
+def test_header_lines_kept_from_a_frame_are_those_the_envelope_would_write(
     version: Version | None, command: str, lines: list[str], end: str
 ) -> None:
     try:

@@ -103,7 +103,7 @@ def test_table_here_has_all_headers_of_subscribe() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1][0]}-{'-'.join(row[2])}")
-def test_a_name_of_another_broker_asks_for_nothing_or_is_refused_by_name(
+def test_header_of_another_broker_has_no_effect_or_is_refused_by_name(
     row: tuple[str, list[str], dict[str, str], list[str], list[str]],
 ) -> None:
     name, addresses, others, passing, refusing = row
@@ -118,12 +118,12 @@ def test_a_name_of_another_broker_asks_for_nothing_or_is_refused_by_name(
             assert reason.endswith("is not true or false") or ("; " in reason or "say " in reason)
 
 
-def test_an_exclusive_queue_is_refused_with_the_name_of_what_does_it() -> None:
+def test_exclusive_queue_is_refused_with_the_alternative() -> None:
     assert "is /temp-queue/NAME: subscribe to that" in error_of("/queue/a", {"exclusive": "true"})
 
 
 @pytest.mark.parametrize(("option", "header"), AS_OPTIONS.items())
-def test_an_option_asks_for_what_the_header_of_its_name_asks_for(option: str, header: str) -> None:
+def test_option_has_the_effect_of_the_header_of_its_name(option: str, header: str) -> None:
     rows = [row for row in ROWS if row[0] == header]
     assert rows
     for _, addresses, _, passing, refusing in rows:
@@ -135,7 +135,7 @@ def test_an_option_asks_for_what_the_header_of_its_name_asks_for(option: str, he
 
 
 @pytest.mark.parametrize("address", ["/queue/a", "/subscription/c,n"])
-def test_a_browser_may_say_what_asks_for_nothing_of_a_queue(address: str) -> None:
+def test_browser_accepts_headers_without_effect(address: str) -> None:
     headers = {"id": "s", "destination": address, "browser": "true"}
     for name, value in (("durable", "true"), ("auto-delete", "false"), ("x-queue-type", "quorum")):
         (browse,) = receive(connected(client_id=""), "SUBSCRIBE", headers | {name: value})
@@ -227,7 +227,7 @@ def test_options_behind_a_destination_are_understood() -> None:
     assert subscribe.selector is not None and subscribe.selector.text == "b IN ('x,y', '%') AND c > 1"
 
 
-def test_options_are_cut_off_before_commas_and_wildcards_are_looked_for() -> None:
+def test_options_are_split_off_before_commas_and_wildcards_are_parsed() -> None:
     for selector in ("b%20%3E%201", "b > 1", "b IN ('c', 'd')", "b LIKE '*'"):
         for address, kind in (
             ("/queue/a", DestinationKind.QUEUE),

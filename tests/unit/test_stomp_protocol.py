@@ -99,7 +99,7 @@ def test_a_broker_ends_its_frames_with_a_line_feed_and_a_client_does_not() -> No
 
 @pytest.mark.parametrize("state", ProtocolState)
 @pytest.mark.parametrize("command", ["CONNECTED", "ERROR"])
-def test_a_client_never_says_what_a_server_says(state: ProtocolState, command: str) -> None:
+def test_client_cannot_send_frames_of_a_server(state: ProtocolState, command: str) -> None:
     with pytest.raises(LocalProtocolError):
         protocol_in(Side.CLIENT, state).send(Frame(command, {}))
 
@@ -137,7 +137,7 @@ def test_frames_that_need_no_check_are_those_that_change_nothing(side: Side, sta
         assert protocol.state is state
 
 
-def test_a_frame_out_of_turn_and_an_unknown_one_are_told_apart() -> None:
+def test_frame_out_of_turn_and_unknown_frame_have_different_errors() -> None:
     connecting = protocol_in(Side.SERVER, ProtocolState.CONNECTING)
     with pytest.raises(RemoteProtocolError, match="SEND may not come while connecting"):
         connecting.check(Frame("SEND", {}))
@@ -255,7 +255,7 @@ def test_a_client_and_a_server_understand_each_other(version: Version) -> None:
     assert frame.headers == {"receipt-id": text}
 
 
-def test_a_client_reads_what_came_with_connected_by_the_version_it_agrees_on() -> None:
+def test_client_decodes_frames_after_connected_by_the_agreed_version() -> None:
     client = protocol_in(Side.CLIENT, ProtocolState.CONNECTING)
     (frame,) = client.receive(b"CONNECTED\r\nversion:1.2\r\n\r\n\0\nMESSAGE\r\na\\c:\\r\r\n\r\nbody\0")
     client.check(frame)

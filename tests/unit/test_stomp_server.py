@@ -238,7 +238,7 @@ def test_frames_behind_the_login_are_read_by_the_version_it_agrees_on() -> None:
     assert list(commands) == []
 
 
-def test_a_frame_is_looked_at_only_after_the_one_before_was_done() -> None:
+def test_frame_is_checked_only_after_the_one_before_was_carried_out() -> None:
     server = connected()
     commands = server.receive(text("BEGIN", "transaction:t", "receipt:1") + text("ABORT"))
     assert next(commands) == Begin("t")
@@ -635,7 +635,7 @@ def test_unknown_acknowledgement_mode_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1000, WINDOW_MAX])
-def test_a_window_is_what_the_consumer_asks_for(size: int) -> None:
+def test_window_is_the_prefetch_size_of_the_consumer(size: int) -> None:
     assert (
         receive_one(Subscribe, Version.V1_2, "SUBSCRIBE", QUEUE, "id:s", f"activemq.prefetchSize:{size}").window == size
     )
@@ -706,7 +706,7 @@ def test_a_second_subscribe_of_the_same_id_changes_nothing_for_the_first() -> No
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_browser_asks_for_what_its_selector_wants(version: Version) -> None:
+def test_selector_of_a_browser_is_read(version: Version) -> None:
     browse = receive_one(Browse, version, "SUBSCRIBE", QUEUE, "id:s", "browser:true", "selector:a > 1", "ack:client")
     assert (browse.subscription, browse.destination) == ("s", parse_address("/queue/a", "me"))
     assert browse.selector is not None and browse.selector.text == "a > 1"
@@ -716,7 +716,7 @@ def test_a_browser_asks_for_what_its_selector_wants(version: Version) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_consumer_asks_for_what_its_selector_wants(version: Version) -> None:
+def test_selector_of_a_consumer_is_read(version: Version) -> None:
     subscribe = receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "selector:a > 1", "ack:client")
     assert subscribe.selector is not None and subscribe.selector.text == "a > 1"
     assert receive_one(Subscribe, version, "SUBSCRIBE", QUEUE, "id:s", "selector:").selector is None
@@ -836,7 +836,7 @@ def test_1_1_needs_the_subscription_too() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) -> None:
+def test_transaction_commands_name_their_transaction(version: Version) -> None:
     assert receive_one(Begin, version, "BEGIN", "transaction:t") == Begin("t")
     assert receive_one(Commit, version, "COMMIT", "transaction:t") == Commit("t")
     assert receive_one(Abort, version, "ABORT", "transaction:t") == Abort("t")
@@ -845,7 +845,7 @@ def test_a_transaction_is_begun_committed_and_aborted_by_name(version: Version) 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_begin_says_what_its_transaction_counts_an_attempt_for(version: Version) -> None:
+def test_begin_may_limit_counted_attempts_to_nacked_messages(version: Version) -> None:
     for value, counts_all in (("all", True), ("nacked", False)):
         command = receive_one(Begin, version, "BEGIN", "transaction:t", f"truenext-count-attempts:{value}")
         assert command == Begin("t", counts_all)
@@ -858,7 +858,7 @@ def test_count_attempts_other_than_all_or_nacked_is_refused_by_name(command: str
     assert why == f"truenext-count-attempts {value!r} is not all or nacked"
 
 
-def test_frames_that_end_or_begin_no_transaction_do_not_say_what_counts_as_an_attempt() -> None:
+def test_count_attempts_is_refused_in_frames_that_begin_or_end_no_transaction() -> None:
     why = error_of(Version.V1_2, "ACK", "id:5@1", "transaction:t", "truenext-count-attempts:nacked")
     assert why == "unknown header 'truenext-count-attempts' of ACK: it is for BEGIN and COMMIT and ABORT; leave it out"
 
@@ -957,7 +957,7 @@ def test_no_sender_says_why_consumers_failed(version: Version) -> None:
         (["truenext-reject:true", "truenext-delay:5"], "truenext-reject:true leaves no next try"),
     ],
 )
-def test_a_nack_with_a_bad_wish_is_refused_by_name(version: Version, lines: list[str], why: str) -> None:
+def test_nack_with_an_invalid_header_is_refused_by_name(version: Version, lines: list[str], why: str) -> None:
     assert why in error_of(version, "NACK", *NACKED, *lines)
 
 
@@ -1029,7 +1029,7 @@ def test_unsupported_use_of_topics_is_refused_with_the_reason(
         ("DISCONNECT", []),
     ],
 )
-def test_a_receipt_is_confirmed_behind_what_it_is_for(version: Version, command: str, lines: list[str]) -> None:
+def test_receipt_request_follows_its_command(version: Version, command: str, lines: list[str]) -> None:
     without = receive(connected(version), command, *lines)
     assert len(without) == 1 and not isinstance(without[0], ReceiptRequest)
     first, second = receive(connected(version), command, *lines, "receipt:r\u00e9")
@@ -1048,7 +1048,7 @@ def test_the_receipt_in_question_is_that_of_the_frame_that_was_refused() -> None
 
 
 @pytest.mark.parametrize("bad", [text("SEND", "a:b"), b"x\0", text("SEND", "x")])
-def test_no_earlier_receipt_is_in_question_if_the_refused_frame_asked_for_none(bad: bytes) -> None:
+def test_refused_frame_without_a_receipt_names_no_earlier_receipt(bad: bytes) -> None:
     server = connected()
     list(server.receive(text("SEND", QUEUE, "receipt:1")))
     with pytest.raises(RemoteProtocolError):
@@ -1079,7 +1079,7 @@ def test_commands_before_a_broken_frame_in_the_same_read_stand(before: bytes, br
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("receipt", ["1", "a:b", "\u20ac"])
-def test_a_receipt_names_what_it_confirms(version: Version, receipt: str) -> None:
+def test_receipt_has_the_id_of_its_request(version: Version, receipt: str) -> None:
     (frame,) = decode(version, connected(version).replies.encode_receipt(Receipt(receipt)))
     assert (frame.command, frame.headers, frame.body) == ("RECEIPT", {"receipt-id": receipt}, b"")
 
@@ -1162,7 +1162,7 @@ def test_other_frames_have_no_time_to_live() -> None:
     assert why == "unknown header 'truenext-ttl' of SUBSCRIBE: it is for SEND; leave it out"
 
 
-def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -> None:
+def test_receipt_request_refers_to_its_own_numbered_frame_only() -> None:
     server = connected()
     numbered = ["truenext-producer:p", "truenext-number:7", "receipt:r"]
     for command, lines in (("SEND", [QUEUE]), ("COMMIT", ["transaction:t"])):
@@ -1175,7 +1175,7 @@ def test_a_receipt_is_about_the_numbered_frame_that_asks_for_it_and_no_other() -
         assert isinstance(confirm, ReceiptRequest) and confirm.numbered_command is None
 
 
-def test_a_receipt_can_be_sent_after_the_disconnect_that_asks_for_it() -> None:
+def test_receipt_can_be_sent_after_the_disconnect_that_requests_it() -> None:
     server = connected()
     assert receive(server, "DISCONNECT", "receipt:bye") == [Disconnect(), ReceiptRequest("bye")]
     assert server.replies.encode_receipt(Receipt("bye")) == b"RECEIPT\nreceipt-id:bye\n\n\0\n"
@@ -1249,7 +1249,7 @@ def test_frames_of_the_broker_end_with_a_line_feed_of_their_own(version: Version
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("mode", ["auto", "client", "client-individual"])
-def test_a_delivery_says_what_the_consumer_needs(version: Version, mode: str) -> None:
+def test_message_frame_has_all_delivery_headers(version: Version, mode: str) -> None:
     message = SentMessage(7, True, 0, b"destination:/queue/a\ncolour:red\ncontent-length:3\n", b"a\0b", arrived_ms=1234)
     deliveries = [Delivered(message, 12345), Delivered(message, 12346, deliveries=3, attempts=2)]
     first, second = message_frame(version, deliveries, f"ack:{mode}")
@@ -1278,7 +1278,7 @@ def test_a_delivery_says_what_the_consumer_needs(version: Version, mode: str) ->
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("lines", [[], ["content-length:0"], ["a:b", "redelivered:true"]])
-def test_a_send_says_its_group_and_the_consumer_is_told_it(version: Version, lines: list[str]) -> None:
+def test_group_of_a_send_is_read_and_delivered_to_the_consumer(version: Version, lines: list[str]) -> None:
     send = receive_one(Send, version, "SEND", QUEUE, "JMSXGroupID:order 7", "JMSXGroupSeq:-1", *lines)
     assert send.message.group == group_of(send.message.header) == "order 7"
     assert closes_group(send.message.header)
@@ -1463,5 +1463,5 @@ def test_a_subscription_says_how_it_stands_among_others(version: Version) -> Non
         ("truenext-express:true", "truenext-express is for ack:client-individual"),
     ],
 )
-def test_a_subscription_that_says_what_cannot_be_is_refused(version: Version, line: str, reason: str) -> None:
+def test_subscribe_with_an_invalid_option_is_refused(version: Version, line: str, reason: str) -> None:
     assert reason in error_of(version, "SUBSCRIBE", QUEUE, "id:s", "ack:client", line)

@@ -78,7 +78,7 @@ def without_dispatch() -> "mock._patch[mock.Mock]":
 LONG = 3 * STUCK_MS // CHECK_INTERVAL_MS
 
 
-def test_a_queue_whose_ready_message_is_not_dispatched_is_said_once_after_the_limit() -> None:
+def test_queue_whose_ready_message_is_not_dispatched_is_reported_once_after_the_limit() -> None:
     driver = StuckDriver()
     driver.subscribe()
     driver.send()
@@ -135,7 +135,7 @@ def test_queue_is_not_stuck_while_a_wildcard_consumer_waits_for_a_commit_in_anot
     assert driver.turn() == [1, 2]
 
 
-def test_a_queue_that_goes_on_is_not_stuck_any_more_and_is_said_again_if_it_stops_again() -> None:
+def test_stuck_queue_that_recovers_is_reported_again_if_it_is_stuck_again() -> None:
     driver = StuckDriver()
     driver.subscribe()
     with without_dispatch():

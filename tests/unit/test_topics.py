@@ -277,7 +277,7 @@ def test_repeat_of_the_send_that_created_the_queue_of_a_virtual_topic_waits_for_
     assert engine.turn().answers == [(other, Receipt("r", is_repeat=True))]
 
 
-def test_a_queue_that_a_start_makes_for_what_is_scheduled_is_durable_with_its_first_batch() -> None:
+def test_queue_that_a_start_creates_for_scheduled_sends_is_durable_with_its_first_batch() -> None:
     run = Run()
     send(run.engine, run.session, f"/queue/{COLLECTS}", persistent=True, schedule=Schedule(delay_ms=1000))
     run.settle()
@@ -372,7 +372,7 @@ def test_a_durable_subscription_whose_selector_is_spelled_differently_keeps_its_
     assert run.engine.take_discarded_subscription() is None
 
 
-def test_a_subscribe_that_discards_messages_says_how_many_and_of_what() -> None:
+def test_subscribe_that_discards_messages_reports_their_number_and_both_destinations() -> None:
     run = Run()
     follow(run, selector_text="colour = 'red'")
     publish(run, "acknowledged", "red")
@@ -550,7 +550,7 @@ def test_no_name_with_a_comma_becomes_a_queue(name: str) -> None:
         ("c.*", ["c.b"]),
     ],
 )
-def test_a_pattern_of_topics_means_what_its_words_say_beside_many_others(pattern: str, meant: list[str]) -> None:
+def test_pattern_of_topics_matches_by_its_words_among_many_others(pattern: str, meant: list[str]) -> None:
     engine = started()
     session = engine.connect("s")
     for number, each in enumerate(["a.*", "c.>", "*", "*.*.*", "b.*", pattern]):

@@ -91,7 +91,7 @@ def steps_with_others(others: int) -> dict[str, int]:
     }
 
 
-def test_a_thousand_open_transactions_in_which_nothing_is_said_cost_no_step() -> None:
+def test_idle_open_transactions_cost_no_step() -> None:
     steps_with_others(1)
     assert steps_with_others(MANY) == steps_with_others(1)
 
@@ -121,7 +121,7 @@ def test_commands_in_a_transaction_are_counted_until_it_ends() -> None:
     ) == (0, 0, {})
 
 
-def test_a_nack_of_what_the_transaction_has_acknowledged_is_counted_once() -> None:
+def test_nack_of_a_message_that_the_transaction_acknowledged_is_counted_once() -> None:
     engine = started(TransactionLimits())
     session = connected(engine)
     send(engine, session)
@@ -223,14 +223,14 @@ def test_abort_of_a_refused_transaction_that_counts_nacks_counts_nothing_else() 
     assert bundle.attempts() == [0, 1, 0]
 
 
-def test_lost_connection_counts_what_such_a_transaction_nacked_and_the_first_message_outside_it() -> None:
+def test_lost_connection_counts_messages_nacked_in_such_a_transaction_and_the_first_outside_it() -> None:
     bundle = Bundle()
     bundle.engine.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 1, 1]
     assert [entry.was_lost for entry in bundle.entries] == [False, True, True]
 
 
-def test_lost_connection_of_a_client_that_names_what_it_begins_counts_nothing_that_was_only_acknowledged() -> None:
+def test_lost_connection_of_a_client_that_reports_started_counts_no_acknowledged_message() -> None:
     bundle = Bundle(names_begun=True)
     bundle.engine.disconnect(bundle.session, is_clean=False)
     assert bundle.attempts() == [0, 1, 0]
@@ -287,7 +287,7 @@ def taking(engine: Engine, count: int) -> ConnectionState:
     return session
 
 
-def test_a_send_beyond_what_its_transaction_frees_is_refused_and_says_what_to_do() -> None:
+def test_send_larger_than_its_transaction_frees_is_refused_with_what_to_do() -> None:
     engine = started(TransactionLimits())
     session = taking(engine, 2)
     send(engine, session, "t", b"b" * 1000)
@@ -300,7 +300,7 @@ def test_a_send_beyond_what_its_transaction_frees_is_refused_and_says_what_to_do
     )
 
 
-def test_a_send_outside_transactions_and_one_on_a_full_disk_is_refused_whatever_was_taken() -> None:
+def test_acknowledged_messages_allow_no_send_outside_the_transaction_or_on_a_full_disk() -> None:
     engine = started(TransactionLimits())
     session = taking(engine, 2)
     plain = f"{DISK_FULL}, and takes no message: free space on it, or try again when messages were consumed"

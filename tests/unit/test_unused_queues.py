@@ -225,7 +225,7 @@ def test_a_durable_subscription_stays() -> None:
     assert run.names() == ["subscription,me,n,news"] == stored(run)
 
 
-def test_a_queue_for_which_something_is_scheduled_stays_until_that_was_taken_and_then_both_of_its_queues_go() -> None:
+def test_queue_with_a_scheduled_send_stays_until_that_is_consumed_and_both_its_queues_go() -> None:
     run = Passing()
     run.send("later", Schedule(delay_ms=100_000))
     run.settle()
@@ -269,9 +269,7 @@ def test_a_browsed_queue_stays_until_all_was_shown() -> None:
     assert run.names() == []
 
 
-def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows_finds_nothing_when_it_has_gone() -> (
-    None
-):
+def test_queue_stays_while_bulk_work_reads_its_page_and_later_pieces_find_no_message() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
@@ -292,7 +290,7 @@ def test_a_queue_stays_while_a_page_of_it_is_read_for_bulk_work_and_what_follows
         assert run.engine.bulk_pieces.next_read(following) is None
 
 
-def test_a_queue_goes_if_the_last_page_that_might_show_what_was_purged_comes_when_nothing_more_is_written() -> None:
+def test_purged_queue_goes_after_a_late_page_although_no_batch_is_written_any_more() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
@@ -445,7 +443,7 @@ def test_a_send_in_a_transaction_is_refused_at_once_and_no_commit_is() -> None:
     assert queue_of(run, "in transaction").waiting_count() == 1
 
 
-def test_room_for_what_open_transactions_send_to_is_kept_and_no_commit_goes_beyond_the_limit() -> None:
+def test_room_for_queues_of_open_transactions_is_reserved_and_commits_stay_within_the_limit() -> None:
     run = Passing(capacity=4)
     names = ["one", "two", "three"]
     for name in names:
@@ -686,7 +684,7 @@ def run_with_events(event_log: EventLog) -> Passing:
     return run
 
 
-def test_the_hidden_queue_of_what_was_scheduled_goes_though_the_history_never_heard_of_it() -> None:
+def test_hidden_queue_of_scheduled_sends_goes_although_history_does_not_record_it() -> None:
     run = run_with_events(EventLog())
     run.send("later", Schedule(delay_ms=1000))
     run.advance(5)
@@ -750,7 +748,9 @@ def choose(run: Passing, pattern: str, selector: str | None, name: str = "1", wi
 
 @pytest.mark.parametrize("pattern", ["q1", "*", ">"])
 @pytest.mark.parametrize("selector", [None, "x = 1", "JMSPriority > 6", "x is null"])
-def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(pattern: str, selector: str | None) -> None:
+def test_memory_that_a_consumer_adds_to_queues_is_freed_and_it_creates_no_lanes(
+    pattern: str, selector: str | None
+) -> None:
     run = Passing()
     for number in range(3):
         run.publish(f"q{number}")
@@ -767,7 +767,7 @@ def test_a_consumer_gives_back_what_it_made_queues_take_and_makes_no_lanes(patte
         assert len(queue.lanes) == 1 and queue.lanes[0].selected is None and queue not in run.engine.selections.by_queue
 
 
-def test_a_disconnect_gives_back_the_same() -> None:
+def test_memory_that_consumers_add_to_queues_is_freed_by_a_disconnect() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
@@ -779,7 +779,7 @@ def test_a_disconnect_gives_back_the_same() -> None:
     assert run.engine.memory.queue_bytes == before
 
 
-def test_a_queue_without_groups_in_it_gives_back_what_they_took_when_its_last_consumer_leaves() -> None:
+def test_memory_of_groups_is_freed_with_the_last_consumer_if_no_grouped_message_is_left() -> None:
     run = Passing()
     run.publish("q")
     run.settle()
@@ -819,7 +819,7 @@ def test_message_taken_out_of_turn_is_tracked_until_its_lane_has_passed_it() -> 
     assert queue_of(run, "q").lanes[0].selected is None and run.engine.memory.queue_bytes == before
 
 
-def test_the_place_of_what_a_selector_took_from_the_middle_goes_when_the_lane_has_come_to_it() -> None:
+def test_gap_of_a_selected_message_is_freed_when_the_lane_has_passed_it() -> None:
     run = Passing()
     for body in ("first", "second", "third"):
         priority_of_second = SentMessage(4, True, 0, b"x:%d\n" % (body == "second"), body.encode())

@@ -82,9 +82,7 @@ class WildcardDriver:
         ("failed.>", []),
     ],
 )
-def test_dead_letters_virtual_topics_and_spark_are_meant_by_name_alone_and_what_is_not_ordinary_never(
-    pattern: str, meant: list[str]
-) -> None:
+def test_wildcard_matches_dlq_virtual_topic_and_spark_queues_only_by_name(pattern: str, meant: list[str]) -> None:
     by_pattern = {"special": Policy(dead_letters="failed.orders"), "other": Policy(dead_letters="Spark.failed")}
     driver = WildcardDriver(Policies(Policy(), by_pattern))
     for queue in ("orders", "orders.eu", "DLQ.orders", "Consumer.a.VirtualTopic.t", "failed.orders"):
@@ -110,7 +108,7 @@ def test_a_queue_that_a_dead_letter_makes_is_taken_from_in_the_same_turn_as_that
     assert driver.turn() == [("w", "DLQ.a", 2)]
 
 
-def test_equals_wait_for_what_is_being_committed_in_another_queue_and_others_do_not() -> None:
+def test_only_messages_of_equal_priority_wait_for_a_commit_in_another_queue() -> None:
     driver = WildcardDriver()
     driver.subscribe("*")
     driver.send("a", persistent=True)
@@ -141,7 +139,7 @@ def test_consumer_of_a_single_queue_waits_for_no_other_queue() -> None:
     assert driver.turn() == [("one", "b", 2)]
 
 
-def test_the_express_lane_reads_what_has_left_memory_though_a_wildcard_takes_from_the_queue_as_well() -> None:
+def test_express_dispatch_reads_evicted_messages_although_a_wildcard_has_the_queue_too() -> None:
     driver = StoreDriver()
     driver.subscribe("express", window=2, has_express=True)
     driver.engine.subscribe(driver.session, Subscribe("w", parse_address("/queue/>", "s"), AckMode.INDIVIDUAL, 1))

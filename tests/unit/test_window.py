@@ -177,7 +177,7 @@ def test_urgent_messages_are_handled_by_another_consumer_if_one_has_stalled() ->
     assert len(urgent) == 20
 
 
-def test_a_full_window_is_stretched_only_when_nothing_came_for_a_while_and_no_further_than_the_limit() -> None:
+def test_full_window_is_stretched_only_after_a_pause_and_up_to_the_limit() -> None:
     driver = WindowDriver(Simulated(has_stalled=True))
     driver.send(3000)
     driver.turn()
@@ -247,7 +247,7 @@ def test_a_window_that_is_named_is_exact(size: int, mode: AckMode) -> None:
 
 
 @pytest.mark.parametrize("suspended_ms", [0, 60_000])
-def test_an_automatic_window_learns_nothing_from_what_is_given_back_nor_from_a_rest(suspended_ms: int) -> None:
+def test_automatic_window_is_unchanged_by_a_release_and_by_a_suspension(suspended_ms: int) -> None:
     driver = WindowDriver(Simulated(work_ms=0.1))
     driver.run(500)
     session = driver.sessions["0"]

@@ -23,7 +23,7 @@ def test_alternation_differs_in_persistence_alone() -> None:
     ]
 
 
-def test_a_mix_is_told_by_its_seed() -> None:
+def test_mix_is_determined_by_its_seed() -> None:
     assert make_mix(500, random.Random(7)) == make_mix(500, random.Random(7)) != make_mix(500, random.Random(8))
     assert len(Counter(make_mix(500, random.Random(7)))) == 20
 
