@@ -239,7 +239,7 @@ def right(one: Annotated[object, Depends(counted)]) -> object:
     return one
 
 
-def test_there_is_one_value_per_message_however_many_ask_for_it() -> None:
+def test_dependency_has_one_value_per_message_for_all_that_need_it() -> None:
     def stage(
         a: Annotated[object, Depends(left)],
         b: Annotated[object, Depends(right)],

@@ -120,7 +120,7 @@ def test_interactive_work_never_waits_for_the_connections_of_the_others(postgres
         assert shop.orders() == [1]
 
 
-def test_there_are_no_more_connections_than_workers(url: str, face: str) -> None:
+def test_connections_are_no_more_than_workers(url: str, face: str) -> None:
     with Shop(url, face, workers=1) as shop:
         first = shop.work()
         first.do(insert(1))
