@@ -8,7 +8,7 @@
             for message in orders:
                 print(message.text)
 
-What it promises is in docs/client.md. Its names are those of `truenext.connect`, without `await`. Several threads may
+docs/client.md has the guarantees. The names are those of `truenext.connect`, without `await`. Several threads may
 use one connection at once.
 """
 

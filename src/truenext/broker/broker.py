@@ -86,13 +86,13 @@ CHECK_INTERVAL_S = 1.0
 
 
 OTHER_PROTOCOL_SECONDS = 60.0
-"""Time in which only one client of the same other protocol is logged as a warning."""
+"""Time after the warning of a client of another protocol in which others of that protocol are logged as debug."""
 
 _OTHER_PROTOCOL = "client refused: it speaks another protocol, and this port speaks STOMP"
 
 
 class Peer(Protocol):
-    """Connection as the broker sees it."""
+    """Client's connection as the broker uses it: `server.connection.ServerConnection`, or a test's."""
 
     def answer(self, answer: Answer) -> None:
         """Add an answer to the next flush."""
@@ -144,7 +144,7 @@ class Peer(Protocol):
 
 
 class PendingCommand(NamedTuple):
-    """Command of a connection that is not executed yet."""
+    """First command of a connection that `Broker.execute` could not execute yet, and what it waits for."""
 
     command: Command
     needs_disk: bool
@@ -187,7 +187,7 @@ class Broker:
         self._takeovers = TakeoverSecrets()
         self._control_only = ControlOnlyConnections(loop.time)
         self.incomplete_frames = IncompleteFrames(engine.memory)
-        """Updated by `note_incomplete_frame`."""
+        """Large frames that have arrived in part; updated by `note_incomplete_frame`."""
         self._parked: set[ConnectionState] = set()
         """Connections without a socket that wait for a takeover."""
         self._waiting_for_capacity: dict[ConnectionState, bool] = {}
@@ -211,9 +211,9 @@ class Broker:
         self._stuck_audit = StuckQueueDetector()
         self._check_timer: TimerHandle | None = None
         self._stuck_check = SlicedWork(monotonic_ns)
-        """Running check for stuck queues."""
+        """Steps of the check for stuck queues that is running, if one is."""
         self._idle: Future[None] | None = None
-        """Done when the batch in flight is durable; used by `_drain` only."""
+        """Future that is done when the batch in flight is durable; used by `_drain` only."""
         self.failure: Future[None] = loop.create_future()
         """Set to the error that ends this broker, if one does."""
         self._has_failed = False
@@ -258,7 +258,7 @@ class Broker:
             logger.warning("login and passcode are not checked: there are no users", extra={"client": client})
 
     def log_other_protocol(self, client: str, protocol: str) -> None:
-        """Log a client of another protocol; as a warning once a minute for each, since a port scan makes many."""
+        """Log a client of another protocol: one warning a minute for each protocol, as a port scan makes many."""
         now = self._loop.time()
         if now < self._other_protocols.get(protocol, now):
             logger.debug(_OTHER_PROTOCOL, extra={"client": client, "protocol": protocol})

@@ -49,9 +49,9 @@ class Committer:
         self._thread.start()
 
     def commit(self, batch: Batch) -> bool:
-        """Make a batch durable. Returns True if it is durable already; else `on_committed` is called when it is.
+        """Make a batch durable. Returns True if the batch is durable already; else `on_committed` is called later.
 
-        Raises: TruenextError if it cannot be written, and then none ever will be.
+        Raises: TruenextError if the batch cannot be written; no later one is written either.
         """
         assert not self.is_busy
         if self._is_thread_idle and self._write_time.is_quick(batch.size + len(batch.history)):
@@ -96,7 +96,7 @@ class Committer:
         batch.history = b""
 
     def _flush_later(self) -> None:
-        """Flush the history files after a delay: readers can wait, as the store's journal has what these lack."""
+        """Flush the history files after a delay: readers can wait, as the store's journal has the events until then."""
         if self._flush_timer is None:
             self._flush_timer = self._loop.call_later(HISTORY_FLUSH_SECONDS, self._flush)
 

@@ -48,7 +48,7 @@ class Configuration:
     policies: Policies = field(default_factory=Policies)
     file: Path | None = None
     tables: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Names of the settings in each table of the file, by its header."""
+    """Names of the settings in each table of the file, by the table's header."""
 
     def source(self, queue: str, name: str) -> str:
         """Return the header of the table that sets `name` in the policy of a queue, or "default"."""
@@ -85,7 +85,7 @@ def configure(
 
 
 class PatternHeader(str):
-    """Header of a pattern's table."""
+    """Header of the table of one policy pattern, such as `[policy."orders.>"]`, with that pattern."""
 
     __slots__ = ("pattern",)
     pattern: str
@@ -106,7 +106,7 @@ def toml_header(section: str, pattern: str | None = None) -> str:
 
 
 class _ConfigurationFileReader:
-    """Reader of one file, used once."""
+    """Reads one configuration file, once, and raises all of its faults together."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -26,7 +26,7 @@ class TransactionReport(msgspec.Struct):
     sends: int
     acknowledged: int
     nacked: int
-    """NACKed messages, which `acknowledged` does not count."""
+    """Number of NACKed messages, which `acknowledged` does not count."""
     rollback_only: bool
 
 
@@ -38,7 +38,7 @@ class SubscriptionReport(msgspec.Struct):
     window: int | None
     """Messages that the consumer may hold unless it is suspended; None in auto mode, of a browser, and if it pulls."""
     requested: int | None
-    """Messages still to come for a pull request; None if it does not pull."""
+    """Number of messages still to come for a pull request; None if the subscription does not pull."""
     idle: IdleReason
 
 
@@ -55,7 +55,7 @@ def check_body(body: bytes) -> None:
 
 
 def make_connection_report(engine: Engine, session: ConnectionState) -> AnswerGenerator:
-    """Make a ConnectionReport, as JSON."""
+    """Make a ConnectionReport as JSON, in steps."""
     report = ConnectionReport(session.release_count, [], [])
     for number, (name, transaction) in enumerate(list(session.transactions.items()), 1):
         nacked = len(transaction.nacked())

@@ -50,16 +50,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ClientInfo(NamedTuple):
-    """Identity of a client."""
+    """Address and client id of a connection, by which the answer to `status` names its client."""
 
     address: str
-    """Address of its socket."""
+    """Address of the client's socket."""
     client_id: str
     """Name that the client gave itself; "" if none."""
 
 
 class QueryContext(NamedTuple):
-    """Sources of the answers."""
+    """Parts of the broker from which the functions in QUERIES make their answers."""
 
     engine: Engine
     stuck_audit: StuckQueueDetector
@@ -256,7 +256,7 @@ def _own_address(destination: Destination) -> str:
 
 
 def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
-    """Count the messages of a queue that its consumers hold, wildcard consumers excluded."""
+    """Count, in steps, the messages of a queue that its consumers hold, wildcard consumers excluded."""
     held = 0
     for consumers in _chunks(receivers.consumers[:]):
         held += sum(len(consumer.held) for consumer in consumers)
@@ -266,7 +266,7 @@ def _held_by_consumers(receivers: QueueReceivers) -> Generator[None, None, int]:
 
 
 def _count_held_by_wildcards(engine: Engine, held: Counter[Queue]) -> Steps:
-    """Count in `held` the messages of each queue that wildcard consumers hold."""
+    """Add to `held`, in steps, the number of messages of each queue that wildcard consumers hold."""
     for session in list(engine.clients.sessions.values()):
         for consumer in list(session.consumers.values()):
             if isinstance(consumer, Wildcard):

@@ -38,7 +38,7 @@ class ControlRequests:
         self._start = start
         self._reply = reply
         self._waiting: dict[tuple[str, ConnectionState | None], list[tuple[ConnectionState, ControlRequest]]] = {}
-        """Requests whose answer is not started, by verb and the connection that it is about."""
+        """Requests whose answer is not started yet, by verb and by the connection that the answer is about."""
         self._pending_counts: Counter[ConnectionState] = Counter()
         self._finished: deque[tuple[ConnectionState, ControlRequest, bytes]] = deque()
         """Answers that are made and not sent yet."""

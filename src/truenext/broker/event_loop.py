@@ -18,7 +18,7 @@ class SlicedWork:
     def __init__(self, monotonic_ns: Callable[[], int]) -> None:
         self._monotonic_ns = monotonic_ns
         self.pending: deque[Steps] = deque()
-        """Work that is not done yet, in the order in which it will be."""
+        """Work that is not done yet, in the order of its execution."""
 
     def add(self, steps: Steps) -> None:
         """Add work, to be done after all earlier work."""
@@ -43,7 +43,7 @@ class SlicedWork:
 # ---- When the event loop must wake though nothing happens: at the next time at which a timer is due ----
 
 SLEEP_SECONDS_MAX = 1.0
-"""Longest time until the clock is read again: it may be set, which the loop does not notice."""
+"""Longest sleep until the wall clock is read again: the event loop does not notice that the clock was set."""
 
 
 class Alarm:

@@ -28,7 +28,7 @@ def recover(
 ) -> tuple[Engine, Recovered]:
     """Return an engine that knows of every message of the store; for the limits see engine/state/memory.py.
 
-    Raises: StoreError if the store cannot be read, HistoryError if the history cannot be brought up to it.
+    Raises: StoreError if the store cannot be read, HistoryError if the history cannot be completed from the store.
     """
     recovered = store.recover()
     event_log = None

@@ -30,7 +30,7 @@ _WITH_STORE = "the messages are there"
 
 
 class LogLevel(Enum):
-    """Least level of events that are logged."""
+    """Lowest level of the events that the broker logs."""
 
     DEBUG = "debug"
     INFO = "info"

@@ -20,13 +20,14 @@ class _Registration(NamedTuple):
 class TakeoverSecrets:
     def __init__(self) -> None:
         self._by_secret: dict[str, _Registration] = {}
-        """Current connections, parked ones included."""
+        """Current connections by secret, parked ones included."""
         self._secrets: dict[ConnectionState, str] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()
         """Numbers of the connections that ended last, by secret, so that a late login is recognized."""
 
     def take_over(self, session: ConnectionState, login: Login) -> tuple[str, ConnectionState | None]:
-        """Register a numbered login. Returns its secret, and the connection that it takes over, which must end now.
+        """Register a numbered login. Returns the secret of `session`, and the connection taken over, which must end
+        now.
 
         Raises: RemoteProtocolError if the login is late: then nothing was changed
         """

@@ -129,7 +129,7 @@ class QueueNameParam(click.ParamType[str]):
 
 
 class SelectorParam(click.ParamType[str]):
-    """JMS selector."""
+    """Selector of JMS, which must compile."""
 
     name = "selector"
 
@@ -141,7 +141,7 @@ class SelectorParam(click.ParamType[str]):
 
 
 class UrlParam(click.ParamType[str]):
-    """Address of a broker."""
+    """Address of a broker: stomp://HOST:PORT."""
 
     name = "url"
 
@@ -212,7 +212,7 @@ class HostAndPortParam(click.ParamType[tuple[str, int]]):
 
 
 class ServiceImportParam(click.ParamType[str]):
-    """MODULE:NAME of a service."""
+    """MODULE:NAME of a service, such as shop:app for `app = Service(...)` in shop.py."""
 
     name = "module:name"
 

@@ -73,7 +73,7 @@ def check(target: str, file: Path, write: bool) -> None:
 
 
 def _read(file: Path, *, is_replaced: bool) -> ServiceInterface | None:
-    """Read `file`; None if its format is older and it `is_replaced`.
+    """Read an interface from `file`; None if its format is older and the file `is_replaced`.
 
     Raises: ConfigurationError, OSError
     """

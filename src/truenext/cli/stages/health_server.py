@@ -65,9 +65,9 @@ async def respond(method: str, path: str, health: Callable[[], ServiceHealth], m
 async def serve_health(
     host: str, port: int, health: Callable[[], ServiceHealth], metrics: MetricsText
 ) -> AsyncIterator[str]:
-    """Serve for as long as the block lasts, and yield the URL.
+    """Serve health and metrics by HTTP for as long as the block lasts, and yield the URL.
 
-    Raises: ConfigurationError if it cannot listen there
+    Raises: ConfigurationError if `host` and `port` cannot be listened on
     """
     connections: set[asyncio.StreamWriter] = set()
 

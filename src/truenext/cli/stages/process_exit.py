@@ -22,7 +22,7 @@ THREADS_TIMEOUT_S: Final = 1.0
 
 
 class ExitDeadline:
-    """Deadline at which the process ends at the latest."""
+    """Timer, on a thread of its own, that ends the process at the earliest of the deadlines set."""
 
     def __init__(self) -> None:
         self._requests: SimpleQueue[tuple[float, int] | None] = SimpleQueue()

@@ -52,7 +52,10 @@ def load_service(target: str) -> Service:
 
 
 def _module(name: str, folder: str, of: str) -> ModuleType:
-    """Import the module that is to contain `of`."""
+    """Import the module `name`, which is to contain the service `of`.
+
+    Raises: ConfigurationError, with `folder` if the module is missing
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
