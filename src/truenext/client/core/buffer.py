@@ -27,7 +27,7 @@ class ReceivedMessageState(IntEnum):
 
 
 class ReceivedMessage(Content):
-    """One dispatch of a message."""
+    """Message as dispatched to this client once, with its state until it is settled."""
 
     __slots__ = (
         "ack_id",
@@ -60,11 +60,11 @@ class ReceivedMessage(Content):
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a subscription."""
+    """Options of a subscription, checked by `parse_consumer_options`."""
 
     destination: str
     prefetch: int | None = None
-    """Messages that it may hold, buffered or unacknowledged; with 0 each is requested, with None the broker decides."""
+    """Messages that the subscription may hold; with 0 each is requested, with None the broker decides."""
     selector: str | None = None
     priority: int = 0
     """Priority among the consumers of a queue, -127 to 127: the highest that has credit gets the message."""
@@ -86,12 +86,12 @@ class Subscription:
     options: SubscriptionOptions
     buffer: ReceiveBuffer
     held_by_ack_id: dict[str, ReceivedMessage] = field(default_factory=dict)
-    """Messages that the program holds, by ack id: of this connection, and not acknowledged in a transaction."""
+    """Messages of this connection that the program holds and no transaction has acknowledged, by ack id."""
     _heap: list[tuple[int, int, ReceivedMessage]] = field(default_factory=list, init=False)
     release_count_min: int = 0
     """Messages dispatched before this release count were released, and are ignored."""
     requested_count: int = 0
-    """Messages that were requested by a pull request and have not arrived."""
+    """Number of messages that a pull request has requested and that have not arrived."""
     is_exhausted: bool = False
     """The broker had fewer messages than the last pull request asked for."""
     pull_id: str = ""

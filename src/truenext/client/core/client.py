@@ -433,7 +433,7 @@ class Client:
         )
 
     def request_commit_outcome(self, transaction: TransactionState) -> None:
-        """Ask the broker for the outcome of a COMMIT in doubt; what has not happened by then never will."""
+        """Ask the broker for the outcome of a COMMIT in doubt; one not executed by then is rolled back for good."""
         producer = transaction.producer
         link = self.link
         if link is None or not link.is_up:

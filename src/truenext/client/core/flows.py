@@ -1,4 +1,4 @@
-"""Flows of a program's requests, the same for tasks and for threads."""
+"""Flows for the requests of a program: generators (waiting.py) that a driver for tasks or for threads runs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def release(session: SessionCore, received: ReceivedMessage, owner: object) -> F
 
 
 def end_message_block(session: SessionCore, received: ReceivedMessage, error: BaseException | None) -> Flow[None]:
-    """Settle a message at the end of its block."""
+    """Settle a message at the end of its `Message.process` block."""
     if received.state is not ReceivedMessageState.HELD:
         return
     if received.transaction is not None:
@@ -193,7 +193,7 @@ def rollback(session: SessionCore, owner: object, counted: CountedAttempts) -> F
 
 
 class TransactionBlock:
-    """Block of a transaction."""
+    """Block of a program for one transaction: commits or rolls back at its end, and tells the outcome."""
 
     def __init__(self, session: SessionCore, timeout: float) -> None:
         """Raises: LocalProtocolError if the session is not transacted"""
@@ -212,7 +212,7 @@ class TransactionBlock:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome as far as it is known."""
+        """Outcome of the transaction, as far as it is known."""
         return self._empty_outcome if self._transaction is None else self._transaction.outcome
 
     @property

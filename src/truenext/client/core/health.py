@@ -12,9 +12,9 @@ class ConsumerHealth(msgspec.Struct, frozen=True):
     destination: str
     """Destination of the consumer."""
     buffered: int
-    """Messages that are buffered."""
+    """Number of buffered messages."""
     held: int
-    """Messages that the program holds, without those that open transactions have acknowledged."""
+    """Number of messages that the program holds, without those that open transactions have acknowledged."""
     state: str
     """`open`, `opening`, `paused`, `suspended` (the program has requested nothing for a while) or `ended`."""
 
@@ -29,9 +29,9 @@ class Health(msgspec.Struct, frozen=True):
     silent_s: float
     """Seconds since the last byte from the broker; 0 without a connection."""
     unconfirmed: int
-    """Sends that are not confirmed."""
+    """Number of sends that are not confirmed."""
     transactions: int
-    """Transactions that have not ended."""
+    """Number of transactions that have not ended."""
     consumers: list[ConsumerHealth]
     """Consumers that are not closed."""
     error: str

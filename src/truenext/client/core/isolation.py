@@ -18,7 +18,7 @@ class HandlerIsolation:
 
     def __init__(self) -> None:
         self._running_count = 0
-        """Messages that handlers hold."""
+        """Number of messages that handlers hold."""
         self._is_isolated = False
         self._isolated_next: SharedReceiveBuffer | None = None
         """Buffer whose next message is to be handled alone: no other handler starts before."""
@@ -72,7 +72,7 @@ class SharedReceiveBuffer(ReceiveBuffer):
         self._isolation = isolation
         isolation.add_buffer(self)
         self._busy_groups: set[str] = set()
-        """Groups of which a handler holds a message."""
+        """Groups of the messages that handlers hold."""
         self._withheld_by_group: dict[str, list[ReceivedMessage]] = {}
         """Messages that wait for another one of their group, by group."""
 

@@ -40,10 +40,10 @@ _EMPTY_TRANSACTION_NAME = "nothing"
 
 
 class AnswerHandler(Protocol):
-    """Handler of the answer to a frame."""
+    """Object that is told what became of one frame: confirmed, refused, or unknown after a lost connection."""
 
     def on_confirmed(self, frame: Frame) -> None:
-        """Handle a RECEIPT of this or a later frame: the broker has carried it out, durably if it is persistent."""
+        """Handle a RECEIPT of this or a later frame: this frame was carried out, and is durable if persistent."""
 
     def on_refused(self, error: Refused) -> None:
         """Handle that the frame had no effect."""
@@ -53,7 +53,7 @@ class AnswerHandler(Protocol):
 
 
 class NullAnswerHandler:
-    """Handler of a frame whose refusal leaves nothing to do."""
+    """Answer handler that ignores all answers."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ class NullAnswerHandler:
 
 
 class SignalingAnswerHandler:
-    """Handler with a signal that is set by any answer."""
+    """Answer handler that passes each answer on to another handler, and then sets a signal."""
 
     __slots__ = ("_handler", "answered")
 

@@ -27,7 +27,7 @@ class ProducerStatus(msgspec.Struct):
     """State of a producer at the broker. Source: docs/stomp.md, /control/producer"""
 
     sends: int
-    """Highest number of its SENDs."""
+    """Highest number of a SEND of the producer."""
     commits: int
     outcome: str | None = None
     """Outcome of the COMMIT that the request names."""
@@ -36,7 +36,7 @@ class ProducerStatus(msgspec.Struct):
 class SubscriptionStatus(msgspec.Struct):
     id: str
     held: int
-    """Messages that the subscription holds."""
+    """Number of messages that the subscription holds."""
     idle: str
     """Reason why no message is dispatched."""
 

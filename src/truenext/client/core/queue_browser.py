@@ -19,7 +19,7 @@ UNREAD_MESSAGES_MAX = 1000
 
 
 class QueueBrowser:
-    """Browser that returns one message after the other."""
+    """Browser that shows the program the messages of a queue one by one, and removes none."""
 
     def __init__(self, client: Client, destination: str, selector: str | None) -> None:
         self._client = client

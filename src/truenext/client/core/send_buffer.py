@@ -37,7 +37,7 @@ HEAD_BYTES_ESTIMATE = 200
 
 
 class PendingSend:
-    """Send, from the call until its outcome is known."""
+    """Message sent outside a transaction, from the call until its outcome is known."""
 
     __slots__ = (
         *(
@@ -102,7 +102,7 @@ class PendingSend:
 
 
 class SendBatch:
-    """Sends whose caller waits until all are settled."""
+    """Sends of one `send_many`, or by `send_nowait`, whose caller waits until all are settled."""
 
     __slots__ = ("confirmed_count", "error", "unsettled_count", "waiters")
 
@@ -111,7 +111,7 @@ class SendBatch:
         self.confirmed_count = 0
         """Number of confirmed sends: the first of the batch, unless one of those was refused."""
         self.error: Exception | None = None
-        """First error that was not raised to a caller."""
+        """First error of these sends that was not raised to a caller."""
         self.waiters: list[BatchWaiter] = []
 
     def add(self, send: PendingSend) -> None:
@@ -133,7 +133,7 @@ class SendBatch:
 
 
 class BatchWaiter:
-    """Caller that waits for a batch."""
+    """Wait of one caller for a batch, and the first error of the batch once all sends are settled."""
 
     __slots__ = ("completed", "error")
 
@@ -260,7 +260,7 @@ class SendBuffer:
     # ---- Writing ----
 
     def start_on_link(self, link: Link, highest: int) -> None:
-        """Start sending on a new connection, whose broker has accepted sends up to number `highest`."""
+        """Start sending on a new connection, whose broker has accepted this producer's sends up to number `highest`."""
         interrupted, self._interrupted = self._interrupted, []
         for send in interrupted:
             if 0 < send.producer_number <= highest and not send.is_done:

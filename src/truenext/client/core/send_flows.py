@@ -1,4 +1,4 @@
-"""Flows of sends outside transactions: they wait for capacity and for confirmations."""
+"""Flows (generators, waiting.py) of sends outside transactions: they wait for capacity and for confirmations."""
 
 from __future__ import annotations
 

@@ -444,7 +444,7 @@ class Subscriptions:
 
 
 class PendingSettlement:
-    """Answer handler of an ACK or NACK."""
+    """Answer handler of an ACK or NACK, which keeps the disposition if the connection is lost."""
 
     __slots__ = ("_disposition", "_received", "_subscriptions")
 

@@ -25,7 +25,7 @@ from truenext.wire.stomp.frame import Frame
 
 
 class Outcome(Enum):
-    """State of a transaction, or its outcome."""
+    """State of a transaction that has not ended, or the outcome of one that has."""
 
     OPEN = "open"
     """The transaction has not ended; it may be empty."""
@@ -111,33 +111,33 @@ class TransactionState:
         self.link_number = link_number
         """Number of the link on which the transaction is."""
         self.owner = owner
-        """Task or thread that runs its code."""
+        """Task or thread that runs the code of the transaction."""
         self.has_begun = False
         """BEGIN was sent."""
         self.has_settled_messages = False
-        """ACKs or NACKs were sent in it."""
+        """ACKs or NACKs were sent in the transaction."""
         self.is_begin_refused = False
         """BEGIN was refused, so there is nothing to abort."""
         self.is_commit_refused = False
         """COMMIT was refused, so to the broker the transaction is still open."""
         self.outcome = Outcome.OPEN
         self.rollback_cause: Exception | None = None
-        """Reason of a rollback that its own code did not request."""
+        """Reason of a rollback that the transaction's own code did not request."""
         self.delivered_messages: list[ReceivedMessage] = []
-        """Messages that were delivered in it."""
+        """Messages that were delivered in the transaction."""
         self.is_durable = False
         """The transaction has persistent content of a queue, so its number is on the broker's disk after the commit."""
         self.last_send_frame = 0
         """Number of the last send's frame on its link; 0 if there was none."""
         self.failed_messages: dict[ReceivedMessage, None] = {}
-        """Messages that its code has marked as failed."""
+        """Messages that the transaction's code has marked as failed."""
         self.producer: ProducerNumbers | None = None
         self.commit_number = 0
-        """Number of its COMMIT."""
+        """Number of the COMMIT among those of the producer; 0 before the commit."""
         self.caller_number: CallerNumber | None = None
-        """Producer and number of its COMMIT if they are the caller's own."""
+        """Producer and number of the COMMIT if they are the caller's own."""
         self.answer_handler = TransactionAnswerHandler(self)
-        """Answer handler of its ACKs, NACKs and SENDs."""
+        """Answer handler of the ACKs, NACKs and SENDs of the transaction."""
         self.resolved = Signal()
         """Set when the outcome of the COMMIT is known, or the connection has ended for good."""
 
@@ -160,7 +160,7 @@ class TransactionState:
         self.resolved.set()
 
     def rolled_back_error(self) -> RolledBack:
-        """Make the error that its code gets."""
+        """Make the error that the transaction's code gets."""
         reason = "" if self.rollback_cause is None else f": {self.rollback_cause}"
         error = RolledBack(f"the transaction was rolled back, and nothing of it happened{reason}")
         error.__cause__ = self.rollback_cause
@@ -168,7 +168,7 @@ class TransactionState:
 
 
 class TransactionAnswerHandler:
-    """Answer handler of a frame within a transaction."""
+    """Answer handler of a frame in a transaction: a refusal or a lost connection makes it rollback-only."""
 
     __slots__ = ("_transaction",)
 
@@ -190,7 +190,7 @@ class TransactionAnswerHandler:
 
 
 class BeginAnswerHandler(TransactionAnswerHandler):
-    """Answer handler of BEGIN."""
+    """Answer handler of BEGIN, which also notes a refusal: then there is nothing to abort."""
 
     __slots__ = ()
 
@@ -200,7 +200,7 @@ class BeginAnswerHandler(TransactionAnswerHandler):
 
 
 class CommitAnswerHandler:
-    """Answer handler of COMMIT."""
+    """Answer handler of COMMIT, which sets the outcome of the transaction."""
 
     __slots__ = ("_transaction",)
 

@@ -164,7 +164,7 @@ class SessionTransactions:
 
     @property
     def undecided_transaction(self) -> TransactionState | None:
-        """Transaction whose COMMIT was sent, and whose outcome is not known."""
+        """Transaction whose COMMIT was sent, and whose outcome is not known; None if there is none."""
         transaction = self.transaction
         return (
             transaction
@@ -175,7 +175,7 @@ class SessionTransactions:
     # ---- Contents ----
 
     def deliver(self, received: ReceivedMessage, link: Link, owner: object) -> None:
-        """Add a message that the program gets now."""
+        """Add a message, which the program gets now, to the transaction."""
         transaction = self._get_or_open(link, owner)
         received.transaction = transaction
         transaction.delivered_messages.append(received)
@@ -410,8 +410,8 @@ class SessionTransactions:
     # ---- Settling messages that are not acknowledged yet ----
 
     def check_may_settle(self, received: ReceivedMessage, disposition: Disposition) -> None:
-        """Raises: LocalProtocolError if it cannot be settled so; RolledBack if another task has ended the
-        transaction"""
+        """Raises: LocalProtocolError if the message cannot be settled in this way; RolledBack if another task has ended
+        the transaction"""
         transaction = received.transaction
         assert isinstance(transaction, TransactionState), "a transaction has it"
         if disposition.is_acked or not self._acknowledges_at_commit:

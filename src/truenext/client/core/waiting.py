@@ -38,7 +38,7 @@ class Signal:
 
 
 class Wait(NamedTuple):
-    """Request of a flow to wait."""
+    """Value that a flow yields to its driver, to be resumed when the signal is set or at the deadline."""
 
     signal: Signal
     deadline: float | None = None
@@ -53,7 +53,7 @@ Flow = Generator[Wait, bool, T]
 
 
 class DelayedCall:
-    """Function that is called later, unless it is cancelled."""
+    """Function that `DelayedCalls` calls at a certain time, unless it is cancelled before."""
 
     __slots__ = ("action",)
 

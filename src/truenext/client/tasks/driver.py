@@ -154,7 +154,7 @@ class Driver:
         return session.try_receive(subscription, owner)
 
     def health(self) -> Health:
-        """Return the health, also after the loop has ended."""
+        """Return the health of the connection, also after the loop has ended."""
         return make_health(self.client)
 
     async def run_flow(self, flow: Flow[T], on_interrupted: Callable[[T], None] | None = None) -> T:

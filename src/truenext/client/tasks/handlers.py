@@ -14,12 +14,12 @@ from truenext.client.tasks.driver import Driver
 
 
 class Handlers:
-    """Calls of `consume` on one connection."""
+    """Handlers of all `consume` calls on one connection, each call in tasks of its own."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._consume_calls: dict[ConsumeCall, set[asyncio.Task[None]]] = {}
-        """Calls with the tasks that run their handlers."""
+        """Running calls of `consume`, each with the tasks that run its handlers."""
 
     async def run(
         self,
@@ -76,7 +76,7 @@ class Handlers:
         make_session: Callable[[SessionCore], Any],
         is_stopped: Callable[[], bool],
     ) -> None:
-        """`is_stopped` says whether `consume` has ended or was cancelled, and its handlers with it."""
+        """Run one handler after the other in this task; `is_stopped` returns whether `consume` is ending."""
         driver = self._driver
         session = make_session(worker.session)
         owner = asyncio.current_task()

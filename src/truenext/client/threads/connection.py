@@ -130,7 +130,7 @@ class Message(ReceivedMessage):
 
 
 class Processing:
-    """Block of `Message.process`."""
+    """Block that `Message.process` returns, and that settles the message at its end."""
 
     def __init__(self, message: Message) -> None:
         self._message = message
@@ -179,8 +179,8 @@ class Consumer:
         self._owns_session = owns_session
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """Return the next message; None if no message arrives within `timeout` seconds. With None wait for ever;
-        with 0 return what the broker can dispatch at this moment.
+        """Return the next message; None if no message arrives within `timeout` seconds. With None wait for ever; with 0
+        return a message that the broker can dispatch at this moment.
 
         Raises: RolledBack if the session's transaction was ended from elsewhere; Refused if the broker has ended the
         subscription; TimeoutError if `timeout` is 0 and there is no connection for 60 seconds; ClosedError

@@ -15,7 +15,7 @@ from truenext.client.threads.driver import Driver
 
 
 class Handlers:
-    """Calls of `consume` on one connection."""
+    """Handlers of all `consume` calls on one connection, each call in threads of its own."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -101,6 +101,6 @@ class Handlers:
                 self._driver.run_step(call.abandon_handlers)
 
     def abandon(self) -> None:
-        """Wait for no handler, and release their messages."""
+        """Wait for no handler, and release the messages of those that run."""
         for call in list(self._consume_calls):
             self._driver.run_step(call.abandon_handlers)
